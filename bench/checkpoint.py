@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import statistics
@@ -35,7 +36,7 @@ def free_port():
 
 def start_ranks(command, ranks):
     """One process a rank, with the variables of torchrun; returns the output of rank 0."""
-    shared = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), OMP_WAIT_POLICY="passive",
+    shared = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), SMELT_SECRET=secrets.token_hex(), OMP_WAIT_POLICY="passive",
                   OMP_NUM_THREADS=str(max(1, os.cpu_count() // ranks)))
     processes = [subprocess.Popen(command, env=dict(shared, RANK=str(r), LOCAL_RANK=str(r)), text=True, stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
                                   stderr=subprocess.STDOUT if r == 0 else subprocess.DEVNULL) for r in range(ranks)]

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "comm/secret.h"
 #include "comm/socket.h"
 #include "advise/doctor.h"
 
@@ -19,18 +20,8 @@ typedef struct Outcome {
     char message[256];
 } Outcome; /* of an all-reduce; empty message: all is well */
 
-/* A port that nobody listens on, from the system; 0 when it has none. */
-static int free_port(void) {
-    struct sockaddr_storage address = {0};
-    socklen_t length = sizeof address;
-    int listener = socket_listen(AF_INET, true, 0);
-    bool bound = listener >= 0 && getsockname(listener, (struct sockaddr *)&address, &length) == 0;
-    if (listener >= 0) close(listener);
-    return bound ? socket_port(&address) : 0;
-}
-
 /* The variables by which comm_open finds the place of a rank, as torchrun sets them. */
-static ChildVariables describe_place(int rank, int port) {
+static ChildVariables describe_place(int rank, int port, const Secret *secret) {
     ChildVariables variables = {0};
     child_set_variable(&variables, memory_format("RANK=%d", rank));
     child_set_variable(&variables, memory_format("LOCAL_RANK=%d", rank));
@@ -38,6 +29,7 @@ static ChildVariables describe_place(int rank, int port) {
     child_set_variable(&variables, memory_format("LOCAL_WORLD_SIZE=%d", RANKS));
     child_set_variable(&variables, memory_format("MASTER_ADDR=127.0.0.1"));
     child_set_variable(&variables, memory_format("MASTER_PORT=%d", port));
+    child_set_variable(&variables, secret_variable(secret));
     return variables;
 }
 
@@ -72,23 +64,25 @@ static int run_rank(void *context) {
     return !told;
 }
 
-static pid_t start_rank(int rank, int port, int pipe) {
-    ChildVariables variables = describe_place(rank, port);
+static pid_t start_rank(int rank, int port, const Secret *secret, int pipe) {
+    ChildVariables variables = describe_place(rank, port, secret);
     pid_t child = child_start(&(ChildOptions){.run = run_rank, .context = &pipe, .variables = &variables, .limit_seconds = LIMIT});
     child_free_variables(&variables);
     return child;
 }
 
 void doctor_check_collective(Doctor *doctor) {
-    int ends[2], port = free_port(), told = 0;
+    int ends[2], port = socket_free_port(), told = 0;
+    Secret secret;
+    Error error = {0};
     pid_t children[RANKS];
     Outcome outcome, worst = {0};
-    if (!port || pipe(ends)) {
+    if (!port || !secret_random(&secret, sizeof secret, &error) || pipe(ends)) {
         doctor_warn(
             doctor, "self_test.collective", "bring the loopback up: sudo ip link set lo up", "there is no port on 127.0.0.1 to listen on");
         return;
     }
-    for (int rank = 0; rank < RANKS; rank++) children[rank] = start_rank(rank, port, ends[1]);
+    for (int rank = 0; rank < RANKS; rank++) children[rank] = start_rank(rank, port, &secret, ends[1]);
     close(ends[1]);
     while (read(ends[0], &outcome, sizeof outcome) == sizeof outcome) {
         told++;

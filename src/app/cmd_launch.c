@@ -43,8 +43,10 @@ const Command command_launch = {
         "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and "
         "starts them\n"
         "again from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, "
-        "MASTER_ADDR\n"
-        "and MASTER_PORT in the environment, or with srun, one task for each node. docs/cluster.md tells more.\n",
+        "MASTER_ADDR,\n"
+        "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32), the same on all, in the environment, or with srun, one task for each "
+        "node.\n"
+        "docs/cluster.md tells more.\n",
     .table = &launch_table,
     .options_size = sizeof(LaunchOptions),
     .run = run,

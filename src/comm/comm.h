@@ -4,7 +4,8 @@
  * How a process was started is found in its environment: the torchrun variables RANK, WORLD_SIZE, LOCAL_RANK,
  * MASTER_ADDR, MASTER_PORT (also set by `smelt launch`), mpirun, or Slurm's variables; none of them means one
  * process. Between hosts and between CPU ranks bytes travel over MPI (opened at run time) or over TCP connections of
- * our own; between GPUs over NCCL or RCCL (opened at run time), which is introduced over one of those.
+ * our own, whose ends recognise each other by SMELT_SECRET (comm/secret.h); between GPUs over NCCL or RCCL (opened at
+ * run time), which is introduced over one of those.
  *
  * Order. All ranks of a group issue the same collectives with the same sizes in the same order, from one thread.
  * Each is queued and runs in issue order, beside the computing: on a GPU on a stream of its own, after what the

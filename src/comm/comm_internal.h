@@ -1,13 +1,15 @@
 /* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs
  * collectives in order, host.c the collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages,
- * nccl.c the collectives of GPUs, nccl_settings.c the environment that RCCL should find, place.c the place of this
- * process in the run. */
+ * tcp_meet.c how ranks find each other over authenticated channels (secret.c, channel.c, acceptor.c), nccl.c the
+ * collectives of GPUs, nccl_settings.c the environment that RCCL should find, place.c the place of this process in the
+ * run. */
 #pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "comm/comm.h"
+#include "comm/secret.h"
 
 /* -- Where this process stands in the run (place.c) ---------------------------------------------------------------- */
 
@@ -18,8 +20,9 @@ typedef struct Place {
     int local_rank;        /* -1: to be counted */
     char node[PLACE_TEXT]; /* ranks with the same text share a node */
     char address[PLACE_TEXT];
-    int port;     /* of rank 0, for COMM_TCP */
-    uint64_t job; /* ranks of another job have another */
+    int port;      /* of rank 0, for COMM_TCP */
+    uint64_t job;  /* of Slurm or torchrun: ranks of another job have another */
+    Secret secret; /* for COMM_TCP: what the ranks of this run know, and nobody else */
 } Place;
 bool place_find(CommTransport wanted, Place *place, Error *error);
 

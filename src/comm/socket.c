@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -22,6 +23,11 @@ void socket_prepare(int socket, double lost) {
     set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_SECONDS);
     set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_SECONDS);
     set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, (int)(lost / KEEPALIVE_SECONDS) + 1);
+}
+
+void socket_reset_at_close(int socket) {
+    struct linger reset = {.l_onoff = 1};
+    (void)!setsockopt(socket, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
 }
 
 bool socket_await(int socket, short events, double until) {
@@ -57,7 +63,22 @@ int socket_port(const struct sockaddr_storage *address) {
                                                 : ((const struct sockaddr_in *)address)->sin_port);
 }
 
-bool socket_is_loopback(const char *host) { return !strcmp(host, "localhost") || !strcmp(host, "127.0.0.1") || !strcmp(host, "::1"); }
+bool socket_is_loopback(const struct sockaddr_storage *address) {
+    if (address->ss_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+    return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+void socket_describe(const struct sockaddr_storage *address, char text[SOCKET_TEXT]) {
+    if (getnameinfo((const struct sockaddr *)address, sizeof *address, text, SOCKET_TEXT, NULL, 0, NI_NUMERICHOST) != 0)
+        snprintf(text, SOCKET_TEXT, "?");
+}
+
+void socket_describe_peer(int socket, char text[SOCKET_TEXT]) {
+    struct sockaddr_storage address = {0};
+    socklen_t size = sizeof address;
+    (void)!getpeername(socket, (struct sockaddr *)&address, &size);
+    socket_describe(&address, text);
+}
 
 bool socket_resolve(const char *host, int port, struct sockaddr_storage *address, Error *error) {
     struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
@@ -71,19 +92,67 @@ bool socket_resolve(const char *host, int port, struct sockaddr_storage *address
 
 /* -- Connections --------------------------------------------------------------------------------------------------- */
 
-int socket_listen(int family, bool loopback, int port) {
-    struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
-    if (family == AF_INET6) ((struct sockaddr_in6 *)&address)->sin6_addr = loopback ? in6addr_loopback : in6addr_any;
-    else ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
-    socket_set_port(&address, port);
-    int listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (listener < 0) return -1;
-    set_option(listener, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, SOMAXCONN) == 0) return listener;
+static struct sockaddr_storage any_address(sa_family_t family) { return (struct sockaddr_storage){.ss_family = family}; }
+
+/* By the route that packets to the address would take; none is sent. */
+struct sockaddr_storage socket_local_address(const struct sockaddr_storage *address) {
+    struct sockaddr_storage own = any_address(address->ss_family);
+    socklen_t size = sizeof own;
+    int made = socket(address->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (made < 0 || connect(made, (const struct sockaddr *)address, sizeof *address) != 0 ||
+        getsockname(made, (struct sockaddr *)&own, &size) != 0) {
+        if (own.ss_family == AF_INET6) ((struct sockaddr_in6 *)&own)->sin6_addr = in6addr_loopback;
+        else ((struct sockaddr_in *)&own)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
+    if (made >= 0) close(made);
+    socket_set_port(&own, 0);
+    return own;
+}
+
+static int bind_to(const struct sockaddr_storage *address) {
+    int made = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (made < 0) return -1;
+    set_option(made, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (bind(made, (const struct sockaddr *)address, sizeof *address) == 0) return made;
+    int number = errno;
+    close(made);
+    errno = number;
+    return -1;
+}
+
+int socket_free_port(void) {
+    struct sockaddr_storage address = any_address(AF_INET);
+    socklen_t size = sizeof address;
+    int made = bind_to(&address), port = 0;
+    if (made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0) port = socket_port(&address);
+    if (made >= 0) close(made);
+    return port;
+}
+
+static int listen_at(const struct sockaddr_storage *address) {
+    int listener = bind_to(address);
+    if (listener < 0 || listen(listener, SOMAXCONN) == 0) return listener;
     int number = errno;
     close(listener);
     errno = number;
     return -1;
+}
+
+static bool names_loopback(const char *host) { return !strcmp(host, "localhost") || !strncmp(host, "127.", 4) || !strcmp(host, "::1"); }
+
+int socket_listen_for(const char *host, const struct sockaddr_storage *address) {
+    bool hidden = socket_is_loopback(address) && !names_loopback(host);
+    int listener = hidden ? -1 : listen_at(address);
+    if (!hidden && (listener >= 0 || errno != EADDRNOTAVAIL)) return listener;
+    char number[SOCKET_TEXT];
+    struct sockaddr_storage any = any_address(address->ss_family);
+    socket_set_port(&any, socket_port(address));
+    socket_describe(address, number);
+    listener = listen_at(&any);
+    if (listener >= 0)
+        log_warn("MASTER_ADDR=%.255s (%s here) is %s: listening on all interfaces; give the number of one interface to listen on it alone",
+            host, number, hidden ? "not reached from other machines" : "no address of this machine");
+    return listener;
 }
 
 int socket_connect(const struct sockaddr_storage *address, double lost, double until) {

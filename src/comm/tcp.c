@@ -4,6 +4,7 @@
  * what tcp_meet.c connected, used by the worker. */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -120,6 +121,9 @@ static void tcp_close(Transport *transport, bool orderly) {
 }
 
 Transport *tcp_open(Engine *engine, Error *error) {
+    char who[32];
+    snprintf(who, sizeof who, "%d ranks", engine->place.size);
+    if (!secret_find(who, &engine->place.secret, error)) return NULL;
     Tcp *tcp = memory_allocate(sizeof *tcp);
     *tcp = (Tcp){.transport = {.name = "TCP", .exchange = exchange, .watch = watch, .close = tcp_close, .engine = engine},
         .size = engine->place.size};

@@ -23,7 +23,7 @@ int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
 /* -- Starting ------------------------------------------------------------------------------------------------------ */
 
-/* The place of a rank as torchrun describes it, its devices, threads and heartbeat. */
+/* The place of a rank as torchrun describes it, its secret, devices, threads and heartbeat. */
 static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     const RankPlan *plan = ranks->plan;
     ChildVariables variables = {0};
@@ -35,6 +35,7 @@ static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     child_set_variable(&variables, memory_format("GROUP_RANK=%d", plan->node));
     child_set_variable(&variables, memory_format("MASTER_ADDR=%s", plan->address));
     child_set_variable(&variables, memory_format("MASTER_PORT=%d", plan->port));
+    child_set_variable(&variables, secret_variable(&plan->secret));
     if (plan->devices) child_set_variable(&variables, memory_format("HIP_VISIBLE_DEVICES=%s", plan->devices));
     if (plan->devices) child_set_variable(&variables, memory_format("CUDA_VISIBLE_DEVICES=%s", plan->devices));
     if (!getenv("OMP_NUM_THREADS")) child_set_variable(&variables, memory_format("OMP_NUM_THREADS=%d", threads > 1 ? threads : 1));

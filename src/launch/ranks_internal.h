@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+#include "comm/secret.h"
 #include "launch/heartbeat_internal.h"
 
 enum { STREAMS = 2, LINE_BYTES = 4096, TAIL_BYTES = 32768 };
@@ -31,6 +32,7 @@ typedef struct RankPlan {
     int node;                /* among those that take part */
     const char *address;     /* where rank 0 listens */
     int port;
+    Secret secret; /* by which the ranks of this attempt recognise each other */
     char *devices; /* for the vendors' variables; NULL: as they are */
     bool show_all;
 } RankPlan;

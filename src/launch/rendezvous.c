@@ -1,12 +1,9 @@
-/* The rendezvous of nodes over short TCP connections: a node connects, reports, and keeps the connection until it
- * has its answer. Owns node 0's listening socket and the seats of all nodes. Called by the supervisor. The network
- * is trusted: checks keep mistakes out, not attackers. */
+/* The rendezvous of nodes over authenticated connections (comm/channel.h): a node connects, reports, and keeps the
+ * connection until it has its answer. Owns node 0's acceptor and the seats of all nodes. Called by the supervisor. */
 #include "launch/rendezvous_internal.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -19,45 +16,45 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "comm/acceptor.h"
 #include "comm/socket.h"
 
-enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024 };
+enum { LOST_SECONDS = 60, HELLO_SECONDS = 5, END_SECONDS = 30, MOST_RANKS = 1024 };
 static const double slice = 0.1; /* seconds between two looks at place.stop */
 
 typedef struct Hello {
-    uint32_t magic;
-    int32_t node, nodes, unused;
+    int32_t node, nodes;
     uint64_t job;
     NodeReport report;
 } Hello;
 
 typedef struct Reply {
-    uint32_t magic;
     int32_t verdict;
     RendezvousAnswer answer;
 } Reply;
 
-_Static_assert(sizeof(Hello) == 296 && sizeof(Reply) == 800, "messages have no padding: they are the same on every host");
+_Static_assert(sizeof(Hello) == 288 && sizeof(Reply) == 812, "messages have no padding: they are the same on every host");
 
 /* A node's place at node 0. */
 typedef struct Seat {
-    int socket;  /* -1: none, as of node 0 itself */
-    bool here;   /* it has reported and waits for the answer */
-    bool member; /* took part in the last attempt; before the first one all nodes count as members */
+    Channel channel; /* closed, as of node 0 itself: none */
+    bool here;       /* it has reported and waits for the answer */
+    bool member;     /* took part in the last attempt; before the first one all nodes count as members */
     NodeReport report;
-    char address[NI_MAXHOST];
+    char address[256];
 } Seat;
 
 struct Rendezvous {
     RendezvousPlace place;
     uint64_t job;
     struct sockaddr_storage first; /* node 0's address */
-    int listener;                  /* on node 0, else -1 */
+    Acceptor *acceptor;            /* on node 0 */
     Seat *seats;                   /* on node 0 */
+    AttemptId attempt;             /* on node 0: the last one */
     double began;                  /* when the first member came; 0: none has yet */
 };
 
-/* Nodes of another run have another command or another job. */
+/* Nodes of another run, with the same secret, have another command or another job. */
 static uint64_t job_of(char *const *command) {
     const char *job = getenv("SLURM_JOB_ID");
     SCOPED_FREE char *text = memory_copy_string(job ? job : "");
@@ -68,21 +65,31 @@ static uint64_t job_of(char *const *command) {
     return hash_bytes(text, strlen(text));
 }
 
+static bool listen_for_nodes(Rendezvous *rendezvous, Error *error) {
+    const RendezvousPlace *place = &rendezvous->place;
+    AcceptorOptions options = {.secret = place->secret,
+        .service = CHANNEL_NODES,
+        .host = place->address,
+        .address = &rendezvous->first,
+        .lost = LOST_SECONDS,
+        .hello_bytes = sizeof(Hello)};
+    double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
+    while (!(rendezvous->acceptor = acceptor_open(&options)) && errno == EADDRINUSE && log_seconds() < until && !place->stop->signal)
+        usleep((useconds_t)(slice * 1e6));
+    return rendezvous->acceptor || error_set(error, ERROR_COMMUNICATION, "node 0 cannot listen at port %d: %s; give another MASTER_PORT",
+                                       place->port, strerror(errno));
+}
+
 Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
     assert(place->node >= 0 && place->node < place->nodes && place->least <= place->nodes);
     Rendezvous *rendezvous = memory_allocate(sizeof *rendezvous);
-    *rendezvous = (Rendezvous){.place = *place, .job = job_of(place->command), .listener = -1};
+    *rendezvous = (Rendezvous){.place = *place, .job = job_of(place->command)};
     bool opened = socket_resolve(place->address, place->port, &rendezvous->first, error);
     if (opened && place->node == 0) {
-        double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
-        while ((rendezvous->listener = socket_listen(rendezvous->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
-               errno == EADDRINUSE && log_seconds() < until && !place->stop->signal)
-            usleep((useconds_t)(slice * 1e6));
-        opened =
-            rendezvous->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
-                                             "node 0 cannot listen at port %d: %s; give another MASTER_PORT", place->port, strerror(errno));
+        opened = listen_for_nodes(rendezvous, error) &&
+                 secret_random(rendezvous->attempt.supervisor, sizeof rendezvous->attempt.supervisor, error);
         rendezvous->seats = memory_allocate((size_t)place->nodes * sizeof *rendezvous->seats);
-        for (int node = 0; node < place->nodes; node++) rendezvous->seats[node] = (Seat){.socket = -1, .member = true};
+        for (int node = 0; node < place->nodes; node++) rendezvous->seats[node].member = true;
     }
     if (opened) return rendezvous;
     rendezvous_close(rendezvous);
@@ -91,9 +98,8 @@ Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
 
 void rendezvous_close(Rendezvous *rendezvous) {
     if (!rendezvous) return;
-    for (int node = 0; rendezvous->seats && node < rendezvous->place.nodes; node++)
-        if (rendezvous->seats[node].socket >= 0) close(rendezvous->seats[node].socket);
-    if (rendezvous->listener >= 0) close(rendezvous->listener);
+    for (int node = 0; rendezvous->seats && node < rendezvous->place.nodes; node++) channel_close(&rendezvous->seats[node].channel);
+    acceptor_close(rendezvous->acceptor);
     free(rendezvous->seats);
     free(rendezvous);
 }
@@ -101,14 +107,13 @@ void rendezvous_close(Rendezvous *rendezvous) {
 /* -- Node 0: who is here ------------------------------------------------------------------------------------------- */
 
 static void leave_seat(Seat *seat) {
-    if (seat->socket >= 0) close(seat->socket);
-    seat->socket = -1;
+    channel_close(&seat->channel);
     seat->here = false;
 }
 
-static void take_seat(Seat *seat, int socket, const NodeReport *report) {
+static void take_seat(Seat *seat, const Channel *channel, const NodeReport *report) {
     leave_seat(seat); /* of a supervisor that died, or that reports again */
-    seat->socket = socket;
+    seat->channel = *channel;
     seat->here = true;
     seat->report = *report;
     seat->report.name[sizeof report->name - 1] = seat->report.reason[sizeof report->reason - 1] = 0;
@@ -116,51 +121,48 @@ static void take_seat(Seat *seat, int socket, const NodeReport *report) {
 
 static bool is_sound(const Rendezvous *rendezvous, const Hello *hello) {
     const NodeReport *report = &hello->report;
-    return hello->node > 0 && hello->node < rendezvous->place.nodes && report->state >= NODE_READY && report->state <= NODE_ENDS &&
-           report->ranks > 0 && report->ranks <= MOST_RANKS && report->port > 0 && report->port < 65536 && report->code >= 0 &&
-           report->code < 128;
-}
-
-static void refuse(int socket) {
-    Reply reply = {.magic = MAGIC, .verdict = RENDEZVOUS_OVER, .answer = {.code = ERROR_USAGE}};
-    snprintf(reply.answer.reason, sizeof reply.answer.reason, "node 0 runs another command, or with another number of nodes");
-    socket_send(socket, &reply, sizeof reply, log_seconds() + HELLO_SECONDS);
-    close(socket);
+    return hello->job == rendezvous->job && hello->nodes == rendezvous->place.nodes && hello->node > 0 && hello->node < hello->nodes &&
+           report->state >= NODE_READY && report->state <= NODE_ENDS && report->ranks > 0 && report->ranks <= MOST_RANKS &&
+           report->port > 0 && report->port < 65536 && report->code >= 0 && report->code < 128;
 }
 
 /* Where the others reach a node: at the address that node 0 sees, or at node 0's address when both are on one host. */
 static void note_address(const Rendezvous *rendezvous, Seat *seat) {
-    struct sockaddr_storage from = {0};
+    struct sockaddr_storage from = rendezvous->first;
     socklen_t size = sizeof from;
-    seat->address[0] = 0;
-    if (getpeername(seat->socket, (struct sockaddr *)&from, &size) == 0)
-        getnameinfo((struct sockaddr *)&from, size, seat->address, sizeof seat->address, NULL, 0, NI_NUMERICHOST);
-    if (!seat->address[0] || socket_is_loopback(seat->address))
-        snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
+    (void)!getpeername(seat->channel.socket, (struct sockaddr *)&from, &size);
+    if (socket_is_loopback(&from)) snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
+    else socket_describe(&from, seat->address);
 }
 
-/* Accepts the reports of nodes that have connected, for `slice` seconds. */
-static void accept_reports(Rendezvous *rendezvous) {
-    for (double until = log_seconds() + slice; socket_await(rendezvous->listener, POLLIN, until);) {
-        Hello hello = {0};
-        int taken = accept4(rendezvous->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (taken < 0) continue;
-        socket_prepare(taken, LOST_SECONDS);
-        if (!socket_receive(taken, &hello, sizeof hello, log_seconds() + HELLO_SECONDS) || hello.magic != MAGIC) close(taken);
-        else if (hello.job != rendezvous->job || hello.nodes != rendezvous->place.nodes || !is_sound(rendezvous, &hello)) refuse(taken);
-        else {
-            take_seat(&rendezvous->seats[hello.node], taken, &hello.report);
-            note_address(rendezvous, &rendezvous->seats[hello.node]);
-        }
+/* A node keeps its seat as long as its connection lasts, whoever else says to be it. */
+static void admit(Rendezvous *rendezvous, Channel *channel, const Hello *hello) {
+    double until = log_seconds() + HELLO_SECONDS;
+    Seat *seat = is_sound(rendezvous, hello) ? &rendezvous->seats[hello->node] : NULL;
+    if (!seat) channel_answer(channel, CHANNEL_REFUSED, "node 0 runs another command, or with another number of nodes", until);
+    else if (channel_is_alive(&seat->channel))
+        channel_answer(channel, CHANNEL_LATER, "another supervisor has this node's number: NODE_RANK must differ", until);
+    else if (channel_answer(channel, CHANNEL_WELCOME, "", until)) {
+        take_seat(seat, channel, &hello->report);
+        note_address(rendezvous, seat);
     }
 }
 
-/* Nodes send nothing after their report, so a readable connection has ended: the node is gone. A report of the end
- * stays valid. */
+static void admit_until(Rendezvous *rendezvous, double until) {
+    Hello hello;
+    Channel channel;
+    while (acceptor_next(rendezvous->acceptor, until, &channel, &hello)) admit(rendezvous, &channel, &hello);
+}
+
+void rendezvous_tend(Rendezvous *rendezvous) {
+    if (rendezvous->seats) admit_until(rendezvous, 0);
+}
+
+/* A report of the end stays valid when its node is gone. */
 static void notice_lost_nodes(Rendezvous *rendezvous) {
     for (int node = 1; node < rendezvous->place.nodes; node++) {
         Seat *seat = &rendezvous->seats[node];
-        if (seat->here && seat->report.state != NODE_ENDS && socket_await(seat->socket, POLLIN, log_seconds() + 1e-3)) leave_seat(seat);
+        if (seat->here && seat->report.state != NODE_ENDS && !channel_is_alive(&seat->channel)) leave_seat(seat);
     }
 }
 
@@ -200,7 +202,7 @@ static RendezvousAnswer count_members(const Rendezvous *rendezvous) {
         if (!takes_part(seat)) continue;
         if (!answer.members) {
             answer.port = seat->report.port;
-            snprintf(answer.address, sizeof answer.address, "%.255s", node ? seat->address : rendezvous->place.address);
+            snprintf(answer.address, sizeof answer.address, "%s", node ? seat->address : rendezvous->place.address);
         }
         answer.members++;
         answer.ranks += seat->report.ranks;
@@ -210,8 +212,8 @@ static RendezvousAnswer count_members(const Rendezvous *rendezvous) {
 }
 
 static void reply(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer *answer) {
-    Reply message = {.magic = MAGIC, .verdict = (int32_t)verdict, .answer = *answer};
-    if (seat->socket >= 0) socket_send(seat->socket, &message, sizeof message, log_seconds() + HELLO_SECONDS);
+    Reply message = {.verdict = (int32_t)verdict, .answer = *answer};
+    channel_send(&seat->channel, &message, sizeof message, log_seconds() + HELLO_SECONDS);
     leave_seat(seat);
 }
 
@@ -237,6 +239,8 @@ static RendezvousVerdict answer_all(Rendezvous *rendezvous, RendezvousVerdict al
 static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
     const NodeReport *end = find_end(rendezvous);
     RendezvousAnswer answer = count_members(rendezvous);
+    rendezvous->attempt.number++;
+    answer.attempt = rendezvous->attempt;
     if (end) {
         answer.code = end->code;
         snprintf(answer.reason, sizeof answer.reason, "%s", end->reason);
@@ -252,10 +256,10 @@ static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
 
 static RendezvousVerdict join_as_first(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
     double start = log_seconds();
-    take_seat(&rendezvous->seats[0], -1, own);
+    take_seat(&rendezvous->seats[0], &(Channel){0}, own);
     while (!rendezvous->place.stop->signal) {
         bool any = false, all = true;
-        accept_reports(rendezvous);
+        admit_until(rendezvous, log_seconds() + slice);
         notice_lost_nodes(rendezvous);
         for (int node = 0; node < rendezvous->place.nodes; node++) {
             const Seat *seat = &rendezvous->seats[node];
@@ -273,21 +277,26 @@ static RendezvousVerdict join_as_first(Rendezvous *rendezvous, const NodeReport 
 
 /* -- The other nodes ----------------------------------------------------------------------------------------------- */
 
-/* Returns the connection, or -1 when node 0 cannot be reached now. */
-static int report_to_first(const Rendezvous *rendezvous, const NodeReport *own) {
-    Hello hello = {
-        .magic = MAGIC, .node = rendezvous->place.node, .nodes = rendezvous->place.nodes, .job = rendezvous->job, .report = *own};
-    double until = log_seconds() + HELLO_SECONDS;
-    int made = socket_connect(&rendezvous->first, LOST_SECONDS, until);
-    if (made < 0 || socket_send(made, &hello, sizeof hello, until)) return made;
-    close(made);
-    return -1;
+/* -1: nobody listens at node 0's address. */
+static int connect_to_first(const Rendezvous *rendezvous) {
+    return socket_connect(&rendezvous->first, LOST_SECONDS, log_seconds() + HELLO_SECONDS);
 }
 
-static bool hear(int socket, RendezvousVerdict *verdict, RendezvousAnswer *answer) {
+/* Over a connection to node 0, or none. ERROR_COMMUNICATION: node 0 is not there now; ERROR_USAGE: it refuses this
+ * node. */
+static bool report(const Rendezvous *rendezvous, int connection, const NodeReport *own, Channel *channel, Error *error) {
+    const RendezvousPlace *place = &rendezvous->place;
+    Hello hello = {.node = place->node, .nodes = place->nodes, .job = rendezvous->job, .report = *own};
+    double until = log_seconds() + HELLO_SECONDS;
+    if (connection < 0) return error_set(error, ERROR_COMMUNICATION, "nobody answers there");
+    return channel_greet(channel, connection, place->secret, CHANNEL_NODES, &hello, sizeof hello, until, error) &&
+           channel_await_welcome(channel, until, error);
+}
+
+static bool hear(Channel *channel, RendezvousVerdict *verdict, RendezvousAnswer *answer) {
     Reply message;
-    if (!socket_receive(socket, &message, sizeof message, log_seconds() + HELLO_SECONDS) || message.magic != MAGIC ||
-        message.verdict < RENDEZVOUS_START || message.verdict > RENDEZVOUS_OVER)
+    if (!channel_receive(channel, &message, sizeof message, log_seconds() + HELLO_SECONDS) || message.verdict < RENDEZVOUS_START ||
+        message.verdict > RENDEZVOUS_OVER)
         return false;
     *verdict = (RendezvousVerdict)message.verdict;
     *answer = message.answer;
@@ -295,37 +304,37 @@ static bool hear(int socket, RendezvousVerdict *verdict, RendezvousAnswer *answe
     return answer->member >= 0 && answer->first >= 0 && answer->ranks >= 0 && answer->code >= 0 && answer->code < 128;
 }
 
-static RendezvousVerdict first_is_lost(const Rendezvous *rendezvous, RendezvousAnswer *answer) {
-    *answer = (RendezvousAnswer){.code = ERROR_COMMUNICATION};
-    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", rendezvous->place.address,
-        rendezvous->place.port, rendezvous->place.away);
+static RendezvousVerdict give_up(const Rendezvous *rendezvous, const Error *error, RendezvousAnswer *answer) {
+    *answer = (RendezvousAnswer){.code = (int32_t)error->code};
+    if (error->code == ERROR_COMMUNICATION)
+        snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s: %.200s", rendezvous->place.address,
+            rendezvous->place.port, rendezvous->place.away, error->message);
+    else snprintf(answer->reason, sizeof answer->reason, "%.500s", error->message);
     return RENDEZVOUS_OVER;
 }
 
+/* Time counts as heard from node 0 only while it has welcomed this node, whatever else listens at its address. */
 static RendezvousVerdict join_as_other(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
     double start = log_seconds(), heard = start;
-    int connection = -1;
-    RendezvousVerdict verdict = RENDEZVOUS_STOPPED;
+    SCOPED(channel_close) Channel channel = {0};
+    RendezvousVerdict verdict;
     while (!rendezvous->place.stop->signal) {
-        double now = log_seconds();
-        if (connection < 0) connection = report_to_first(rendezvous, own);
-        if (connection < 0 && now - heard > rendezvous->place.away) return first_is_lost(rendezvous, answer);
-        if (connection < 0) {
+        Error error = {0};
+        if (!channel.open && !report(rendezvous, connect_to_first(rendezvous), own, &channel, &error)) {
+            if (error.code != ERROR_COMMUNICATION || log_seconds() - heard > rendezvous->place.away)
+                return give_up(rendezvous, &error, answer);
             usleep((useconds_t)(slice * 1e6));
             continue;
         }
-        heard = now;
-        if (socket_await(connection, POLLIN, now + slice)) {
-            if (hear(connection, &verdict, answer)) break;
-            close(connection);
-            connection = -1;
-        } else if (timeout > 0 && now - start > timeout) {
-            verdict = RENDEZVOUS_AGAIN;
-            break;
+        heard = log_seconds();
+        if (socket_await(channel.socket, POLLIN, heard + slice)) {
+            if (hear(&channel, &verdict, answer)) return verdict;
+            channel_close(&channel);
+        } else if (timeout > 0 && heard - start > timeout) {
+            return RENDEZVOUS_AGAIN;
         }
     }
-    if (connection >= 0) close(connection);
-    return verdict;
+    return RENDEZVOUS_STOPPED;
 }
 
 RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
@@ -338,7 +347,7 @@ static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     double until = log_seconds() + (end->code == ERROR_NONE ? 0 : END_SECONDS);
     for (bool untold = true; untold;) {
         RendezvousAnswer own;
-        accept_reports(rendezvous);
+        admit_until(rendezvous, log_seconds() + slice);
         untold = false;
         for (int node = 1; node < rendezvous->place.nodes; node++) {
             rendezvous->seats[node].member = rendezvous->seats[node].member && !rendezvous->seats[node].here;
@@ -349,15 +358,22 @@ static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     }
 }
 
+/* Node 0 may be busy for a while; once nobody listens there, nobody need be told. */
+static void tell_first(Rendezvous *rendezvous, const NodeReport *end) {
+    double until = log_seconds() + END_SECONDS;
+    for (int connection; (connection = connect_to_first(rendezvous)) >= 0; usleep((useconds_t)(slice * 1e6))) {
+        Error error = {0};
+        SCOPED(channel_close) Channel channel = {0};
+        bool told = report(rendezvous, connection, end, &channel, &error);
+        if (told || error.code != ERROR_COMMUNICATION || rendezvous->place.stop->signal || log_seconds() > until) return;
+    }
+}
+
 void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason) {
     NodeReport report = {.state = NODE_ENDS, .ranks = 1, .port = 1, .code = code};
     RendezvousAnswer end = {.code = code};
     snprintf(report.reason, sizeof report.reason, "%s", reason);
     snprintf(end.reason, sizeof end.reason, "%s", reason);
-    if (rendezvous->seats) {
-        tell_all(rendezvous, &end);
-        return;
-    }
-    int connection = report_to_first(rendezvous, &report);
-    if (connection >= 0) close(connection);
+    if (rendezvous->seats) tell_all(rendezvous, &end);
+    else tell_first(rendezvous, &report);
 }

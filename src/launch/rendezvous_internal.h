@@ -1,7 +1,7 @@
 /* The rendezvous of a run's nodes. Before every attempt each node's supervisor reports its state to the supervisor
  * of node 0. When all nodes that are awaited have reported, or the time is over, node 0 answers every one of them:
- * which nodes take part, under which numbers, or that the run is over. Nobody is connected in between: a node that
- * comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides,
+ * which nodes take part, under which numbers, or that the run is over. A node that comes while ranks run waits for the
+ * next rendezvous. All of them prove the job's secret (comm/channel.h). Because one place decides,
  * two halves of a broken network never train at once; the price is that the run ends with node 0's supervisor. Node
  * 0 may be left out like any other node. */
 #pragma once
@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/stop.h"
+#include "comm/secret.h"
 
 typedef struct Rendezvous Rendezvous;
 
@@ -17,6 +18,7 @@ typedef struct RendezvousPlace {
     int node, nodes, least; /* least: nodes that the run needs to go on */
     const char *address;    /* of node 0 */
     int port;
+    const Secret *secret;    /* the same on all nodes */
     double away;             /* seconds for which the others wait for a node, and a node for node 0 */
     char *const *command;    /* the same on all nodes */
     const StopRequest *stop; /* ends all waiting */
@@ -42,8 +44,12 @@ typedef enum RendezvousVerdict {
     RENDEZVOUS_STOPPED,  /* by place.stop */
 } RendezvousVerdict;
 
+/* No two starts of ranks have the same one. */
+typedef struct AttemptId { uint32_t supervisor[3], number; /* the first is random, of node 0's supervisor */ } AttemptId;
+
 typedef struct RendezvousAnswer {
     int32_t members, member, ranks, first, port, code;
+    AttemptId attempt;
     char address[256], reason[512]; /* where rank 0 listens; of RENDEZVOUS_START: which nodes are missing, or "" */
 } RendezvousAnswer;
 
@@ -52,6 +58,9 @@ Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error);
 /* Waits for the verdict of the next rendezvous; `timeout` in seconds, 0: for ever. On other nodes than 0,
  * RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for `away` seconds. */
 RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer);
+/* On node 0 welcomes the nodes that have come, without waiting; elsewhere does nothing. Call it while no rendezvous
+ * waits: a node that is not welcomed for `away` seconds gives up. */
+void rendezvous_tend(Rendezvous *rendezvous);
 /* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run
  * at the next rendezvous. */
 void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason);

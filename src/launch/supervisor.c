@@ -66,6 +66,7 @@ typedef struct Supervisor {
     RankPlan plan;          /* command and devices are owned; the command ends with on_nan=skip once that is needed */
     char address[256];      /* of node 0 */
     int node, nodes, port;  /* port: of node 0 */
+    Secret secret;          /* of the job, on several nodes; each attempt's ranks have one of their own */
     Rendezvous *rendezvous; /* NULL: one node */
     RendezvousAnswer part;  /* of this node in the attempt, on several nodes */
     int fewest;             /* nodes that ever took part */
@@ -158,6 +159,7 @@ static void watch(Supervisor *supervisor) {
     Ranks *ranks = &supervisor->ranks;
     while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
         look_at_health(supervisor);
+        if (supervisor->rendezvous) rendezvous_tend(supervisor->rendezvous);
         judge_hangs(supervisor);
         if (supervisor->stop->count > seen) {
             if (seen == 0) log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
@@ -178,14 +180,10 @@ static int64_t last_step(const Supervisor *supervisor) {
     return step;
 }
 
-/* A free port: between two attempts the old one may still be in use. */
-static int choose_port(const Supervisor *supervisor) {
-    struct sockaddr_storage address = {0};
-    socklen_t size = sizeof address;
-    int made = socket_listen(AF_INET, supervisor->nodes == 1, 0), port = DEFAULT_PORT;
-    if (made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0) port = socket_port(&address);
-    if (made >= 0) close(made);
-    return port;
+/* Between two attempts the old port may still be in use. */
+static int choose_port(void) {
+    int port = socket_free_port();
+    return port ? port : DEFAULT_PORT;
 }
 
 static void describe_end(const Supervisor *supervisor, char text[256]) {
@@ -262,9 +260,12 @@ static void skip_nan(char **command) {
 }
 
 /* The pause doubles with every failure in a row; a request to stop ends it. */
-static void wait_before_start(const StopRequest *stop, int failures) {
-    int seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
-    for (double until = log_seconds() + seconds; !stop->signal && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
+static void wait_before_start(const Supervisor *supervisor) {
+    int failures = supervisor->failures, seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
+    for (double until = log_seconds() + seconds; !supervisor->stop->signal && log_seconds() < until;) {
+        if (supervisor->rendezvous) rendezvous_tend(supervisor->rendezvous);
+        usleep(POLL_MILLISECONDS * 1000);
+    }
 }
 
 /* Whether the cause lies on this node: ranks of all nodes lose others, or hang, together. */
@@ -322,13 +323,14 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
         leave_out(supervisor, supervisor->verdict.rank, "which failed");
         fit = passes_test(supervisor, reason, sizeof reason);
     }
-    plan->port = choose_port(supervisor);
+    plan->port = choose_port();
     plan->total = plan->count;
-    return fit || error_set(error, ERROR_DEVICE, "given up: this node fails its self-test: %s", reason);
+    if (!fit) return error_set(error, ERROR_DEVICE, "given up: this node fails its self-test: %s", reason);
+    return secret_random(&plan->secret, sizeof plan->secret, error);
 }
 
 static NodeReport report_node(Supervisor *supervisor) {
-    NodeReport report = {.state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port(supervisor)};
+    NodeReport report = {.state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port()};
     if (gethostname(report.name, sizeof report.name - 1) != 0) report.name[0] = 0;
     bool unsteady = supervisor->local_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
     if (unsteady) snprintf(report.reason, sizeof report.reason, "its ranks failed twice in a row without progress");
@@ -350,6 +352,7 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
     plan->total = answer->ranks;
     plan->address = supervisor->part.address;
     plan->port = answer->port;
+    plan->secret = secret_sign(&supervisor->secret, &answer->attempt, sizeof answer->attempt);
 }
 
 /* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A
@@ -399,7 +402,7 @@ static bool run(Supervisor *supervisor, Error *error) {
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
         if (supervisor->stop->signal) return stopped_after(step, error);
         if (!start_again(supervisor, step, error)) return false;
-        wait_before_start(supervisor->stop, supervisor->failures);
+        wait_before_start(supervisor);
         if (supervisor->stop->signal) return stopped_after(step, error);
     }
 }
@@ -441,10 +444,13 @@ static bool find_node(Supervisor *supervisor, Error *error) {
 
 /* On several nodes; each of them is tested before its first start. */
 static bool open_rendezvous(Supervisor *supervisor, Error *error) {
+    char who[32];
     int64_t least = supervisor->options->least;
     if (least > supervisor->nodes)
         return error_set(error, ERROR_USAGE, "least=%lld is more than the %d nodes of the run", (long long)least, supervisor->nodes);
     if (supervisor->nodes == 1) return true;
+    snprintf(who, sizeof who, "%d nodes", supervisor->nodes);
+    if (!secret_find(who, &supervisor->secret, error)) return false;
     supervisor->fewest = supervisor->nodes;
     supervisor->suspect = true;
     supervisor->rendezvous = rendezvous_open(&(RendezvousPlace){.node = supervisor->node,
@@ -452,6 +458,7 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
                                                  .least = least ? (int)least : supervisor->nodes,
                                                  .address = supervisor->address,
                                                  .port = supervisor->port,
+                                                 .secret = &supervisor->secret,
                                                  .away = supervisor->options->away,
                                                  .command = supervisor->plan.command,
                                                  .stop = supervisor->stop},

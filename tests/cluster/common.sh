@@ -1,6 +1,6 @@
 # What the cluster tests share: a folder of their own, a small text, a tiny model that trains the same bits each time, and how they end. Sourced, after
 # `smelt` was set. A test that cannot run here says so and counts as passed.
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 SMELT_SECRET="the secret of the cluster tests"
 smelt=$(realpath "$smelt") || { echo "there is no program: build it, or give its path" >&2; exit 2; }
 folder=$(mktemp -d "${TMPDIR:-/tmp}/smelt-cluster-XXXXXX")
 cleanups='processes=$(jobs -p); disown -a; kill -9 $processes 2>/dev/null; rm -rf "$folder"'

@@ -4,7 +4,7 @@
  *   make BUILD=fuzz CC=clang SANITIZE="-fsanitize=fuzzer-no-link,address,undefined" CFLAGS="-O1 -g" WARNINGS=-w \
  *       fuzz/libsmelt.a
  *   clang -std=gnu17 -D_GNU_SOURCE -Isrc -g -fsanitize=fuzzer,address,undefined -o fuzz/NAME tests/fuzz/NAME.c \
- *       fuzz/libsmelt.a -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
+ *       fuzz/libsmelt.a -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -ldl -lm -lpthread
  *   fuzz/NAME -max_total_time=600 NEW tests/corpus/NAME
  *
  * tests/fuzz/test_corpus.c replays tests/corpus: what broke something once, and inputs that together reach every

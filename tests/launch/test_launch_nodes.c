@@ -3,6 +3,8 @@
  * NODE_RANK. */
 #include "support/launch_run.h"
 
+#include "base/file.h"
+
 enum { MOST_NODES = 3 };
 
 /* Where nodes are awaited until the time is over (away=10), it must not be over for those that come: they are ready
@@ -149,26 +151,103 @@ static void nodes_of_another_run_are_refused(void **state) {
     expect_node(&cluster, 0, 0, "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 10 s");
 }
 
-/* Something that is no supervisor, and one that says nothing. */
-static void strangers_at_the_door_are_sent_away(void **state) {
+/* Of two supervisors with one number, the run has the first that came, and tells the other; it waits for node 2
+ * meanwhile. */
+static void a_node_keeps_its_place_while_it_lives(void **state) {
     (void)state;
-    Error error = {0};
-    struct sockaddr_storage address;
-    char noise[1024];
+    Cluster cluster = {.count = 3, .port = process_free_port()}, twin = cluster;
+    start_node(&cluster, 0, "", "away=600");
+    start_node(&cluster, 1, "", "away=3");
+    WAIT_UNTIL(process_port_has_caller(cluster.port), "node 1 does not come");
+    start_node(&twin, 1, "", "away=3");
+    WAIT_UNTIL(process_has_ended(&cluster.nodes[1]) || process_has_ended(&twin.nodes[1]), "both are node 1");
+    if (process_has_ended(&cluster.nodes[1])) {
+        Process ended = cluster.nodes[1];
+        cluster.nodes[1] = twin.nodes[1];
+        twin.nodes[1] = ended;
+    }
+    expect_node(&twin, 1, ERROR_COMMUNICATION, "another supervisor has this node's number: NODE_RANK must differ");
+    start_node(&cluster, 2, "", "away=600");
+    for (int node = 0; node < 3; node++) expect_node(&cluster, node, 0, "");
+    assert_int_equal(load(folder).step, STEPS);
+}
+
+static void a_node_with_another_secret_is_told_so_and_does_not_take_part(void **state) {
+    (void)state;
     Cluster cluster = {.count = 2, .port = process_free_port()};
-    start_node(&cluster, 0, "", "least=2");
-    assert_true(socket_resolve("127.0.0.1", cluster.port, &address, &error));
-    int loud = -1;
-    WAIT_UNTIL((loud = socket_connect(&address, 60, log_seconds() + 1)) >= 0, "node 0 does not listen");
-    int silent = socket_connect(&address, 60, log_seconds() + WAIT_LIMIT);
-    assert_true(silent >= 0);
-    memset(noise, 0x5a, sizeof noise);
-    assert_true(socket_send(loud, noise, sizeof noise, log_seconds() + WAIT_LIMIT));
-    start_node(&cluster, 1, "", "least=2");
-    expect_node(&cluster, 0, 0, "rank 0 starts at step 0");
-    expect_node(&cluster, 1, 0, "");
-    close(loud);
-    close(silent);
+    start_node(&cluster, 0, "", "least=1");
+    setenv("SMELT_SECRET", "the secret of another job", 1);
+    start_node(&cluster, 1, "", "least=1");
+    unsetenv("SMELT_SECRET");
+    expect_node(&cluster, 1, ERROR_COMMUNICATION, "SMELT_SECRET must be the same for all");
+    expect_node(&cluster, 0, 0, "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 10 s");
+}
+
+static void several_nodes_without_a_secret_are_refused(void **state) {
+    (void)state;
+    Cluster cluster = {.count = 2, .port = process_free_port()};
+    setenv("SMELT_SECRET", "", 1);
+    start_node(&cluster, 0, "", "least=1");
+    unsetenv("SMELT_SECRET");
+    expect_node(&cluster, 0, ERROR_USAGE, "2 nodes need a secret, so that strangers cannot pass for them: ");
+}
+
+/* The whole of a file of /proc, with its NULs as newlines; the caller frees. */
+static char *read_process(pid_t id, const char *name) {
+    char *path = memory_format("/proc/%d/%s", id, name), *text = memory_allocate(1 << 16);
+    int64_t length = file_read_start(path, text, 1 << 16);
+    for (int64_t i = 0; i < length; i++)
+        if (!text[i]) text[i] = '\n';
+    free(path);
+    return text;
+}
+
+/* SMELT_SECRET of a process; the caller frees. */
+static char *secret_of(pid_t id) {
+    char *variables = read_process(id, "environ"), *found = NULL, *rest = variables;
+    for (char *line; (line = strtok_r(rest, "\n", &rest));)
+        if (!strncmp(line, "SMELT_SECRET=", 13)) found = memory_copy_string(line + 13);
+    free(variables);
+    assert_non_null(found);
+    return found;
+}
+
+static void expect_hidden(pid_t id, const char *secret) {
+    char *command = read_process(id, "cmdline");
+    assert_true(strlen(command) > 0);
+    assert_null(strstr(command, secret));
+    free(command);
+}
+
+/* Of the job, and of its ranks: those of each attempt have one of their own. */
+static void secrets_are_in_no_output_and_on_no_command_line(void **state) {
+    (void)state;
+    char *secrets[2];
+    Cluster cluster = start_cluster(2, "hold", "output=all");
+    for (int attempt = 0; attempt < 2; attempt++) {
+        pid_t ranks[2] = {await_rank(0), await_rank(1)};
+        char *second = secret_of(ranks[1]);
+        secrets[attempt] = secret_of(ranks[0]);
+        assert_string_equal(second, secrets[attempt]);
+        assert_string_not_equal(second, PROCESS_SECRET);
+        for (int node = 0; node < 2; node++) {
+            expect_hidden(cluster.nodes[node].id, PROCESS_SECRET);
+            expect_hidden(ranks[node], second);
+        }
+        free(second);
+        if (attempt == 0) kill_rank(0);
+    }
+    assert_string_not_equal(secrets[0], secrets[1]);
+    make_file(folder, "go");
+    for (int node = 0; node < 2; node++) {
+        ProcessResult result = process_finish(&cluster.nodes[node]);
+        assert_int_equal(result.code, 0);
+        const char *const hidden[] = {PROCESS_SECRET, secrets[0], secrets[1]};
+        for (int i = 0; i < 3; i++) assert_true(!strstr(result.errors, hidden[i]) && !strstr(result.output, hidden[i]));
+        process_free(&result);
+    }
+    free(secrets[0]);
+    free(secrets[1]);
 }
 
 static void more_nodes_needed_than_there_are_is_an_error(void **state) {
@@ -194,7 +273,10 @@ int main(int argc, char **argv) {
         TEST(a_wrong_setting_on_one_node_ends_all),
         TEST(without_node_0_the_others_end),
         TEST(nodes_of_another_run_are_refused),
-        TEST(strangers_at_the_door_are_sent_away),
+        TEST(a_node_keeps_its_place_while_it_lives),
+        TEST(a_node_with_another_secret_is_told_so_and_does_not_take_part),
+        TEST(several_nodes_without_a_secret_are_refused),
+        TEST(secrets_are_in_no_output_and_on_no_command_line),
         TEST(more_nodes_needed_than_there_are_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

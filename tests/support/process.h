@@ -40,6 +40,9 @@ typedef struct ProcessResult {
  * a busy machine too. */
 enum { WAIT_LIMIT = 600 };
 
+/* By which children that meet recognise each other, unless a test sets SMELT_SECRET itself. */
+#define PROCESS_SECRET "the secret of all tests"
+
 /* Waits until the condition holds, which is evaluated again and again; at the limit the test fails with the
  * formatted message. */
 #define WAIT_UNTIL(condition, ...)                                                                                                         \
@@ -68,6 +71,7 @@ static inline Process process_start(char *const *arguments) {
     assert_true(process.id >= 0);
     if (process.id > 0) return process;
     setenv("OMP_WAIT_POLICY", "passive", 1);
+    setenv("SMELT_SECRET", PROCESS_SECRET, 0);
     if (dup2(process.output, STDOUT_FILENO) >= 0 && dup2(process.errors, STDERR_FILENO) >= 0) execv(arguments[0], arguments);
     _exit(127);
 }
@@ -162,28 +166,31 @@ static inline void process_await_text(const Process *process, const char *text, 
 
 /* A port of this machine that nobody listens on, for children that meet there. */
 static inline int process_free_port(void) {
-    struct sockaddr_storage address = {0};
-    socklen_t size = sizeof address;
-    int made = socket_listen(AF_INET, true, 0);
-    assert_true(made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
-    close(made);
-    return socket_port(&address);
+    int port = socket_free_port();
+    assert_true(port > 0);
+    return port;
 }
 
-/* Whether somebody of this machine has an open connection to the port, accepted or not. */
-static inline bool process_port_has_caller(int port) {
-    enum { ESTABLISHED = 1 };
+/* Whether this machine has a TCP socket (version 4) in this state of /proc/net/tcp whose local port, or whose peer's, is
+ * the given one. */
+static inline bool process_has_socket(unsigned state, unsigned local, unsigned remote) {
     char line[512];
     bool found = false;
     FILE *file = fopen("/proc/net/tcp", "r");
     assert_non_null(file);
     while (!found && fgets(line, sizeof line, file)) {
-        unsigned remote, state;
-        found = sscanf(line, " %*d: %*x:%*x %*x:%x %x", &remote, &state) == 2 && (int)remote == port && state == ESTABLISHED;
+        unsigned has_local, has_remote, has_state;
+        found = sscanf(line, " %*d: %*x:%x %*x:%x %x", &has_local, &has_remote, &has_state) == 3 && has_state == state &&
+                (has_local == local || has_remote == remote);
     }
     fclose(file);
     return found;
 }
+
+enum { PROCESS_ESTABLISHED = 1, PROCESS_LISTENS = 10, PROCESS_NO_PORT = 1 << 16 };
+/* Whether somebody of this machine has an open connection to the port, accepted or not; whether somebody listens. */
+static inline bool process_port_has_caller(int port) { return process_has_socket(PROCESS_ESTABLISHED, PROCESS_NO_PORT, (unsigned)port); }
+static inline bool process_port_has_listener(int port) { return process_has_socket(PROCESS_LISTENS, (unsigned)port, PROCESS_NO_PORT); }
 
 static inline void process_set_number(const char *name, int number) {
     char text[16];
