@@ -1,7 +1,7 @@
 /* The autotune cache: the fastest algorithm of a vendor's library for each shape of GEMM, kept from run to run in a
  * text file that all runs of a user share. A line is DEVICE <tab> LIBRARY <tab> SHAPE <tab> ALGORITHM in hexadecimal;
  * the last line of a shape counts. The file is not trusted: other lines are skipped, and callers compare an answer with
- * what the library offers. */
+ * what the library offers, and its results with those of the algorithm that decides the shape's bits. */
 #pragma once
 
 #include <stdbool.h>

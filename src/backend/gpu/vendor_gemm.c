@@ -18,7 +18,7 @@
 #include "base/sort.h"
 #include "backend/gpu/autotune_cache_internal.h"
 
-enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
+enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
 static const int64_t SCRATCH_BYTES = 256 << 20; /* most of a trial: more would raise the peak memory of a run */
 
@@ -85,7 +85,9 @@ typedef struct Problem { void *operation, *a, *b, *d; } Problem;
 typedef struct Solution {
     Shape shape;
     Problem problem;
-    bool trusted;
+    bool trusted; /* `algorithm` computes this shape; else smelt's kernel does */
+    bool decided; /* for good: its operands told algorithms of other bits apart */
+    int tries;
     uint64_t algorithm[ALGORITHM_WORDS];
     uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias as it is */
 } Solution;
@@ -252,14 +254,17 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 /* -- Choosing: race, verification, ban ----------------------------------------------------------------------------- */
 
 /* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
- *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more,
- *      except in fp8, which it does not have.
- *   2. An algorithm that the autotune cache remembers for this shape skips the race, if the library still offers it.
- *      Otherwise measure_all times each on the GEMM itself and sorts them.
- *   3. is_trusted verifies the fastest: the same bits when it runs twice, and the rows of smelt's kernel within
- *      rounding on a sample. One that fails is banned for this shape with a warning, and the next is verified.
+ *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as one more, except in fp8,
+ *      which it does not have.
+ *   2. The first of them that verified_rows trusts, in the library's order, sets the bits of this shape. It must give
+ *      the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that does not
+ *      is not used for this shape, with a warning.
+ *   3. measure_all times each on the GEMM itself and sorts them. The fastest that has those bits on the sample wins; so
+ *      what is measured decides speed, never results. The autotune cache spares the race where its algorithm is still
+ *      offered and has the bits.
  *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
- *      vendor_gemm_run declines this shape for the rest of the process. */
+ *      vendor_gemm_run declines this shape for the rest of the process.
+ * Where most of C is zero, algorithms cannot be told apart: the one of step 2 serves, and the next run tries again. */
 
 /* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
  * scratch memory instead, with as many rows as there is room for. */
@@ -382,16 +387,19 @@ static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, 
 
 static Sample sample_of(const Gemm *g) {
     if (g->m <= BANDS * BAND_ROWS) return (Sample){.bands = 1, .rows = g->m};
-    return (Sample){.bands = BANDS, .rows = BAND_ROWS, .first = {0, g->m / 2 / BAND_ROWS * BAND_ROWS, g->m - BAND_ROWS}};
+    Sample sample = {.bands = BANDS, .rows = BAND_ROWS};
+    for (int i = 0; i < BANDS; i++) sample.first[i] = (g->m - BAND_ROWS) / BAND_ROWS * i / (BANDS - 1) * BAND_ROWS;
+    sample.first[BANDS - 1] = g->m - BAND_ROWS;
+    return sample;
 }
 
 static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
 
-/* The sample's rows of C as the algorithm computes them, band after band. NULL when it fails. The caller frees. */
-static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const uint64_t *algorithm) {
+/* The sample's rows of C as a proposal computes them, band after band. NULL when it fails. The caller frees. */
+static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
     if (g->accumulate) device_fill(v->host.device, trial->scratch, 0, trial->scratch_bytes);
-    if (launch(v, &trial->problem, algorithm, g, trial->bias) != 0) return NULL;
+    if (run_once(v, trial, proposal) != 0) return NULL;
     int64_t bytes = band_bytes(g, sample);
     char *rows = memory_allocate((size_t)(sample->bands * bytes));
     for (int i = 0; i < sample->bands; i++)
@@ -443,27 +451,46 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
     return true;
 }
 
-static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
+/* The sample's rows as a proposal computes them, where it may serve; else NULL, with a warning. The caller frees. After a
+ * failure of the device nothing is known. */
+static char *verified_rows(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
+    char why[128] = "it does not run";
+    Error error;
     Sample sample = sample_of(&trial->gemm);
-    SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    snprintf(why, 128, "it does not run");
-    if (!rows || !again) return false;
-    snprintf(why, 128, "it gives other bits from run to run");
-    if (memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) return false;
-    if (trial->gemm.input != GEMM_BF16) return true;
-    SCOPED_FREE char *reference = reference_rows(v, &trial->gemm, &sample);
-    snprintf(why, 128, "there is no memory to check it");
-    return reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
+    bool compared = trial->gemm.input == GEMM_BF16 && !proposal->smelt;
+    char *rows = sampled_rows(v, trial, &sample, proposal);
+    SCOPED_FREE char *again = sampled_rows(v, trial, &sample, proposal);
+    SCOPED_FREE char *reference = compared ? reference_rows(v, &trial->gemm, &sample) : NULL;
+    bool good = rows && again;
+    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) {
+        snprintf(why, sizeof why, "it gives other bits from run to run");
+        good = false;
+    }
+    if (good && compared) {
+        snprintf(why, sizeof why, "there is no memory to check it");
+        good = reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
+    }
+    if (device_ok(v->host.device, &error) && !good)
+        log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
+    else if (good && device_ok(v->host.device, &error)) return rows;
+    free(rows);
+    return NULL;
 }
 
-/* Whether the algorithm may serve; warns when not. After a failure of the device nothing is known. */
-static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
-    char why[128];
-    Error error;
-    bool good = proposal->smelt || verify(v, trial, proposal->algorithm, why);
-    if (!device_ok(v->host.device, &error)) return false;
-    if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
-    return good;
+/* Whether two proposals with other bits would show it in these rows: a quarter of them at least is not zero. */
+static bool rows_tell(const Gemm *g, const char *rows) {
+    Sample sample = sample_of(g);
+    const size_t bytes = (size_t)output_bytes(g);
+    int64_t count = 0;
+    for (int band = 0; band < sample.bands; band++, rows += band_bytes(g, &sample))
+        for (int64_t i = 0; i < sample.rows * g->n; i++) count += element_get(bytes, rows, i / g->n * g->ldc + i % g->n) != 0;
+    return 4 * count >= sample.bands * sample.rows * g->n;
+}
+
+static bool has_bits(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape, const char *bits) {
+    Sample sample = sample_of(&trial->gemm);
+    SCOPED_FREE char *rows = verified_rows(v, trial, proposal, shape);
+    return rows && !memcmp(rows, bits, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)));
 }
 
 /* The remembered algorithm, where the library still proposes it. */
@@ -475,12 +502,19 @@ static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals,
     return NULL;
 }
 
-static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape) {
+/* Who computes the shape; NULL: nobody can be trusted. *decided: for good. */
+static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape, bool *decided) {
+    SCOPED_FREE char *bits = NULL;
+    int first = 0;
+    while (first < count && !(bits = verified_rows(v, trial, &proposals[first], shape))) first++;
+    *decided = !bits || rows_tell(&trial->gemm, bits);
+    if (!bits) return NULL;
+    if (!*decided) return &proposals[first];
     const Proposal *remembered = find_remembered(v, proposals, count, shape);
-    if (remembered && is_trusted(v, trial, remembered, shape)) return remembered;
+    if (remembered && has_bits(v, trial, remembered, shape, bits)) return remembered;
     measure_all(v, trial, proposals, count);
     for (int i = 0; i < count && proposals[i].seconds < INFINITY; i++)
-        if (is_trusted(v, trial, &proposals[i], shape)) {
+        if (has_bits(v, trial, &proposals[i], shape, bits)) {
             autotune_cache_add(v->cache, shape, proposals[i].algorithm);
             return &proposals[i];
         }
@@ -495,31 +529,37 @@ static Solution *find_solution(VendorGemm *v, const Shape *shape) {
     return NULL;
 }
 
-/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold A B. */
-static Solution *solve(VendorGemm *v, const Gemm *gemm, const Shape *shape) {
-    Proposal proposals[MOST_PROPOSALS + 1];
-    Trial trial = {0};
+static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const Shape *shape) {
     Error error;
-    char text[256];
     array_append(v->solutions, v->solution_count, (Solution){.shape = *shape});
     Solution *solution = &v->solutions[v->solution_count - 1];
-    describe(shape, text);
     if (casts_bias(v, gemm)) solution->bias = device_allocate(v->host.device, gemm->n * (int64_t)sizeof *solution->bias, &error);
-    if ((casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem)) return solution;
+    solution->decided = (casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem); /* it is declined */
+    return solution;
+}
+
+/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold A B. */
+static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
+    Proposal proposals[MOST_PROPOSALS + 1];
+    Trial trial = {0};
+    char text[256];
+    describe(&solution->shape, text);
     int count = propose(v, solution, proposals);
+    solution->decided = true;
     if (trial_open(v, solution, gemm, &trial)) {
-        const Proposal *choice = choose(v, &trial, proposals, count, text);
+        const Proposal *choice = choose(v, &trial, proposals, count, text, &solution->decided);
         solution->trusted = choice && !choice->smelt;
         if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
     }
+    solution->decided |= ++solution->tries == MOST_TRIES;
     trial_close(v, &trial);
-    return solution;
 }
 
 bool vendor_gemm_run(VendorGemm *v, const Gemm *gemm, bool recording) {
     if (!is_offered(gemm)) return false;
     Shape shape = shape_of(gemm);
     Solution *solution = find_solution(v, &shape);
-    if (!solution && !recording) solution = solve(v, gemm, &shape);
+    if (!solution && !recording) solution = add_solution(v, gemm, &shape);
+    if (solution && !solution->decided && !recording) solve(v, gemm, solution);
     return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, gemm, solution->bias) == 0;
 }
