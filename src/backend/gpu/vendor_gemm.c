@@ -13,6 +13,7 @@
 #include "base/element.h"
 #include "base/library.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/sort.h"
@@ -256,24 +257,28 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 /* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
  *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as one more, except in fp8,
  *      which it does not have.
- *   2. The first of them that verified_rows trusts, in the library's order, sets the bits of this shape. It must give
+ *   2. The first of them that is_trusted, in the library's order, sets the bits of this shape. It must give
  *      the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that does not
  *      is not used for this shape, with a warning.
- *   3. measure_all times each on the GEMM itself and sorts them. The fastest that has those bits on the sample wins; so
- *      what is measured decides speed, never results. The autotune cache spares the race where its algorithm is still
+ *   3. measure_all times each on the GEMM itself and sorts them. The fastest that has those bits wins; so what is
+ *      measured decides speed, never results. The autotune cache spares the race where its algorithm is still
  *      offered and has the bits.
  *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
  *      vendor_gemm_run declines this shape for the rest of the process.
- * Where most of C is zero, algorithms cannot be told apart: the one of step 2 serves, and the next run tries again. */
+ * A small C cannot tell algorithms apart: the one of step 2 serves for good. Nor can one that is mostly zeros: the one of
+ * step 2 serves, and the next run tries again. */
 
 /* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
- * scratch memory instead, with as many rows as there is room for. */
+ * scratch memory instead, with as many rows as there is room for. Scratch and bias are normal numbers as large as A B:
+ * a library that rounds A B before it adds C, or that rounds the bias, shows it only then; biases begin as zeros. Where
+ * there is room, A and B are normal numbers too: those of a first step may have sums that are exact in any order. */
 typedef struct Trial {
     Gemm gemm;
     Problem problem;
-    uint16_t *bias;
-    void *scratch;
-    int64_t scratch_bytes;
+    uint16_t *bias;                        /* the solution's */
+    void *scratch, *offsets, *operands[2]; /* in place of C, the bias, A and B; NULL: the caller's serves */
+    int64_t scratch_bytes, operand_bytes[2];
+    double size; /* standard deviation of their values */
 } Trial;
 
 /* The rows of C that are verified: `bands` bands of `rows` rows from first[i] on, at start, middle and end. */
@@ -322,25 +327,6 @@ static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[M
     return count;
 }
 
-static void trial_close(VendorGemm *v, Trial *trial) {
-    if (trial->gemm.accumulate) problem_close(v, &trial->problem);
-    if (trial->scratch) device_free(v->host.device, trial->scratch, trial->scratch_bytes);
-}
-
-static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, Trial *trial) {
-    Error error;
-    *trial = (Trial){.gemm = *gemm, .problem = solution->problem, .bias = solution->bias};
-    if (!gemm->accumulate) return true;
-    trial->problem = (Problem){0};
-    int64_t row = gemm->ldc * output_bytes(gemm), room = device_available(v->host.device) / 2;
-    if (room > SCRATCH_BYTES) room = SCRATCH_BYTES;
-    if (trial->gemm.m > room / row) trial->gemm.m = room / row;
-    if (trial->gemm.m <= 0) return false;
-    trial->scratch_bytes = trial->gemm.m * row;
-    trial->scratch = trial->gemm.c = device_allocate(v->host.device, trial->scratch_bytes, &error);
-    return trial->scratch && problem_open(v, &trial->gemm, &trial->problem);
-}
-
 static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
     if (!proposal->smelt) return launch(v, &trial->problem, proposal->algorithm, &trial->gemm, trial->bias);
     v->host.reference(v->host.device, &trial->gemm);
@@ -385,20 +371,34 @@ static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, 
 
 /* -- Verifying ----------------------------------------------------------------------------------------------------- */
 
-static Sample sample_of(const Gemm *g) {
-    if (g->m <= BANDS * BAND_ROWS) return (Sample){.bands = 1, .rows = g->m};
-    Sample sample = {.bands = BANDS, .rows = BAND_ROWS};
-    for (int i = 0; i < BANDS; i++) sample.first[i] = (g->m - BAND_ROWS) / BAND_ROWS * i / (BANDS - 1) * BAND_ROWS;
-    sample.first[BANDS - 1] = g->m - BAND_ROWS;
+static Sample sample_of(const Gemm *g, int64_t band_rows) {
+    if (g->m <= BANDS * band_rows) return (Sample){.bands = 1, .rows = g->m};
+    Sample sample = {.bands = BANDS, .rows = band_rows};
+    for (int i = 0; i < BANDS; i++) sample.first[i] = (g->m - band_rows) / BAND_ROWS * i / (BANDS - 1) * BAND_ROWS;
+    sample.first[BANDS - 1] = g->m - band_rows;
     return sample;
+}
+
+/* What algorithms are compared on to the bit. Sums in another order differ by an ulp of fp32, which shows after rounding
+ * to bf16 in one element of some 30,000: so millions are compared. */
+static Sample sample_of_bits(const Gemm *g) {
+    const int64_t elements = 16 << 20;
+    return sample_of(g, int_max(elements / BANDS / g->n / BAND_ROWS * BAND_ROWS, BAND_ROWS));
 }
 
 static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
 
+static void start_scratch(VendorGemm *v, const Trial *trial) {
+    const Gemm *g = &trial->gemm;
+    if (!g->accumulate) return;
+    device_normals(v->host.device, trial->scratch, (int)output_bytes(g), 0, trial->scratch_bytes / output_bytes(g),
+        &(Normals){.deviation = trial->size});
+}
+
 /* The sample's rows of C as a proposal computes them, band after band. NULL when it fails. The caller frees. */
 static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
-    if (g->accumulate) device_fill(v->host.device, trial->scratch, 0, trial->scratch_bytes);
+    start_scratch(v, trial);
     if (run_once(v, trial, proposal) != 0) return NULL;
     int64_t bytes = band_bytes(g, sample);
     char *rows = memory_allocate((size_t)(sample->bands * bytes));
@@ -408,22 +408,36 @@ static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sampl
 }
 
 /* The sample's rows of C as smelt's kernel computes them, band after band. NULL without memory. The caller frees. */
-static char *reference_rows(VendorGemm *v, const Gemm *g, const Sample *sample) {
+static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sample) {
     Error error;
+    const Gemm *g = &trial->gemm;
     int64_t bytes = band_bytes(g, sample);
     void *c = device_allocate(v->host.device, bytes, &error);
     char *rows = c ? memory_allocate((size_t)(sample->bands * bytes)) : NULL;
+    start_scratch(v, trial);
     for (int i = 0; i < sample->bands && rows; i++) {
         Gemm band = *g;
         band.m = sample->rows;
         band.a = (const char *)g->a + sample->first[i] * (g->transpose_a ? 1 : g->lda) * 2;
         band.c = c;
-        band.accumulate = false;
+        if (g->accumulate) device_copy(v->host.device, c, (const char *)g->c + sample->first[i] * g->ldc * output_bytes(g), bytes);
         v->host.reference(v->host.device, &band);
         device_download(v->host.device, rows + i * bytes, c, bytes);
     }
     if (c) device_free(v->host.device, c, bytes);
     return rows;
+}
+
+/* The root mean square of the rows, of which those that are not finite do not count. */
+static double rows_size(const Gemm *g, const Sample *sample, const char *rows) {
+    const size_t bytes = (size_t)output_bytes(g);
+    double squares = 0;
+    for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample))
+        for (int64_t i = 0; i < sample->rows * g->n; i++) {
+            double x = element_get(bytes, rows, i / g->n * g->ldc + i % g->n);
+            if (isfinite(x)) squares += x * x;
+        }
+    return sqrt(squares / (double)(sample->bands * sample->rows * g->n));
 }
 
 /* Two fp32 sums of the same terms in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element, or
@@ -433,12 +447,7 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
     const double tolerance = 1.0 / 64;
     const size_t bytes = (size_t)output_bytes(g);
     for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), reference += band_bytes(g, sample)) {
-        double squares = 0;
-        for (int64_t i = 0; i < sample->rows * g->n; i++) {
-            double x = element_get(bytes, reference, i / g->n * g->ldc + i % g->n);
-            if (isfinite(x)) squares += x * x;
-        }
-        double size = sqrt(squares / (double)(sample->rows * g->n));
+        double size = rows_size(g, &(Sample){.bands = 1, .rows = sample->rows}, reference);
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
             int64_t at = i / g->n * g->ldc + i % g->n;
             double x = element_get(bytes, rows, at), expected = element_get(bytes, reference, at);
@@ -451,45 +460,112 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
     return true;
 }
 
-/* The sample's rows as a proposal computes them, where it may serve; else NULL, with a warning. The caller frees. After a
- * failure of the device nothing is known. */
-static char *verified_rows(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
-    char why[128] = "it does not run";
-    Error error;
-    Sample sample = sample_of(&trial->gemm);
-    bool compared = trial->gemm.input == GEMM_BF16 && !proposal->smelt;
-    char *rows = sampled_rows(v, trial, &sample, proposal);
-    SCOPED_FREE char *again = sampled_rows(v, trial, &sample, proposal);
-    SCOPED_FREE char *reference = compared ? reference_rows(v, &trial->gemm, &sample) : NULL;
-    bool good = rows && again;
-    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) {
-        snprintf(why, sizeof why, "it gives other bits from run to run");
-        good = false;
-    }
-    if (good && compared) {
-        snprintf(why, sizeof why, "there is no memory to check it");
-        good = reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
-    }
-    if (device_ok(v->host.device, &error) && !good)
-        log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
-    else if (good && device_ok(v->host.device, &error)) return rows;
-    free(rows);
-    return NULL;
+static void trial_close(VendorGemm *v, Trial *trial) {
+    if (trial->gemm.accumulate) problem_close(v, &trial->problem);
+    if (trial->scratch) device_free(v->host.device, trial->scratch, trial->scratch_bytes);
+    if (trial->offsets) device_free(v->host.device, trial->offsets, trial->gemm.n * (int64_t)sizeof(float));
+    for (int i = 0; i < 2; i++)
+        if (trial->operands[i]) device_free(v->host.device, trial->operands[i], trial->operand_bytes[i]);
 }
 
-/* Whether two proposals with other bits would show it in these rows: a quarter of them at least is not zero. */
-static bool rows_tell(const Gemm *g, const char *rows) {
-    Sample sample = sample_of(g);
-    const size_t bytes = (size_t)output_bytes(g);
+static bool open_operands(VendorGemm *v, Trial *trial) {
+    Error error;
+    Gemm *g = &trial->gemm;
+    const int64_t bytes[2] = {(g->transpose_a ? g->k : g->m) * g->lda * 2, (g->transpose_b ? g->n : g->k) * g->ldb * 2};
+    if (g->input != GEMM_BF16 || bytes[0] + bytes[1] > SCRATCH_BYTES) return true;
+    for (int i = 0; i < 2; i++) {
+        trial->operand_bytes[i] = bytes[i];
+        trial->operands[i] = device_allocate(v->host.device, bytes[i], &error);
+        if (!trial->operands[i]) return false;
+        device_normals(v->host.device, trial->operands[i], 2, 0, bytes[i] / 2, &(Normals){.stream = 2 + (uint64_t)i, .deviation = 1});
+    }
+    g->a = trial->operands[0];
+    g->b = trial->operands[1];
+    return true;
+}
+
+static bool open_scratch(VendorGemm *v, Trial *trial) {
+    Error error;
+    Gemm *g = &trial->gemm;
+    int64_t row = g->ldc * output_bytes(g), room = int_min(device_available(v->host.device) / 2, SCRATCH_BYTES);
+    g->m = int_min(g->m, room / row);
+    if (g->m <= 0) return false;
+    trial->scratch_bytes = g->m * row;
+    trial->scratch = g->c = device_allocate(v->host.device, trial->scratch_bytes, &error);
+    return trial->scratch && problem_open(v, g, &trial->problem);
+}
+
+static bool open_offsets(VendorGemm *v, Trial *trial) {
+    Error error;
+    int64_t bytes = trial->gemm.n * (int64_t)sizeof(float);
+    trial->offsets = device_allocate(v->host.device, bytes, &error);
+    if (trial->offsets) device_fill(v->host.device, trial->offsets, 0, bytes);
+    trial->gemm.bias = trial->offsets;
+    return trial->offsets;
+}
+
+/* Sets `size` to that of A B, which is computed without scratch and bias, and the bias to such values. */
+static bool set_size(VendorGemm *v, Trial *trial) {
+    const Gemm *g = &trial->gemm;
+    Sample sample = sample_of(g, BAND_ROWS);
+    SCOPED_FREE char *rows = reference_rows(v, trial, &sample);
+    if (!rows) return false;
+    trial->size = rows_size(g, &sample, rows);
+    if (trial->offsets)
+        device_normals(v->host.device, trial->offsets, sizeof(float), 0, g->n, &(Normals){.stream = 1, .deviation = trial->size});
+    return true;
+}
+
+static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, Trial *trial) {
+    *trial = (Trial){.gemm = *gemm, .problem = gemm->accumulate ? (Problem){0} : solution->problem, .bias = solution->bias};
+    return open_operands(v, trial) && (!gemm->accumulate || open_scratch(v, trial)) && (!gemm->bias || open_offsets(v, trial)) &&
+           ((!gemm->accumulate && !gemm->bias) || set_size(v, trial));
+}
+
+static bool verify(VendorGemm *v, const Trial *trial, const Proposal *proposal, char why[128]) {
+    Sample sample = sample_of(&trial->gemm, BAND_ROWS);
+    SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal), *again = sampled_rows(v, trial, &sample, proposal);
+    snprintf(why, 128, "it does not run");
+    if (!rows || !again) return false;
+    snprintf(why, 128, "it gives other bits from run to run");
+    if (memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) return false;
+    if (trial->gemm.input != GEMM_BF16) return true;
+    snprintf(why, 128, "there is no memory to check it");
+    SCOPED_FREE char *reference = reference_rows(v, trial, &sample);
+    return reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
+}
+
+/* Whether the algorithm may serve; warns when not. After a failure of the device nothing is known. */
+static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
+    char why[128];
+    Error error;
+    bool good = proposal->smelt || verify(v, trial, proposal, why);
+    if (!device_ok(v->host.device, &error)) return false;
+    if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
+    return good;
+}
+
+/* Whether algorithms with other bits would show it: a quarter of C at least is not zero. */
+static bool tells(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
+    const Gemm *g = &trial->gemm;
+    Sample sample = sample_of(g, BAND_ROWS);
+    SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal);
     int64_t count = 0;
-    for (int band = 0; band < sample.bands; band++, rows += band_bytes(g, &sample))
-        for (int64_t i = 0; i < sample.rows * g->n; i++) count += element_get(bytes, rows, i / g->n * g->ldc + i % g->n) != 0;
+    for (int band = 0; rows && band < sample.bands; band++)
+        for (int64_t i = 0; i < sample.rows * g->n; i++)
+            count += element_get((size_t)output_bytes(g), rows + band * band_bytes(g, &sample), i / g->n * g->ldc + i % g->n) != 0;
     return 4 * count >= sample.bands * sample.rows * g->n;
 }
 
-static bool has_bits(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape, const char *bits) {
-    Sample sample = sample_of(&trial->gemm);
-    SCOPED_FREE char *rows = verified_rows(v, trial, proposal, shape);
+/* Whether C is large enough to tell algorithms apart by their bits (sample_of_bits); and only then is it worth a race. */
+static bool is_raced(const Gemm *g) {
+    const int64_t enough = 2 << 20, as_bf16 = g->output == GEMM_BF16 ? 1 : 256;
+    return g->m * g->n * as_bf16 >= enough;
+}
+
+static bool has_bits(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *bits) {
+    Sample sample = sample_of_bits(&trial->gemm);
+    SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal);
     return rows && !memcmp(rows, bits, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)));
 }
 
@@ -504,17 +580,19 @@ static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals,
 
 /* Who computes the shape; NULL: nobody can be trusted. *decided: for good. */
 static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape, bool *decided) {
-    SCOPED_FREE char *bits = NULL;
+    Sample sample = sample_of_bits(&trial->gemm);
     int first = 0;
-    while (first < count && !(bits = verified_rows(v, trial, &proposals[first], shape))) first++;
-    *decided = !bits || rows_tell(&trial->gemm, bits);
-    if (!bits) return NULL;
-    if (!*decided) return &proposals[first];
-    const Proposal *remembered = find_remembered(v, proposals, count, shape);
-    if (remembered && has_bits(v, trial, remembered, shape, bits)) return remembered;
+    while (first < count && !is_trusted(v, trial, &proposals[first], shape)) first++;
+    bool raced = is_raced(&trial->gemm);
+    *decided = first == count || !raced || tells(v, trial, &proposals[first]);
+    if (first == count) return NULL;
+    if (!raced || !*decided) return &proposals[first];
+    SCOPED_FREE char *bits = sampled_rows(v, trial, &sample, &proposals[first]);
+    const Proposal *remembered = bits ? find_remembered(v, proposals, count, shape) : NULL;
+    if (remembered && is_trusted(v, trial, remembered, shape) && has_bits(v, trial, remembered, bits)) return remembered;
     measure_all(v, trial, proposals, count);
-    for (int i = 0; i < count && proposals[i].seconds < INFINITY; i++)
-        if (has_bits(v, trial, &proposals[i], shape, bits)) {
+    for (int i = 0; bits && i < count && proposals[i].seconds < INFINITY; i++)
+        if (is_trusted(v, trial, &proposals[i], shape) && has_bits(v, trial, &proposals[i], bits)) {
             autotune_cache_add(v->cache, shape, proposals[i].algorithm);
             return &proposals[i];
         }
@@ -538,7 +616,7 @@ static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const Shape *shap
     return solution;
 }
 
-/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold A B. */
+/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold anything. */
 static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
     Proposal proposals[MOST_PROPOSALS + 1];
     Trial trial = {0};
