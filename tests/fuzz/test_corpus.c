@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #define FUZZ_REPLAY
+#include "channel.c"
 #include "hf_config.c"
 #include "options.c"
 #include "safetensors.c"
@@ -45,6 +46,11 @@ static void replay(const char *name, void (*fuzz)(const uint8_t *data, size_t si
     assert_true(count > 0);
 }
 
+static void the_corpus_of_network_messages_holds(void **state) {
+    (void)state;
+    replay("channel", fuzz_channel);
+}
+
 static void the_corpus_of_model_configurations_holds(void **state) {
     (void)state;
     replay("hf_config", fuzz_hf_config);
@@ -67,6 +73,7 @@ static void the_corpus_of_tokenizers_holds(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_corpus_of_network_messages_holds),
         cmocka_unit_test(the_corpus_of_model_configurations_holds),
         cmocka_unit_test(the_corpus_of_yaml_holds),
         cmocka_unit_test(the_corpus_of_safetensors_holds),
