@@ -57,10 +57,9 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
 
 /* -- Ranks above this one ------------------------------------------------------------------------------------------ */
 
-/* What is wrong with a hello that proves the secret; NULL: nothing. */
+/* What is wrong with a hello that proves the secret, for good; NULL: nothing. */
 static const char *find_fault(const Place *place, const Hello *hello) {
-    if (hello->job != place->job) return "it is of another job: SLURM_JOB_ID, SLURM_STEP_ID or TORCHELASTIC_RUN_ID differ";
-    if (hello->size != place->size) return "it has another number of ranks";
+    if (hello->size != place->size) return "there is another number of ranks: look at WORLD_SIZE";
     if (hello->rank <= place->rank || hello->rank >= place->size || hello->port >= 65536)
         return "no such rank connects there: look at RANK and WORLD_SIZE";
     return NULL;
@@ -74,7 +73,9 @@ static bool seat_rank(Meeting *meeting) {
     if (!acceptor_next(meeting->acceptor, meeting->until, &channel, &hello)) return false;
     const char *fault = find_fault(meeting->place, &hello);
     Channel *seat = fault ? NULL : &meeting->seats[hello.rank];
-    if (fault) channel_answer(&channel, CHANNEL_REFUSED, fault, meeting->until);
+    if (hello.job != meeting->place->job)
+        channel_answer(&channel, CHANNEL_LATER, "SLURM_JOB_ID, SLURM_STEP_ID or TORCHELASTIC_RUN_ID differ there", meeting->until);
+    else if (fault) channel_answer(&channel, CHANNEL_REFUSED, fault, meeting->until);
     else if (channel_is_alive(seat))
         channel_answer(&channel, CHANNEL_LATER, "another process has this rank: RANK must differ", meeting->until);
     else if (channel_answer(&channel, CHANNEL_WELCOME, "", meeting->until)) {
@@ -135,14 +136,15 @@ static bool try_rank(Meeting *meeting, int rank, const struct sockaddr_storage *
 static bool reach_rank(Meeting *meeting, int rank, const struct sockaddr_storage *address, Error *error) {
     size_t bytes = (size_t)meeting->place->size * sizeof *meeting->table;
     char number[SOCKET_TEXT], reason[512] = "";
-    for (bool refused = false; !refused && log_seconds() < meeting->until; usleep(RETRY_MILLISECONDS * 1000)) {
+    for (; log_seconds() < meeting->until; usleep(RETRY_MILLISECONDS * 1000)) {
         Error failure = {0};
         if (try_rank(meeting, rank, address, &failure)) {
             if (rank > 0 || channel_receive(&meeting->seats[0], meeting->table, bytes, meeting->until)) return true;
             error_set(&failure, ERROR_COMMUNICATION, "it ended the connection before all ranks had come");
             channel_close(&meeting->seats[0]);
         }
-        refused = failure.code != ERROR_COMMUNICATION;
+        if (failure.code != ERROR_COMMUNICATION)
+            return error_set(error, failure.code, "rank %d cannot take part: %.500s", meeting->place->rank, failure.message);
         snprintf(reason, sizeof reason, "%.500s", failure.message);
     }
     socket_describe(address, number);

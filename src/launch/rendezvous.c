@@ -19,7 +19,7 @@
 #include "comm/acceptor.h"
 #include "comm/socket.h"
 
-enum { LOST_SECONDS = 60, HELLO_SECONDS = 5, END_SECONDS = 30, MOST_RANKS = 1024 };
+enum { LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024 };
 static const double slice = 0.1; /* seconds between two looks at place.stop */
 
 typedef struct Hello {
@@ -155,7 +155,7 @@ static void admit_until(Rendezvous *rendezvous, double until) {
 }
 
 void rendezvous_tend(Rendezvous *rendezvous) {
-    if (rendezvous->seats) admit_until(rendezvous, 0);
+    if (rendezvous && rendezvous->seats) admit_until(rendezvous, 0);
 }
 
 /* A report of the end stays valid when its node is gone. */

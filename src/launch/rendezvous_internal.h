@@ -58,8 +58,8 @@ Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error);
 /* Waits for the verdict of the next rendezvous; `timeout` in seconds, 0: for ever. On other nodes than 0,
  * RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for `away` seconds. */
 RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer);
-/* On node 0 welcomes the nodes that have come, without waiting; elsewhere does nothing. Call it while no rendezvous
- * waits: a node that is not welcomed for `away` seconds gives up. */
+/* On node 0 welcomes the nodes that have come, without waiting; elsewhere, and with NULL, does nothing. Call it while
+ * no rendezvous waits: a node that is not welcomed for `away` seconds gives up. */
 void rendezvous_tend(Rendezvous *rendezvous);
 /* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run
  * at the next rendezvous. */

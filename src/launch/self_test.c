@@ -26,13 +26,14 @@ static pid_t start_doctor(const char *devices, int pipe) {
 }
 
 /* What the child printed until it closed its output; false after LIMIT_SECONDS or a request to stop. */
-static bool read_output(int pipe, const StopRequest *stop, char output[OUTPUT_BYTES]) {
+static bool read_output(int pipe, Rendezvous *rendezvous, const StopRequest *stop, char output[OUTPUT_BYTES]) {
     size_t length = 0;
     double until = log_seconds() + LIMIT_SECONDS;
     while (!stop->signal && log_seconds() < until) {
         char rest[4096]; /* beyond what is kept */
         bool room = length < OUTPUT_BYTES - 1;
         struct pollfd ready = {pipe, POLLIN, 0};
+        rendezvous_tend(rendezvous);
         if (poll(&ready, 1, POLL_MILLISECONDS) <= 0) continue;
         ssize_t bytes = read(pipe, room ? output + length : rest, room ? OUTPUT_BYTES - 1 - length : sizeof rest);
         if (bytes > 0 && room) length += (size_t)bytes;
@@ -59,7 +60,7 @@ static void reap(pid_t child, bool killed, int *status) {
     for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
 }
 
-bool self_test(const char *devices, const StopRequest *stop, char *reason, size_t size) {
+bool self_test(const char *devices, Rendezvous *rendezvous, const StopRequest *stop, char *reason, size_t size) {
     int ends[2], status = 0;
     reason[0] = 0;
     if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
@@ -67,7 +68,7 @@ bool self_test(const char *devices, const StopRequest *stop, char *reason, size_
     pid_t child = start_doctor(devices, ends[1]);
     int code = errno; /* of a refused process */
     close(ends[1]);
-    bool ended = child > 0 && read_output(ends[0], stop, output);
+    bool ended = child > 0 && read_output(ends[0], rendezvous, stop, output);
     if (child > 0) reap(child, !ended, &status);
     close(ends[0]);
     bool passed = stop->signal || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);

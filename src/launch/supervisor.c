@@ -159,7 +159,7 @@ static void watch(Supervisor *supervisor) {
     Ranks *ranks = &supervisor->ranks;
     while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
         look_at_health(supervisor);
-        if (supervisor->rendezvous) rendezvous_tend(supervisor->rendezvous);
+        rendezvous_tend(supervisor->rendezvous);
         judge_hangs(supervisor);
         if (supervisor->stop->count > seen) {
             if (seen == 0) log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
@@ -263,7 +263,7 @@ static void skip_nan(char **command) {
 static void wait_before_start(const Supervisor *supervisor) {
     int failures = supervisor->failures, seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
     for (double until = log_seconds() + seconds; !supervisor->stop->signal && log_seconds() < until;) {
-        if (supervisor->rendezvous) rendezvous_tend(supervisor->rendezvous);
+        rendezvous_tend(supervisor->rendezvous);
         usleep(POLL_MILLISECONDS * 1000);
     }
 }
@@ -307,7 +307,7 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
 
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     if (!supervisor->options->self_test || !supervisor->suspect) return true;
-    supervisor->suspect = !self_test(supervisor->plan.devices, supervisor->stop, reason, size);
+    supervisor->suspect = !self_test(supervisor->plan.devices, supervisor->rendezvous, supervisor->stop, reason, size);
     if (supervisor->suspect) log_warn("node %d fails its self-test: %s", supervisor->node, reason);
     else log_info("node %d passes its self-test", supervisor->node);
     return !supervisor->suspect;

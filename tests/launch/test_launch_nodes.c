@@ -172,6 +172,21 @@ static void a_node_keeps_its_place_while_it_lives(void **state) {
     assert_int_equal(load(folder).step, STEPS);
 }
 
+/* For longer than node 1 would wait for a node 0 that is not there. */
+static void node_0_welcomes_others_while_it_tests_itself(void **state) {
+    (void)state;
+    make_file(folder, "slow.0");
+    Cluster cluster = {.count = 2, .port = process_free_port()};
+    start_node(&cluster, 0, "", "away=600");
+    WAIT_UNTIL(process_port_has_listener(cluster.port), "node 0 does not listen");
+    start_node(&cluster, 1, "", "away=6");
+    await_text(&cluster, 1, "node 1 passes its self-test", 1);
+    process_sleep(8);
+    remove_file(folder, "slow.0");
+    expect_node(&cluster, 0, 0, "node 0 passes its self-test");
+    expect_node(&cluster, 1, 0, "");
+}
+
 static void a_node_with_another_secret_is_told_so_and_does_not_take_part(void **state) {
     (void)state;
     Cluster cluster = {.count = 2, .port = process_free_port()};
@@ -274,6 +289,7 @@ int main(int argc, char **argv) {
         TEST(without_node_0_the_others_end),
         TEST(nodes_of_another_run_are_refused),
         TEST(a_node_keeps_its_place_while_it_lives),
+        TEST(node_0_welcomes_others_while_it_tests_itself),
         TEST(a_node_with_another_secret_is_told_so_and_does_not_take_part),
         TEST(several_nodes_without_a_secret_are_refused),
         TEST(secrets_are_in_no_output_and_on_no_command_line),
