@@ -44,13 +44,21 @@ static const Option rows[] = {
     INT_OPTION(model.router_width, "64", 1, 65536, "channels", "zaya: width of the routers"),
     BOOL_OPTION(model.renormalise, "false", "scale the gates of a token's experts to sum to 1"),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
+    CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
+        "load-balancing loss: one for each layer, or one over the tokens of all layers (transformers); each microbatch has its own, and "
+        "their mean counts"),
     REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of the rotary embedding"),
     REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head that is rotated"),
-    REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "Llama-3 scaling of low frequencies; 1: none"),
+    CHOICE_OPTION(model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn", "how model.rope_factor stretches positions (rope_type)"),
+    REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "by how much positions are stretched; 1: not at all"),
     REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "Llama-3 scaling: low_freq_factor"),
     REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "Llama-3 scaling: high_freq_factor"),
     INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens",
-        "Llama-3 scaling: context before scaling (original_max_position_embeddings)"),
+        "Llama-3, dynamic and YaRN scaling: context before scaling (original_max_position_embeddings)"),
+    REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN: queries and keys are scaled by it (attention_factor)"),
+    REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns", "YaRN: frequencies of more turns in the first context stay (beta_fast)"),
+    REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "YaRN: frequencies of fewer turns are divided by the factor (beta_slow)"),
+    BOOL_OPTION(model.rope_truncate, "true", "YaRN: the bounds between the two are whole channels"),
     BOOL_OPTION(model.qkv_bias, "false", "llama: biases of queries, keys and values (Qwen2)"),
     BOOL_OPTION(model.qk_norm, "false", "llama: RMSNorm of each query and key head (Qwen3); mpt: qk_ln"),
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "mpt: bound to which queries, keys and values are clamped; 0: none"),
@@ -59,6 +67,7 @@ static const Option rows[] = {
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "added to the mean square or variance in norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
     BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights"),
+    INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
     INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights"),
     REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
@@ -138,6 +147,7 @@ static bool check_family(const ModelConfig *model, Error *error) {
         {"model.qk_norm", model->qk_norm, LLAMA | MPT},
         {"model.clip_qkv", model->clip_qkv > 0, MPT},
         {"model.softmax_scale", model->softmax_scale > 0, MPT},
+        {"model.padding", model->padding >= 0, ZAYA | LLAMA},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         if (settings[i].used && !(settings[i].families >> model->family & 1))
@@ -160,9 +170,15 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE,
             "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number, at least 2", model->rope_fraction,
             (long long)model->head_dim, rotated);
-    if (model->rope_factor > 1 && model->rope_high_frequency <= model->rope_low_frequency)
+    bool scaled = model->rope_factor > 1;
+    if (scaled && model->rope_scaling == ROPE_LLAMA3 && model->rope_high_frequency <= model->rope_low_frequency)
         return error_set(error, ERROR_USAGE, "model.rope_high_frequency=%g must be above model.rope_low_frequency=%g",
             model->rope_high_frequency, model->rope_low_frequency);
+    if (scaled && model->rope_scaling == ROPE_DYNAMIC && rotated == 2)
+        return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 rotated channels of a head");
+    if (model->family == FAMILY_ZAYA && model->rope_attention_factor != 1)
+        return error_set(
+            error, ERROR_USAGE, "model.rope_attention_factor=%g: family zaya computes with 1 only", model->rope_attention_factor);
     return true;
 }
 
@@ -185,6 +201,9 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE,
             "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
             (long long)(model->kv_heads * model->head_dim));
+    if (model->padding >= model->vocabulary)
+        return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
+            (long long)model->vocabulary);
     if (model->experts && model->experts_per_token > model->experts)
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);

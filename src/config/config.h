@@ -7,6 +7,11 @@
 
 typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
 
+/* How positions are stretched by rope_factor (ops/rope/rope.h); a factor of 1: not at all. */
+typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
+/* Over what tokens the load-balancing loss takes its means: of each layer, or of all layers together. */
+typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
+
 typedef struct ModelConfig {
     int family;                                       /* Family */
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
@@ -17,8 +22,14 @@ typedef struct ModelConfig {
     int64_t experts, experts_per_token, router_width;
     bool renormalise; /* gates of the chosen experts sum to 1 */
     double auxiliary_loss;
-    double rope_theta, rope_fraction, rope_factor, rope_low_frequency, rope_high_frequency;
+    int auxiliary_scope; /* AuxiliaryScope */
+    double rope_theta, rope_fraction;
+    int rope_scaling; /* RopeScaling */
+    double rope_factor, rope_low_frequency, rope_high_frequency;
+    double rope_attention_factor, rope_beta_fast, rope_beta_slow; /* of yarn */
+    bool rope_truncate;
     int64_t rope_original_context;
+    int64_t padding;      /* token whose embedding gets no gradient, -1: none */
     bool qkv_bias;        /* llama: as Qwen2 */
     bool qk_norm;         /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all (qk_ln) */
     double clip_qkv;      /* mpt: bound of queries, keys and values, 0: none */

@@ -78,10 +78,16 @@ TensorId builder_rope_table(Builder *b) {
     RopeSpec spec = {.theta = c->rope_theta,
         .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
         .positions = c->context,
+        .scaling = (RopeScaling)c->rope_scaling,
         .factor = c->rope_factor,
+        .original_positions = c->rope_original_context,
         .low_frequency = c->rope_low_frequency,
         .high_frequency = c->rope_high_frequency,
-        .original_positions = c->rope_original_context};
+        .beta_fast = c->rope_beta_fast,
+        .beta_slow = c->rope_beta_slow,
+        .truncate = c->rope_truncate,
+        .attention_factor = c->rope_attention_factor,
+        .length = b->mode == MODEL_GENERATE ? 0 : b->length};
     return op_rope_table(b->graph, &spec);
 }
 

@@ -19,11 +19,13 @@ typedef struct HfModel {
     Precision precision; /* BF16 for folders of bf16 or fp16 weights, else FP32 */
     bool bytes;          /* its tokenizer.json is the byte tokenizer's */
     json_t *content;     /* of config.json */
+    char *warnings;      /* one line about fields of it without effect; NULL: none */
 } HfModel;
 
 /* Whether `folder` has a config.json. */
 bool hf_is_folder(const char *folder);
-/* Reads config.json. What smelt's models cannot compute is refused by field and file. ERROR_CHECKPOINT. */
+/* Reads config.json as transformers does (hf_fields.c); what our models cannot compute is refused by field and file.
+ * ERROR_CHECKPOINT. */
 bool hf_read(const char *folder, HfModel *model, Error *error);
 void hf_release(HfModel *model);
 
@@ -52,7 +54,7 @@ typedef struct HfExport {
     bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
     int64_t shard_bytes;    /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
     const char *source;     /* a folder whose tokenizer's files are copied, and ... */
-    const json_t *origin;   /* ... a config.json, whose special tokens are kept; both NULL when there is none */
+    const json_t *origin;   /* ... its config.json, which is kept, or an object of special tokens; both NULL when there is none */
 } HfExport;
 
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express. */

@@ -1,51 +1,30 @@
-/* config.json in both directions. A class of transformers is a row of `classes`: its name, what holds where a file
- * is silent, and the function that reads what is its own. Reading keeps the first error and goes on with zeros, so
- * that the readers are lists of fields; what our models cannot compute is refused by name, never ignored. Owns
- * nothing. */
-#include <assert.h>
+/* config.json in both directions: the classes of transformers that we know, the fields that are read by functions
+ * rather than by a row of hf_fields.c's tables, and what is written. What our models cannot compute is refused by
+ * name, never ignored. Owns nothing. */
+#include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "data/data.h"
-#include "model/hf_internal.h"
-
-typedef struct Reader {
-    const json_t *object;
-    HfClass class;
-    ModelConfig *model;
-    Error *error;
-    bool good;
-} Reader;
+#include "model/hf_fields_internal.h"
 
 typedef struct Class {
     const char *model_type, *architecture;
     int family;
-    bool tied;      /* where tie_word_embeddings is absent */
-    double theta;   /* where rope_theta is absent */
-    int64_t window; /* where sliding_window is absent */
-    void (*read)(Reader *reader);
 } Class;
 
-static void read_zaya(Reader *r);
-static void read_llama(Reader *r);
-static void read_mistral(Reader *r);
-static void read_mixtral(Reader *r);
-static void read_qwen2(Reader *r);
-static void read_qwen3(Reader *r);
-static void read_mpt(Reader *r);
-static void read_gpt2(Reader *r);
-
 static const Class classes[HF_CLASS_COUNT] = {
-    [HF_ZAYA] = {"zaya", "ZayaForCausalLM", FAMILY_ZAYA, true, 5e6, 0, read_zaya},
-    [HF_LLAMA] = {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, 1e4, 0, read_llama},
-    [HF_MISTRAL] = {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, 1e4, 4096, read_mistral},
-    [HF_MIXTRAL] = {"mixtral", "MixtralForCausalLM", FAMILY_LLAMA, false, 1e6, 0, read_mixtral},
-    [HF_QWEN2] = {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, false, 1e4, 0, read_qwen2},
-    [HF_QWEN3] = {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, 1e4, 0, read_qwen3},
-    [HF_MPT] = {"mpt", "MptForCausalLM", FAMILY_MPT, true, 0, 0, read_mpt},
-    [HF_GPT2] = {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, true, 0, 0, read_gpt2},
+    [HF_ZAYA] = {"zaya", "ZayaForCausalLM", FAMILY_ZAYA},
+    [HF_LLAMA] = {"llama", "LlamaForCausalLM", FAMILY_LLAMA},
+    [HF_MISTRAL] = {"mistral", "MistralForCausalLM", FAMILY_LLAMA},
+    [HF_MIXTRAL] = {"mixtral", "MixtralForCausalLM", FAMILY_LLAMA},
+    [HF_QWEN2] = {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA},
+    [HF_QWEN3] = {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA},
+    [HF_MPT] = {"mpt", "MptForCausalLM", FAMILY_MPT},
+    [HF_GPT2] = {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2},
 };
 
 const char *hf_architecture(HfClass class) { return classes[class].architecture; }
@@ -75,8 +54,8 @@ bool hf_check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.rope_fraction=%g: %s rotates whole heads", c->rope_fraction, name);
     if (c->qkv_bias && class != HF_QWEN2) return error_set(error, ERROR_USAGE, "model.qkv_bias=true: %s has no such biases", name);
     if (c->qk_norm && class != HF_QWEN3) return error_set(error, ERROR_USAGE, "model.qk_norm=true: %s has no such norms", name);
-    if (c->window && (class == HF_QWEN2 || class == HF_QWEN3 || class == HF_MPT || class == HF_GPT2))
-        return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window in all layers", (long long)c->window, name);
+    if (c->window && (class == HF_MPT || class == HF_GPT2))
+        return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, name);
     if (class == HF_MPT && c->kv_heads != c->heads)
         return error_set(error, ERROR_USAGE, "model.kv_heads=%lld: %s has as many key heads as query heads", (long long)c->kv_heads, name);
     if (class == HF_MPT && c->alibi_max != 8)
@@ -86,308 +65,221 @@ bool hf_check(const ModelConfig *c, Error *error) {
     return true;
 }
 
-/* -- Reading fields ------------------------------------------------------------------------------------------------ */
+/* -- Fields that are read by functions ----------------------------------------------------------------------------- */
 
-/* NULL for absent fields and for null. */
-static const json_t *field(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    return json_is_null(value) ? NULL : value;
+static const json_t *field(const HfFieldReader *r, const char *name) { return json_object_get(r->object, name); }
+
+/* A field that may be absent, which is at least `least`. */
+static int64_t integer_or(HfFieldReader *r, const char *name, int64_t least, int64_t fallback) {
+    const json_t *value = field(r, name);
+    if (!value) return fallback;
+    if (!json_is_integer(value) || json_integer_value(value) < least)
+        hf_refuse(r, name, "is not an integer from %lld on", (long long)least);
+    return json_integer_value(value);
 }
 
-static bool has(const Reader *r, const char *key) { return field(r->object, key) != NULL; }
-
-static void fail(Reader *r, const char *key, const char *reason) {
-    if (r->good) r->good = error_set(r->error, ERROR_CHECKPOINT, "%s %s", key, reason);
-}
-
-/* Fields that must be there; in lists with one entry per layer, the largest: entries are 0 where the field does not
- * apply. */
-static int64_t integer(Reader *r, const char *key) {
-    const json_t *value = field(r->object, key), *item;
-    size_t index;
-    int64_t largest = 0;
-    if (json_is_integer(value)) return json_integer_value(value);
-    if (!json_is_array(value)) fail(r, key, value ? "is not an integer" : "is missing");
-    json_array_foreach(value, index, item) {
-        if (!json_is_integer(item)) fail(r, key, "holds something else than integers");
-        else if (json_integer_value(item) > largest) largest = json_integer_value(item);
-    }
-    return largest;
-}
-
-static int64_t integer_or(Reader *r, const char *key, int64_t fallback) { return has(r, key) ? integer(r, key) : fallback; }
-
-static double real_of(Reader *r, const json_t *object, const char *key) {
-    const json_t *value = field(object, key);
-    if (!json_is_number(value)) fail(r, key, value ? "is not a number" : "is missing");
-    return json_number_value(value);
-}
-
-static double real_or(Reader *r, const json_t *object, const char *key, double fallback) {
-    return field(object, key) ? real_of(r, object, key) : fallback;
-}
-
-static bool boolean_or(Reader *r, const char *key, bool fallback) {
-    const json_t *value = field(r->object, key);
-    if (value && !json_is_boolean(value)) fail(r, key, "is neither true nor false");
+static bool boolean_or(HfFieldReader *r, const char *name, bool fallback) {
+    const json_t *value = field(r, name);
+    if (value && !json_is_boolean(value)) hf_refuse(r, name, "is neither true nor false");
     return value ? json_is_true(value) : fallback;
 }
 
-static void require_boolean(Reader *r, const char *key, bool wanted) {
-    if (boolean_or(r, key, wanted) != wanted)
-        fail(r, key, wanted ? "is false, and smelt's model has it" : "is true, and smelt's model does not have it");
+/* PyTorch counts negative indices of an embedding from its end. */
+void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
+    int64_t vocabulary = r->model->vocabulary, token = json_integer_value(value);
+    r->model->padding = -1;
+    if (!value || json_is_null(value)) return;
+    if (!json_is_integer(value) || token < -vocabulary || token >= vocabulary) hf_refuse(r, name, "is no token of the vocabulary");
+    else r->model->padding = token < 0 ? token + vocabulary : token;
 }
 
-static void require_integer(Reader *r, const char *key, int64_t wanted, const char *reason) {
-    if (integer_or(r, key, wanted) != wanted) fail(r, key, reason);
+void hf_read_zaya_padding(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value) hf_read_padding(r, name, value);
+    else r->model->padding = 0;
 }
 
-/* -- Reading classes ----------------------------------------------------------------------------------------------- */
-
-/* Both spellings: rope_parameters with all in it (transformers 5), or rope_scaling beside rope_theta. `rope` may be
- * NULL. */
-static void read_rope(Reader *r, const json_t *rope) {
-    ModelConfig *c = r->model;
-    const json_t *type = field(rope, "rope_type") ? field(rope, "rope_type") : field(rope, "type");
-    c->rope_theta = real_or(r, rope, "rope_theta", real_or(r, r->object, "rope_theta", classes[r->class].theta));
-    c->rope_fraction =
-        real_or(r, rope, "partial_rotary_factor", real_or(r, r->object, "partial_rotary_factor", r->class == HF_ZAYA ? 0.5 : 1));
-    if (!type || (json_is_string(type) && !strcmp(json_string_value(type), "default"))) return;
-    if (!json_is_string(type) || strcmp(json_string_value(type), "llama3")) {
-        fail(r, "rope_type", "is another scaling of positions than llama3, the only one that smelt has");
-        return;
-    }
-    c->rope_factor = real_of(r, rope, "factor");
-    c->rope_low_frequency = real_of(r, rope, "low_freq_factor");
-    c->rope_high_frequency = real_of(r, rope, "high_freq_factor");
-    c->rope_original_context = json_integer_value(field(rope, "original_max_position_embeddings"));
-    if (c->rope_original_context < 1) fail(r, "original_max_position_embeddings", "is not a positive integer");
-}
-
-static const json_t *rope_object(Reader *r) {
-    const json_t *rope = field(r->object, "rope_parameters");
-    if (!rope) rope = field(r->object, "rope_scaling");
-    if (json_is_false(rope)) rope = NULL;
-    if (rope && !json_is_object(rope)) fail(r, "rope_parameters", "is not an object");
-    return rope;
-}
-
-static void read_heads(Reader *r) {
-    ModelConfig *c = r->model;
-    c->heads = integer(r, "num_attention_heads");
-    c->kv_heads = integer_or(r, "num_key_value_heads", c->heads);
-    c->head_dim = integer_or(r, "head_dim", 0);
-}
-
-static void require_string(Reader *r, const char *key, const char *wanted) {
-    const json_t *value = field(r->object, key);
-    if (value && (!json_is_string(value) || strcmp(json_string_value(value), wanted)))
-        fail(r, key, "has another value than the one that smelt's models have");
-}
-
-/* What every class spells the same way. */
-static void read_common(Reader *r) {
-    ModelConfig *c = r->model;
-    c->vocabulary = integer(r, "vocab_size");
-    c->tied = boolean_or(r, "tie_word_embeddings", classes[r->class].tied);
-    c->init_std = real_or(r, r->object, "initializer_range", 0.02);
-    if (has(r, "quantization_config")) fail(r, "quantization_config", "is set, and smelt reads weights that are not quantised only");
-}
-
-/* And what ZAYA1 and Llama's relatives do. */
-static void read_sizes(Reader *r) {
-    ModelConfig *c = r->model;
-    c->width = integer(r, "hidden_size");
-    c->context = integer(r, "max_position_embeddings");
-    require_string(r, "hidden_act", "silu");
-    require_boolean(r, "attention_bias", false);
-}
-
-static void read_llama(Reader *r) {
-    ModelConfig *c = r->model;
-    read_sizes(r);
-    read_heads(r);
-    c->layers = integer(r, "num_hidden_layers");
-    c->ffn = integer(r, "intermediate_size");
-    c->norm_epsilon = real_or(r, r->object, "rms_norm_eps", 1e-6);
-    require_boolean(r, "mlp_bias", false);
-    read_rope(r, rope_object(r));
-}
-
-static void read_mistral(Reader *r) {
-    read_llama(r);
-    bool absent = !json_object_get(r->object, "sliding_window");
-    r->model->window = integer_or(r, "sliding_window", absent ? classes[r->class].window : 0);
-}
-
-/* What transformers' coefficient of the router's loss is times ours. Both sum E f_e P_e, but it has means over all
- * layers' tokens together, with f the choices per token, k in all; we have a loss for each layer, with f their
- * shares, 1 in all. */
-static double router_loss_ratio(const ModelConfig *c) { return (double)c->layers / (double)c->experts_per_token; }
-
-static void read_mixtral(Reader *r) {
-    ModelConfig *c = r->model;
-    read_mistral(r);
-    c->norm_epsilon = real_or(r, r->object, "rms_norm_eps", 1e-5);
-    c->experts = integer(r, "num_local_experts");
-    if (c->experts < 1) fail(r, "num_local_experts", "is less than 1");
-    c->experts_per_token = integer(r, "num_experts_per_tok");
-    c->renormalise = true;
-    c->auxiliary_loss =
-        boolean_or(r, "output_router_logits", false) ? real_or(r, r->object, "router_aux_loss_coef", 0.001) / router_loss_ratio(c) : 0;
-}
-
-static void read_qwen2(Reader *r) {
-    read_llama(r);
-    r->model->qkv_bias = true;
-    require_boolean(r, "use_sliding_window", false);
-}
-
-static void read_qwen3(Reader *r) {
-    read_llama(r);
-    r->model->head_dim = integer_or(r, "head_dim", 128);
-    r->model->qk_norm = true;
-    require_boolean(r, "use_sliding_window", false);
-}
-
-static void read_mpt_attention(Reader *r) {
-    ModelConfig *c = r->model;
-    require_boolean(r, "alibi", true);
-    require_boolean(r, "prefix_lm", false);
-    require_boolean(r, "rope", false);
-    c->alibi_max = real_or(r, r->object, "alibi_bias_max", 8);
-    c->clip_qkv = real_or(r, r->object, "clip_qkv", 0);
-    c->softmax_scale = real_or(r, r->object, "softmax_scale", 0);
-    c->qk_norm = boolean_or(r, "qk_ln", false);
-    const char *type = json_string_value(field(r->object, "attn_type"));
-    c->kv_heads = type && !strcmp(type, "multiquery_attention") ? 1 : integer_or(r, "kv_n_heads", c->heads);
-}
-
-double hf_logit_scale(const json_t *object, const ModelConfig *c) {
-    const json_t *value = field(object, "logit_scale");
-    if (!value || json_is_number(value)) return value ? json_number_value(value) : 1;
-    return json_is_string(value) && !strcmp(json_string_value(value), "inv_sqrt_d_model") ? 1 / sqrt((double)c->width) : NAN;
-}
-
-/* learned_pos_emb says nothing where alibi is true. */
-static void read_mpt(Reader *r) {
-    ModelConfig *c = r->model;
-    c->width = integer(r, "d_model");
-    c->heads = c->kv_heads = integer(r, "n_heads");
-    c->head_dim = 0;
-    c->layers = integer(r, "n_layers");
-    c->context = integer(r, "max_seq_len");
-    c->norm_epsilon = real_or(r, r->object, "layer_norm_epsilon", 1e-5);
-    if (__builtin_mul_overflow(integer_or(r, "expansion_ratio", 4), c->width, &c->ffn)) fail(r, "expansion_ratio", "is too large");
-    require_boolean(r, "no_bias", true);
-    const char *norm = json_string_value(field(r->object, "norm_type"));
-    if (norm && strcmp(norm, "low_precision_layernorm") && strcmp(norm, "layernorm")) fail(r, "norm_type", "is no LayerNorm");
-    double scale = hf_logit_scale(r->object, c);
-    if (!isfinite(scale) || scale == 0) fail(r, "logit_scale", "is neither a number other than 0 nor \"inv_sqrt_d_model\"");
-    Reader inner = *r;
-    inner.object = field(r->object, "attn_config");
-    read_mpt_attention(&inner);
-    r->good = inner.good;
-}
-
-static void read_gpt2(Reader *r) {
-    ModelConfig *c = r->model;
-    c->width = integer(r, "n_embd");
-    c->heads = c->kv_heads = integer(r, "n_head");
-    c->head_dim = 0;
-    c->layers = integer(r, "n_layer");
-    c->context = integer(r, "n_positions");
-    c->norm_epsilon = real_or(r, r->object, "layer_norm_epsilon", 1e-5);
-    c->ffn = integer_or(r, "n_inner", 0);
-    if (c->ffn == 0 && __builtin_mul_overflow(4, c->width, &c->ffn)) fail(r, "n_embd", "is too large");
-    require_string(r, "activation_function", "gelu_new");
-    require_boolean(r, "scale_attn_weights", true);
-    require_boolean(r, "scale_attn_by_inverse_layer_idx", false);
-    require_boolean(r, "add_cross_attention", false);
-}
-
-/* All layers must be of one type: "hybrid", or "hybrid_sliding" with a window. */
-static const char *read_layer_type(Reader *r) {
-    const json_t *types = field(r->object, "layer_types"), *first = json_array_get(types, 0), *type;
+/* The one type of all layers in a list with an entry for each; NULL after a refusal. */
+static const char *layer_type(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
+    const json_t *first = json_array_get(types, 0), *type;
     size_t index;
-    if (!types) return "hybrid";
-    if (!json_is_string(first) || (int64_t)json_array_size(types) != r->model->layers) {
-        fail(r, "layer_types", "does not hold one name for each of num_hidden_layers");
-        return "hybrid";
+    const char *text = json_string_value(first);
+    if (!json_is_array(types) || (int64_t)json_array_size(types) != r->model->layers || !text) {
+        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        return NULL;
     }
     json_array_foreach(types, index, type) if (!json_equal(type, first))
-        fail(r, "layer_types", "differ from layer to layer, and smelt's models have layers of one type");
-    if (strcmp(json_string_value(first), "hybrid") && strcmp(json_string_value(first), "hybrid_sliding"))
-        fail(r, "layer_types", "holds something else than \"hybrid\" and \"hybrid_sliding\"");
-    return json_string_value(first);
+        hf_refuse(r, name, "differ from layer to layer, and smelt's models have layers of one type");
+    if (!strcmp(text, full) || !strcmp(text, sliding)) return text;
+    hf_refuse(r, name, "holds something else than \"%s\" and \"%s\"", full, sliding);
+    return NULL;
 }
 
-static void read_native_zaya(Reader *r) {
+/* Takes the window away from layers of full attention; those of the other type must have one. */
+static void apply_layer_type(HfFieldReader *r, const char *name, const json_t *types) {
+    static const char full[] = "full_attention", sliding[] = "sliding_attention";
+    const char *type = layer_type(r, name, types, full, sliding);
+    if (!type) return;
+    if (!strcmp(type, full)) r->model->window = 0;
+    else if (!r->model->window) hf_refuse(r, name, "holds \"%s\", and the model has no sliding_window", sliding);
+}
+
+void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value && !json_is_null(value) && (int64_t)json_array_size(value) != r->model->layers)
+        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+}
+
+void hf_read_ministral_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value && !r->model->window) hf_refuse(r, name, "stands beside a sliding_window of null, with which transformers does not run");
+    if (value && !json_is_null(value)) apply_layer_type(r, name, value);
+}
+
+void hf_read_qwen_layers(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
-    read_heads(r);
-    c->layers = integer(r, "num_hidden_layers");
-    const char *type = read_layer_type(r);
-    const json_t *rope = rope_object(r), *of_type = field(rope, type);
-    c->window = !strcmp(type, "hybrid_sliding") ? integer(r, "sliding_window") : 0;
-    c->norm_epsilon = real_or(r, r->object, "rms_norm_eps", 1e-5);
-    c->ffn = integer(r, "moe_intermediate_size");
-    c->experts = integer(r, "num_experts");
-    c->experts_per_token = integer_or(r, "num_experts_per_tok", 1);
-    c->router_width = integer(r, "router_hidden_size");
-    read_rope(r, of_type ? of_type : rope);
+    const json_t *window = field(r, "sliding_window");
+    int64_t first = integer_or(r, "max_window_layers", INT64_MIN, 28);
+    c->window = json_is_null(window) ? 0 : integer_or(r, "sliding_window", 1, 4096);
+    if (!boolean_or(r, "use_sliding_window", false)) c->window = 0;
+    if (value && !json_is_null(value)) apply_layer_type(r, name, value);
+    else if (c->window && first >= c->layers) c->window = 0;
+    else if (c->window && first > 0)
+        hf_refuse(r, "max_window_layers", "gives a window to some of the layers, and smelt's models have layers of one type");
+}
+
+/* load_balancing_loss_func of transformers' Mixtral: one loss over the tokens of all layers, E sum over e of f_e P_e
+ * with f the choices per token, k in all; ours has their shares, 1 in all. */
+void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value && !json_is_number(value)) hf_refuse(r, name, "is not a number");
+    double weight = value ? json_number_value(value) : 0.001;
+    r->model->auxiliary_scope = AUXILIARY_MODEL;
+    r->model->auxiliary_loss = boolean_or(r, "output_router_logits", false) ? weight * r->model->experts_per_token : 0;
+    if (r->model->auxiliary_loss < 0) hf_refuse(r, name, "is below 0");
+}
+
+/* Rotary positions stand in rope_parameters by type of layer, each with all that it needs. */
+void hf_read_zaya_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    static const char full[] = "hybrid", sliding[] = "hybrid_sliding";
+    ModelConfig *c = r->model;
+    const json_t *window = field(r, "sliding_window"), *rope = field(r, "rope_parameters");
+    const char *type = !value || json_is_null(value) ? full : layer_type(r, name, value, full, sliding);
+    if (!type) return;
+    bool slides = !strcmp(type, sliding);
+    int64_t given = json_is_null(window) ? 0 : integer_or(r, "sliding_window", 1, 0);
+    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, and layer_types holds \"%s\"", sliding);
+    c->window = slides ? given : 0;
+    bool scaling = field(r, "rope_scaling") != NULL, absent = !scaling && (!rope || json_is_null(rope));
+    if (scaling) rope = field(r, "rope_scaling");
+    const json_t *of_type = json_object_get(rope, type);
+    if (!absent && !json_is_object(of_type)) hf_refuse(r, scaling ? "rope_scaling" : "rope_parameters", "has no object \"%s\"", type);
+    else hf_read_rope_object(r, "rope_parameters.", of_type, !absent ? NAN : slides ? 1e4 : 5e6, absent ? 0.5 : 1);
+}
+
+/* An integer, or the largest of a list with one entry per step: entries are 0 where the field does not apply. */
+static int64_t largest(HfFieldReader *r, const char *name) {
+    const json_t *value = field(r, name), *item;
+    size_t index;
+    int64_t most = 0;
+    if (json_is_integer(value)) return json_integer_value(value);
+    if (!json_is_array(value)) hf_refuse(r, name, value ? "is not an integer" : "is missing");
+    json_array_foreach(value, index, item) {
+        if (!json_is_integer(item)) hf_refuse(r, name, "holds something else than integers");
+        else if (json_integer_value(item) > most) most = json_integer_value(item);
+    }
+    return most;
 }
 
 /* Steps of attention and of experts take turns: "a", experts, "a", experts ... */
-static int64_t read_legacy_steps(Reader *r, int64_t *experts) {
-    const json_t *steps = field(r->object, "zaya_layers"), *step;
+static int64_t read_first_steps(HfFieldReader *r, const json_t *steps) {
+    const json_t *step;
     size_t index;
-    *experts = json_is_array(steps) ? json_integer_value(json_array_get(steps, 1)) : integer(r, "num_experts");
-    if (!json_is_array(steps)) return integer(r, "num_hidden_layers");
+    r->model->experts = json_is_array(steps) ? json_integer_value(json_array_get(steps, 1)) : largest(r, "num_experts");
+    if (!json_is_array(steps)) return largest(r, "num_hidden_layers");
     json_array_foreach(steps, index, step) {
         bool attention = json_is_string(step) && !strcmp(json_string_value(step), "a");
-        if (index % 2 ? json_integer_value(step) != *experts : !attention)
-            fail(r, "zaya_layers", "is not \"a\" and the number of experts in turns");
+        if (index % 2 ? json_integer_value(step) != r->model->experts : !attention)
+            hf_refuse(r, "zaya_layers", "is not \"a\" and the number of experts in turns");
     }
     return (int64_t)json_array_size(steps);
 }
 
-/* ffn_hidden_size counts gate and upward rows; num_attention_heads is wrong in folders that have cca_num_q_heads. */
-static void read_legacy_zaya(Reader *r) {
-    static const char *const true_flags[] = {
-        "cca", "zaya_use_eda", "zaya_use_mod", "scale_residual_merge", "gated_linear_unit", "residual_in_fp32"};
-    static const char *const false_flags[] = {"clamp_temp", "add_bias_linear", "lm_head_bias"};
-    ModelConfig *c = r->model;
-    for (size_t i = 0; i < sizeof true_flags / sizeof *true_flags; i++) require_boolean(r, true_flags[i], true);
-    for (size_t i = 0; i < sizeof false_flags / sizeof *false_flags; i++) require_boolean(r, false_flags[i], false);
-    int64_t steps = read_legacy_steps(r, &c->experts);
-    if (steps % 2) fail(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
-    c->layers = steps / 2;
-    c->heads = integer(r, has(r, "cca_num_q_heads") ? "cca_num_q_heads" : "num_attention_heads");
-    c->kv_heads = integer(r, has(r, "num_query_groups_list") ? "num_query_groups_list"
-                             : has(r, "num_query_groups")    ? "num_query_groups"
-                                                             : "num_key_value_heads");
-    c->head_dim = integer(r, has(r, "kv_channels") ? "kv_channels" : "head_dim");
-    int64_t rows = integer(r, has(r, "ffn_hidden_size_list") ? "ffn_hidden_size_list" : "ffn_hidden_size");
-    if (rows % 2) fail(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
-    c->ffn = rows / 2;
-    c->router_width = integer(r, "zaya_mlp_expansion");
-    c->experts_per_token = integer_or(r, "moe_router_topk", 1);
-    c->norm_epsilon = real_or(r, r->object, "norm_epsilon", 1e-5);
-    if (!has(r, "rope_theta")) fail(r, "rope_theta", "is missing");
-    if (integer_or(r, "sliding_window", 0) || (has(r, "swa_layers") && integer(r, "swa_layers")))
-        fail(r, "sliding_window", "is set, which smelt reads in the layout of transformers only");
-    read_rope(r, rope_object(r));
+static int64_t first_of(HfFieldReader *r, const char *const *names) {
+    while (names[1] && !field(r, names[0])) names++;
+    return largest(r, names[0]);
 }
 
-static void read_zaya(Reader *r) {
+/* ffn_hidden_size counts gate and upward rows; num_attention_heads is wrong in folders that have cca_num_q_heads. */
+void hf_read_first_zaya(HfFieldReader *r, const char *name, const json_t *value) {
+    static const char *const heads[] = {"cca_num_q_heads", "num_attention_heads", NULL}, *const dims[] = {"kv_channels", "head_dim", NULL},
+                             *const key_heads[] = {"num_query_groups_list", "num_query_groups", "num_key_value_heads", NULL},
+                             *const rows[] = {"ffn_hidden_size_list", "ffn_hidden_size", NULL};
     ModelConfig *c = r->model;
-    read_sizes(r);
-    require_integer(r, "cca_time0", 2, "is not 2, the width of smelt's convolutions");
-    require_integer(r, "cca_time1", 2, "is not 2, the width of smelt's convolutions");
-    require_boolean(r, "lm_head_bias", false);
-    if (has(r, "zaya_layers") || has(r, "ffn_hidden_size")) read_legacy_zaya(r);
-    else read_native_zaya(r);
-    if (c->experts_per_token != 1) fail(r, "num_experts_per_tok", "is not 1");
+    int64_t steps = read_first_steps(r, value), gate_up = first_of(r, rows);
+    (void)name;
+    if (steps % 2) hf_refuse(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
+    if (gate_up % 2) hf_refuse(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
+    c->layers = steps / 2;
+    c->ffn = gate_up / 2;
+    c->heads = first_of(r, heads);
+    c->kv_heads = first_of(r, key_heads);
+    c->head_dim = first_of(r, dims);
+    if (field(r, "swa_layers") && largest(r, "swa_layers"))
+        hf_refuse(r, "swa_layers", "is set, which smelt reads in the layout of transformers only");
+    if (!field(r, "rope_theta")) hf_refuse(r, "rope_theta", "is missing");
+    const json_t *fraction = field(r, "partial_rotary_factor");
+    hf_read_rope_object(r, "rope_scaling.", field(r, "rope_scaling"), json_number_value(field(r, "rope_theta")),
+        fraction ? json_number_value(fraction) : 0.5);
+}
+
+void hf_read_mpt_expansion(HfFieldReader *r, const char *name, const json_t *value) {
+    (void)value;
+    if (__builtin_mul_overflow(integer_or(r, name, 1, 4), r->model->width, &r->model->ffn)) hf_refuse(r, name, "is too large");
+}
+
+double hf_logit_scale(const json_t *object, const ModelConfig *c) {
+    const json_t *value = json_object_get(object, "logit_scale");
+    if (!value || json_is_null(value)) return 1;
+    if (json_is_number(value)) return json_number_value(value);
+    return json_is_string(value) && !strcmp(json_string_value(value), "inv_sqrt_d_model") ? 1 / sqrt((double)c->width) : NAN;
+}
+
+/* MosaicML's own code computes these two as they say, transformers ignores them. */
+static const char mpt_own[] = "is computed as llm-foundry does; transformers ignores it";
+
+void hf_read_mpt_logit_scale(HfFieldReader *r, const char *name, const json_t *value) {
+    (void)value;
+    double scale = hf_logit_scale(r->object, r->model);
+    if (!isfinite(scale) || scale == 0) hf_refuse(r, name, "is neither a number other than 0 nor \"inv_sqrt_d_model\"");
+    if (scale != 1) hf_warn(r, "%s %s", name, mpt_own);
+}
+
+void hf_read_mpt_alibi(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value && !(json_number_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    r->model->alibi_max = value ? json_number_value(value) : 8;
+    if (r->model->alibi_max != 8) hf_warn(r, "%s%s %s", r->path, name, mpt_own);
+}
+
+void hf_read_mpt_scale(HfFieldReader *r, const char *name, const json_t *value) {
+    bool given = value && !json_is_null(value);
+    if (given && !(json_number_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    r->model->softmax_scale = given ? json_number_value(value) : 0;
+}
+
+void hf_read_mpt_key_heads(HfFieldReader *r, const char *name, const json_t *value) {
+    const char *type = value ? json_string_value(value) : "multihead_attention";
+    bool one = type && !strcmp(type, "multiquery_attention"), all = type && !strcmp(type, "multihead_attention");
+    if (!one && !all && (!type || strcmp(type, "grouped_query_attention"))) hf_refuse(r, name, "is no kind of attention that smelt has");
+    r->model->kv_heads = one ? 1 : integer_or(r, "kv_n_heads", 1, r->model->heads);
+}
+
+void hf_read_mpt_attention(HfFieldReader *r, const char *name, const json_t *value) {
+    HfFieldReader inner = *r;
+    json_t *none = json_object();
+    bool given = value && !json_is_null(value);
+    if (given && !json_is_object(value)) hf_refuse(r, name, "is not an object");
+    inner.object = given && json_is_object(value) ? value : none;
+    inner.path = "attn_config.";
+    hf_read_fields(&inner, hf_mpt_attention_tables());
+    if (r->good) r->good = inner.good;
+    json_decref(none);
 }
 
 /* -- Reading the file ---------------------------------------------------------------------------------------------- */
@@ -444,20 +336,59 @@ static Precision read_precision(const json_t *object) {
     return type && (!strcmp(type, "bfloat16") || !strcmp(type, "float16")) ? PRECISION_BF16 : PRECISION_FP32;
 }
 
-bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, Error *error) {
+/* What is the class's own, and zeros where fields, or what is derived from others, come after. */
+static ModelConfig start_model(HfClass class) {
     Config defaults;
     OptionStrings strings = {0};
-    Reader reader = {.object = object, .model = model, .error = error, .good = true};
-    if (!json_is_object(object)) return error_set(error, ERROR_CHECKPOINT, "it is not a JSON object");
-    if (!find_class(object, &reader.class, error)) return false;
     options_defaults(&config_table, &defaults, &strings);
     options_free_strings(&strings);
-    *model = defaults.model;
-    model->family = classes[reader.class].family;
-    read_common(&reader);
-    classes[reader.class].read(&reader);
+    ModelConfig model = defaults.model;
+    model.family = classes[class].family;
+    model.kv_heads = model.head_dim = model.ffn = 0;
+    model.qkv_bias = class == HF_QWEN2;
+    model.qk_norm = class == HF_QWEN3;
+    model.renormalise = class == HF_MIXTRAL;
+    return model;
+}
+
+/* As many key heads as query heads, and GPT-2's hidden width, where no field says otherwise. */
+static void derive_sizes(HfFieldReader *r) {
+    ModelConfig *c = r->model;
+    if (!c->kv_heads) c->kv_heads = c->heads;
+    if (!c->ffn && __builtin_mul_overflow(4, c->width, &c->ffn)) hf_refuse(r, "n_embd", "is too large");
+}
+
+static bool mentions(const char *text, const char *setting) {
+    const char *at = strstr(text, setting);
+    char after = at ? at[strlen(setting)] : '_';
+    return !isalnum((unsigned char)after) && after != '_';
+}
+
+/* Puts the fields from which settings were read in front of a message about these settings. The width of a head may
+ * come from two of them. */
+static bool name_fields(const HfTables *tables, const json_t *object, Error *error) {
+    char names[256] = "";
+    bool derived = mentions(error->message, "model.head_dim");
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *row = &config_table.rows[i];
+        bool part = derived && (!strcmp(row->name, "model.width") || !strcmp(row->name, "model.heads"));
+        const HfField *f = hf_find_member(tables, row->offset - offsetof(Config, model));
+        if (!f || (!part && !mentions(error->message, row->name))) continue;
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", names[0] ? ", " : "", hf_used_name(tables, object, f->name));
+    }
+    return names[0] ? error_context(error, "%s", names) : false;
+}
+
+bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, char **warnings, Error *error) {
+    HfFieldReader reader = {.object = object, .path = "", .model = model, .warnings = warnings, .error = error, .good = true};
+    *warnings = NULL;
+    if (!json_is_object(object)) return error_set(error, ERROR_CHECKPOINT, "it is not a JSON object");
+    if (!find_class(object, &reader.class, error)) return false;
+    *model = start_model(reader.class);
+    hf_read_fields(&reader, hf_tables(reader.class, object));
+    derive_sizes(&reader);
     *precision = read_precision(object);
-    return reader.good && check_model(model, error);
+    return reader.good && (check_model(model, error) || name_fields(hf_tables(reader.class, object), object, error));
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
@@ -468,18 +399,10 @@ void hf_put(json_t *object, const char *key, json_t *value) {
 
 static void put_string(json_t *object, const char *key, const char *value) { hf_put(object, key, json_string(value)); }
 
-static void put_scaling(json_t *rope, const ModelConfig *c) {
-    put_string(rope, "rope_type", "llama3");
-    hf_put(rope, "factor", json_real(c->rope_factor));
-    hf_put(rope, "low_freq_factor", json_real(c->rope_low_frequency));
-    hf_put(rope, "high_freq_factor", json_real(c->rope_high_frequency));
-    hf_put_integer(rope, "original_max_position_embeddings", c->rope_original_context);
-}
-
 /* The spelling that transformers 4 and other readers know too; transformers 5 turns it into rope_parameters. */
 static void put_rope(json_t *object, const ModelConfig *c) {
     json_t *scaling = json_null();
-    if (c->rope_factor > 1) put_scaling(scaling = json_object(), c);
+    if (hf_is_scaled(c)) hf_put_scaling(scaling = json_object(), c);
     hf_put(object, "rope_theta", json_real(c->rope_theta));
     hf_put(object, "rope_scaling", scaling);
 }
@@ -488,7 +411,7 @@ static void put_zaya(json_t *object, const ModelConfig *c) {
     const char *layer_type = c->window ? "hybrid_sliding" : "hybrid";
     json_t *rope = json_object(), *by_type = json_object(), *types = json_array();
     put_string(rope, "rope_type", "default");
-    if (c->rope_factor > 1) put_scaling(rope, c);
+    if (hf_is_scaled(c)) hf_put_scaling(rope, c);
     hf_put(rope, "rope_theta", json_real(c->rope_theta));
     hf_put(rope, "partial_rotary_factor", json_real(c->rope_fraction));
     hf_put(by_type, layer_type, rope);
@@ -505,6 +428,13 @@ static void put_zaya(json_t *object, const ModelConfig *c) {
     hf_put(object, "lm_head_bias", json_false());
 }
 
+/* As read; of the losses of single layers, whose sum stands for it, the weight with the same sum where layers are
+ * alike. */
+static double router_loss_weight(const ModelConfig *c) {
+    double weight = c->auxiliary_loss / (double)c->experts_per_token;
+    return c->auxiliary_scope == AUXILIARY_MODEL ? weight : weight * (double)c->layers;
+}
+
 static void put_llama(json_t *object, const ModelConfig *c, HfClass class) {
     put_rope(object, c);
     hf_put_integer(object, "intermediate_size", c->ffn);
@@ -516,7 +446,7 @@ static void put_llama(json_t *object, const ModelConfig *c, HfClass class) {
         hf_put_integer(object, "num_local_experts", c->experts);
         hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);
         hf_put(object, "output_router_logits", json_boolean(c->auxiliary_loss > 0));
-        hf_put(object, "router_aux_loss_coef", json_real(c->auxiliary_loss * router_loss_ratio(c)));
+        hf_put(object, "router_aux_loss_coef", json_real(router_loss_weight(c)));
     }
 }
 
@@ -561,20 +491,26 @@ static void put_sizes(json_t *object, const ModelConfig *c, HfClass class) {
     hf_put_integer(object, "num_key_value_heads", c->kv_heads);
     hf_put_integer(object, "head_dim", c->head_dim);
     put_string(object, "hidden_act", "silu");
-    hf_put_integer(object, "max_position_embeddings", c->context);
+    hf_put_integer(
+        object, "max_position_embeddings", c->rope_factor > 1 && c->rope_scaling == ROPE_DYNAMIC ? c->rope_original_context : c->context);
     hf_put(object, "rms_norm_eps", json_real(c->norm_epsilon));
     hf_put(object, "attention_dropout", json_real(0));
     if (class != HF_LLAMA) hf_put(object, "sliding_window", c->window ? json_integer(c->window) : json_null());
+    if ((class == HF_QWEN2 || class == HF_QWEN3) && c->window) {
+        hf_put(object, "use_sliding_window", json_true());
+        hf_put_integer(object, "max_window_layers", 0);
+    }
     if (class == HF_ZAYA) put_zaya(object, c);
     else put_llama(object, c, class);
 }
 
 static void put_token_ids(json_t *object, const HfExport *export) {
-    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const keys[] = {"bos_token_id", "eos_token_id"};
+    for (int i = 0; i < 2; i++) {
         json_t *value = json_object_get(export->origin, keys[i]);
         hf_put(object, keys[i], value ? json_incref(value) : json_null());
     }
+    hf_put(object, "pad_token_id", export->config->padding >= 0 ? json_integer(export->config->padding) : json_null());
     if (export->bytes) hf_put_integer(object, "eos_token_id", BYTE_SEPARATOR);
 }
 
@@ -586,9 +522,8 @@ static json_t *dtype(const HfExport *export) {
     return json_string(export->precision == PRECISION_BF16 ? "bfloat16" : "float32");
 }
 
-json_t *hf_config(const HfExport *export) {
+static json_t *describe(const HfExport *export, HfClass class) {
     const ModelConfig *c = export->config;
-    HfClass class = hf_class(c);
     json_t *object = json_object();
     hf_put(object, "architectures", json_pack("[s]", hf_architecture(class)));
     put_string(object, "model_type", classes[class].model_type);
@@ -602,4 +537,20 @@ json_t *hf_config(const HfExport *export) {
     else if (class == HF_GPT2) put_gpt2(object, c);
     else put_sizes(object, c, class);
     return object;
+}
+
+/* A folder's own description holds for its copy, in its own class. The scale of logits has gone into the weights; the
+ * types of tensors may have changed. */
+static json_t *describe_copy(const HfExport *export) {
+    json_t *object = json_deep_copy(export->origin);
+    if (!object) memory_refused(sizeof *object);
+    if (json_object_get(object, "logit_scale")) hf_put(object, "logit_scale", json_null());
+    json_object_del(object, "torch_dtype");
+    hf_put(object, "dtype", dtype(export));
+    return object;
+}
+
+json_t *hf_config(const HfExport *export) {
+    bool copied = json_object_get(export->origin, "model_type") && !hf_is_first_zaya(export->origin);
+    return copied ? describe_copy(export) : describe(export, hf_class(export->config));
 }

@@ -10,13 +10,18 @@ typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_Q
 /* -- config.json (hf_config.c) ------------------------------------------------------------------------------------- */
 
 /* Reads the content of config.json; what it says of the model has passed config_check. Messages do not name the
- * file. ERROR_CHECKPOINT. */
-bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, Error *error);
+ * file. *warnings is one allocated line for the user about fields without effect, or NULL, in any case.
+ * ERROR_CHECKPOINT. */
+bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, char **warnings, Error *error);
 /* What the logits of an mpt are multiplied with (logit_scale): 1 when it is absent, NaN when it makes no sense. */
 double hf_logit_scale(const json_t *object, const ModelConfig *config);
 const char *hf_architecture(HfClass class); /* "ZayaForCausalLM" */
 /* The class that a configuration is written as. */
 HfClass hf_class(const ModelConfig *config);
+/* Whether positions are scaled, and queries and keys with them. */
+static inline bool hf_is_scaled(const ModelConfig *c) { return c->rope_factor > 1 || c->rope_attention_factor != 1; }
+/* Adds the fields of scaled positions (hf_rope.c). */
+void hf_put_scaling(json_t *rope, const ModelConfig *config);
 /* Sets `key` and takes over the reference. */
 void hf_put(json_t *object, const char *key, json_t *value);
 static inline void hf_put_integer(json_t *object, const char *key, int64_t value) { hf_put(object, key, json_integer(value)); }

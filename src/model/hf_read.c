@@ -57,7 +57,7 @@ static bool has_byte_tokenizer(const char *folder) {
 bool hf_read(const char *folder, HfModel *model, Error *error) {
     *model = (HfModel){.content = read_json(folder, "config.json", error)};
     if (!model->content) return false;
-    if (!hf_parse_config(model->content, &model->config, &model->precision, error)) {
+    if (!hf_parse_config(model->content, &model->config, &model->precision, &model->warnings, error)) {
         hf_release(model);
         return error_context(error, "%s/config.json", folder);
     }
@@ -67,7 +67,9 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
 
 void hf_release(HfModel *model) {
     json_decref(model->content);
+    free(model->warnings);
     model->content = NULL;
+    model->warnings = NULL;
 }
 
 /* -- The files ----------------------------------------------------------------------------------------------------- */

@@ -98,8 +98,10 @@ bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error
     json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions",
         header[AT_CONTEXT], "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
     Precision ignored;
-    bool good = hf_parse_config(config, model, &ignored, error) || error_context(error, "%s", path);
+    char *warnings = NULL;
+    bool good = hf_parse_config(config, model, &ignored, &warnings, error) || error_context(error, "%s", path);
     json_decref(config);
+    free(warnings);
     *precision = version == VERSION_BF16 ? PRECISION_BF16 : PRECISION_FP32;
     return good;
 }

@@ -7,6 +7,7 @@
 
 #include "base/element.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "data/data.h"
@@ -35,7 +36,11 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
     if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
-    if (hf_is_folder(folder)) return hf_read(folder, &model, error) && take_model(&model.config, model.precision, config, strings, error);
+    if (hf_is_folder(folder)) {
+        bool read = hf_read(folder, &model, error);
+        if (model.warnings) log_warn("%s/config.json: %s", folder, model.warnings);
+        return read && take_model(&model.config, model.precision, config, strings, error);
+    }
     if (llmc_is_model(folder))
         return llmc_read(folder, &model.config, &model.precision, error) &&
                take_model(&model.config, model.precision, config, strings, error);

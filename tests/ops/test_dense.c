@@ -229,7 +229,7 @@ static void build_embed(Check *check, const void *argument) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, ids, table, bias, scale));
+    check_output(check, op_embed(check->graph, ids, table, bias, scale, -1));
 }
 
 static void embed_passes_with_repeated_tokens(void **state) {

@@ -107,7 +107,7 @@ enum { ROWS = 700, MANY_ROWS = 8500 /* more than 256 chunks of 32 */ };
 typedef struct Embedding {
     int64_t rows, columns, vocabulary;
     int shape;
-    bool affine;
+    bool affine, padded;
 } Embedding;
 static int32_t tokens[MANY_ROWS];
 
@@ -127,7 +127,7 @@ static void build_embed(Check *check, const void *argument) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale));
+    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale, c->padded ? tokens[0] : -1));
 }
 
 static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {
@@ -144,6 +144,8 @@ static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {
         {64, 260, 1, 0, true},
         {ROWS, 1, 1000, 1, false},
         {MANY_ROWS, 4, 300, 0, true},
+        {ROWS, 8, 300, 2, true, true},
+        {MANY_ROWS, 4, 300, 0, false, true},
     };
     CHECK_ALL(build_embed, cases);
 }

@@ -46,7 +46,7 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
     const W *d_stream = call->in[EMBED_GRAD_D_STREAM], *bias = call->in[EMBED_GRAD_BIAS], *scale = call->in[EMBED_GRAD_SCALE];
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];
     W *d_bias = call->out[EMBED_GRAD_D_BIAS], *d_scale = call->out[EMBED_GRAD_D_SCALE], sum[KERNEL_BLOCK] = {0};
-    int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], at = tokens[row] * columns + first;
+    int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], token = tokens[row], at = token * columns + first;
     const T *restrict entry = (const T *)call->in[EMBED_GRAD_TABLE] + at;
     for (; row >= 0; row = next[row]) {
         const W *restrict d_row = d_stream + row * columns + first;
@@ -58,7 +58,8 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
         d_bias[first + j] += d_scaled;
         sum[j] = d_scaled;
     }
-    kernel_add_to_gradient(call, call->out[EMBED_GRAD_D_TABLE], at, sum, end - first);
+    if (token != ((const EmbedAttributes *)call->attributes)->padding)
+        kernel_add_to_gradient(call, call->out[EMBED_GRAD_D_TABLE], at, sum, end - first);
 }
 
 CPU_OP(embed_grad, grad_workspace) {

@@ -3,8 +3,10 @@
 
 #include "graph/op.h"
 
-/* stream[r] = (table[tokens[r]] + bias) * scale. bias and scale are both given or both TENSOR_NONE. */
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale);
+/* stream[r] = (table[tokens[r]] + bias) * scale. bias and scale are both given or both TENSOR_NONE. Row `padding` of
+ * the table (-1: none) gets no gradient, as padding_idx of torch.nn.Embedding has it; bias and scale get theirs. */
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, int64_t padding);
+typedef struct EmbedAttributes { int64_t padding; } EmbedAttributes;
 
 typedef enum EmbedOperand {
     EMBED_TOKENS,     /* INT32 [R] */

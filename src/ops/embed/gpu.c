@@ -47,6 +47,7 @@ typedef struct EmbedGradArguments {
     float GLOBAL *partials; /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles; /* tiles: blocks along the columns */
+    int32_t padding;        /* token whose entry gets no gradient, -1: none */
     bool bf16_gradient;
 } EmbedGradArguments;
 
@@ -160,7 +161,7 @@ INLINE void finish_run(
     const EmbedGradArguments *a, ChunkState *state, const RunEnd *end, int64_t at, int32_t token, f32x4 bias, f32x4 scale, int unit) {
     bool comes = state->before == token, goes = at + 1 == state->end && state->after == token;
     if (comes || goes) store4_wide(a->runs + (2 * state->chunk + !comes) * a->columns + state->column, state->run, unit);
-    else store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
+    else if (token != a->padding) store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
     state->bias_sum += state->run;
     state->scale_sum += state->run * (end->entry + bias);
     state->run = 0;
@@ -220,7 +221,7 @@ INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     int64_t chunk = block_x() / a->tiles, end = (chunk + 1) * CHUNK,
             column = (int64_t)(block_x() % a->tiles * THREADS + thread_id()) * unit;
     int32_t token = sorted_token(a, end);
-    if (token < 0 || sorted_token(a, end - 1) != token || sorted_token(a, chunk * CHUNK - 1) == token) return;
+    if (token < 0 || token == a->padding || sorted_token(a, end - 1) != token || sorted_token(a, chunk * CHUNK - 1) == token) return;
     int64_t later = count_chunks(a, chunk, token), stride = 2 * (int64_t)a->columns, distance = 1;
     if (column >= a->columns) return;
     const float GLOBAL *runs = a->runs + chunk * stride + column;
@@ -310,6 +311,7 @@ GPU_OP(embed_grad, grad_workspace) {
         .rows = rows,
         .columns = columns,
         .tiles = divide_up(columns, unit * THREADS),
+        .padding = (int32_t)((const EmbedAttributes *)call->attributes)->padding,
         .bf16_gradient = call->compute_gradients,
     };
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};

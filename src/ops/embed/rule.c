@@ -1,14 +1,16 @@
 /* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table
  * [vocabulary, D], where ZAYA1 has its learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of
  * d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S and d_scale S * (entry + bias): the
- * gradient adds up the rows of each token first, in row order, and meets its entry once. */
+ * gradient adds up the rows of each token first, in row order, and meets its entry once. The entry of the padding token
+ * gets none. */
 #include "ops/embed/embed.h"
 
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale) {
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, int64_t padding) {
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
     TensorId stream = graph_activation(graph, TYPE_WIDE, graph_elements(graph, tokens), graph_columns(graph, table), "embedded");
     Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
-    graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, NULL, 0);
+    EmbedAttributes attributes = {.padding = padding};
+    graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, &attributes, sizeof attributes);
     return stream;
 }
 
@@ -28,7 +30,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         [EMBED_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale),
     };
     assert(out[EMBED_GRAD_D_TABLE] || (!out[EMBED_GRAD_D_BIAS] && !out[EMBED_GRAD_D_SCALE]));
-    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, NULL, 0);
+    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, node->attributes, 0);
 }
 
 /* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */

@@ -7,12 +7,14 @@ CPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
     W *table = call->out[ROPE_TABLE_OUT];
     int64_t half = spec->dimensions / 2;
+    double factor = rope_attention_factor(spec);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < half; i++) {
-        double frequency = rope_frequency(spec, i);
+        double frequency = rope_frequency(spec, i, spec->length);
         for (int64_t position = 0; position < spec->positions; position++) {
-            table[position * 2 * half + i] = (W)cos(position * frequency);
-            table[position * 2 * half + half + i] = (W)sin(position * frequency);
+            double angle = rope_angle(spec, i, position, frequency);
+            table[position * 2 * half + i] = (W)(factor * cos(angle));
+            table[position * 2 * half + half + i] = (W)(factor * sin(angle));
         }
     }
 }

@@ -52,11 +52,13 @@ GPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
     int64_t half = spec->dimensions / 2, bytes = spec->positions * 2 * half * (int64_t)sizeof(float);
     float *table = memory_allocate(bytes);
+    double factor = rope_attention_factor(spec);
     for (int64_t i = 0; i < half; i++) {
-        double frequency = rope_frequency(spec, i);
+        double frequency = rope_frequency(spec, i, spec->length);
         for (int64_t position = 0; position < spec->positions; position++) {
-            table[position * 2 * half + i] = (float)cos(position * frequency);
-            table[position * 2 * half + half + i] = (float)sin(position * frequency);
+            double angle = rope_angle(spec, i, position, frequency);
+            table[position * 2 * half + i] = (float)(factor * cos(angle));
+            table[position * 2 * half + half + i] = (float)(factor * sin(angle));
         }
     }
     device_upload(call->device, call->out[ROPE_TABLE_OUT], table, bytes);

@@ -4,17 +4,24 @@
 
 #include <math.h>
 
+#include "config/config.h"
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* The table holds a row per position: dimensions / 2 cosines, then as many sines. `dimensions` is the number of
- * rotated channels of a head. Frequencies are theta^(-2i / dimensions), i < dimensions / 2, with Llama-3 scaling when
- * factor > 1 (arXiv 2407.21783; original_positions and the two cut-offs as in Hugging Face's `rope_type: llama3`). */
+/* The table holds a row per position: dimensions / 2 cosines, then as many sines, all times attention_factor.
+ * `dimensions` is the number of rotated channels of a head. Frequencies are theta^(-2i / dimensions), i < dimensions /
+ * 2, which `scaling` changes where factor > 1 (rope_frequency). */
 typedef struct RopeSpec {
     double theta;
     int64_t dimensions, positions;
-    double factor, low_frequency, high_frequency;
-    int64_t original_positions;
+    RopeScaling scaling;
+    double factor;
+    int64_t original_positions;           /* context before scaling; linear: not read */
+    double low_frequency, high_frequency; /* llama3: turns in the original context */
+    double beta_fast, beta_slow;          /* yarn: likewise */
+    bool truncate;                        /* yarn: the bounds that these are become whole channels */
+    double attention_factor;              /* yarn; 0: 1 */
+    int64_t length; /* dynamic: of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
@@ -34,15 +41,57 @@ typedef struct RopeAttributes {
     double sign; /* of the angle: 1 forward, -1 in the backward pass */
 } RopeAttributes;
 
-/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fit `low_frequency` times or less into
- * the original context are stretched by `factor`, those that fit `high_frequency` times or more stay, and between the
- * two the frequency is interpolated. */
-static inline double rope_frequency(const RopeSpec *spec, int64_t i) {
-    double frequency = pow(spec->theta, -2.0 * i / spec->dimensions);
-    if (!(spec->factor > 1)) return frequency;
+/* -- Frequencies, for both back ends ------------------------------------------------------------------------------- */
+
+/* Llama 3 (arXiv 2407.21783): wavelengths that fit `low_frequency` times or less into the original context are
+ * stretched by `factor`, those that fit `high_frequency` times or more stay, and between the two the frequency is
+ * interpolated. */
+static inline double rope_llama3(const RopeSpec *spec, double frequency) {
     double turns = spec->original_positions * frequency / (2 * M_PI);
     if (turns < spec->low_frequency) return frequency / spec->factor;
     if (turns > spec->high_frequency) return frequency;
     double smooth = (turns - spec->low_frequency) / (spec->high_frequency - spec->low_frequency);
     return (1 - smooth) * frequency / spec->factor + smooth * frequency;
+}
+
+/* The channel pair, as a real number, whose frequency makes so many turns in the original context. */
+static inline double rope_pair_of_turns(const RopeSpec *spec, double turns) {
+    return spec->dimensions * log(spec->original_positions / (turns * 2 * M_PI)) / (2 * log(spec->theta));
+}
+
+/* YaRN (arXiv 2309.00071, section 3.2): pairs up to that of beta_fast turns stay, those from beta_slow turns on are
+ * divided by `factor`, with a linear ramp between them. */
+static inline double rope_yarn(const RopeSpec *spec, double frequency, int64_t i) {
+    double low = rope_pair_of_turns(spec, spec->beta_fast), high = rope_pair_of_turns(spec, spec->beta_slow);
+    if (spec->truncate) low = floor(low), high = ceil(high);
+    low = fmax(low, 0), high = fmin(high, spec->dimensions - 1);
+    if (low == high) high += 0.001;
+    double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+    return frequency / spec->factor * ramp + frequency * (1 - ramp);
+}
+
+/* Dynamic NTK scaling: theta grows with what `length` has beyond the original context, times (factor * length /
+ * original - (factor - 1))^(d / (d - 2)) with d = dimensions. */
+static inline double rope_dynamic_theta(const RopeSpec *spec, int64_t length) {
+    double d = (double)spec->dimensions, longer = fmax(length, spec->original_positions) / (double)spec->original_positions;
+    return spec->theta * pow(spec->factor * longer - (spec->factor - 1), d / (d - 2));
+}
+
+/* Radians per position of channel pair i in a sequence of `length`, which only dynamic scaling reads; the formulas
+ * are those of transformers' `rope_type`s of the same names (modeling_rope_utils.py). */
+static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t length) {
+    bool scaled = spec->factor > 1, dynamic = scaled && spec->scaling == ROPE_DYNAMIC;
+    double frequency = pow(dynamic ? rope_dynamic_theta(spec, length) : spec->theta, -2.0 * i / spec->dimensions);
+    if (!scaled || dynamic) return frequency;
+    if (spec->scaling == ROPE_LINEAR) return frequency / spec->factor;
+    return spec->scaling == ROPE_YARN ? rope_yarn(spec, frequency, i) : rope_llama3(spec, frequency);
+}
+
+static inline double rope_attention_factor(const RopeSpec *spec) { return spec->attention_factor > 0 ? spec->attention_factor : 1; }
+
+/* The angle of pair i at a position, from its frequency in sequences of spec->length. In a cache under dynamic scaling
+ * a row beyond the original context has the frequency of the length that the sequence had when it was written. */
+static inline double rope_angle(const RopeSpec *spec, int64_t i, int64_t position, double frequency) {
+    bool grown = spec->scaling == ROPE_DYNAMIC && spec->length == 0 && position >= spec->original_positions;
+    return position * (grown ? rope_frequency(spec, i, position + 1) : frequency);
 }

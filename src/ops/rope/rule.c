@@ -7,7 +7,10 @@
 
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     assert(spec->dimensions > 0 && spec->dimensions % 2 == 0 && spec->positions > 0 && spec->theta > 0);
-    assert(!(spec->factor > 1) || (spec->high_frequency > spec->low_frequency && spec->original_positions > 0));
+    assert(spec->attention_factor >= 0 && spec->length >= 0);
+    assert(!(spec->factor > 1) || spec->scaling == ROPE_LINEAR || spec->original_positions > 0);
+    assert(!(spec->factor > 1) || spec->scaling != ROPE_LLAMA3 || spec->high_frequency > spec->low_frequency);
+    assert(!(spec->factor > 1) || spec->scaling != ROPE_DYNAMIC || spec->dimensions > 2);
     TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
     graph_node(graph, OP_rope_table, (Inputs){0}, (Outputs){[ROPE_TABLE_OUT] = table}, spec, sizeof *spec);
     return table;

@@ -1,0 +1,169 @@
+/* Rotary positions of config.json, read and written as transformers 5 does (modeling_rope_utils.py): rope_scaling
+ * before rope_parameters where both are there; rope_theta inside before the one beside it; the scalings llama3,
+ * linear, dynamic and yarn. Called by the readers of fields and the writer of config.json; owns nothing. */
+#include <math.h>
+#include <string.h>
+
+#include "model/hf_fields_internal.h"
+
+/* By RopeScaling. */
+static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};
+enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
+
+static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"};
+
+/* A RopeScaling or UNSCALED. */
+static int read_type(HfFieldReader *r, const json_t *rope) {
+    const json_t *value = json_object_get(rope, "rope_type") ? json_object_get(rope, "rope_type") : json_object_get(rope, "type");
+    const char *type = value ? json_string_value(value) : "default";
+    if (type && !strcmp(type, "default")) return UNSCALED;
+    for (int i = 0; type && i < TYPES; i++)
+        if (!strcmp(type, types[i])) return i;
+    hf_refuse(r, "rope_type", "is no scaling of positions that smelt has: default, llama3, linear, dynamic, yarn");
+    return UNSCALED;
+}
+
+static double real(HfFieldReader *r, const json_t *rope, const char *name) {
+    const json_t *value = json_object_get(rope, name);
+    if (!json_is_number(value)) hf_refuse(r, name, value ? "is not a number" : "is missing");
+    return json_number_value(value);
+}
+
+/* yarn's options are what they would be without them where they are null, or 0. */
+static double real_or(HfFieldReader *r, const json_t *rope, const char *name, double fallback) {
+    const json_t *value = json_object_get(rope, name);
+    if (!value || json_is_null(value)) return fallback;
+    double number = real(r, rope, name);
+    return number != 0 ? number : fallback;
+}
+
+/* The field beside the object wins, as in standardize_rope_params. */
+static int64_t read_original_context(HfFieldReader *r, const json_t *rope) {
+    static const char name[] = "original_max_position_embeddings";
+    const json_t *value = json_object_get(r->object, name) ? json_object_get(r->object, name) : json_object_get(rope, name);
+    if (!value) return r->model->context;
+    if (!json_is_integer(value) || json_integer_value(value) < 1) hf_refuse(r, name, "is not a positive integer");
+    return json_integer_value(value);
+}
+
+static double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
+
+static void read_yarn(HfFieldReader *r, const json_t *rope) {
+    ModelConfig *c = r->model;
+    const json_t *factor = json_object_get(rope, "factor"), *truncate = json_object_get(rope, "truncate"),
+                 *attention = json_object_get(rope, "attention_factor");
+    c->rope_factor =
+        json_is_null(factor) ? (double)c->context / (double)c->rope_original_context : real(r, rope, "factor");
+    double mscale = real_or(r, rope, "mscale", 0), all = real_or(r, rope, "mscale_all_dim", 0);
+    bool both = mscale != 0 && all != 0, given = attention && !json_is_null(attention);
+    c->rope_attention_factor = given  ? real(r, rope, "attention_factor")
+                               : both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all)
+                                      : yarn_mscale(c->rope_factor, 1);
+    if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not above 0");
+    if (c->family == FAMILY_ZAYA && c->rope_attention_factor != 1)
+        hf_refuse(r, "attention_factor", "is %g, and smelt's ZAYA computes with 1 only", c->rope_attention_factor);
+    c->rope_beta_fast = real_or(r, rope, "beta_fast", 32);
+    c->rope_beta_slow = real_or(r, rope, "beta_slow", 1);
+    if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is neither true nor false");
+    c->rope_truncate = !truncate || json_is_true(truncate) || c->family == FAMILY_ZAYA;
+}
+
+/* Dynamic scaling begins behind max_position_embeddings, so the model is built for `factor` times as many. */
+static void read_dynamic(HfFieldReader *r) {
+    ModelConfig *c = r->model;
+    const double most = 1 << 24;
+    c->rope_original_context = c->context;
+    c->context = (int64_t)fmin(fmax((double)c->context, floor(c->rope_factor * (double)c->context)), most);
+}
+
+static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scaling) {
+    ModelConfig *c = r->model;
+    c->rope_scaling = scaling;
+    if (r->class == HF_MIXTRAL && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC))
+        hf_refuse(r, "rope_type", "is %s without a head_dim, with which transformers' Mixtral does not run", types[scaling]);
+    if (scaling == ROPE_LLAMA3 || scaling == ROPE_YARN) c->rope_original_context = read_original_context(r, rope);
+    if (scaling == ROPE_YARN) read_yarn(r, rope);
+    else c->rope_factor = real(r, rope, "factor");
+    if (!(c->rope_factor >= 1)) hf_refuse(r, "factor", "is below 1");
+    if (scaling == ROPE_DYNAMIC && r->good) read_dynamic(r);
+    if (scaling != ROPE_LLAMA3) return;
+    c->rope_low_frequency = real(r, rope, "low_freq_factor");
+    c->rope_high_frequency = real(r, rope, "high_freq_factor");
+}
+
+/* Rotary positions by type of layer, and what a later transformers may add. */
+static void check_fields(HfFieldReader *r, const json_t *rope) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)rope, name, value) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) known |= !strcmp(name, fields[i]);
+        if (!known && json_is_object(value)) hf_refuse(r, name, "holds other rotary positions, and smelt reads one object of them");
+        else if (!known) hf_warn(r, "no field of rotary positions, so without effect: %.60s", name);
+    }
+}
+
+static void read_object(HfFieldReader *r, const json_t *rope, double theta, double fraction) {
+    ModelConfig *c = r->model;
+    int scaling = read_type(r, rope);
+    const json_t *given = json_object_get(rope, "partial_rotary_factor");
+    double rotated = given ? json_number_value(given) : fraction;
+    check_fields(r, rope);
+    if (given && !json_is_number(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
+    c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
+    if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
+    if (c->family == FAMILY_ZAYA) c->rope_fraction = rotated;
+    else if (scaling != UNSCALED && rotated != 1)
+        hf_refuse(r, "partial_rotary_factor", "is %g beside a scaling of positions, with which transformers does not run", rotated);
+    if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
+}
+
+void hf_read_rope_object(HfFieldReader *r, const char *path, const json_t *rope, double theta, double fraction) {
+    HfFieldReader inner = *r;
+    inner.path = path;
+    read_object(&inner, rope, theta, fraction);
+    r->good = inner.good;
+}
+
+/* What Python counts as false. */
+static bool is_empty(const json_t *value) {
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_object(value) && !json_object_size(value)) ||
+           (json_is_array(value) && !json_array_size(value));
+}
+
+static double number_or(const json_t *value, double fallback) {
+    if (!value) return fallback;
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+/* Without scaling these classes rotate whole heads whatever partial_rotary_factor says. */
+void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
+    const json_t *scaling = json_object_get(r->object, "rope_scaling"), *fraction = json_object_get(r->object, "partial_rotary_factor");
+    bool scaled = !is_empty(scaling);
+    const json_t *rope = scaled ? scaling : value;
+    double theta = number_or(json_object_get(r->object, "rope_theta"), r->class == HF_MIXTRAL ? 1e6 : 1e4);
+    if (rope && !json_is_null(rope) && !json_is_object(rope)) hf_refuse(r, scaled ? "rope_scaling" : name, "is not an object");
+    else
+        hf_read_rope_object(r, scaled ? "rope_scaling." : "rope_parameters.", json_is_object(rope) ? rope : NULL, theta,
+            number_or(json_is_null(fraction) ? NULL : fraction, 1));
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
+
+void hf_put_scaling(json_t *rope, const ModelConfig *c) {
+    hf_put(rope, "rope_type", json_string(types[c->rope_scaling]));
+    hf_put(rope, "factor", json_real(c->rope_factor));
+    if (c->rope_scaling == ROPE_LLAMA3 || c->rope_scaling == ROPE_YARN)
+        hf_put_integer(rope, "original_max_position_embeddings", c->rope_original_context);
+    if (c->rope_scaling == ROPE_LLAMA3) {
+        hf_put(rope, "low_freq_factor", json_real(c->rope_low_frequency));
+        hf_put(rope, "high_freq_factor", json_real(c->rope_high_frequency));
+    }
+    if (c->rope_scaling == ROPE_YARN) {
+        hf_put(rope, "attention_factor", json_real(c->rope_attention_factor));
+        hf_put(rope, "beta_fast", json_real(c->rope_beta_fast));
+        hf_put(rope, "beta_slow", json_real(c->rope_beta_slow));
+        hf_put(rope, "truncate", json_boolean(c->rope_truncate));
+    }
+}
