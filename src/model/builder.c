@@ -104,6 +104,25 @@ TensorId builder_attention(Builder *b, TensorId qkv) {
     return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
 }
 
+Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
+    const ModelConfig *c = b->config;
+    Graph *graph = b->graph;
+    bool whole = c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
+    RouterSpec spec = {.experts = c->experts,
+        .k = c->experts_per_token,
+        .skip = skip,
+        .renormalise = c->renormalise,
+        .auxiliary = whole ? 0 : c->auxiliary_loss,
+        .loads = whole};
+    Routing routing = op_router(graph, logits, bias, b->share, b->loss, &spec);
+    if (!whole || !routing.loads) return routing;
+    b->loads = b->loads ? op_add(graph, b->loads, routing.loads) : routing.loads;
+    BalanceLossSpec balance = {
+        .experts = c->experts, .k = c->experts_per_token, .tokens = c->layers * graph_rows(graph, logits), .weight = c->auxiliary_loss};
+    if (b->layer + 1 == c->layers) op_balance_loss(graph, b->loads, b->share, b->loss, &balance);
+    return routing;
+}
+
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;

@@ -347,9 +347,7 @@ static const HfTables tables[HF_CLASS_COUNT] = {
 static const HfTables first_zaya_tables = {{first_zaya, decoder, shared, metadata}};
 static const HfTables mpt_attention_tables = {{mpt_attention, metadata}};
 
-bool hf_is_first_zaya(const json_t *object) {
-    return json_object_get(object, "zaya_layers") || json_object_get(object, "ffn_hidden_size");
-}
+bool hf_is_first_zaya(const json_t *object) { return json_object_get(object, "zaya_layers") || json_object_get(object, "ffn_hidden_size"); }
 
 const HfTables *hf_tables(HfClass class, const json_t *object) {
     return class == HF_ZAYA && hf_is_first_zaya(object) ? &first_zaya_tables : &tables[class];
@@ -421,7 +419,8 @@ static void check_fixed(HfFieldReader *r, const HfField *f, const json_t *value)
     if (!value) return;
     char *text = json_is_string(value) ? memory_copy_string(json_string_value(value)) : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     if (!text || !has_word(f->values, text))
-        hf_refuse(r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
+        hf_refuse(
+            r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
     free(text);
 }
 

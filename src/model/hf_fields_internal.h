@@ -33,7 +33,7 @@ typedef struct HfField {
     const char *name;
     HfFieldUse use;
     const char *values;
-    size_t offset; /* in ModelConfig */
+    size_t offset;                                                         /* in ModelConfig */
     void (*read)(HfFieldReader *r, const char *name, const json_t *value); /* `value` NULL: absent */
 } HfField;
 

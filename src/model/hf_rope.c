@@ -10,8 +10,9 @@
 static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};
 enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
 
-static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
-    "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"};
+static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
+    "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "truncate"};
 
 /* A RopeScaling or UNSCALED. */
 static int read_type(HfFieldReader *r, const json_t *rope) {
@@ -53,8 +54,7 @@ static void read_yarn(HfFieldReader *r, const json_t *rope) {
     ModelConfig *c = r->model;
     const json_t *factor = json_object_get(rope, "factor"), *truncate = json_object_get(rope, "truncate"),
                  *attention = json_object_get(rope, "attention_factor");
-    c->rope_factor =
-        json_is_null(factor) ? (double)c->context / (double)c->rope_original_context : real(r, rope, "factor");
+    c->rope_factor = json_is_null(factor) ? (double)c->context / (double)c->rope_original_context : real(r, rope, "factor");
     double mscale = real_or(r, rope, "mscale", 0), all = real_or(r, rope, "mscale_all_dim", 0);
     bool both = mscale != 0 && all != 0, given = attention && !json_is_null(attention);
     c->rope_attention_factor = given  ? real(r, rope, "attention_factor")

@@ -41,8 +41,7 @@ static TensorId experts(Builder *b, TensorId x) {
     TensorId gate = builder_matrix(b, "mlp.gate", c->experts, c->width, c->init_std);
     TensorId logits = op_linear(b->graph, x, gate, TENSOR_NONE, true); /* [R, E] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0);
-    RouterSpec spec = {.experts = c->experts, .k = c->experts_per_token, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
-    return builder_experts(b, "mlp.experts", x, op_router(b->graph, logits, biases, b->share, b->loss, &spec));
+    return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, false));
 }
 
 Trunk llama_build(Builder *b) {

@@ -23,6 +23,7 @@ typedef struct Builder {
     TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
     TensorId rope_table;        /* set by families with rotary positions */
     TensorId router_state;      /* zaya: of the layer before, [R, router_width] */
+    TensorId loads;             /* sums of the routers' loads so far, WIDE [2, classes] */
     const char *layer_names;    /* "model.layers" unless the family sets another */
     int layer;                  /* -1: outside of the layers */
 } Builder;
@@ -76,6 +77,9 @@ TensorId builder_rope_table(Builder *builder);
 /* Attention over packed qkv (ops/heads.h), [R, (heads + 2 kv_heads) * head_dim] to [R, heads * head_dim]; with a
  * cache when generating. */
 TensorId builder_attention(Builder *builder, TensorId qkv);
+/* A router over its logits [R, classes], with the load-balancing loss of the configuration: over each layer, or, where
+ * the loss is one of the whole model, over the loads of all layers when it is the last. `bias` as in op_router. */
+Routing builder_router(Builder *builder, TensorId logits, TensorId bias, bool skip);
 /* SwiGLU experts, [R, D] to [R, D], over the rows that `routing` gives them: PREFIX.gate_up_proj [E, 2F, D] and
  * PREFIX.down_proj [E, D, F]. */
 TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);

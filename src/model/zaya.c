@@ -88,9 +88,7 @@ static TensorId experts(Builder *b, TensorId x) {
     TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj", classes, width, c->init_std);
     TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true); /* [R, E + 1] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0);
-    RouterSpec spec = {
-        .experts = c->experts, .k = c->experts_per_token, .skip = true, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
-    return builder_experts(b, "mlp.experts", x, op_router(graph, logits, biases, b->share, b->loss, &spec));
+    return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
 }
 
 Trunk zaya_build(Builder *b) {

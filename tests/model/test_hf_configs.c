@@ -32,9 +32,9 @@ enum { SPOTS = 16 };
 
 /* Of one configuration with its folder's weights and tokens. */
 typedef struct Numbers {
-    double loss;         /* with the router's */
-    double gradient;     /* norm over all parameters */
-    double row;          /* norm of the gradient of the first token's row of the embedding */
+    double loss;     /* with the router's */
+    double gradient; /* norm over all parameters */
+    double row;      /* norm of the gradient of the first token's row of the embedding */
     double logits[SPOTS];
 } Numbers;
 
@@ -149,8 +149,8 @@ static Numbers read_numbers(const json_t *verdict) {
 static bool agree(const Numbers *ours, const Numbers *theirs, char text[200]) {
     double worst = 0;
     for (int i = 0; i < SPOTS; i++) worst = fmax(worst, fabs(ours->logits[i] - theirs->logits[i]));
-    snprintf(text, 200, "logits differ by %.2g; loss %.7g, theirs %.7g; gradient %.6g, %.6g; row %.6g, %.6g", worst, ours->loss, theirs->loss,
-        ours->gradient, theirs->gradient, ours->row, theirs->row);
+    snprintf(text, 200, "logits differ by %.2g; loss %.7g, theirs %.7g; gradient %.6g, %.6g; row %.6g, %.6g", worst, ours->loss,
+        theirs->loss, ours->gradient, theirs->gradient, ours->row, theirs->row);
     return worst < 2e-5 && fabs(ours->loss - theirs->loss) < 3e-6 && fabs(ours->gradient - theirs->gradient) < 1e-4 * theirs->gradient &&
            fabs(ours->row - theirs->row) <= 1e-4 * theirs->row;
 }
@@ -170,7 +170,8 @@ static json_t *edited(const Golden *g, const json_t *line) {
 static bool names_field(const json_t *fields, const char *text) {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)fields, name, value) if (strstr(text, name) || (json_is_object(value) && names_field(value, text))) return true;
+    json_object_foreach(
+        (json_t *)fields, name, value) if (strstr(text, name) || (json_is_object(value) && names_field(value, text))) return true;
     return false;
 }
 
@@ -269,7 +270,7 @@ static void each_line(void (*take)(Golden *g, const json_t *line), int *wrong) {
     assert_non_null(file);
     json_t *header = json_loadf(file, JSON_DISABLE_EOF_CHECK, NULL), *line;
     Tally all = {0};
-    for (int class = 0; class < HF_CLASS_COUNT; class ++) {
+    for (int class = 0; class < HF_CLASS_COUNT; class++) {
         Golden g;
         start(&g, class, header);
         rewind(file);
@@ -280,8 +281,8 @@ static void each_line(void (*take)(Golden *g, const json_t *line), int *wrong) {
         }
         Tally t = g.tally;
         if (t.equal)
-            print_message("%-8s %4d equal, %4d refused by both, %3d by us only, %3d by transformers only, %d warned of, %d wrong\n", g.family, t.equal,
-                t.refused, t.ours_only, t.theirs_only, t.warned, t.wrong);
+            print_message("%-8s %4d equal, %4d refused by both, %3d by us only, %3d by transformers only, %d warned of, %d wrong\n",
+                g.family, t.equal, t.refused, t.ours_only, t.theirs_only, t.warned, t.wrong);
         all.wrong += t.wrong;
         stop(&g);
     }

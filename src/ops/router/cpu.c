@@ -6,9 +6,8 @@
 
 static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[ROUTER_LOGITS]), classes = graph_columns(graph, node->in[ROUTER_LOGITS]);
-    int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
     int64_t counts = kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
-    return kernel_partials_bytes(graph, rows, classes) + classes * wide + counts;
+    return kernel_partials_bytes(graph, rows, classes) + counts;
 }
 
 enum { LANES = 64 / sizeof(W) };
@@ -79,13 +78,6 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
     }
 }
 
-/* auxiliary * E * sum over e of f_e * P_e / k, from counts and summed probabilities. */
-static W auxiliary_loss(const int32_t *count, const W *probability_sum, int64_t rows, const RouterSpec *spec) {
-    W dot = 0;
-    for (int64_t e = 0; e < spec->experts; e++) dot += (W)count[e] * probability_sum[e];
-    return (W)spec->auxiliary * spec->experts * dot / ((W)rows * spec->k * rows);
-}
-
 /* Softmax, choice and gates of rows begin .. end - 1. */
 static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     const RouterSpec *spec = call->attributes;
@@ -103,15 +95,14 @@ static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     }
 }
 
-/* Of rows begin .. end - 1: how often each class was chosen, and, for the auxiliary loss, the sum of its
- * probabilities. */
+/* Of rows begin .. end - 1: how often each class was chosen, and, for the loads, the sum of its probabilities. */
 static void sum_rows(const OpCall *call, int64_t begin, int64_t end, int32_t *count, W *sum) {
     const int32_t *index = call->out[ROUTER_INDEX];
     const W *probabilities = call->out[ROUTER_PROBABILITIES];
     int64_t classes = call->in_shape[ROUTER_LOGITS][1], k = ((const RouterSpec *)call->attributes)->k;
     memset(count, 0, classes * sizeof *count);
     for (int64_t i = begin * k; i < end * k; i++) count[index[i]]++;
-    if (!call->out[ROUTER_LOSS]) return;
+    if (!call->out[ROUTER_LOADS]) return;
     memset(sum, 0, classes * sizeof *sum);
     for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < classes; c++) sum[c] += probabilities[r * classes + c];
@@ -121,10 +112,10 @@ CPU_OP(router, workspace) {
     const RouterSpec *spec = call->attributes;
     const W *share = call->in[ROUTER_SHARE];
     int32_t *count = call->out[ROUTER_COUNT];
-    W *d_bias = call->out[ROUTER_D_BIAS], *loss = call->out[ROUTER_LOSS];
+    W *d_bias = call->out[ROUTER_D_BIAS], *loads = call->out[ROUTER_LOADS];
     int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = kernel_blocks(rows);
-    W *sums = call->workspace, *total = sums + blocks * classes; /* [blocks, classes], [classes] */
-    int32_t *counts = (int32_t *)(total + classes);              /* [blocks, classes] */
+    W *sums = call->workspace;                              /* [blocks, classes] */
+    int32_t *counts = (int32_t *)(sums + blocks * classes); /* [blocks, classes] */
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t begin = block * KERNEL_BLOCK, end = int_min(rows, begin + KERNEL_BLOCK);
@@ -137,13 +128,13 @@ CPU_OP(router, workspace) {
         for (int64_t c = 0; c < classes; c++) count[c] += counts[block * classes + c];
     for (int64_t e = 0; d_bias && e < spec->experts; e++)
         d_bias[e] += share[0] * ((W)count[e] / (W)(rows * spec->k) - 1 / (W)spec->experts);
-    if (!loss) return;
-    memset(total, 0, classes * sizeof *total);
-    kernel_add_partials(total, sums, blocks, classes);
-    loss[1] += share[0] * auxiliary_loss(count, total, rows, spec);
+    if (!loads) return;
+    for (int64_t c = 0; c < classes; c++) loads[c] = (W)count[c];
+    memset(loads + classes, 0, classes * sizeof *loads);
+    kernel_add_partials(loads + classes, sums, blocks, classes);
 }
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (that of the loads, equal
  * for all rows; NULL: zero) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
  * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
 static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
@@ -172,17 +163,13 @@ static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, cons
 CPU_OP(router_grad) {
     const RouterSpec *spec = call->attributes;
     const W *d_gate = call->in[ROUTER_GRAD_D_GATE], *probabilities = call->in[ROUTER_GRAD_PROBABILITIES];
-    const W *share = call->in[ROUTER_GRAD_SHARE];
-    const int32_t *index = call->in[ROUTER_GRAD_INDEX], *count = call->in[ROUTER_GRAD_COUNT];
+    const W *d_loads = call->in[ROUTER_GRAD_D_LOADS];
+    const int32_t *index = call->in[ROUTER_GRAD_INDEX];
     const int64_t *shape = call->in_shape[ROUTER_GRAD_PROBABILITIES];
-    W *d_logits = call->out[ROUTER_GRAD_D_LOGITS], pull[ROUTER_MAX_CLASSES] = {0};
+    W *d_logits = call->out[ROUTER_GRAD_D_LOGITS];
     int64_t rows = shape[0], classes = shape[1], k = spec->k;
-    if (spec->auxiliary > 0) {
-        W scale = share[0] * (W)spec->auxiliary * spec->experts / ((W)rows * k * rows);
-        for (int64_t e = 0; e < spec->experts; e++) pull[e] = scale * count[e];
-    }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes, index + r * k,
-            spec->auxiliary > 0 ? pull : NULL, classes, spec);
+            d_loads ? d_loads + classes : NULL, classes, spec);
 }

@@ -13,8 +13,8 @@ enum {
     CLASSES = LANES * OWN, /* the most there can be */
 };
 
-/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without auxiliary loss,
- * counts outside training. */
+/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without loads, counts
+ * outside training. */
 typedef struct RouterArguments {
     const float GLOBAL *logits, *bias;
     int32_t GLOBAL *index, *counts;
@@ -27,25 +27,16 @@ typedef struct RouterTotalsArguments {
     const int32_t GLOBAL *counts;
     const float GLOBAL *sums, *share;
     int32_t GLOBAL *count;
-    float GLOBAL *total, *d_bias;
+    float GLOBAL *loads, *d_bias; /* loads [2, classes] */
     int32_t rows, blocks, classes, experts, k;
 } RouterTotalsArguments;
 
-typedef struct RouterLossArguments {
-    const int32_t GLOBAL *count;
-    const float GLOBAL *total, *share;
-    float GLOBAL *loss;
-    float scale; /* auxiliary * experts / (rows * k * rows) */
-    int32_t experts;
-} RouterLossArguments;
-
-/* `d_gate` may be NULL: zeros. `scale` as above, 0 without auxiliary loss. */
+/* `d_gate` and `d_loads` may be NULL: zeros. */
 typedef struct RouterGradArguments {
-    const float GLOBAL *d_gate, *probabilities, *share;
-    const int32_t GLOBAL *index, *count;
+    const float GLOBAL *d_gate, *probabilities, *d_loads;
+    const int32_t GLOBAL *index;
     float GLOBAL *d_logits;
-    float scale;
-    int32_t rows, classes, experts, k, renormalise;
+    int32_t rows, classes, k, renormalise;
 } RouterGradArguments;
 
 #ifdef GPU_DEVICE
@@ -184,22 +175,17 @@ KERNEL(router_totals, RouterTotalsArguments) {
     total = row_sum(total);
     if (c >= a.classes || lane_of_row() > 0) return;
     a.count[c] = count;
-    if (a.sums) a.total[c] = total;
+    if (a.sums) {
+        a.loads[c] = (float)count;
+        a.loads[a.classes + c] = total;
+    }
     if (a.d_bias && c < a.experts) a.d_bias[c] += *a.share * ((float)count / ((float)a.rows * a.k) - 1 / (float)a.experts);
-}
-
-KERNEL(router_loss, RouterLossArguments) {
-    static SHARED float scratch[THREADS / WAVE];
-    float dot = 0;
-    for (int e = thread_id(); e < a.experts; e += THREADS) dot += (float)a.count[e] * a.total[e];
-    dot = block_sum(dot, scratch, THREADS);
-    if (thread_id() == 0) a.loss[1] += *a.share * a.scale * dot;
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss,
- * equal for all rows) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is that of the loads, equal
+ * for all rows, plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
  * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
 INLINE void route_grad(const RouterGradArguments *a, const int own) {
     int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
@@ -209,7 +195,7 @@ INLINE void route_grad(const RouterGradArguments *a, const int own) {
     UNROLL for (int i = 0; i < own; i++) {
         int c = i * LANES + lane_of_row();
         p[i] = c < a->classes ? probabilities[c] : 0;
-        d[i] = a->scale > 0 && c < a->experts ? *a->share * a->scale * (float)a->count[c] : 0;
+        d[i] = a->d_loads && c < a->classes ? a->d_loads[a->classes + c] : 0;
         dot += d[i] * p[i];
     }
     dot = row_sum(dot);
@@ -246,35 +232,30 @@ KERNEL(router_grad_512, RouterGradArguments) { route_grad(&a, 16); }
 
 LAUNCHERS(router, RouterArguments, router_32, router_128, router_512)
 LAUNCHER(router_totals, RouterTotalsArguments)
-LAUNCHER(router_loss, RouterLossArguments)
 LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, router_grad_512)
 
 /* Which of the three kernels fits so many classes. */
 static int form(int64_t classes) { return (classes > 32) + (classes > 128); }
 
-static float auxiliary_scale(const RouterSpec *spec, int64_t rows) {
-    return (float)(spec->auxiliary * (double)spec->experts / ((double)rows * (double)spec->k * (double)rows));
-}
-
 static int64_t workspace(const Graph *graph, const Node *node) {
     TensorId logits = node->in[ROUTER_LOGITS];
     int64_t classes = graph_columns(graph, logits), blocks = divide_up(graph_rows(graph, logits), ROWS);
-    return classes * (2 * blocks + 1) * (int64_t)sizeof(float);
+    return classes * 2 * blocks * (int64_t)sizeof(float);
 }
 
-/* Workspace: counts [classes, blocks], sums [classes, blocks], totals [classes]; all of 4 bytes. */
+/* Workspace: counts [classes, blocks], sums [classes, blocks]; all of 4 bytes. */
 GPU_OP(router, workspace) {
     const RouterSpec *spec = call->attributes;
     int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = divide_up(rows, ROWS);
     int32_t *count = call->out[ROUTER_COUNT], *counts = call->workspace;
-    float *loss = call->out[ROUTER_LOSS], *sums = (float *)(counts + classes * blocks), *total = sums + classes * blocks;
+    float *loads = call->out[ROUTER_LOADS], *sums = (float *)(counts + classes * blocks);
     RouterArguments arguments = {.logits = call->in[ROUTER_LOGITS],
         .bias = call->in[ROUTER_BIAS],
         .index = call->out[ROUTER_INDEX],
         .gate = call->out[ROUTER_GATE],
         .probabilities = call->out[ROUTER_PROBABILITIES],
         .counts = count ? counts : NULL,
-        .sums = loss ? sums : NULL,
+        .sums = loads ? sums : NULL,
         .rows = (int32_t)rows,
         .blocks = (int32_t)blocks,
         .classes = (int32_t)classes,
@@ -286,7 +267,7 @@ GPU_OP(router, workspace) {
         .sums = arguments.sums,
         .share = call->in[ROUTER_SHARE],
         .count = count,
-        .total = total,
+        .loads = loads,
         .d_bias = call->out[ROUTER_D_BIAS],
         .rows = (int32_t)rows,
         .blocks = (int32_t)blocks,
@@ -294,14 +275,6 @@ GPU_OP(router, workspace) {
         .experts = (int32_t)spec->experts,
         .k = (int32_t)spec->k};
     launch_router_totals(call->device, (LaunchShape){.x = divide_up(classes, GROUPS), .threads = THREADS}, &totals);
-    if (!loss) return;
-    RouterLossArguments losses = {.count = count,
-        .total = total,
-        .share = call->in[ROUTER_SHARE],
-        .loss = loss,
-        .scale = auxiliary_scale(spec, rows),
-        .experts = (int32_t)spec->experts};
-    launch_router_loss(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &losses);
 }
 
 GPU_OP(router_grad) {
@@ -310,13 +283,10 @@ GPU_OP(router_grad) {
     RouterGradArguments arguments = {.d_gate = call->in[ROUTER_GRAD_D_GATE],
         .probabilities = call->in[ROUTER_GRAD_PROBABILITIES],
         .index = call->in[ROUTER_GRAD_INDEX],
-        .count = call->in[ROUTER_GRAD_COUNT],
-        .share = call->in[ROUTER_GRAD_SHARE],
+        .d_loads = call->in[ROUTER_GRAD_D_LOADS],
         .d_logits = call->out[ROUTER_GRAD_D_LOGITS],
-        .scale = auxiliary_scale(spec, rows),
         .rows = (int32_t)rows,
         .classes = (int32_t)classes,
-        .experts = (int32_t)spec->experts,
         .k = (int32_t)spec->k,
         .renormalise = spec->renormalise};
     launch_router_grad(call->device, form(classes), (LaunchShape){.x = divide_up(rows, GROUPS), .threads = THREADS}, &arguments);

@@ -10,12 +10,24 @@ typedef struct RouterSpec {
     int64_t experts, k; /* k experts of so many for each row */
     bool skip;          /* one class more, the last: index == experts skips the experts */
     bool renormalise;   /* gates of a row sum to 1 */
-    double auxiliary;   /* weight of the load-balancing loss, 0: none */
+    double auxiliary;   /* weight of a load-balancing loss over these rows, 0: none */
+    bool loads;         /* in training: give the loads, for a loss over several routers */
 } RouterSpec;
-typedef struct Routing { TensorId index, gate; } Routing; /* INT32 and WIDE [R, k] */
+
+/* index INT32 [R, k], gate WIDE [R, k]; loads WIDE [2, classes] or TENSOR_NONE: how often each class was chosen, and the
+ * sum of its probabilities. */
+typedef struct Routing { TensorId index, gate, loads; } Routing;
 
 /* Chooses experts (rule.c). `bias` may be TENSOR_NONE; the auxiliary loss is added to loss[1]. */
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec);
+
+/* A load-balancing loss over `tokens` rows of one router or several, whose loads are summed (balance_rule.c). */
+typedef struct BalanceLossSpec {
+    int64_t experts, k, tokens;
+    double weight;
+} BalanceLossSpec;
+/* Adds it to loss[1]; in training only. */
+void op_balance_loss(Graph *graph, TensorId loads, TensorId share, TensorId loss, const BalanceLossSpec *spec);
 
 typedef enum RouterOperand {
     ROUTER_LOGITS,        /* WIDE [R, classes] */
@@ -26,14 +38,25 @@ typedef enum RouterOperand {
     ROUTER_PROBABILITIES, /* WIDE [R, classes] */
     ROUTER_COUNT,         /* INT32 [classes]: rows that chose a class; in training */
     ROUTER_D_BIAS,        /* gradient of bias, added to; in training, if bias is a parameter */
-    ROUTER_LOSS,          /* METRIC WIDE [2 or more], added to [1]; in training with auxiliary loss */
+    ROUTER_LOADS,         /* WIDE [2, classes]: counts, sums of probabilities; in training with a load-balancing loss */
 } RouterOperand;
 
 typedef enum RouterGradOperand {
     ROUTER_GRAD_D_GATE,        /* like gate, optional */
-    ROUTER_GRAD_PROBABILITIES, /* these three are outputs of router */
+    ROUTER_GRAD_PROBABILITIES, /* these two are outputs of router */
     ROUTER_GRAD_INDEX,
-    ROUTER_GRAD_COUNT,
-    ROUTER_GRAD_SHARE,        /* an input of router */
+    ROUTER_GRAD_D_LOADS,      /* like loads, optional; its first row is not read */
     ROUTER_GRAD_D_LOGITS = 0, /* WIDE [R, classes] */
 } RouterGradOperand;
+
+typedef enum BalanceLossOperand {
+    BALANCE_LOSS_LOADS,    /* WIDE [2, classes] */
+    BALANCE_LOSS_SHARE,    /* as in router */
+    BALANCE_LOSS_LOSS = 0, /* METRIC WIDE [2 or more], added to [1] */
+} BalanceLossOperand;
+
+typedef enum BalanceLossGradOperand {
+    BALANCE_LOSS_GRAD_LOADS,
+    BALANCE_LOSS_GRAD_SHARE,
+    BALANCE_LOSS_GRAD_D_LOADS = 0, /* like loads; zeros for the counts and for classes that are no experts */
+} BalanceLossGradOperand;

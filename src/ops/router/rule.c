@@ -3,8 +3,7 @@
  *       the row's sum where `renormalise`.
  * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW
  * follows, is the excess load of each expert: share * (count_e / (R k) - 1 / E) (arXiv 2408.15664). The auxiliary
- * loss is Switch's (arXiv 2101.03961, equation 4): share * auxiliary * E * sum over e of f_e P_e / k, with f_e =
- * count_e / R, constant in its gradient, and P_e the mean of p_e over rows. */
+ * loss is a node of its own, over the loads of one router or of several (balance_rule.c). */
 #include "ops/router/router.h"
 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec) {
@@ -13,13 +12,13 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     assert(classes <= ROUTER_MAX_CLASSES && spec->k >= 1 && spec->k <= classes && rows * spec->k <= INT32_MAX);
     assert(bias == TENSOR_NONE || graph_elements(graph, bias) == classes);
     bool balanced = graph->training && graph_is_parameter(graph, bias);
-    bool auxiliary = graph->training && spec->auxiliary > 0;
-    assert(!auxiliary || graph_elements(graph, loss) >= 2);
+    bool auxiliary = graph->training && spec->auxiliary > 0, loads = auxiliary || (graph->training && spec->loads);
     Routing routing = {.index = graph_activation(graph, TYPE_INT32, rows, spec->k, "index"),
         .gate = graph_activation(graph, TYPE_WIDE, rows, spec->k, "gate")};
     TensorId probabilities = graph_activation(graph, TYPE_WIDE, rows, classes, "probabilities");
     TensorId count = TENSOR_NONE;
     if (graph->training) count = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &classes, "count");
+    if (loads) routing.loads = graph_activation(graph, TYPE_WIDE, 2, classes, "loads");
     Inputs in = {[ROUTER_LOGITS] = logits, [ROUTER_BIAS] = bias, [ROUTER_SHARE] = share};
     Outputs out = {
         [ROUTER_INDEX] = routing.index,
@@ -27,23 +26,24 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
         [ROUTER_PROBABILITIES] = probabilities,
         [ROUTER_COUNT] = count,
         [ROUTER_D_BIAS] = balanced ? graph_parameter_gradient(graph, bias) : TENSOR_NONE,
-        [ROUTER_LOSS] = auxiliary ? loss : TENSOR_NONE,
+        [ROUTER_LOADS] = routing.loads,
     };
     graph_node(graph, OP_router, in, out, spec, sizeof *spec);
+    BalanceLossSpec balance = {.experts = spec->experts, .k = spec->k, .tokens = rows, .weight = spec->auxiliary};
+    if (auxiliary) op_balance_loss(graph, routing.loads, share, loss, &balance);
     return routing;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const RouterSpec *spec = node->attributes;
-    TensorId logits = node->in[ROUTER_LOGITS], d_gate = d_out[ROUTER_GATE];
-    if (d_gate == TENSOR_NONE && node->out[ROUTER_LOSS] == TENSOR_NONE) return;
+    TensorId logits = node->in[ROUTER_LOGITS], d_gate = d_out[ROUTER_GATE], d_loads = d_out[ROUTER_LOADS];
+    if (d_gate == TENSOR_NONE && d_loads == TENSOR_NONE) return;
     TensorId d_logits = d_in[ROUTER_LOGITS] = graph_activation_like(graph, TYPE_WIDE, logits, "d_logits");
     Inputs in = {
         [ROUTER_GRAD_D_GATE] = d_gate,
         [ROUTER_GRAD_PROBABILITIES] = node->out[ROUTER_PROBABILITIES],
         [ROUTER_GRAD_INDEX] = node->out[ROUTER_INDEX],
-        [ROUTER_GRAD_COUNT] = node->out[ROUTER_COUNT],
-        [ROUTER_GRAD_SHARE] = node->in[ROUTER_SHARE],
+        [ROUTER_GRAD_D_LOADS] = d_loads,
     };
     Outputs out = {[ROUTER_GRAD_D_LOGITS] = d_logits};
     graph_node(graph, OP_router_grad, in, out, spec, sizeof *spec);
@@ -55,6 +55,5 @@ static double flops(const Graph *graph, const Node *node) {
     return (14.0 + spec->k) * graph_elements(graph, node->in[ROUTER_LOGITS]);
 }
 
-const Op op_rule_router = {
-    .name = "router", .adds_to = OPERAND(ROUTER_D_BIAS) | OPERAND(ROUTER_LOSS), .loss = true, .gradient = gradient, .flops = flops};
+const Op op_rule_router = {.name = "router", .adds_to = OPERAND(ROUTER_D_BIAS), .gradient = gradient, .flops = flops};
 const Op op_rule_router_grad = {.name = "router_grad", .element_flops = 4};
