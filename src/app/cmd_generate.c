@@ -33,7 +33,7 @@ static const Option rows[] = {
     INT_OPTION(top_k, "0", 0, 1e9, "tokens", "draw among this many of the most likely tokens; 0: all"),
     REAL_OPTION(top_p, "1", 0, 1, "", "draw among the fewest most likely tokens that have this probability together"),
     INT_OPTION(seed, "1", 0, 1e15, "", "the same seed gives the same text"),
-    BOOL_OPTION(text, "true", "false: prompt and output are token ids"),
+    BOOL_OPTION(text, "true", "false: prompt and output are token ids; what ends a text is the folder's eos_token_id"),
     INT_OPTION(
         context, "0", 0, 1 << 24, "tokens", "most positions, prompt included, which decides the memory of the cache; 0: the model's"),
     BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
@@ -216,8 +216,10 @@ static bool run(Invocation *invocation, Error *error) {
     Config config;
     SCOPED(close_text) Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
     SCOPED(token_ids_free) TokenIds prompt = {0};
-    return source_read_config(folder, &config, &invocation->strings, error) && (text.numbers || open_text(&text, folder, &config, error)) &&
-           read_prompt(invocation->words[1], &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
+    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
+    else if (!open_text(&text, folder, &config, error)) return false;
+    return read_prompt(invocation->words[1], &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
 }
 
 const Command command_generate = {

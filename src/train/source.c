@@ -88,7 +88,7 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
         append_token(value, ends);
         for (size_t j = 0; j < json_array_size(value); j++) append_token(json_array_get(value, j), ends);
     }
-    if (!ends->count && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
+    if (!ends->count && tokenizer && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
 }
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */

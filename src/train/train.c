@@ -683,6 +683,15 @@ static void allocate_step(Loop *loop) {
     loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
 }
 
+/* A llama with experts is a Mixtral to other programs, whose routers have no biases. */
+static void warn_of_biases(const Config *config) {
+    if (config->model.family == FAMILY_LLAMA && config->model.experts && config->optimizer.balance_lr > 0)
+        log_warn(
+            "optimizer.balance_lr=%g trains load-balancing biases, which MixtralForCausalLM lacks: smelt convert will refuse the model; "
+            "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
+            config->optimizer.balance_lr);
+}
+
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
@@ -693,6 +702,7 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
     Budget budget = session_budget(session);
     if (leads(loop)) budget_print(&budget, stderr);
+    if (leads(loop) && !session->step) warn_of_biases(config);
     loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, session->step + 1) * config->data.length;
     allocate_step(loop);
     loop->measured_flops = measure_gemm(config, device);

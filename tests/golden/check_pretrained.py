@@ -73,10 +73,11 @@ def check_perplexity(build, folder, model, tokenizer):
 @torch.no_grad()
 def check_greedy(build, folder, model, tokenizer, prompt):
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    model.generation_config.eos_token_id = None  # goes on after the end, as smelt does where it prints tokens
     theirs = model.generate(torch.tensor([ids]), max_new_tokens=TOKENS, do_sample=False)[0].tolist()
     ours = smelt(build, "generate", folder, " ".join(map(str, ids)), "text=false", f"tokens={TOKENS}", "temperature=0", "context=256")
     ours = [int(token) for token in ours.split()]
+    if theirs[-1] == model.generation_config.eos_token_id:  # smelt does not print it
+        theirs.pop()
     print(f"{prompt!r}: {len(theirs) - len(ids)} tokens, {'equal' if ours == theirs else 'NOT EQUAL'}")
     return ours == theirs
 

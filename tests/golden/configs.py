@@ -6,7 +6,9 @@ Needs torch and transformers 5. The models are those of make.py: each FOLDER/con
 first line is the version of transformers. Then come, for each class, one line with its fields: those that its configuration class declares, and those that
 configuration and model read while a model is loaded and trained, with the defaults of the first; and one line for each edit:
 
-    {"model": FOLDER, "set": {FIELD: VALUE}, "delete": [FIELD], "verdict": V}
+    {"model": FOLDER, "set": {FIELD: VALUE}, "delete": [FIELD], "scale": {PART: FACTOR}, "verdict": V}
+
+With "scale", parameters with PART in their names are multiplied with FACTOR after loading.
 
 V is "same" where logits and gradients are those of the folder as it is; "refused" where loading or running fails, or the weights do not fit; else {"loss",
 "gradient", "row", "logits"}: the loss over FOLDER's tokens, with the router's loss where it counts; the norm of all gradients; the norm of the gradient of
@@ -205,12 +207,15 @@ def tokens_of(family):
         return file.get_tensor("tokens").long()
 
 
-def run(folder):
+def run(folder, scale=None):
     """The numbers of a folder's model on its own tokens; raises where it does not load or run, or the weights do not fit."""
     model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     unfit = [key for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in report[kind]]
     if unfit:
         raise ValueError(f"weights do not fit: {unfit[:2]}")
+    for part, factor in (scale or {}).items():
+        for name, parameter in model.named_parameters():
+            parameter.data *= factor if part in name else 1
     tokens = tokens_of(os.path.basename(folder).split("-")[0])
     output = model.eval()(tokens[:, :-1], use_cache=False)
     logits = output.logits.flatten(0, 1)
@@ -237,7 +242,19 @@ def verdict_of(folder, base):
     close = logits.shape == plain.shape and (logits - plain).abs().max() < 1e-6
     if close and all(abs(numbers[key] - theirs[key]) < 1e-6 * max(1, theirs[key]) for key in ("loss", "gradient", "row")):
         return "same", ""
-    return {key: [float(f"{x:.6g}") for x in value] if key == "logits" else float(f"{value:.7g}") for key, value in numbers.items()}, ""
+    return rounded(numbers), ""
+
+
+def scale_weights(file):
+    """Queries and keys so small that the least norm that ZAYA divides by shows, 2^-23 in float32."""
+    for factor in (1e-3, 1e-5, 1e-6, 3e-7, 1e-7, 1e-8):
+        scale = {"q_proj": factor, "k_proj": factor, "conv_qk_grouped": factor}
+        numbers, _ = run(os.path.join(HERE, "zaya"), scale)
+        print(json.dumps({"model": "zaya", "set": {}, "scale": scale, "verdict": rounded(numbers)}), file=file)
+
+
+def rounded(numbers):
+    return {key: [float(f"{x:.6g}") for x in value] if key == "logits" else float(f"{value:.7g}") for key, value in numbers.items()}
 
 
 def edits_of(family, config, declared, read):
@@ -263,7 +280,9 @@ def write(family, scratch, file):
     plain = {name: value if isinstance(value, (bool, int, float, str, type(None))) else str(value) for name, value in declared.items()}
     print(json.dumps({"model": family, "declared": plain, "read": read}), file=file)
     base, counts = run(os.path.join(HERE, family)), {}
-    print(json.dumps({"model": family, "verdict": base[0] | {"logits": [float(f"{x:.6g}") for x in base[0]["logits"]]}}), file=file)
+    print(json.dumps({"model": family, "verdict": rounded(base[0])}), file=file)
+    if family == "zaya":
+        scale_weights(file)
     for edit in edits_of(family, config, declared, read):
         changed = {name: value for name, value in (config | edit).items() if value is not ...}
         folder = os.path.join(scratch, family + "-edited")

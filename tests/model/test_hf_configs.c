@@ -101,8 +101,19 @@ static void take_logits(const Golden *g, const Model *model, Executor *executor,
     }
 }
 
+/* Multiplies parameters with a part of their name in `scale` by its factor. */
+static void scale_parameters(const Graph *graph, Executor *executor, const json_t *scale) {
+    const char *part;
+    json_t *factor;
+    json_object_foreach((json_t *)scale, part, factor) for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        float *values = executor_tensor(executor, p->tensor);
+        for (int64_t j = 0; strstr(p->name, part) && j < p->count; j++) values[j] *= (float)json_number_value(factor);
+    }
+}
+
 /* False with an error when the weights do not fit. */
-static bool compute(const Golden *g, const ModelConfig *config, Numbers *numbers, Error *error) {
+static bool compute(const Golden *g, const ModelConfig *config, const json_t *scale, Numbers *numbers, Error *error) {
     static const ModelMode modes[] = {MODEL_TRAIN, MODEL_LOGITS};
     Config whole;
     OptionStrings strings = {0};
@@ -120,6 +131,7 @@ static bool compute(const Golden *g, const ModelConfig *config, Numbers *numbers
         good = source_load_program(folder, &whole, executor, &step, error);
         if (good) {
             put_tokens(g, &model, executor);
+            scale_parameters(model.graph, executor, scale);
             executor_zero(executor);
             executor_run(executor);
         }
@@ -210,8 +222,9 @@ static void check_accepted(Golden *g, const json_t *line, const ModelConfig *mod
     Error error = {0};
     char text[200];
     int64_t length = safetensors_find(&g->expected, "tokens")->shape[1] - 1;
-    bool same = same_model(model, &g->model);
-    if (model->context < length || (!same && !compute(g, model, &ours, &error))) {
+    const json_t *scale = json_object_get(line, "scale");
+    bool same = !scale && same_model(model, &g->model);
+    if (model->context < length || (!same && !compute(g, model, scale, &ours, &error))) {
         if (theirs) g->tally.ours_only++;
         else g->tally.refused++;
     } else if (!theirs && same) g->tally.theirs_only++;
@@ -254,7 +267,7 @@ static void start(Golden *g, int class, const json_t *header) {
     if (!g->config || !safetensors_open(&g->expected, expected, &error)) fail_msg("%s %s", g->family, error.message);
     if (!hf_parse_config(g->config, &g->model, &precision, &warnings, &error)) fail_msg("%s: %s", g->family, error.message);
     if (warnings) fail_msg("%s: %s", g->family, warnings);
-    if (!compute(g, &g->model, &g->own, &error)) fail_msg("%s: %s", g->family, error.message);
+    if (!compute(g, &g->model, NULL, &g->own, &error)) fail_msg("%s: %s", g->family, error.message);
     free(expected);
     free(config);
 }

@@ -62,6 +62,10 @@ static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
         .columns = convolved + values};
 }
 
+/* The least norm that a head is divided by: the distance from 1 to the next number of the compute type, of so many
+ * bytes (ZayaQKNorm in transformers). */
+static inline double cca_least_norm(size_t bytes) { return bytes == 2 ? 0x1p-7 : bytes == 4 ? 0x1p-23 : 0x1p-52; }
+
 /* Of a node of either op. */
 static inline CcaShape cca_node_shape(const Graph *graph, const Node *node) {
     return cca_shape(node->attributes, graph_rows(graph, node->in[CCA_U]));

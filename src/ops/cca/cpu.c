@@ -71,7 +71,8 @@ typedef struct Forward {
 static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;
-    W scale = wide_sqrt(s->dim) / wide_sqrt(sum_of_squares(y, s->dim) + (W)1e-12);
+    W length = wide_sqrt(sum_of_squares(y, s->dim)), least = (W)cca_least_norm(sizeof(T));
+    W scale = wide_sqrt(s->dim) / (length > least ? length : least);
     if (f->scales) f->scales[r * (s->heads + s->kv_heads) + head] = scale;
     T *out = f->qkv + r * s->columns + head * s->dim;
     if (head < s->heads) {

@@ -90,7 +90,7 @@ INLINE void convolve_tile(
         f32x8 y = load_products(products, row, channel, DIM);
         float squares = 0;
         UNROLL for (int j = 0; j < CHUNK; j++) squares += y[j] * y[j];
-        float scale = fast_sqrt((float)in->dim) * fast_rsqrt(sum_of_row(squares, DIM) + 1e-12f);
+        float scale = fast_sqrt((float)in->dim) * fast_rsqrt(__builtin_fmaxf(sum_of_row(squares, DIM), CCA_LEAST_NORM * CCA_LEAST_NORM));
         if (r >= in->rows) continue;
         y = rotate(y, products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
         finish(a, y, scale, r, head, channel);

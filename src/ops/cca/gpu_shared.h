@@ -19,6 +19,8 @@ enum {
     CHUNK = 8,           /* channels of a 16-byte access */
 };
 
+#define CCA_LEAST_NORM 0x1p-7f /* cca_least_norm of bf16 */
+
 /* `state` (may be NULL) holds the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half the
  * number of rotated channels; kernels set it to the constant that they are compiled for. */
 typedef struct CcaInput {

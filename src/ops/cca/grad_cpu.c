@@ -86,11 +86,13 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
         const T *dy = b->dy + r * s->columns + column;
         const T *y = group < 0 ? b->y + r * s->columns + column : b->units + r * s->values + group * s->dim;
         W along = dot(dy, y, s->dim), scale = scales[head];
+        bool normal = scale < wide_sqrt(s->dim) / (W)cca_least_norm(sizeof(T)); /* the norm is above the least one */
         if (group >= 0) {
             temperature_sum[group] += along;
             scale *= b->temperature[group];
         }
-        normalise_grad(b->g + r * s->convolved + column, bias_sum + column, dy, y, scale, along / s->dim, angles, b->rotated, s->dim);
+        normalise_grad(
+            b->g + r * s->convolved + column, bias_sum + column, dy, y, scale, normal ? along / s->dim : 0, angles, b->rotated, s->dim);
     }
 }
 

@@ -102,8 +102,10 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
         float along = 0;
         UNROLL for (int i = 0; i < CHUNK; i++) along += dy[i] * y[i];
         along = sum_of_row(along, DIM);
-        row.pull = along / (float)in->dim;
-        row.scale = a->scales[own * (in->heads + in->kv_heads) + head] * temperature;
+        float scale = a->scales[own * (in->heads + in->kv_heads) + head];
+        bool normal = scale * CCA_LEAST_NORM < 0.9999f * fast_sqrt((float)in->dim); /* up to rounding */
+        row.pull = normal ? along / (float)in->dim : 0;
+        row.scale = scale * temperature;
         f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
         if (!there) continue;
         sum += g;

@@ -10,7 +10,7 @@
  * The backward pass goes
  *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of (convolution + mean). The norm
  *      is undone in the rotated frame, since a rotation keeps lengths: with y the rotated, normalised vector and s its
- *      factor, g = s (dy - y (y . dy) / head_dim), rotated back;
+ *      factor, g = s (dy - y (y . dy) / head_dim), rotated back; g = s dy where the norm is the least one, a constant;
  *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the
  *      gradient of its weight; then through the depthwise convolution and the mean to du;
  *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order of chunks.
