@@ -3,20 +3,22 @@
     python tests/golden/configs.py
 
 Needs torch and transformers 5. The models are those of make.py: each FOLDER/config.json is edited field by field and loaded with the same weights. The
-first line is the version of transformers. Then come, for each class, one line with its fields: those that its configuration class declares, and those that
-configuration and model read while a model is loaded and trained, with the defaults of the first; and one line for each edit:
+first line is the version of transformers. Then comes, for each class, one line with FOLDER as its "model", the numbers of the folder as it is, and the
+fields: those that its configuration class declares, with their defaults, and those that configuration and model read while a model is loaded and trained; and
+one line for each edit:
 
-    {"model": FOLDER, "set": {FIELD: VALUE}, "delete": [FIELD], "scale": {PART: FACTOR}, "verdict": V}
+    {"set": {FIELD: VALUE}, "delete": [FIELD], "scale": {PART: FACTOR}, "verdict": V}
 
 With "scale", parameters with PART in their names are multiplied with FACTOR after loading.
 
-V is "same" where logits and gradients are those of the folder as it is; "refused" where loading or running fails, or the weights do not fit; else {"loss",
-"gradient", "row", "logits"}: the loss over FOLDER's tokens, with the router's loss where it counts; the norm of all gradients; the norm of the gradient of
-the embedding's row of the first token; and logits at SPOTS.
+V is "same" where logits and gradients are those of the folder as it is; "refused" where loading or running fails, or the weights do not fit; else the
+numbers: the loss over FOLDER's tokens, with the router's loss where it counts; the norm of all gradients; the norm of the gradient of the embedding's row of
+the first token; and the logits at SPOTS.
 """
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -225,9 +227,8 @@ def run(folder, scale=None):
     loss.backward()
     table = model.get_input_embeddings().weight
     gradient = torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None))
-    numbers = {"loss": loss.item(), "gradient": gradient.item(), "row": table.grad[tokens[0, 0]].double().norm().item(),
-               "logits": [logits[row, token].item() for row, token in SPOTS]}
-    if not all(map(lambda x: x == x and abs(x) < 1e30, [*numbers["logits"], numbers["loss"], numbers["gradient"]])):
+    numbers = [loss.item(), gradient.item(), table.grad[tokens[0, 0]].double().norm().item(), *(logits[row, token].item() for row, token in SPOTS)]
+    if not all(math.isfinite(number) for number in numbers):
         raise ValueError("numbers are not finite")
     return numbers, logits.detach()
 
@@ -240,7 +241,7 @@ def verdict_of(folder, base):
         return "refused", f"{type(error).__name__}: {error}".splitlines()[0][:90]
     theirs, plain = base
     close = logits.shape == plain.shape and (logits - plain).abs().max() < 1e-6
-    if close and all(abs(numbers[key] - theirs[key]) < 1e-6 * max(1, theirs[key]) for key in ("loss", "gradient", "row")):
+    if close and all(abs(a - b) < 1e-6 * max(1, b) for a, b in zip(numbers[:3], theirs)):
         return "same", ""
     return rounded(numbers), ""
 
@@ -250,11 +251,11 @@ def scale_weights(file):
     for factor in (1e-3, 1e-5, 1e-6, 3e-7, 1e-7, 1e-8):
         scale = {"q_proj": factor, "k_proj": factor, "conv_qk_grouped": factor}
         numbers, _ = run(os.path.join(HERE, "zaya"), scale)
-        print(json.dumps({"model": "zaya", "set": {}, "scale": scale, "verdict": rounded(numbers)}), file=file)
+        print(json.dumps({"set": {}, "scale": scale, "verdict": rounded(numbers)}), file=file)
 
 
 def rounded(numbers):
-    return {key: [float(f"{x:.6g}") for x in value] if key == "logits" else float(f"{value:.7g}") for key, value in numbers.items()}
+    return [float(f"{x:.7g}") for x in numbers[:3]] + [float(f"{x:.6g}") for x in numbers[3:]]
 
 
 def edits_of(family, config, declared, read):
@@ -278,9 +279,8 @@ def write(family, scratch, file):
         config = json.load(source)
     declared, read = fields_of(family)
     plain = {name: value if isinstance(value, (bool, int, float, str, type(None))) else str(value) for name, value in declared.items()}
-    print(json.dumps({"model": family, "declared": plain, "read": read}), file=file)
     base, counts = run(os.path.join(HERE, family)), {}
-    print(json.dumps({"model": family, "verdict": rounded(base[0])}), file=file)
+    print(json.dumps({"model": family, "numbers": rounded(base[0]), "declared": plain, "read": read}), file=file)
     if family == "zaya":
         scale_weights(file)
     for edit in edits_of(family, config, declared, read):
@@ -291,7 +291,7 @@ def write(family, scratch, file):
         with open(os.path.join(folder, "config.json"), "w") as target:
             json.dump(changed, target)
         verdict, reason = verdict_of(folder, base)
-        line = {"model": family, "set": {name: value for name, value in edit.items() if value is not ...}}
+        line = {"set": {name: value for name, value in edit.items() if value is not ...}}
         deleted = [name for name, value in edit.items() if value is ... and name in config]
         line |= ({"delete": deleted} if deleted else {}) | {"verdict": verdict}
         if os.environ.get("REASONS"):

@@ -169,7 +169,7 @@ static void reference_row(const Problem *p, int64_t r, double *out) {
             x[i] = grouped(p, r, head * dim + i) + qk_mean(p, r, head * dim + i);
             sum += x[i] * x[i];
         }
-        double factor = sqrt(dim) / sqrt(sum + 1e-12);
+        double factor = sqrt(dim) / fmax(sqrt(sum), 0x1p-52);
         if (head >= h->heads) factor *= p->temperature[head - h->heads];
         for (int64_t i = 0; i < dim; i++) {
             double angle = p->positions[r] * pow(THETA, -2.0 * (i % half) / p->c->rotated), turned = x[i];
