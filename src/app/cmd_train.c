@@ -56,6 +56,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     if (!fixed) wanted.model.context = config->model.context;
     wanted.model.init_std = config->model.init_std;
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
+    wanted.model.auxiliary_scope = config->model.auxiliary_scope;
+    wanted.model.padding = config->model.padding;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return take_tokenizer(&origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }

@@ -76,6 +76,24 @@ static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
     process_free(&result);
 }
 
+/* The third number that a folder's model prints becomes its eos_token_id. */
+static void numbers_of_tokens_end_where_the_folder_says(void **state) {
+    (void)state;
+    int tokens[4];
+    expect("$SMELT train " TINY " stop_at=1 run=r && $SMELT convert r f", 0, "");
+    ProcessResult before = smelt("generate f 65 text=false tokens=3 seed=5");
+    expect_code(&before, 0, "generate");
+    assert_int_equal(sscanf(before.output, "%d %d %d %d", &tokens[0], &tokens[1], &tokens[2], &tokens[3]), 4);
+    char *config = memory_format("{\"eos_token_id\": [70000, %d]}", tokens[3]);
+    write_text("f/generation_config.json", config);
+    ProcessResult after = smelt("generate f 65 text=false tokens=3 seed=5");
+    int printed = sscanf(after.output, "%d %d %d %d", &tokens[0], &tokens[1], &tokens[2], &tokens[3]);
+    assert_int_equal(printed, tokens[3] == tokens[1] ? 1 : tokens[3] == tokens[2] ? 2 : 3);
+    free(config);
+    process_free(&after);
+    process_free(&before);
+}
+
 static void losses_are_refused_where_nothing_is_compared_with_them(void **state) {
     (void)state;
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
@@ -90,6 +108,7 @@ int main(void) {
         TRAIN_TEST(help_stands_before_or_after),
         TRAIN_TEST(a_vocabulary_does_not_replace_the_text_that_it_is_learned_from),
         TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
+        TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
         TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,10 @@ static const Variety varieties[] = {
     {"zaya-adamw", "model.family=zaya model.head_dim=16 optimizer.name=adamw", true},
     {"zaya-muon", "model.family=zaya model.head_dim=16 optimizer.name=muon", true},
     {"llama", "model.family=llama model.experts=0 model.head_dim=16"},
-    {"mixture", "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.head_dim=16 recompute=block", true},
+    {"mixture",
+        "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.auxiliary_scope=model model.head_dim=16 "
+        "recompute=block",
+        true},
     {"mpt", "model.family=mpt model.experts=0 model.kv_heads=2"},
     {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"},
 };
