@@ -58,7 +58,7 @@ void hf_read_fields(HfFieldReader *r, const HfTables *tables);
 void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void hf_warn(HfFieldReader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* -- Fields that are read by functions (hf_config.c, hf_rope.c) ----------------------------------------------------- */
+/* -- Fields that are read by functions (hf_config.c, hf_rope.c) ---------------------------------------------------- */
 
 void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_zaya_padding(HfFieldReader *r, const char *name, const json_t *value);

@@ -5,7 +5,7 @@ enum { THREADS = 256 };
 
 typedef struct BalanceLossArguments {
     const float GLOBAL *loads, *share; /* loads [2, classes] */
-    float GLOBAL *out;                 /* the loss, or d_loads */
+    float GLOBAL *result;              /* the loss, or d_loads */
     float scale;                       /* weight * experts / (tokens * k * tokens) */
     int32_t classes, experts;
 } BalanceLossArguments;
@@ -17,13 +17,13 @@ KERNEL(balance_loss, BalanceLossArguments) {
     float dot = 0;
     for (int e = thread_id(); e < a.experts; e += THREADS) dot += a.loads[e] * a.loads[a.classes + e];
     dot = block_sum(dot, scratch, THREADS);
-    if (thread_id() == 0) a.out[1] += *a.share * a.scale * dot;
+    if (thread_id() == 0) a.result[1] += *a.share * a.scale * dot;
 }
 
 KERNEL(balance_loss_grad, BalanceLossArguments) {
     for (int c = thread_id(); c < a.classes; c += THREADS) {
-        a.out[c] = 0;
-        a.out[a.classes + c] = c < a.experts ? *a.share * a.scale * a.loads[c] : 0;
+        a.result[c] = 0;
+        a.result[a.classes + c] = c < a.experts ? *a.share * a.scale * a.loads[c] : 0;
     }
 }
 
@@ -35,10 +35,10 @@ KERNEL(balance_loss_grad, BalanceLossArguments) {
 LAUNCHER(balance_loss, BalanceLossArguments)
 LAUNCHER(balance_loss_grad, BalanceLossArguments)
 
-static BalanceLossArguments arguments_of(const BalanceLossSpec *spec, const void *loads, const void *share, void *out, int64_t classes) {
+static BalanceLossArguments arguments_of(const BalanceLossSpec *spec, const void *loads, const void *share, void *result, int64_t classes) {
     return (BalanceLossArguments){.loads = loads,
         .share = share,
-        .out = out,
+        .result = result,
         .scale = (float)(spec->weight * (double)spec->experts / ((double)spec->tokens * (double)spec->k * (double)spec->tokens)),
         .classes = (int32_t)classes,
         .experts = (int32_t)spec->experts};

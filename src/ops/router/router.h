@@ -14,14 +14,14 @@ typedef struct RouterSpec {
     bool loads;         /* in training: give the loads, for a loss over several routers */
 } RouterSpec;
 
-/* index INT32 [R, k], gate WIDE [R, k]; loads WIDE [2, classes] or TENSOR_NONE: how often each class was chosen, and the
- * sum of its probabilities. */
+/* index INT32 [R, k], gate WIDE [R, k]; loads WIDE [2, classes] or TENSOR_NONE: how often each class was chosen, and
+ * the sum of its probabilities. */
 typedef struct Routing { TensorId index, gate, loads; } Routing;
 
 /* Chooses experts (rule.c). `bias` may be TENSOR_NONE; the auxiliary loss is added to loss[1]. */
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec);
 
-/* A load-balancing loss over `tokens` rows of one router or several, whose loads are summed (balance_rule.c). */
+/* A load-balancing loss over `tokens` rows of one router or several, whose loads are summed (rule.c). */
 typedef struct BalanceLossSpec {
     int64_t experts, k, tokens;
     double weight;

@@ -2,8 +2,15 @@
  *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by
  *       the row's sum where `renormalise`.
  * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW
- * follows, is the excess load of each expert: share * (count_e / (R k) - 1 / E) (arXiv 2408.15664). The auxiliary
- * loss is a node of its own, over the loads of one router or of several (balance_rule.c). */
+ * follows, is the excess load of each expert: share * (count_e / (R k) - 1 / E) (arXiv 2408.15664).
+ *
+ * The load-balancing loss is an operation of its own, balance_loss, over the loads of one router or the sum of those of
+ * several: Switch's (arXiv 2101.03961, equation 4) for k choices a token,
+ *     loss += share * weight * E * sum over e of f_e P_e / k
+ * with f_e the choices of expert e per token, constant in the gradient, and P_e the mean of its probability, over N
+ * tokens. For one router N = R; Mixtral's loss in transformers (load_balancing_loss_func) sums the loads of all layers,
+ * N = layers * R. Each microbatch has its own loss, and `share` makes their mean: choices of other microbatches and of
+ * other ranks are not seen. */
 #include "ops/router/router.h"
 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec) {
@@ -57,3 +64,24 @@ static double flops(const Graph *graph, const Node *node) {
 
 const Op op_rule_router = {.name = "router", .adds_to = OPERAND(ROUTER_D_BIAS), .gradient = gradient, .flops = flops};
 const Op op_rule_router_grad = {.name = "router_grad", .element_flops = 4};
+
+/* -- The load-balancing loss --------------------------------------------------------------------------------------- */
+
+void op_balance_loss(Graph *graph, TensorId loads, TensorId share, TensorId loss, const BalanceLossSpec *spec) {
+    assert(graph->training && graph_get(graph, loads)->type == TYPE_WIDE && graph_rows(graph, loads) == 2);
+    assert(graph_columns(graph, loads) >= spec->experts && graph_elements(graph, loss) >= 2 && spec->tokens > 0 && spec->k > 0);
+    Inputs in = {[BALANCE_LOSS_LOADS] = loads, [BALANCE_LOSS_SHARE] = share};
+    graph_node(graph, OP_balance_loss, in, (Outputs){[BALANCE_LOSS_LOSS] = loss}, spec, sizeof *spec);
+}
+
+static void balance_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    (void)d_out;
+    TensorId loads = node->in[BALANCE_LOSS_LOADS];
+    d_in[BALANCE_LOSS_LOADS] = graph_activation_like(graph, TYPE_WIDE, loads, "d_loads");
+    Inputs in = {[BALANCE_LOSS_GRAD_LOADS] = loads, [BALANCE_LOSS_GRAD_SHARE] = node->in[BALANCE_LOSS_SHARE]};
+    Outputs out = {[BALANCE_LOSS_GRAD_D_LOADS] = d_in[BALANCE_LOSS_LOADS]};
+    graph_node(graph, OP_balance_loss_grad, in, out, node->attributes, 0);
+}
+
+const Op op_rule_balance_loss = {.name = "balance_loss", .adds_to = OPERAND(BALANCE_LOSS_LOSS), .loss = true, .gradient = balance_gradient};
+const Op op_rule_balance_loss_grad = {.name = "balance_loss_grad"};
