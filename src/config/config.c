@@ -176,6 +176,8 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
             model->rope_high_frequency, model->rope_low_frequency);
     if (scaled && model->rope_scaling == ROPE_DYNAMIC && rotated == 2)
         return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 rotated channels of a head");
+    if (model->rope_scaling != ROPE_YARN && model->rope_attention_factor != 1)
+        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g is for model.rope_scaling=yarn", model->rope_attention_factor);
     if (model->family == FAMILY_ZAYA && model->rope_attention_factor != 1)
         return error_set(
             error, ERROR_USAGE, "model.rope_attention_factor=%g: family zaya computes with 1 only", model->rope_attention_factor);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "model/hf_fields_internal.h"
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
@@ -172,13 +173,18 @@ static const HfField mixtral[] = {
 };
 
 /* Qwen's layers from max_window_layers on have the window where use_sliding_window is true. */
-#define QWEN_FIELDS                                                                                                                        \
-    INTEGER("vocab_size", vocabulary, "151936"), INTEGER("intermediate_size", ffn, "22016"),                                               \
-        INTEGER("num_key_value_heads", kv_heads, "32 null"), READ("layer_types", hf_read_qwen_layers), NO_EFFECT("use_sliding_window"),    \
-        NO_EFFECT("sliding_window"), NO_EFFECT("max_window_layers")
-
-static const HfField qwen2[] = {QWEN_FIELDS, INTEGER("head_dim", head_dim, "0"), END};
-static const HfField qwen3[] = {QWEN_FIELDS, INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
+static const HfField qwen[] = {
+    INTEGER("vocab_size", vocabulary, "151936"),
+    INTEGER("intermediate_size", ffn, "22016"),
+    INTEGER("num_key_value_heads", kv_heads, "32 null"),
+    READ("layer_types", hf_read_qwen_layers), /* with the three after it */
+    NO_EFFECT("use_sliding_window"),
+    NO_EFFECT("sliding_window"),
+    NO_EFFECT("max_window_layers"),
+    END,
+};
+static const HfField qwen2[] = {INTEGER("head_dim", head_dim, "0"), END};
+static const HfField qwen3[] = {INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
 
 static const HfField zaya[] = {
     INTEGER("vocab_size", vocabulary, "262272"),
@@ -339,8 +345,8 @@ static const HfTables tables[HF_CLASS_COUNT] = {
     [HF_LLAMA] = {{llama, decoder, shared, metadata}},
     [HF_MISTRAL] = {{mistral, decoder, shared, metadata}},
     [HF_MIXTRAL] = {{mixtral, decoder, shared, metadata}},
-    [HF_QWEN2] = {{qwen2, decoder, shared, metadata}},
-    [HF_QWEN3] = {{qwen3, decoder, shared, metadata}},
+    [HF_QWEN2] = {{qwen2, qwen, decoder, shared, metadata}},
+    [HF_QWEN3] = {{qwen3, qwen, decoder, shared, metadata}},
     [HF_MPT] = {{mpt, shared, metadata}},
     [HF_GPT2] = {{gpt2, shared, metadata}},
 };
@@ -369,13 +375,21 @@ const HfField *hf_find_member(const HfTables *t, size_t offset) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
+/* Names and values of a file must not break the line that shows them. */
+static void blank_controls(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+}
+
 void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) {
     char reason[400];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
-    if (r->good) r->good = error_set(r->error, ERROR_CHECKPOINT, "%s%s %s", r->path, name, reason);
+    if (!r->good) return;
+    r->good = error_set(r->error, ERROR_CHECKPOINT, "%s%.80s %s", r->path, name, reason);
+    blank_controls(r->error->message);
 }
 
 void hf_warn(HfFieldReader *r, const char *format, ...) {
@@ -384,6 +398,7 @@ void hf_warn(HfFieldReader *r, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    blank_controls(line);
     char *before = *r->warnings;
     *r->warnings = before ? memory_format("%s; %s", before, line) : memory_copy_string(line);
     free(before);
@@ -417,11 +432,11 @@ static void read_boolean(HfFieldReader *r, const HfField *f, const json_t *value
 
 static void check_fixed(HfFieldReader *r, const HfField *f, const json_t *value) {
     if (!value) return;
-    char *text = json_is_string(value) ? memory_copy_string(json_string_value(value)) : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    if (!text || !has_word(f->values, text))
+    SCOPED_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+    const char *word = json_is_string(value) ? json_string_value(value) : text;
+    if (!word || !has_word(f->values, word))
         hf_refuse(
             r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
-    free(text);
 }
 
 /* transformers sets synonyms last, so they win. */

@@ -38,7 +38,7 @@ typedef struct HfField {
 } HfField;
 
 /* Tables of a class, each closed by a row without a name; the first that has a field decides. */
-enum { HF_TABLES = 4 };
+enum { HF_TABLES = 5 };
 typedef struct HfTables { const HfField *rows[HF_TABLES]; } HfTables;
 
 /* The tables for an object of a class. */

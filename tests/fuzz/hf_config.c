@@ -1,6 +1,7 @@
 /* A libFuzzer entry for the reader of config.json: any JSON must be refused with one line, or give a model that is
  * written in terms that are read back as the same model. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one
  * call. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
@@ -13,12 +14,15 @@ static void require_same_model(const ModelConfig *model, Precision precision) {
     if (!hf_check(model, &error)) return; /* mpt has settings that only its own code knows */
     HfExport export = {.config = model, .precision = precision};
     json_t *written = hf_config(&export);
-    require(hf_parse_config(written, &again, &other, &error));
+    char *warnings;
+    require(hf_parse_config(written, &again, &other, &warnings, &error) && !warnings);
     require(other == precision && again.family == model->family && again.layers == model->layers && again.width == model->width &&
             again.heads == model->heads && again.kv_heads == model->kv_heads && again.head_dim == model->head_dim &&
             again.ffn == model->ffn && again.vocabulary == model->vocabulary && again.context == model->context &&
             again.window == model->window && again.experts == model->experts && again.rope_theta == model->rope_theta &&
-            again.rope_factor == model->rope_factor && again.norm_epsilon == model->norm_epsilon && again.tied == model->tied);
+            again.rope_factor == model->rope_factor && again.rope_attention_factor == model->rope_attention_factor &&
+            (model->rope_factor == 1 || again.rope_scaling == model->rope_scaling) && again.padding == model->padding &&
+            again.norm_epsilon == model->norm_epsilon && again.tied == model->tied);
     json_decref(written);
 }
 
@@ -28,7 +32,10 @@ FUZZ(hf_config) {
     Error error = {0};
     json_t *object = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
     if (!object) return;
-    if (hf_parse_config(object, &model, &precision, &error)) require_same_model(&model, precision);
+    char *warnings;
+    if (hf_parse_config(object, &model, &precision, &warnings, &error)) require_same_model(&model, precision);
     else require(error.code == ERROR_CHECKPOINT && *error.message && !strchr(error.message, '\n'));
+    require(!warnings || !strchr(warnings, '\n'));
+    free(warnings);
     json_decref(object);
 }

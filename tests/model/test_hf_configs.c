@@ -117,7 +117,6 @@ static bool compute(const Golden *g, const ModelConfig *config, const json_t *sc
     static const ModelMode modes[] = {MODEL_TRAIN, MODEL_LOGITS};
     Config whole;
     OptionStrings strings = {0};
-    int64_t step;
     bool good = true;
     char *folder = memory_format("tests/golden/%s", g->family);
     options_defaults(&config_table, &whole, &strings);
@@ -128,7 +127,7 @@ static bool compute(const Golden *g, const ModelConfig *config, const json_t *sc
         Plan plan;
         Model model = model_build(config, PRECISION_FP32, modes[i], tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
         Executor *executor = check_executor(model.graph, &plan);
-        good = source_load_program(folder, &whole, executor, &step, error);
+        good = source_load_program(folder, &whole, executor, error);
         if (good) {
             put_tokens(g, &model, executor);
             scale_parameters(model.graph, executor, scale);
