@@ -101,6 +101,71 @@ static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
     run_end(&run);
 }
 
+/* Frequencies of a Qwen2.5 of 7B as transformers 5.23 computes them in fp32: pairs on both sides of yarn's ramp, and on
+ * it, with and without whole channels as its bounds; and dynamic scaling in a sequence of 100,000. */
+static void other_scalings_give_the_frequencies_of_transformers(void **state) {
+    (void)state;
+    enum { YARN, YARN_EXACT, DYNAMIC, LINEAR };
+    static const RopeSpec specs[] = {
+        [YARN] = {.theta = 1e6,
+            .dimensions = 128,
+            .scaling = ROPE_YARN,
+            .factor = 4,
+            .original_positions = 32768,
+            .beta_fast = 32,
+            .beta_slow = 1,
+            .truncate = true},
+        [YARN_EXACT] = {.theta = 1e6,
+            .dimensions = 128,
+            .scaling = ROPE_YARN,
+            .factor = 4,
+            .original_positions = 32768,
+            .beta_fast = 32,
+            .beta_slow = 1},
+        [DYNAMIC] = {.theta = 1e6, .dimensions = 128, .scaling = ROPE_DYNAMIC, .factor = 2, .original_positions = 32768, .length = 100000},
+        [LINEAR] = {.theta = 1e6, .dimensions = 128, .scaling = ROPE_LINEAR, .factor = 8},
+    };
+    static const struct {
+        int spec, pair;
+        double frequency;
+    } frequencies[] = {
+        {YARN, 0, 1},
+        {YARN, 16, 0.0316227786},
+        {YARN, 23, 0.00697830599},
+        {YARN, 24, 0.00537532149},
+        {YARN, 30, 0.00106436096},
+        {YARN, 36, 0.000179841154},
+        {YARN, 40, 4.44569851e-05},
+        {YARN, 63, 3.10234441e-07},
+        {YARN_EXACT, 24, 0.00551727042},
+        {YARN_EXACT, 30, 0.00107923767},
+        {YARN_EXACT, 39, 6.18780759e-05},
+        {DYNAMIC, 1, 0.785260916},
+        {DYNAMIC, 40, 6.31770163e-05},
+        {DYNAMIC, 63, 2.43153522e-07},
+        {LINEAR, 1, 0.100730278},
+        {LINEAR, 63, 1.5511722e-07},
+    };
+    for (size_t i = 0; i < COUNT(frequencies); i++) {
+        const RopeSpec *spec = &specs[frequencies[i].spec];
+        double ours = rope_frequency(spec, frequencies[i].pair, spec->length);
+        assert_true(fabs(ours / frequencies[i].frequency - 1) < 2e-6); /* a few roundings in fp32, one of them of a power */
+    }
+}
+
+/* transformers keeps the keys of a text and rotates each new one for the length that the text then has. */
+static void a_cache_under_dynamic_scaling_has_the_frequencies_of_growing_lengths(void **state) {
+    (void)state;
+    RopeSpec cache = {.theta = 100, .dimensions = 8, .positions = 40, .scaling = ROPE_DYNAMIC, .factor = 4, .original_positions = 10};
+    for (int position = 0; position < 40; position += 3) {
+        RopeSpec whole = cache;
+        whole.length = position + 1;
+        double own = rope_frequency(&cache, 1, cache.length), expected = position * rope_frequency(&whole, 1, whole.length);
+        assert_true(fabs(rope_angle(&cache, 1, position, own) - expected) < 1e-12);
+        assert_true(position < 10 ? expected == position * pow(100, -0.25) : expected < position * pow(100, -0.25));
+    }
+}
+
 static void without_scaling_frequencies_are_powers_of_theta(void **state) {
     (void)state;
     RopeSpec spec = {.theta = 10000, .dimensions = 6, .positions = 5};
@@ -617,6 +682,8 @@ static void speed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama3_scaling_gives_the_frequencies_of_transformers),
+        cmocka_unit_test(other_scalings_give_the_frequencies_of_transformers),
+        cmocka_unit_test(a_cache_under_dynamic_scaling_has_the_frequencies_of_growing_lengths),
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_gradients_match_central_differences),
