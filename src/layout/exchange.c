@@ -154,14 +154,18 @@ static void gather_weights(Exchange *exchange, int b) {
         exchange->ranks.group, bucket_name("weights", b).text, weights_at(exchange, b, 0), exchange->layout->buckets[b].shards, type);
 }
 
-/* Copies the rank's shard into its bucket's slot and gathers the rest. */
+/* Copies the rank's shard into its bucket's slot and gathers the rest. A bucket that both passes read may be gathered
+ * for the backward pass while the forward pass still reads it. All bytes are then written as they are, so the copy is of
+ * the shard's own bytes alone: those that shard_of adds before them are another rank's. */
 static void begin_gathering(Exchange *exchange, int index) {
     if (index >= exchange->schedule->gathering_count) return;
     int b = exchange->schedule->gatherings[index].bucket;
-    Shard shard = shard_of(exchange, &exchange->layout->buckets[b]);
-    const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
-    if (shard.bytes)
-        device_copy(device_of(exchange), weights_at(exchange, b, shard.in_bucket), local, weight_offset(exchange, shard.bytes));
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    ByteSpan span = layout_bucket_shard(exchange->layout, bucket);
+    const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, bucket->local));
+    if (span.begin < span.end)
+        device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
+            weight_offset(exchange, span.end - span.begin));
     gather_weights(exchange, b);
 }
 
