@@ -36,6 +36,7 @@ static int check_output(void) {
 int main(int argc, char **argv) {
     const Command smelt = {.name = "", .explanation = "smelt trains large language models.", .member = member};
     file_fill_standard_streams();
+    process_catch_file_faults();
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,6 +28,34 @@ enum { MOST_FRAMES = 48, STACK_SECONDS = 2 };
 void process_shorten_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
+}
+
+/* Async-signal-safe: one system call, no memory. A bus error at an address of no mapped file is a fault of the program
+ * or the machine: the signal comes again, with its default action. */
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    (void)context;
+    static const char before[] = "error: cannot read ",
+                      after[] = ": it was truncated or replaced while it was in use, or its disk failed; what was "
+                                "saved is untouched: put the file back and start again\n";
+    const char *path = file_mapped_at(info->si_addr);
+    if (!path) {
+        signal(number, SIG_DFL);
+        return;
+    }
+    const struct iovec parts[] = {
+        {(void *)before, sizeof before - 1},
+        {(void *)path, strlen(path)},
+        {(void *)after, sizeof after - 1},
+    };
+    ssize_t ignored = writev(STDERR_FILENO, parts, 3);
+    (void)ignored;
+    _exit(ERROR_DATA);
+}
+
+void process_catch_file_faults(void) {
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigaction(SIGBUS, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 void process_set_threads(int64_t threads, int ranks) {

@@ -10,7 +10,9 @@
 #include "base/stop.h"
 #include "launch/watchdog.h"
 
-/* First of all in main. */
+/* First of all in main. Writing beyond the limit on the size of files (SIGXFSZ) fails like any other write. Reading a
+ * mapped file that was truncated meanwhile (SIGBUS) ends the process with a message and ERROR_DATA. */
+void process_catch_file_faults(void);
 void process_shorten_spinning(char **argv); /* starts the program again, once */
 
 /* OpenMP's threads; 0: all, but the `ranks` of a node share its processors unless OMP_NUM_THREADS says otherwise. */

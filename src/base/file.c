@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -29,6 +31,9 @@ bool file_fail(Error *error, const char *action, const char *path) {
     if (code == ENOSPC || code == EDQUOT) advice = "; free some space or choose another folder";
     else if (code == EROFS || code == EACCES || code == EPERM) advice = "; check its permissions or choose another folder";
     else if (code == EIO) advice = "; the disk may be failing";
+    else if (code == EFBIG) advice = "; raise the limit on the size of files (ulimit -f) or choose another file system";
+    else if (code == EMFILE) advice = "; raise the limit on open files (ulimit -n)";
+    else if (code == ENFILE) advice = "; the machine has too many open files: end some programs";
     error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
     errno = code;
     return false;
@@ -154,6 +159,52 @@ int64_t file_read_start(const char *path, char *text, size_t size) {
     return got < 0 ? -1 : (int64_t)length;
 }
 
+/* -- Mapped files -------------------------------------------------------------------------------------------------- */
+
+/* The maps that exist, so that a signal handler can tell a file's name from an address. A slot is free while `bytes` is
+ * NULL; `size` and `path` are written before it is set, under the lock, so who reads a set slot without the lock reads
+ * a whole one. Global, because a signal handler takes no context. */
+typedef struct MapSlot {
+    const unsigned char *_Atomic bytes;
+    size_t size;
+    char path[256]; /* cut when it is longer */
+} MapSlot;
+enum { MAP_SLOTS = 512 }; /* of more maps than that the later ones have no name */
+static MapSlot map_slots[MAP_SLOTS];
+static pthread_mutex_t map_slots_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static MapSlot *map_slot_find(const unsigned char *bytes) {
+    for (MapSlot *slot = map_slots; slot < map_slots + MAP_SLOTS; slot++)
+        if (atomic_load(&slot->bytes) == bytes) return slot;
+    return NULL;
+}
+
+static void map_slot_fill(const FileMap *map, const char *path) {
+    pthread_mutex_lock(&map_slots_lock);
+    MapSlot *slot = map_slot_find(NULL);
+    if (slot) {
+        slot->size = map->size;
+        snprintf(slot->path, sizeof slot->path, "%s", path);
+        atomic_store(&slot->bytes, map->bytes);
+    }
+    pthread_mutex_unlock(&map_slots_lock);
+}
+
+static void map_slot_clear(const FileMap *map) {
+    pthread_mutex_lock(&map_slots_lock);
+    MapSlot *slot = map_slot_find(map->bytes);
+    if (slot) atomic_store(&slot->bytes, NULL);
+    pthread_mutex_unlock(&map_slots_lock);
+}
+
+const char *file_mapped_at(const void *address) {
+    for (const MapSlot *slot = map_slots; slot < map_slots + MAP_SLOTS; slot++) {
+        uintptr_t begin = (uintptr_t)atomic_load(&slot->bytes), at = (uintptr_t)address;
+        if (begin && at >= begin && at - begin < slot->size) return slot->path;
+    }
+    return NULL;
+}
+
 bool file_map(FileMap *map, const char *path, Error *error) {
     SCOPED(file_close) File file;
     *map = (FileMap){0};
@@ -161,13 +212,19 @@ bool file_map(FileMap *map, const char *path, Error *error) {
     void *bytes = file.bytes > 0 ? mmap(NULL, (size_t)file.bytes, PROT_READ, MAP_SHARED, file.descriptor, 0) : NULL;
     if (bytes == MAP_FAILED) return file_fail(error, "map", path);
     *map = (FileMap){bytes, (size_t)file.bytes};
+    if (bytes) map_slot_fill(map, path);
     return true;
 }
 
 void file_unmap(FileMap *map) {
-    if (map->bytes) munmap((void *)map->bytes, map->size);
+    if (map->bytes) {
+        map_slot_clear(map);
+        munmap((void *)map->bytes, map->size);
+    }
     *map = (FileMap){0};
 }
+
+/* -- Lines --------------------------------------------------------------------------------------------------------- */
 
 bool file_reader_open(FileReader *reader, const char *path, Error *error) {
     *reader = (FileReader){0};

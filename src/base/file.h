@@ -63,6 +63,9 @@ typedef struct FileMap {
 } FileMap;
 bool file_map(FileMap *map, const char *path, Error *error);
 void file_unmap(FileMap *map); /* also of a zeroed one */
+/* The path of the mapped file that `address` lies in, or NULL. For the handler of SIGBUS, which a mapped file raises
+ * where it was truncated or its disk cannot be read: takes no lock and allocates nothing. */
+const char *file_mapped_at(const void *address);
 
 /* Reads lines with bounded memory. The last line of a file whose writer was killed has no newline. */
 enum { FILE_LINE_LIMIT = 4 << 20 }; /* bytes of a line: the load of some 400,000 experts */

@@ -8,6 +8,7 @@
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context) {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* raised by what the thread reads itself: while it is blocked the kernel kills instead */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int status = pthread_create(thread, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

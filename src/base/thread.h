@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* Starts a thread that takes no signals: they belong to the thread that main runs in. Returns 0 or an errno. */
+/* Starts a thread that takes no signals of others: they belong to the thread that main runs in. Returns 0 or an errno. */
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context);
 /* Waits at least so long, unless a signal arrives. */
 void thread_sleep(double seconds);

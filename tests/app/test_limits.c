@@ -1,0 +1,67 @@
+/* Values and limits that end other programs with a signal or unnoticed: NaN in weights, a limit on the size of files,
+ * and a mapped file that is cut while it is read. Each is one line that says what happened, and a documented exit code. */
+#include "support/train_run.h"
+
+/* Runs a command of the shell, $SMELT being the program, and demands its exit code and a part of its errors. */
+static void expect(const char *command, int code, const char *told) {
+    char *arguments[] = {"/bin/sh", "-c", (char *)command, NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, code, command);
+    if (!strstr(result.errors, told)) fail_msg("%s: no '%s' in: %s", command, told, result.errors);
+    process_free(&result);
+}
+
+/* The model folder `sick`, whose tensors in the second half of the file are NaN. */
+static void make_sick_model(void) {
+    size_t size;
+    expect("$SMELT train " TINY " run=r stop_at=1 && $SMELT convert r sick dtype=fp32", 0, "");
+    unsigned char *bytes = read_bytes("sick/model.safetensors", &size);
+    memset(bytes + size / 2, 0xff, size - size / 2);
+    write_bytes("sick/model.safetensors", bytes, size);
+    free(bytes);
+}
+
+static void a_loss_of_nan_is_an_error_of_eval(void **state) {
+    (void)state;
+    make_sick_model();
+    expect("$SMELT eval sick text device=cpu", ERROR_NUMERICS, "the loss of sick is ");
+    expect("$SMELT eval sick text device=cpu json=true", ERROR_NUMERICS, "the loss of sick is ");
+}
+
+static void weights_of_nan_are_not_converted(void **state) {
+    (void)state;
+    make_sick_model();
+    expect("$SMELT convert sick out", ERROR_NUMERICS, "has NaN or infinity, first in element ");
+    expect("$SMELT convert sick out dtype=bf16", ERROR_NUMERICS, "error: tensor ");
+    assert_true(access("out", F_OK) != 0);
+}
+
+static void a_limit_on_the_size_of_files_is_named(void **state) {
+    (void)state;
+    expect("ulimit -f 600; $SMELT train " TINY " run=r", ERROR_CHECKPOINT, "File too large; raise the limit on the size of files (ulimit -f)");
+    train_good("run=r");
+}
+
+static void a_shard_that_is_cut_while_it_is_read_is_named(void **state) {
+    (void)state;
+    expect("$SMELT data pack text s", 0, "");
+    Process process = train_start("run=r data.train=s steps=1000000000");
+    process_await_lines(&process, 5);
+    assert_int_equal(truncate("s.bin", 0), 0);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_DATA, "a shard that was cut");
+    assert_non_null(strstr(result.errors, "error: cannot read s.bin: it was truncated or replaced while it was in use"));
+    process_free(&result);
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_loss_of_nan_is_an_error_of_eval),
+        TRAIN_TEST(weights_of_nan_are_not_converted),
+        TRAIN_TEST(a_limit_on_the_size_of_files_is_named),
+        TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
