@@ -167,6 +167,11 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
         .document_mask = options->document_mask};
     Evaluation result;
     if (!evaluate_shard(&input, &result, error)) return false;
+    if (!isfinite(result.loss))
+        return error_set(error, ERROR_NUMERICS,
+            "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
+            "precision=fp32",
+            folder, result.loss);
     print_result(&result, options->json);
     return true;
 }

@@ -47,6 +47,9 @@ typedef struct StoredTensor {
     const void *data; /* to write; or inside the mapped file after reading, where it may be unaligned */
 } StoredTensor;
 
+/* Whether no element is NaN or infinite; ERROR_NUMERICS names the tensor and its first such element. */
+bool stored_check_finite(const StoredTensor *tensor, Error *error);
+
 /* Writes header and data in the given order to `path`, which appears whole and synced or stays what it was. `metadata`
  * (may be NULL) becomes __metadata__ and may hold only strings. */
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error);
@@ -122,7 +125,7 @@ bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *e
 /* Writes an object and removes it, so that a store that cannot be written is found before the first step. */
 bool checkpoint_probe(const char *where, Error *error);
 
-/* Names the half-written checkpoints with log_warn. */
+/* Names the half-written checkpoints with log_warn. The caller holds the run: to others a save in progress looks the same. */
 void checkpoint_report_leftovers(const char *where);
 
 /* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else

@@ -25,9 +25,11 @@ static const char METADATA_KEY[] = "__metadata__";
 typedef struct TypeRow {
     const char *name;
     size_t bytes;
+    uint64_t exponent; /* the bits that are all set in NaN and infinity and in no other value; 0: an integer type */
 } TypeRow;
 /* By StoredType. */
-static const TypeRow stored_types[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}};
+static const TypeRow stored_types[] = {{"F32", 4, 0x7f800000}, {"BF16", 2, 0x7f80}, {"F16", 2, 0x7c00}, {"F64", 8, 0x7ff0000000000000},
+    {"I32", 4, 0}, {"I64", 8, 0}, {"U8", 1, 0}};
 enum { STORED_TYPES = sizeof stored_types / sizeof stored_types[0] };
 
 size_t stored_type_bytes(StoredType type) { return stored_types[type].bytes; }
@@ -71,6 +73,32 @@ bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *byte
     for (int i = 0; i < rank; i++)
         if (__builtin_mul_overflow(*bytes, shape[i], bytes)) return false;
     return true;
+}
+
+/* -- Values ------------------------------------------------------------------------------------------------------- */
+
+/* The data may be unaligned. */
+static bool is_finite_at(const StoredTensor *tensor, const TypeRow *type, int64_t at) {
+    const char *from = (const char *)tensor->data + at * (int64_t)type->bytes;
+    uint64_t bits = 0;
+    switch (type->bytes) {
+    case 2: memcpy(&bits, from, 2); break;
+    case 4: memcpy(&bits, from, 4); break;
+    case 8: memcpy(&bits, from, 8); break;
+    }
+    return (bits & type->exponent) != type->exponent;
+}
+
+bool stored_check_finite(const StoredTensor *tensor, Error *error) {
+    const TypeRow *type = &stored_types[tensor->type];
+    int64_t count = type->exponent != 0, first;
+    for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
+    first = count;
+#pragma omp parallel for schedule(static) reduction(min : first)
+    for (int64_t i = 0; i < count; i++)
+        if (!is_finite_at(tensor, type, i)) first = int_min(first, i);
+    return first == count || error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinity, first in element %lld of %lld", tensor->name,
+                                 (long long)first, (long long)count);
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */

@@ -123,9 +123,13 @@ static bool write_shard(Writer *w, const HfTensor *from, size_t count, int64_t b
     char *copy = memory_map(copied, error), *next = copy;
     if (!copy) return false;
     StoredTensor *tensors = memory_allocate((count + 1) * sizeof *tensors);
-    for (size_t i = 0; i < count; i++) tensors[i] = make_tensor(w, &from[i], &next);
+    bool finite = true;
+    for (size_t i = 0; i < count && finite; i++) {
+        tensors[i] = make_tensor(w, &from[i], &next);
+        finite = stored_check_finite(&tensors[i], error);
+    }
     json_t *metadata = json_pack("{s:s}", "format", "pt");
-    bool written = safetensors_write(path, tensors, count, metadata, error);
+    bool written = finite && safetensors_write(path, tensors, count, metadata, error);
     json_decref(metadata);
     free(tensors);
     memory_unmap(copy, copied);

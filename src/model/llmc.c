@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "ckpt/ckpt.h"
 #include "model/hf_internal.h"
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, STATE_MAGIC = 20240327, STATE_VERSION = 2 };
@@ -199,6 +200,11 @@ static bool check(const ModelConfig *c, const char *path, bool overwrite, Error 
     return overwrite || !file_exists(path) || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
 }
 
+static bool check_values(const Parameter *p, const float *values, Error *error) {
+    StoredTensor tensor = {.name = p->name, .type = STORED_F32, .rank = 1, .shape = {p->count}, .data = values};
+    return stored_check_finite(&tensor, error);
+}
+
 static bool put(File *file, const float *values, int64_t count, Precision precision, Error *error) {
     if (precision == PRECISION_FP32) return file_append(file, values, count * (int64_t)sizeof *values, error);
     uint16_t *rounded = memory_allocate(count * sizeof *rounded);
@@ -217,7 +223,8 @@ static bool put_all(File *file, const ModelConfig *c, Precision precision, const
     float *zeros = memory_allocate((padding + 1) * sizeof *zeros);
     bool good = file_append(file, header, HEADER_BYTES, error);
     for (int i = 0; i < model.graph->parameter_count && good; i++)
-        good = put(file, parameter_in(order[i], master), order[i]->count, precision, error) &&
+        good = check_values(order[i], parameter_in(order[i], master), error) &&
+               put(file, parameter_in(order[i], master), order[i]->count, precision, error) &&
                (i > 0 || put(file, zeros, padding, precision, error));
     free(zeros);
     free(order);

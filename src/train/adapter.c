@@ -195,16 +195,18 @@ static bool write_tensors(const HostModel *adapters, const char *folder, Error *
     const Graph *graph = adapters->model.graph;
     SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
     size_t count = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
+    bool finite = true;
+    for (int i = 0; i < graph->parameter_count && finite; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
         char *name = memory_format("base_model.model.%s", p->name);
         tensors[count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = p->rank, .data = copy_to_fp32(adapters, p)};
-        memcpy(tensors[count++].shape, p->shape, sizeof p->shape);
+        memcpy(tensors[count].shape, p->shape, sizeof p->shape);
+        finite = stored_check_finite(&tensors[count++], error);
     }
     SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
     json_auto_t *metadata = json_pack("{s:s}", "format", "pt");
-    bool written = safetensors_write(path, tensors, count, metadata, error);
+    bool written = finite && safetensors_write(path, tensors, count, metadata, error);
     for (size_t i = 0; i < count; i++) {
         free((char *)tensors[i].name);
         free((void *)tensors[i].data);
