@@ -334,14 +334,27 @@ static void pause_before(S3 *s3, int attempt) {
     thread_sleep(seconds);
 }
 
+/* Makes the text of a server fit for a message of one line: a terminal would obey control characters, C1 among them
+ * (U+0080 to U+009F, which begin with C2), and some servers repeat the request with its access key id. */
+static void sanitize(char *text, const char *key) {
+    for (char *at = text; at && *key && (at = strstr(at, key));) memset(at, '*', strlen(key));
+    for (unsigned char *at = (unsigned char *)text; at && *at; at++) {
+        bool c1 = *at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0;
+        if (*at < 0x20 || *at == 0x7f || c1) *at = ' ';
+        if (c1) at[1] = ' ';
+    }
+}
+
 /* What the server says, without its copy of what was signed. */
 static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error) {
     if (code != CURLE_OK)
         return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path, s3->curl.easy_strerror(code));
     const char *at = reply->text, *also = reply->text;
     SCOPED_FREE char *name = s3_next_tag(&at, "Code"), *message = s3_next_tag(&also, "Message");
-    return error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%s%s%.200s", request->method, request->path, reply->status,
-        name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
+    sanitize(name, s3->settings.key);
+    sanitize(message, s3->settings.key);
+    return error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%.80s%s%.200s", request->method, request->path,
+        reply->status, name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
 }
 
 static char *request_url(const S3 *s3, const S3Request *request) {

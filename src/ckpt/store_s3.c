@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/s3_internal.h"
 #include "ckpt/store_kind_internal.h"
 
@@ -17,6 +18,7 @@ static const char SCHEME[] = "s3://";
 enum {
     CONNECTIONS = 8,
     MOST_PARTS = 10000, /* of one object, by S3's rules */
+    MOST_PAGES = 10000, /* of one listing: ten million objects */
 };
 static const int64_t PART_BYTES = CHUNK_BYTES;
 static const int64_t MOST_COPIED = 5LL << 30; /* by one request, by S3's rules */
@@ -190,13 +192,14 @@ static bool link_object(Store *store, const char *from, const char *to, Error *e
 
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
 
-/* Appends the names below `prefix` that one answer has under <outer><inner>. */
+/* Appends the names below `prefix` that one answer has under <outer><inner>. Checkpoints have no names with control
+ * characters; a terminal would obey them, so they are left out. */
 static void names_append(FileList *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
     size_t skipped = strlen(prefix);
     for (char *block; (block = s3_next_tag(&text, outer)); free(block)) {
         const char *at = block;
         SCOPED_FREE char *key = s3_next_tag(&at, inner);
-        if (key && strncmp(key, prefix, skipped) == 0 && key[skipped] != '\0') {
+        if (key && stored_name_is_plain(key) && strncmp(key, prefix, skipped) == 0 && key[skipped] != '\0') {
             size_t length = strlen(key + skipped);
             bool folder = key[skipped + length - 1] == '/';
             char *name = memory_format("%.*s", (int)(length - folder), key + skipped);
@@ -214,7 +217,8 @@ static bool query_folder(Store *store, const char *folder, char *query, S3Reply 
 static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
     StorePath prefix = store_format("%s/", key_of(store, folder));
     SCOPED_FREE char *encoded = s3_encode(prefix.text, false), *token = memory_copy_string("");
-    for (bool more = true; more;) {
+    bool more = true;
+    for (int page = 0; more; page++) {
         SCOPED(s3_reply_free) S3Reply reply = {0};
         char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
             deep ? "" : "delimiter=%2F&", encoded);
@@ -222,10 +226,12 @@ static bool keys_list(Store *store, const char *folder, bool deep, FileList *lis
         const char *text = reply.text ? reply.text : "", *at = text;
         names_append(listing, text, "Contents", "Key", prefix.text);
         names_append(listing, text, "CommonPrefixes", "Prefix", prefix.text);
-        SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken");
+        SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken"), *before = token;
         more = next != NULL;
-        free(token);
         token = s3_encode(more ? next : "", false);
+        if (more && (strcmp(token, before) == 0 || page == MOST_PAGES))
+            return error_set(
+                error, ERROR_CHECKPOINT, "the listing of %s does not end: the server repeats itself after page %d", folder, page + 1);
     }
     return true;
 }

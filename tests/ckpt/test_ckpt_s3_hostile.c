@@ -1,0 +1,102 @@
+/* What an S3 server may answer in malice or by mistake: listings that do not end, control characters, and the request
+ * itself with its access key id. The server is a child that gives every request one answer. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "ckpt/store_internal.h"
+#include "support/ckpt_fixture.h"
+
+static const char KEY[] = "AKIAEXAMPLEKEY";
+
+/* Reads a request to its end, which GET requests have at the first empty line, and answers it. */
+static void serve(int connection, int status, const char *body) {
+    char request[1 << 14];
+    size_t length = 0;
+    for (ssize_t got = 1; got > 0 && length < sizeof request - 1;) {
+        got = recv(connection, request + length, sizeof request - 1 - length, 0);
+        if (got > 0) length += (size_t)got;
+        request[length] = '\0';
+        if (strstr(request, "\r\n\r\n")) break;
+    }
+    dprintf(connection, "HTTP/1.1 %d Answer\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", status, strlen(body), body);
+    close(connection);
+}
+
+static pid_t server_start(int status, const char *body) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    char endpoint[64];
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, 16), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", ntohs(address.sin_port));
+    setenv("AWS_ENDPOINT_URL", endpoint, 1);
+    pid_t server = fork();
+    assert_true(server >= 0);
+    if (server == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) serve(accept(listener, NULL, NULL), status, body);
+    }
+    close(listener);
+    return server;
+}
+
+/* The error of a listing that the server answers with `status` and `body`. */
+static Error listing_error(int status, const char *body) {
+    Error error = {0};
+    int64_t *steps;
+    size_t count;
+    pid_t server = server_start(status, body);
+    assert_false(checkpoint_list("s3://smelt-tests/run", &steps, &count, &error));
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
+    return error;
+}
+
+static void a_listing_that_repeats_its_token_is_refused(void **state) {
+    (void)state;
+    Error error = listing_error(200,
+        "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>again &amp; again</NextContinuationToken></ListBucketResult>");
+    assert_int_equal(error.code, ERROR_CHECKPOINT);
+    assert_non_null(strstr(error.message, "the listing of s3://smelt-tests/run/checkpoints does not end"));
+}
+
+static void control_characters_of_a_server_do_not_reach_messages(void **state) {
+    (void)state;
+    Error error = listing_error(400, "<Error><Code>Bad\nerror: no</Code><Message>\x1b]0;title\x07 \xc2\x9b" "31m red\r\nend</Message></Error>");
+    for (const unsigned char *at = (const unsigned char *)error.message; *at; at++)
+        if (*at < 0x20 || *at == 0x7f || *at == 0x9b) fail_msg("byte %02x is in: %s", *at, error.message);
+    assert_non_null(strstr(error.message, "the server answered 400 Bad error: no: "));
+}
+
+static void an_echoed_access_key_is_not_printed(void **state) {
+    (void)state;
+    Error error = listing_error(
+        400, "<Error><Code>InvalidRequest</Code><Message>GET with Credential=AKIAEXAMPLEKEY/x, AKIAEXAMPLEKEY</Message></Error>");
+    assert_null(strstr(error.message, KEY));
+    assert_non_null(strstr(error.message, "Credential=**************/x"));
+}
+
+static int group_setup(void **state) {
+    (void)state;
+    setenv("AWS_ACCESS_KEY_ID", KEY, 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
+    setenv("AWS_REGION", "us-east-1", 1);
+    unsetenv("AWS_SESSION_TOKEN");
+    unsetenv("AWS_ENDPOINT_URL_S3");
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_listing_that_repeats_its_token_is_refused),
+        cmocka_unit_test(control_characters_of_a_server_do_not_reach_messages),
+        cmocka_unit_test(an_echoed_access_key_is_not_printed),
+    };
+    return cmocka_run_group_tests(tests, group_setup, NULL);
+}
