@@ -304,7 +304,6 @@ static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDAT
     int64_t result = 0;
     size_t count = 0;
     if (comm_rank(comm) == 0) {
-        checkpoint_report_leftovers(where);
         result = checkpoint_list(where, &found, &count, error) ? (int64_t)(count < MOST_CANDIDATES ? count : MOST_CANDIDATES) : -1;
         for (int64_t i = 0; i < result; i++) steps[i] = found[i];
     }
@@ -318,6 +317,16 @@ static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDAT
     return (int)result;
 }
 
+/* The newest step up to `most` that has a complete checkpoint; 0: none. */
+static int64_t newest_step(const char *where, int64_t most) {
+    SCOPED_FREE int64_t *steps = NULL;
+    size_t count = 0, i = 0;
+    Error ignored = {0};
+    if (!checkpoint_list(where, &steps, &count, &ignored)) return 0;
+    while (i < count && steps[i] > most) i++;
+    return i < count ? steps[i] : 0;
+}
+
 /* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
  * over. *step is 0 when there is none, else the caller owns *metadata. False when there are some and none is good. */
 static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
@@ -329,7 +338,8 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
         json_decref(*metadata);
         *metadata = NULL;
         loaded = checkpoint_load(where, steps[i], list->items, list->count, metadata, &reason);
-        if (!loaded) log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
+        if (!loaded && newest_step(where, steps[i]) == steps[i])
+            log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
         good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
     }
     *step = good && i < count ? steps[i] : 0;
@@ -341,18 +351,33 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
 
 bool session_resume(Session *session, Error *error) {
     const Config *config = session->config;
+    const char *where = run_checkpoints(config->run, config);
     Device *device = session->backend.device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
     json_auto_t *metadata = NULL;
     int64_t step = 0;
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
-                  load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, &metadata, error);
+    /* This process holds the run, so what is half-written is no save in progress. */
+    if (comm_rank(session->comm) == 0) checkpoint_report_leftovers(where);
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(where, session->comm, &list, &step, &metadata, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
     session->step = step;
     loaded = loaded && (!step || take_state(session, metadata, error));
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
     if (loaded && !config->profile) saver_open(session);
+    return loaded;
+}
+
+/* load_newest beside a training, which removes older checkpoints when it has a new one: between listing and reading,
+ * all that were listed may have made way for newer ones. */
+static bool load_newest_of_living(const char *where, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
+    int64_t before, newest = newest_step(where, INT64_MAX);
+    bool loaded;
+    do {
+        before = newest;
+        loaded = load_newest(where, comm_alone(), list, step, metadata, error);
+        newest = newest_step(where, INT64_MAX);
+    } while (!(loaded && *step) && newest > before);
     return loaded;
 }
 
@@ -366,7 +391,7 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     }
     const char *where = run_checkpoints(run, config);
     json_auto_t *metadata = NULL;
-    if (!load_newest(where, comm_alone(), &list, step, &metadata, error)) return false;
+    if (!load_newest_of_living(where, &list, step, &metadata, error)) return false;
     if (*step && !identity_check_model(run, metadata, config, error)) return false;
     return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

@@ -48,6 +48,35 @@ static void a_save_that_fails_is_a_warning_and_the_next_one_counts(void **state)
     assert_true(has_checkpoint("run", 40));
 }
 
+/* With one checkpoint kept and a save at every step, checkpoints vanish between listing and reading. */
+static void readers_follow_a_run_whose_checkpoints_vanish(void **state) {
+    (void)state;
+    enum { READS = 60 };
+    Process training = train_start("run=run steps=1000000000 checkpoint.every=1 checkpoint.keep=1");
+    process_await_text(&training, "checkpoint of step 2", 1);
+    for (int i = 0; i < READS; i++) {
+        ProcessResult result = smelt("generate run the tokens=1");
+        expect_code(&result, ERROR_NONE, "generate beside a training");
+        if (process_lines(result.errors, "warning: ")) fail_msg("a reader complains: %s", result.errors);
+        process_free(&result);
+    }
+    assert_int_equal(kill(training.id, SIGTERM), 0);
+    ProcessResult result = process_finish(&training);
+    expect_code(&result, ERROR_PREEMPTED, "the training beside readers");
+    process_free(&result);
+}
+
+static void only_the_training_calls_a_save_half_written(void **state) {
+    (void)state;
+    train_good("run=run stop_at=2");
+    assert_int_equal(mkdir("run/checkpoints/step-00000003.partial-7", 0777), 0);
+    ProcessResult result = smelt("generate run the tokens=1");
+    expect_code(&result, ERROR_NONE, "generate beside a save");
+    assert_null(strstr(result.errors, "half-written"));
+    process_free(&result);
+    train_says(ERROR_NONE, "step-00000003.partial-7 is half-written", "run=run stop_at=3");
+}
+
 static void a_store_that_cannot_be_is_refused_before_the_first_step(void **state) {
     (void)state;
     unsetenv("AWS_ACCESS_KEY_ID");
@@ -65,6 +94,8 @@ int main(void) {
         TRAIN_TEST(another_folder_holds_the_checkpoints_and_an_empty_run_folder_continues_from_it),
         TRAIN_TEST(each_save_reports_its_rate_and_how_long_training_stood_still),
         TRAIN_TEST(a_save_that_fails_is_a_warning_and_the_next_one_counts),
+        TRAIN_TEST(readers_follow_a_run_whose_checkpoints_vanish),
+        TRAIN_TEST(only_the_training_calls_a_save_half_written),
         TRAIN_TEST(a_store_that_cannot_be_is_refused_before_the_first_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
