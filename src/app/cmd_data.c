@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -167,10 +168,26 @@ static char *prefix_of(const char *path) {
     return memory_format("%.*s", (int)length, path);
 }
 
+/* Names a shard that lies in a folder, or in a run's folder of packed text. */
+static bool refuse_folder(const char *folder, Error *error) {
+    static const char *const parts[] = {"/data", ""};
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *place = memory_format("%s%s", folder, parts[i]);
+        SCOPED(file_list_free) FileList list = {0};
+        if (!file_list(place, &list, error)) continue;
+        for (size_t j = 0; j < list.count; j++)
+            if (ends_with(list.entries[j].name, ".idx"))
+                return error_set(error, ERROR_USAGE, "%s is a folder: give the prefix of a token shard, such as %s/%.*s", folder, place,
+                    (int)strlen(list.entries[j].name) - 4, list.entries[j].name);
+    }
+    return error_set(error, ERROR_USAGE, "%s is a folder without token shards: give the prefix of a shard's .bin and .idx", folder);
+}
+
 static bool run_show(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     SCOPED_FREE char *prefix = prefix_of(invocation->words[0]);
     SCOPED(shard_close) Shard shard = {0};
+    if (!shard_exists(prefix) && file_kind(prefix, NULL) == FILE_FOLDER) return refuse_folder(prefix, error);
     if (!shard_map(&shard, prefix, error)) return false;
     print_shard(&shard);
     return !options->check || print_check(&shard, error);

@@ -19,6 +19,11 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
             snprintf(ranks, sizeof ranks, "ranks=%.50s", argv[++i]);
             setting = ranks;
         }
+        if (!strchr(setting, '=')) {
+            error_set(error, ERROR_USAGE,
+                "'%s' is not key=value: \"--\" stands before the command, as in smelt launch -n 4 -- train CONFIG.yaml", setting);
+            return NULL;
+        }
         if (!options_set(&launch_table, options, strings, setting, error)) return NULL;
     }
     error_set(error, ERROR_USAGE, "there is no command: smelt launch -n 4 -- train CONFIG.yaml");

@@ -100,6 +100,19 @@ static void losses_are_refused_where_nothing_is_compared_with_them(void **state)
     expect("$SMELT eval r text losses=1,2", ERROR_USAGE, "losses= is for a debug state");
 }
 
+static void a_launch_without_dashes_before_its_command_says_so(void **state) {
+    (void)state;
+    expect("$SMELT launch -n 2 train c.yaml", ERROR_USAGE, "'train' is not key=value: \"--\" stands before the command");
+}
+
+static void showing_a_folder_names_a_shard_in_it(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
+    expect("$SMELT data show r", ERROR_USAGE, "r is a folder: give the prefix of a token shard, such as r/data/text-train\n");
+    expect("$SMELT data show r/data", ERROR_USAGE, "such as r/data/text-train\n");
+    expect("mkdir empty && $SMELT data show empty", ERROR_USAGE, "empty is a folder without token shards");
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
@@ -109,6 +122,8 @@ int main(void) {
         TRAIN_TEST(a_vocabulary_does_not_replace_the_text_that_it_is_learned_from),
         TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
         TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
+        TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
+        TRAIN_TEST(showing_a_folder_names_a_shard_in_it),
         TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
