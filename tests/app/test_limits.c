@@ -39,7 +39,8 @@ static void weights_of_nan_are_not_converted(void **state) {
 
 static void a_limit_on_the_size_of_files_is_named(void **state) {
     (void)state;
-    expect("ulimit -f 600; $SMELT train " TINY " run=r", ERROR_CHECKPOINT, "File too large; raise the limit on the size of files (ulimit -f)");
+    expect(
+        "ulimit -f 600; $SMELT train " TINY " run=r", ERROR_CHECKPOINT, "File too large; raise the limit on the size of files (ulimit -f)");
     train_good("run=r");
 }
 

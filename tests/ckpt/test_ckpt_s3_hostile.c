@@ -60,15 +60,16 @@ static Error listing_error(int status, const char *body) {
 
 static void a_listing_that_repeats_its_token_is_refused(void **state) {
     (void)state;
-    Error error = listing_error(200,
-        "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>again &amp; again</NextContinuationToken></ListBucketResult>");
+    Error error = listing_error(200, "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>again &amp; "
+                                     "again</NextContinuationToken></ListBucketResult>");
     assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_non_null(strstr(error.message, "the listing of s3://smelt-tests/run/checkpoints does not end"));
 }
 
 static void control_characters_of_a_server_do_not_reach_messages(void **state) {
     (void)state;
-    Error error = listing_error(400, "<Error><Code>Bad\nerror: no</Code><Message>\x1b]0;title\x07 \xc2\x9b" "31m red\r\nend</Message></Error>");
+    Error error = listing_error(400, "<Error><Code>Bad\nerror: no</Code><Message>\x1b]0;title\x07 \xc2\x9b"
+                                     "31m red\r\nend</Message></Error>");
     for (const unsigned char *at = (const unsigned char *)error.message; *at; at++)
         if (*at < 0x20 || *at == 0x7f || *at == 0x9b) fail_msg("byte %02x is in: %s", *at, error.message);
     assert_non_null(strstr(error.message, "the server answered 400 Bad error: no: "));
