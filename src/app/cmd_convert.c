@@ -64,6 +64,17 @@ static bool write_from_memory(
     return written;
 }
 
+/* The token that ends documents: eos_token_id, and eos_token where its bytes are a text. */
+static json_t *describe_end(const Tokenizer *tokenizer) {
+    int32_t id = tokenizer_end_of_text(tokenizer);
+    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
+    size_t length;
+    const char *text = tokenizer_decode(&decoder, id, &length);
+    json_t *end = json_pack("{s:i}", "eos_token_id", (int)id);
+    json_object_set_new(end, "eos_token", json_stringn(text, length));
+    return end;
+}
+
 /* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends
  * its documents, in `*origin`. */
 static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
@@ -71,8 +82,7 @@ static bool find_tokenizer(const char *run, const Config *config, char **folder,
     *folder = memory_format("%s/tokenizer", run);
     SCOPED_FREE char *file = source_tokenizer(run, config);
     Tokenizer *tokenizer = tokenizer_open(file ? file : *folder, "", error);
-    bool ends = tokenizer && tokenizer_end_of_text(tokenizer) >= 0;
-    if (ends) *origin = json_pack("{s:i}", "eos_token_id", (int)tokenizer_end_of_text(tokenizer));
+    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) *origin = describe_end(tokenizer);
     bool found = tokenizer != NULL;
     tokenizer_free(tokenizer);
     return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");

@@ -97,7 +97,7 @@ TensorId builder_attention(Builder *b, TensorId qkv) {
         .length = b->length,
         .window = c->window,
         .scale = c->softmax_scale,
-        .alibi = c->family == FAMILY_MPT ? c->alibi_max : 0};
+        .alibi = b->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
     int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");

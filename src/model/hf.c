@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "model/hf_internal.h"
@@ -183,9 +184,21 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
     return good;
 }
 
+/* With the fewest digits that read back as the same numbers: 1e-5, not 1.0000000000000001e-5. NULL without memory. */
+static char *format_json(const json_t *content) {
+    char *text = NULL;
+    for (int digits = 15; digits <= 17; digits++) {
+        free(text);
+        text = json_dumps(content, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
+        json_auto_t *again = text ? json_loads(text, 0, NULL) : NULL;
+        if (json_equal(again, content)) break;
+    }
+    return text;
+}
+
 /* Takes over `content`. */
 static bool write_json(const char *folder, const char *name, json_t *content, Error *error) {
-    char *path = memory_format("%s/%s", folder, name), *text = json_dumps(content, JSON_INDENT(2));
+    char *path = memory_format("%s/%s", folder, name), *text = format_json(content);
     json_decref(content);
     bool written = text ? file_write(path, text, (int64_t)strlen(text), error) : error_set(error, ERROR_INTERNAL, "%s: no memory", path);
     free(text);
@@ -196,9 +209,10 @@ static bool write_json(const char *folder, const char *name, json_t *content, Er
 /* Stops at a document's end; padding is masked by its user, so any token serves. */
 static json_t *generation_config(const HfExport *export) {
     json_t *object = json_object();
-    if (export->bytes) {
-        hf_put_integer(object, "eos_token_id", BYTE_SEPARATOR);
-        hf_put_integer(object, "pad_token_id", BYTE_SEPARATOR);
+    json_t *end = export->bytes ? json_integer(BYTE_SEPARATOR) : json_incref(json_object_get(export->origin, "eos_token_id"));
+    if (end) {
+        hf_put(object, "eos_token_id", json_incref(end));
+        hf_put(object, "pad_token_id", end);
     }
     return object;
 }
@@ -259,14 +273,25 @@ static bool copy_file(const char *from, const char *to, const char *name, Error 
     return copied;
 }
 
+/* Unless it was copied. Takes over `content`. */
+static bool write_missing(const char *folder, const char *name, json_t *content, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+    if (!file_exists(path)) return write_json(folder, name, content, error);
+    json_decref(content);
+    return true;
+}
+
+/* The copy of a folder has what the folder has. A run's tokenizer may lack a tokenizer_config.json, without which
+ * transformers would divide text as the class's usual tokenizer does. */
 static bool write_tokenizer(const HfExport *export, const char *folder, Error *error) {
     bool written = true;
     for (int i = 0; export->source && i < COPIED_FILES && written; i++) written = copy_file(export->source, folder, copied_files[i], error);
-    if (export->source || !written) return written;
-    written = write_json(folder, "generation_config.json", generation_config(export), error);
-    if (!written || !export->bytes) return written;
-    return write_json(folder, "tokenizer.json", hf_tokenizer(), error) &&
-           write_json(folder, "tokenizer_config.json", hf_tokenizer_config(export->config), error);
+    if (export->reader || !written) return written;
+    const char *end = export->bytes ? HF_SEPARATOR : json_string_value(json_object_get(export->origin, "eos_token"));
+    SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);
+    return write_missing(folder, "generation_config.json", generation_config(export), error) &&
+           (!export->bytes || write_json(folder, "tokenizer.json", hf_tokenizer(), error)) &&
+           (!file_exists(tokenizer) || write_missing(folder, "tokenizer_config.json", hf_tokenizer_config(export->config, end), error));
 }
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {

@@ -43,6 +43,8 @@ HfClass hf_class(const ModelConfig *c) {
 bool hf_check(const ModelConfig *c, Error *error) {
     HfClass class = hf_class(c);
     const char *name = hf_architecture(class);
+    if (classes[class].family != c->family)
+        return error_set(error, ERROR_USAGE, "transformers has no class for this model.family that smelt knows: %s is another one", name);
     if (class == HF_ZAYA && c->experts_per_token != 1)
         return error_set(
             error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, name);

@@ -68,4 +68,6 @@ void hf_convert(size_t to, void *target, StoredType from, const char *source, in
 
 /* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
 
-json_t *hf_tokenizer_config(const ModelConfig *config);
+/* tokenizer_config.json beside any tokenizer.json. `end`, the spelling of the token that ends a text, also pads; NULL:
+ * there is none. */
+json_t *hf_tokenizer_config(const ModelConfig *config, const char *end);

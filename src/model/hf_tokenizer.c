@@ -22,7 +22,7 @@ json_t *hf_tokenizer(void) {
         separator, "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
 }
 
-json_t *hf_tokenizer_config(const ModelConfig *config) {
-    return json_pack("{s:s, s:s, s:s, s:I, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token", HF_SEPARATOR, "pad_token",
-        HF_SEPARATOR, "model_max_length", (json_int_t)config->context, "clean_up_tokenization_spaces", 0);
+json_t *hf_tokenizer_config(const ModelConfig *config, const char *end) {
+    return json_pack("{s:s, s:s*, s:s*, s:I, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token", end, "pad_token", end,
+        "model_max_length", (json_int_t)config->context, "clean_up_tokenization_spaces", 0);
 }

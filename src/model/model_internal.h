@@ -22,6 +22,7 @@ typedef struct Builder {
     TensorId tokens, positions; /* INT32 [R] */
     TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
     TensorId rope_table;        /* set by families with rotary positions */
+    double alibi;               /* set by families with ALiBi: the smallest slope is 2^-this; 0: none */
     TensorId router_state;      /* zaya: of the layer before, [R, router_width] */
     TensorId loads;             /* sums of the routers' loads so far, WIDE [2, classes] */
     const char *layer_names;    /* "model.layers" unless the family sets another */

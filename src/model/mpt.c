@@ -31,6 +31,7 @@ static TensorId mlp(Builder *b, TensorId x) {
 Trunk mpt_build(Builder *b) {
     static const Layers layers = {"norm_1", "norm_2", "transformer.norm_f", NORM_LAYER, .attention = attention, .mlp = mlp};
     b->layer_names = "transformer.blocks";
+    b->alibi = b->config->alibi_max;
     TensorId embedding = builder_embedding(b, "transformer.wte.weight");
     TensorId stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, -1); /* [R, D] */
     TensorId normed = builder_layers(b, stream, &layers);

@@ -23,9 +23,11 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
+#include "model/hf.h"
 #include "train/adapter.h"
 #include "train/identity_internal.h"
 #include "train/lineage.h"
@@ -548,7 +550,8 @@ static bool report_start(Loop *loop, Error *error) {
             "precision", precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
     char parameters[32];
     log_format_count((double)model_parameters(graph), parameters);
-    if (device->kind == DEVICE_CPU) log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
+    if (device->kind == DEVICE_CPU)
+        log_info("%s parameters, %s, %d thread%s", parameters, machine, omp_get_max_threads(), plural(omp_get_max_threads()));
     else log_info("%s parameters, %s (%s)", parameters, device->name, device->target);
     if (comm_size(loop->comm) > 1) {
         const Layout *layout = loop->session.layout;
@@ -683,9 +686,13 @@ static void allocate_step(Loop *loop) {
     loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
 }
 
-/* A llama with experts is a Mixtral to other programs, whose routers have no biases. */
-static void warn_of_biases(const Config *config) {
-    if (config->model.family == FAMILY_LLAMA && config->model.experts && config->optimizer.balance_lr > 0)
+/* Says before the first step what `smelt convert` will refuse after the last: a model that no class of transformers
+ * computes. A llama with experts is a Mixtral there, whose routers have no biases. */
+static void warn_of_export(const Config *config) {
+    Error reason = {0};
+    if (!hf_check(&config->model, &reason))
+        log_warn("smelt convert will refuse to write this model as a Hugging Face folder: %s", reason.message);
+    else if (config->model.family == FAMILY_LLAMA && config->model.experts && config->optimizer.balance_lr > 0)
         log_warn(
             "optimizer.balance_lr=%g trains load-balancing biases, which MixtralForCausalLM lacks: smelt convert will refuse the model; "
             "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
@@ -702,7 +709,7 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
     Budget budget = session_budget(session);
     if (leads(loop)) budget_print(&budget, stderr);
-    if (leads(loop) && !session->step) warn_of_biases(config);
+    if (leads(loop) && !session->step) warn_of_export(config);
     loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, session->step + 1) * config->data.length;
     allocate_step(loop);
     loop->measured_flops = measure_gemm(config, device);

@@ -248,6 +248,38 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state) {
     fixture_stop(&f);
 }
 
+static void a_family_without_a_class_is_refused(void **state) {
+    (void)state;
+    Fixture f;
+    fixture_start(&f, llama, PRECISION_FP32);
+    f.config.model.family = (Family)(FAMILY_GPT2 + 1);
+    assert_refused(&f, false, "transformers has no class for this model.family");
+    assert_false(exists(&f, "config.json"));
+    fixture_stop(&f);
+}
+
+static void numbers_have_the_fewest_digits_that_read_back_equal(void **state) {
+    (void)state;
+    const double stds[] = {0.02, 0.1 + 0.2}; /* the second needs 17 digits */
+    const char *const texts[] = {"\"initializer_range\": 0.02,", "\"initializer_range\": 0.30000000000000004,"};
+    for (int i = 0; i < 2; i++) {
+        Fixture f;
+        fixture_start(&f, llama, PRECISION_FP32);
+        f.config.model.init_std = stds[i];
+        write_good(&f, false);
+        Error error = {0};
+        char *path = memory_format("%s/config.json", f.out), *text = file_read(path, 1 << 20, NULL, &error);
+        assert_non_null(strstr(text, texts[i]));
+        if (i == 0) assert_non_null(strstr(text, "\"rms_norm_eps\": 1e-5,"));
+        json_t *config = read_json(&f, "config.json");
+        assert_true(real(config, "initializer_range") == stds[i] && real(config, "rms_norm_eps") == 1e-5);
+        json_decref(config);
+        free(text);
+        free(path);
+        fixture_stop(&f);
+    }
+}
+
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
 static void token_ids_are_the_bytes(void **state) {
@@ -362,6 +394,8 @@ int main(void) {
         cmocka_unit_test(bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32),
         cmocka_unit_test(the_experts_of_mixtral_are_stored_one_by_one),
         cmocka_unit_test(token_ids_are_the_bytes),
+        cmocka_unit_test(a_family_without_a_class_is_refused),
+        cmocka_unit_test(numbers_have_the_fewest_digits_that_read_back_equal),
         cmocka_unit_test(other_tokenizers_are_not_pretended),
         cmocka_unit_test(a_folder_in_use_is_not_touched_without_overwrite),
         cmocka_unit_test(overwrite_replaces_only_what_an_export_writes),

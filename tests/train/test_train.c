@@ -453,6 +453,12 @@ static void a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on(void **
     ProcessResult result = smelt("convert run folder");
     expect_code(&result, ERROR_NONE, "convert");
     process_free(&result);
+    json_auto_t *generation = json_load_file("folder/generation_config.json", 0, NULL);
+    assert_non_null(json_object_get(generation, "eos_token_id"));
+    assert_int_equal(json_integer_value(json_object_get(generation, "eos_token_id")), 0);
+    json_auto_t *described = json_load_file("folder/tokenizer_config.json", 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(described, "eos_token")), "<|endoftext|>");
+    assert_string_equal(json_string_value(json_object_get(described, "tokenizer_class")), "PreTrainedTokenizerFast");
     char *again = generated("folder", "The step", "tokens=20");
     assert_string_equal(again, more);
     json_t *config = json_load_file("folder/config.json", 0, NULL);
@@ -487,6 +493,12 @@ static void training_from_a_model_folder_uses_its_tokenizer(void **state) {
         free(words);
     }
     assert_true(same_bytes("folder/tokenizer.json", "from-folder/tokenizer/tokenizer.json"));
+    assert_true(same_bytes("folder/tokenizer_config.json", "from-folder/tokenizer/tokenizer_config.json"));
+    result = smelt("convert from-folder again");
+    expect_code(&result, ERROR_NONE, "convert");
+    process_free(&result);
+    assert_true(same_bytes("folder/tokenizer_config.json", "again/tokenizer_config.json"));
+    assert_true(same_bytes("folder/generation_config.json", "again/generation_config.json"));
     assert_true(same_bytes("first/data/text-train.bin", "from-first/data/text-train.bin"));
 }
 

@@ -26,7 +26,7 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"model.width=4", "model.width"},
         {"model.width=33", "model.width=33 is not divisible by model.heads=2"},
         {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 is not a multiple of model.kv_heads=2"},
-        {"model.experts=0", "model.experts=0"},
+        {"model.experts=0", "model.family=zaya, the default, is a mixture of experts: give model.experts, or a family"},
         {"model.experts=1000", "model.experts=1000"},
         {"model.experts=512", "family zaya has at most 511"},
         {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "at most 1e+14 are possible"},
@@ -111,6 +111,27 @@ static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
     unlink("mine/config.yaml");
     write_text("file", "");
     train_says(ERROR_CHECKPOINT, "file", "run=file");
+}
+
+static void a_model_that_convert_refuses_is_named_before_the_first_step(void **state) {
+    (void)state;
+    static const BadSetting models[] = {
+        {"model.family=mpt model.experts=0 model.kv_heads=2", "model.ffn=32: MptForCausalLM has four times model.width"},
+        {"model.family=llama optimizer.balance_lr=0", "model.renormalise=false: the gates of MixtralForCausalLM sum to 1"},
+        {"model.family=llama model.renormalise=true", "optimizer.balance_lr=0.001 trains load-balancing biases"},
+        {"model.family=mpt model.experts=0 model.ffn=128 model.kv_heads=2", NULL},
+        {"model.family=llama model.renormalise=true optimizer.balance_lr=0", NULL},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char *settings = memory_format("run=run%zu steps=1 schedule.warmup=0 %s", i, models[i].settings);
+        Process process = train_start(settings);
+        ProcessResult result = process_finish(&process);
+        expect_code(&result, ERROR_NONE, settings);
+        const char *fragment = models[i].fragment ? models[i].fragment : "smelt convert will refuse";
+        assert_int_equal(strstr(result.errors, fragment) != NULL, models[i].fragment != NULL);
+        process_free(&result);
+        free(settings);
+    }
 }
 
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
@@ -358,6 +379,7 @@ int main(void) {
         TRAIN_TEST(other_settings_are_named_once_a_checkpoint_binds_the_run),
         TRAIN_TEST(settings_may_change_until_the_first_checkpoint),
         TRAIN_TEST(a_file_of_the_user_in_the_way_is_not_replaced),
+        TRAIN_TEST(a_model_that_convert_refuses_is_named_before_the_first_step),
         TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
         TRAIN_TEST(a_damaged_shard_is_refused),
         TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),
