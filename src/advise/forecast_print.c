@@ -42,10 +42,11 @@ static void print_time(const Forecast *forecast, FILE *file) {
 
 static void print_rates(const Forecast *forecast, const Cluster *cluster, FILE *file) {
     const Hardware *hardware = &cluster->hardware;
+    const char *processor = hardware->kind == DEVICE_CPU ? "CPU" : "GPU";
     char all[32];
     log_format_count(forecast->tokens_per_second * (double)cluster->gpus, all);
-    fprintf(file, "tokens/s of a GPU        %.0f\ntokens/s in all          %s\n", forecast->tokens_per_second, all);
-    fprintf(file, "TFLOP/s of a GPU         %.1f", 1e-12 * forecast->flops);
+    fprintf(file, "tokens/s of a %s        %.0f\ntokens/s in all          %s\n", processor, forecast->tokens_per_second, all);
+    fprintf(file, "TFLOP/s of a %s         %.1f", processor, 1e-12 * forecast->flops);
     if (hardware->peak_bf16 > 0) fprintf(file, ", %.1f%% of peak", 100 * forecast->flops / hardware->peak_bf16);
     if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best GEMM", 100 * forecast->flops / hardware->best_bf16);
     fprintf(file, "\n\n");

@@ -64,7 +64,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
     log_format_bytes((double)result.bytes, size);
     log_format_duration(seconds, duration);
     log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
-    printf("packed %s of text in %s (%s/s): %" PRId64 " documents\n", size, duration, rate, result.documents);
+    printf("packed %s of text in %s (%s/s): %" PRId64 " document%s\n", size, duration, rate, result.documents, plural(result.documents));
     printf("%s%s: %" PRId64 " tokens\n", output, options->valid > 0 ? "-train" : "", result.train_tokens);
     if (options->valid > 0) printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
     return true;

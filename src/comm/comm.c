@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "comm/comm_internal.h"
 
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
@@ -151,8 +152,8 @@ void comm_describe(const Comm *comm, char *text, size_t size) {
     if (engine && engine->nccl) nccl_describe(engine, version, sizeof version);
     if (!engine || !engine->transport) snprintf(text, size, "1 rank");
     else
-        snprintf(text, size, "%d ranks on %d node%s over %s%s%s", comm->size, engine->nodes, engine->nodes == 1 ? "" : "s",
-            engine->transport->name, version[0] ? ", " : "", version);
+        snprintf(text, size, "%d ranks on %d node%s over %s%s%s", comm->size, engine->nodes, plural(engine->nodes), engine->transport->name,
+            version[0] ? ", " : "", version);
 }
 
 /* -- Collectives --------------------------------------------------------------------------------------------------- */

@@ -196,7 +196,9 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
             (long long)model->kv_heads);
     if (model->family == FAMILY_ZAYA && model->experts == 0)
-        return error_set(error, ERROR_USAGE, "model.experts=0: family zaya is a mixture of experts, give at least 1");
+        return error_set(error, ERROR_USAGE,
+            "model.experts=0: model.family=zaya, the default, is a mixture of experts: give model.experts, or a family that may have "
+            "none, such as model.family=llama");
     if (model->family == FAMILY_ZAYA && model->experts == 512)
         return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
     if (model->family == FAMILY_ZAYA && model->kv_heads * model->head_dim % 2)

@@ -294,8 +294,8 @@ static bool check_result(const Packer *packer, Error *error) {
     const PackOptions *options = packer->options;
     if (packer->train.tokens + packer->valid.tokens == 0)
         return error_set(error, ERROR_DATA,
-            "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; name a file or folder with text",
-            options->input, packer->files.count, packer->file_bytes, packer->binary.count);
+            "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text; name a file or folder with text",
+            options->input, packer->files.count, plural((int64_t)packer->files.count), packer->file_bytes, packer->binary.count);
     if (packer->valid.writer && packer->valid.tokens == 0)
         return error_set(error, ERROR_DATA,
             "%s gives no validation part of %g: no file has a line end at which its tail could be "
@@ -311,8 +311,8 @@ static void warn_skipped(const Packer *packer) {
     if (packer->irregular.count > 0)
         log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count, packer->irregular.first);
     if (packer->binary.count > 0)
-        log_warn("skipped %" PRId64 " files that are not text (a zero byte in the first %d), the first being %s", packer->binary.count,
-            TEXT_PROBE_BYTES, packer->binary.first);
+        log_warn("skipped %" PRId64 " file%s that %s not text (a zero byte in the first %d), the first being %s", packer->binary.count,
+            plural(packer->binary.count), packer->binary.count == 1 ? "is" : "are", TEXT_PROBE_BYTES, packer->binary.first);
 }
 
 static bool read_all(Packer *packer, Error *error) {

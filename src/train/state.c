@@ -17,6 +17,7 @@
 #include "base/array.h"
 #include "base/log.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
 #include "train/run.h"
@@ -344,8 +345,8 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
     }
     *step = good && i < count ? steps[i] : 0;
     if (good && i == count && count > 0)
-        good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoints and none is good; the oldest: %s", where, count,
-            reason.code ? reason.message : "another rank cannot read it");
+        good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
+            plural(count), reason.code ? reason.message : "another rank cannot read it");
     return good;
 }
 

@@ -436,6 +436,24 @@ static void a_forecast_is_labelled_as_modelled_with_assumptions(void **state) {
     options_free_strings(&given.strings);
 }
 
+static void a_forecast_for_a_cpu_does_not_call_it_a_gpu(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "configs/llama-tiny.yaml");
+    Cluster cluster = {.hardware = hardware("cpu"), .gpus = 1, .per_node = 1};
+    Forecast made = forecast(&given.config, "cpu", 1, 0);
+    char *text = NULL;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    forecast_print(&made, &given.config, &cluster, file);
+    fclose(file);
+    assert_non_null(strstr(text, "tokens/s of a CPU"));
+    assert_non_null(strstr(text, "TFLOP/s of a CPU"));
+    assert_null(strstr(text, "of a GPU"));
+    free(text);
+    options_free_strings(&given.strings);
+}
+
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
 static void keys_are_the_commands_own_first_and_the_configurations_else(void **state) {
@@ -487,6 +505,7 @@ int main(void) {
         cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
         cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),
         cmocka_unit_test(a_forecast_is_labelled_as_modelled_with_assumptions),
+        cmocka_unit_test(a_forecast_for_a_cpu_does_not_call_it_a_gpu),
         cmocka_unit_test(keys_are_the_commands_own_first_and_the_configurations_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

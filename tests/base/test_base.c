@@ -19,10 +19,20 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/strings.h"
 
 /* The address sanitizer would abort where the system's malloc returns NULL, which is what is tested here. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+
+/* -- Texts ------------------------------------------------------------------------------------------------------ */
+
+static void only_a_count_of_one_has_a_singular(void **state) {
+    (void)state;
+    assert_string_equal(plural(1), "");
+    const int64_t others[] = {0, 2, 11, INT64_MAX};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_string_equal(plural(others[i]), "s");
+}
 
 /* -- Errors ----------------------------------------------------------------------------------------------------- */
 
@@ -592,6 +602,7 @@ static void the_clock_does_not_run_backwards(void **state) {
 int main(void) {
 #define MACHINE_TEST(name) cmocka_unit_test_setup_teardown(name, machine_setup, machine_teardown)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_a_count_of_one_has_a_singular),
         cmocka_unit_test(an_error_keeps_its_code_and_formatted_message),
         cmocka_unit_test(context_goes_before_the_message_and_keeps_the_code),
         cmocka_unit_test(a_new_error_may_quote_the_old_message),
