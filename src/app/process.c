@@ -15,9 +15,10 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/scope.h"
 
-enum { MOST_FRAMES = 48, STACK_SECONDS = 2 };
+enum { MOST_FRAMES = 48, STACK_SECONDS = 2, MOST_THREADS_EACH = 4 /* of a processor, without a warning */ };
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
@@ -60,6 +61,9 @@ void process_catch_file_faults(void) {
 
 void process_set_threads(int64_t threads, int ranks) {
     int processors = omp_get_num_procs();
+    if (threads > (int64_t)MOST_THREADS_EACH * processors)
+        log_warn(
+            "threads=%lld on %d processors: steps take many times as long as with threads=%d", (long long)threads, processors, processors);
     bool shared = ranks > 1 && !getenv("OMP_NUM_THREADS") && processors == sysconf(_SC_NPROCESSORS_ONLN);
     if (threads) omp_set_num_threads((int)threads);
     else if (shared) omp_set_num_threads(processors > ranks ? processors / ranks : 1);

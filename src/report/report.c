@@ -249,7 +249,9 @@ static void draw_checkpoints(const Chart *chart, const Marks *marks) {
         char title[TEXT], size[32], duration[32];
         log_format_bytes(mark->value, size);
         log_format_duration(mark->other, duration);
-        snprintf(title, sizeof title, "step %lld: checkpoint, %s in %s", (long long)mark->step, size, duration);
+        bool known = isfinite(mark->value); /* not of a checkpoint whose process was killed before it wrote the record */
+        snprintf(title, sizeof title, known ? "step %lld: checkpoint, %s in %s" : "step %lld: checkpoint", (long long)mark->step, size,
+            duration);
         chart_stroke(chart, "check", (double)mark->step, 0, 0.05, title);
     }
 }

@@ -18,9 +18,12 @@
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
+/* The last step of each kind among the records that were there; -1: none. */
+typedef struct LastSteps { int64_t evaluation, checkpoint; } LastSteps;
+
 struct Metrics {
     File journal;
-    int64_t evaluated;        /* the last evaluated step among the records that were there, or -1 */
+    LastSteps last;
     Tensorboard *tensorboard; /* NULL when off */
 };
 
@@ -35,24 +38,25 @@ static double unix_seconds(void) {
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
  * the first step. Lines that open otherwise are not ours to judge and stay, unless they hold zeros, which a power cut
  * leaves where records were not synced. */
-static bool keeps(const FileReader *reader, int64_t step, int64_t *evaluated) {
+static bool keeps(const FileReader *reader, int64_t step, LastSteps *last) {
     char kind[16];
     long long at;
     if (memchr(reader->line, '\0', reader->length)) return false;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
-    if (ours && at <= step && strcmp(kind, "evaluation") == 0) *evaluated = at;
+    if (ours && at <= step && strcmp(kind, "evaluation") == 0) last->evaluation = at;
+    if (ours && at <= step && strcmp(kind, "checkpoint") == 0) last->checkpoint = at;
     return !ours || at <= step || strcmp(kind, "start") == 0;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*evaluated`
- * the last step that one of the evaluations among them is of. */
-static bool filter(const char *path, int64_t step, File *copy, bool *dropped, int64_t *evaluated, Error *error) {
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*last` the
+ * last steps of those that stay. */
+static bool filter(const char *path, int64_t step, File *copy, bool *dropped, LastSteps *last, Error *error) {
     FileReader reader;
     bool good = true;
     if (!file_reader_open(&reader, path, error)) return false;
     *dropped = false;
     for (FileLine line; good && (line = file_reader_next(&reader)) != FILE_LINE_END;) {
-        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, evaluated)) {
+        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, last)) {
             *dropped = true;
         } else if (copy) {
             reader.line[reader.length] = '\n';
@@ -66,23 +70,22 @@ static bool filter(const char *path, int64_t step, File *copy, bool *dropped, in
 static bool rewrite(const char *path, int64_t step, Error *error) {
     SCOPED(file_close) File copy = {0};
     bool dropped;
-    int64_t evaluated;
-    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &evaluated, error) &&
-           file_replace_commit(&copy, error);
+    LastSteps last;
+    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &last, error) && file_replace_commit(&copy, error);
 }
 
-static bool drop_later_records(const char *path, int64_t step, int64_t *evaluated, Error *error) {
+static bool drop_later_records(const char *path, int64_t step, LastSteps *last, Error *error) {
     bool dropped = false;
-    *evaluated = -1;
+    *last = (LastSteps){-1, -1};
     if (!file_exists(path) && errno == ENOENT) return true;
-    return filter(path, step, NULL, &dropped, evaluated, error) && (!dropped || rewrite(path, step, error));
+    return filter(path, step, NULL, &dropped, last, error) && (!dropped || rewrite(path, step, error));
 }
 
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
     file_remove_partials(run, "metrics.jsonl");
-    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->evaluated, error) &&
+    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->last, error) &&
         file_open_append(&metrics->journal, path, false, error) && file_sync_name(path, error) &&
         (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error))))
         return metrics;
@@ -90,7 +93,9 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
     return NULL;
 }
 
-int64_t metrics_evaluated(const Metrics *metrics) { return metrics->evaluated; }
+int64_t metrics_evaluated(const Metrics *metrics) { return metrics->last.evaluation; }
+
+int64_t metrics_saved(const Metrics *metrics) { return metrics->last.checkpoint; }
 
 bool metrics_sync(const Metrics *metrics, Error *error) { return file_sync_data(&metrics->journal, error); }
 
@@ -293,7 +298,7 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {
     json_t *record = record_new("checkpoint", step);
     put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
-    put_integer(record, "bytes", bytes);
+    json_object_set_new(record, "bytes", bytes >= 0 ? json_integer(bytes) : json_null());
     return record_write(metrics, record, unix_seconds(), error);
 }
 

@@ -31,6 +31,7 @@ typedef struct Metrics Metrics;
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
 /* The step of the last evaluation among the records that the file had when it was opened; -1: none. */
 int64_t metrics_evaluated(const Metrics *metrics);
+int64_t metrics_saved(const Metrics *metrics); /* likewise of the last checkpoint */
 void metrics_close(Metrics *metrics);
 /* Makes the records so far survive a power cut. */
 bool metrics_sync(const Metrics *metrics, Error *error);
@@ -39,6 +40,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
 bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
+/* `seconds` NaN and `bytes` -1: unknown. */
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per
  * process: all from the third on are those of the object `details`. */

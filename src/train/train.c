@@ -673,10 +673,19 @@ static bool plan(Loop *loop, Device *device, Error *error) {
            session_check_memory(session, available_memory(loop, device), error);
 }
 
+/* A process that was killed after a save and before its record left a checkpoint without one. */
+static void record_checkpoint(Loop *loop) {
+    Error error = {0};
+    int64_t step = loop->session.step;
+    if (step == 0 || metrics_saved(loop->metrics) >= step) return;
+    note_record(loop, metrics_checkpoint(loop->metrics, step, NAN, -1, &error), &error);
+}
+
 static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !leads(loop)) return true;
     if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
     loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
+    if (loop->metrics) record_checkpoint(loop);
     return loop->metrics && report_start(loop, error);
 }
 

@@ -56,6 +56,13 @@ static void a_shard_that_is_cut_while_it_is_read_is_named(void **state) {
     process_free(&result);
 }
 
+/* Not refused: a run may go on on a smaller machine, and its results do not depend on threads. */
+static void far_more_threads_than_processors_are_a_warning(void **state) {
+    (void)state;
+    long most = 4 * sysconf(_SC_NPROCESSORS_ONLN);
+    train_says(ERROR_NONE, "processors: steps take many times as long as with threads=", "run=r stop_at=1 threads=%ld", most + 1);
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
@@ -63,6 +70,7 @@ int main(void) {
         TRAIN_TEST(weights_of_nan_are_not_converted),
         TRAIN_TEST(a_limit_on_the_size_of_files_is_named),
         TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
+        TRAIN_TEST(far_more_threads_than_processors_are_a_warning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

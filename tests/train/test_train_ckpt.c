@@ -77,6 +77,24 @@ static void only_the_training_calls_a_save_half_written(void **state) {
     train_says(ERROR_NONE, "step-00000003.partial-7 is half-written", "run=run stop_at=3");
 }
 
+/* What a kill between a save and its record leaves. */
+static void a_checkpoint_without_a_record_gets_one_when_the_run_goes_on(void **state) {
+    (void)state;
+    train_good("run=run stop_at=4");
+    char *text = read_text("run/metrics.jsonl"), *last = strstr(text, "{\"kind\": \"checkpoint\"");
+    assert_non_null(last);
+    char *end = strchr(last, '\n') + 1;
+    memmove(last, end, strlen(end) + 1);
+    write_text("run/metrics.jsonl", text);
+    free(text);
+    assert_int_equal(count_records("run", "checkpoint"), 0);
+    train_good("run=run stop_at=6");
+    assert_int_equal(count_records("run", "checkpoint"), 2);
+    assert_int_equal(recorded("run", "checkpoint", 0, "step"), 4);
+    train_good("run=run stop_at=8");
+    assert_int_equal(count_records("run", "checkpoint"), 3);
+}
+
 static void a_store_that_cannot_be_is_refused_before_the_first_step(void **state) {
     (void)state;
     unsetenv("AWS_ACCESS_KEY_ID");
@@ -96,6 +114,7 @@ int main(void) {
         TRAIN_TEST(a_save_that_fails_is_a_warning_and_the_next_one_counts),
         TRAIN_TEST(readers_follow_a_run_whose_checkpoints_vanish),
         TRAIN_TEST(only_the_training_calls_a_save_half_written),
+        TRAIN_TEST(a_checkpoint_without_a_record_gets_one_when_the_run_goes_on),
         TRAIN_TEST(a_store_that_cannot_be_is_refused_before_the_first_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
