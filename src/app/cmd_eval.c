@@ -119,7 +119,9 @@ static bool open_program(Program *program, const char *folder, const Config *con
     program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     program->device = command_open_device(options->device, precision, error);
     if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
-    Plan plan = graph_plan(program->model.graph, &backend);
+    Plan plan = graph_plan_lasting(program->model.graph);
+    if (!check_memory(&plan, program->device, error)) return false;
+    plan = graph_plan(program->model.graph, &backend);
     if (!check_memory(&plan, program->device, error)) return false;
     program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
     return program->executor && source_load_program(folder, config, program->executor, error);

@@ -269,6 +269,9 @@ int64_t plan_blocks(PlanBlock *blocks, int count);
 /* Gives every tensor its offset, a multiple of 256 bytes outside the parameters' arenas. Activations are placed best
  * fit by lifetime, some in the memory of the input that their node reads last (Op.in_place). */
 Plan graph_plan(Graph *graph, const Backend *backend);
+/* graph_plan without activations, scratch and costs: the least that the program needs, known at once. Placing the
+ * activations of a model of thousands of layers takes a minute, which is too long to wait for a refusal. */
+Plan graph_plan_lasting(Graph *graph);
 /* Asserts the invariants of a planned graph (check.c); graph_plan calls it. */
 void graph_check(const Graph *graph, const Backend *backend, const Plan *plan);
 /* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */

@@ -146,7 +146,7 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
     free(list.source);
 }
 
-Plan graph_plan(Graph *graph, const Backend *backend) {
+Plan graph_plan_lasting(Graph *graph) {
     Plan plan = {0};
     bool backward = false;
     for (int i = 1; i < graph->tensor_count; i++) {
@@ -162,6 +162,11 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
     plan.bytes[ARENA_MASTER] = copies ? graph->trained_bytes : graph->parameter_bytes;
     plan.bytes[ARENA_WEIGHT] = copies ? precision_weight_offset(graph->precision, graph->parameter_bytes) : 0;
     plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_bytes : 0;
+    return plan;
+}
+
+Plan graph_plan(Graph *graph, const Backend *backend) {
+    Plan plan = graph_plan_lasting(graph);
     place_activations(graph, backend, &plan);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

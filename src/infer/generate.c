@@ -41,10 +41,12 @@ struct Generator {
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
-static void program_plan(Program *program, const Generator *g, ModelMode mode, int64_t length) {
+static void program_build(Program *program, const Generator *g, ModelMode mode, int64_t length) {
     program->model = model_build(g->config, g->precision, mode, 1, length, RECOMPUTE_NONE);
-    program->plan = graph_plan(program->model.graph, &g->backend);
+    program->plan = graph_plan_lasting(program->model.graph);
 }
+
+static void program_plan(Program *program, const Generator *g) { program->plan = graph_plan(program->model.graph, &g->backend); }
 
 static bool program_start(Program *program, const Generator *g, Error *error) {
     program->executor = executor_create(program->model.graph, &program->plan, &g->backend, g->shared, error);
@@ -93,8 +95,9 @@ static int64_t program_bytes(const Program *program) {
     return bytes;
 }
 
-static bool check_memory(const Generator *g, int64_t weights, Error *error) {
-    int64_t needed = weights + g->row.plan.bytes[ARENA_STATE] + program_bytes(&g->row) + program_bytes(&g->block);
+static bool check_memory(const Generator *g, Error *error) {
+    int64_t needed = g->row.plan.bytes[ARENA_WEIGHT] + g->row.plan.bytes[ARENA_MASTER] + g->row.plan.bytes[ARENA_STATE] +
+                     program_bytes(&g->row) + program_bytes(&g->block);
     int64_t available = device_available(g->backend.device);
     if (available < 0 || needed <= available) return true;
     char need[32], have[32], caches[32];
@@ -108,13 +111,15 @@ static bool check_memory(const Generator *g, int64_t weights, Error *error) {
 
 static bool start(Generator *g, Error *error) {
     static const Arena owned[] = {ARENA_WEIGHT, ARENA_MASTER, ARENA_STATE};
-    const Plan *plan = &g->row.plan;
-    program_plan(&g->row, g, g->cache ? MODEL_GENERATE : MODEL_SCORE, 1);
+    program_build(&g->row, g, g->cache ? MODEL_GENERATE : MODEL_SCORE, 1);
+    if (!check_memory(g, error)) return false;
+    program_plan(&g->row, g);
     if (g->cache) {
-        program_plan(&g->block, g, MODEL_GENERATE, g->config->context < GENERATOR_BLOCK ? g->config->context : GENERATOR_BLOCK);
+        program_build(&g->block, g, MODEL_GENERATE, g->config->context < GENERATOR_BLOCK ? g->config->context : GENERATOR_BLOCK);
+        program_plan(&g->block, g);
         assert_same_states(&g->row, &g->block);
     }
-    if (!check_memory(g, plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER], error)) return false;
+    if (!check_memory(g, error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
         if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error)))
@@ -178,7 +183,8 @@ bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *e
 
 static bool compute_whole(Generator *g, Error *error) {
     SCOPED(program_free) Program program = {0};
-    program_plan(&program, g, MODEL_SCORE, g->count);
+    program_build(&program, g, MODEL_SCORE, g->count);
+    program_plan(&program, g);
     if (!program_start(&program, g, error)) return false;
     program_run(&program, g, 0);
     return true;

@@ -63,6 +63,24 @@ static void far_more_threads_than_processors_are_a_warning(void **state) {
     train_says(ERROR_NONE, "processors: steps take many times as long as with threads=", "run=r stop_at=1 threads=%ld", most + 1);
 }
 
+/* Placing its activations took a minute of processor time before the refusal. The limit is on that time, not on the
+ * clock, which depends on what else the machine does. */
+static void a_model_far_too_large_is_refused_at_once(void **state) {
+    (void)state;
+    static const char *const commands[] = {"generate huge 1 text=false", "eval huge s"};
+    assert_int_equal(mkdir("huge", 0777), 0);
+    write_text("huge/config.json",
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_size\": 4096, \"num_hidden_layers\": 10000, "
+        "\"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"intermediate_size\": 11008, \"vocab_size\": 32000, "
+        "\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": false, \"hidden_act\": \"silu\"}");
+    expect("$SMELT data pack text s", 0, "");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char *command = memory_format("ulimit -t 8; exec $SMELT %s device=cpu", commands[i]);
+        expect(command, ERROR_MEMORY, "TiB");
+        free(command);
+    }
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
@@ -70,6 +88,7 @@ int main(void) {
         TRAIN_TEST(weights_of_nan_are_not_converted),
         TRAIN_TEST(a_limit_on_the_size_of_files_is_named),
         TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
+        TRAIN_TEST(a_model_far_too_large_is_refused_at_once),
         TRAIN_TEST(far_more_threads_than_processors_are_a_warning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
