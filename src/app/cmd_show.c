@@ -39,44 +39,54 @@ static const char *text_in(const json_t *object, const char *name, const char *a
     return text && *text ? text : absent;
 }
 
-static void print_identity(const char *run, const json_t *identity) {
+static void print_identity(const char *run, const json_t *identity, FILE *out) {
     static const char *const names[] = {"data.train", "data.valid", "data.tokenizer", "init"};
-    printf("%s\n  run             %s\n  version         %s\n", run, text_in(identity, "run", "unknown"),
+    fprintf(out, "%s\n  run             %s\n  version         %s\n", run, text_in(identity, "run", "unknown"),
         text_in(identity, "version", "unknown"));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char content[64];
         snprintf(content, sizeof content, "%s.content", names[i]);
         const char *is = text_in(identity, content, NULL), *given = text_in(identity, names[i], "");
-        if (is) printf("  %-15s %s%s%s\n", names[i], given, *given ? ": " : "", is);
+        if (is) fprintf(out, "  %-15s %s%s%s\n", names[i], given, *given ? ": " : "", is);
     }
 }
 
-static void print_history(const json_t *history) {
+static void print_history(const json_t *history, FILE *out) {
     size_t index, line;
     json_t *start, *change;
-    printf("\nhistory\n");
+    fprintf(out, "\nhistory\n");
     json_array_foreach(history, index, start) {
         json_int_t step = json_integer_value(json_object_get(start, "step"));
         char what[64];
         snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
-        printf("  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
+        fprintf(out, "  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
             text_in(start, "machine", "unknown"));
-        json_array_foreach(json_object_get(start, "changes"), line, change) printf("    accepted: %s\n", json_string_value(change));
+        json_array_foreach(json_object_get(start, "changes"), line, change) fprintf(out, "    accepted: %s\n", json_string_value(change));
     }
 }
 
-static void print_checkpoints(const char *where, const json_t *checkpoints) {
+static void print_checkpoints(const char *where, const json_t *checkpoints, FILE *out) {
     size_t index;
     json_t *one;
-    printf("\ncheckpoints in %s\n", where);
+    fprintf(out, "\ncheckpoints in %s\n", where);
     json_array_foreach(checkpoints, index, one) {
         json_int_t parent = json_integer_value(json_object_get(one, "parent"));
         const char *damage = text_in(one, "error", NULL);
-        printf("  step %lld", (long long)json_integer_value(json_object_get(one, "step")));
-        if (damage) printf(": %s\n", damage);
-        else if (parent) printf(", after that of step %lld\n", (long long)parent);
-        else printf(", the first\n");
+        fprintf(out, "  step %lld", (long long)json_integer_value(json_object_get(one, "step")));
+        if (damage) fprintf(out, ": %s\n", damage);
+        else if (parent) fprintf(out, ", after that of step %lld\n", (long long)parent);
+        else fprintf(out, ", the first\n");
     }
+}
+
+/* Files of a run may hold anything: what could steer a terminal is shown as '?'. */
+static void print_plain(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        bool high = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        if ((*c < 0x20 && *c != '\n') || *c == 0x7f) *c = '?';
+        if (high) c[0] = c[1] = '?';
+    }
+    fputs(text, stdout);
 }
 
 static bool run(Invocation *invocation, Error *error) {
@@ -88,13 +98,19 @@ static bool run(Invocation *invocation, Error *error) {
     if (!checkpoints) return false;
     if (((const ShowOptions *)invocation->options)->json) {
         json_object_set(record, "checkpoints", checkpoints);
-        json_dumpf(record, stdout, JSON_INDENT(1));
+        json_dumpf(record, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII);
         putchar('\n');
         return true;
     }
-    print_identity(folder, json_object_get(record, "identity"));
-    print_history(json_object_get(record, "history"));
-    print_checkpoints(where, checkpoints);
+    SCOPED_FREE char *text = NULL;
+    size_t length;
+    FILE *out = open_memstream(&text, &length);
+    if (!out) return error_set(error, ERROR_MEMORY, "no memory to show %s; free some", folder);
+    print_identity(folder, json_object_get(record, "identity"), out);
+    print_history(json_object_get(record, "history"), out);
+    print_checkpoints(where, checkpoints, out);
+    fclose(out);
+    print_plain(text);
     return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -46,18 +47,26 @@ static long long process_start(int pid) {
     return start;
 }
 
+/* The machine and the namespace of its process numbers: containers share a machine's name, not its numbers. */
+static void name_host(char host[HOST_BYTES]) {
+    char name[HOST_BYTES / 2] = "", space[HOST_BYTES / 4] = "";
+    gethostname(name, sizeof name - 1);
+    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = '\0';
+    snprintf(host, HOST_BYTES, "%s/%s", name, space);
+}
+
 static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
-    char host[HOST_BYTES] = "";
-    gethostname(host, sizeof host - 1);
+    char host[HOST_BYTES];
+    name_host(host);
     snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid()));
 }
 
 /* False only for a process of this machine that has ended. */
 static bool may_live(const char *holder) {
-    char host[HOST_BYTES] = "", theirs[HOST_BYTES];
+    char host[HOST_BYTES], theirs[HOST_BYTES];
     int pid;
     long long start;
-    gethostname(host, sizeof host - 1);
+    name_host(host);
     if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs)) return true;
     return process_start(pid) == start;
 }
@@ -116,7 +125,7 @@ static bool is_free(const Lease *lease, Error *error) {
     const char *holder = field(found, "holder");
     double age = (double)time(NULL) - (double)json_integer_value(json_object_get(found, "renewed"));
     bool same = !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
-    if (!found || same || age > EXPIRED_SECONDS || !may_live(holder)) return true;
+    if (!found || same || fabs(age) > EXPIRED_SECONDS || !may_live(holder)) return true;
     return error_set(error, ERROR_USAGE,
         "%s is used by run %s in %s (host, process and its start: %s), which was alive %.0f s ago: wait for it, stop it, or give another "
         "checkpoint.store",

@@ -12,7 +12,7 @@ typedef struct Lease Lease;
 enum { LEASE_HOLDER_BYTES = 320 };
 
 /* Takes the lease of the store at `where` for the run `number` in `folder`, and renews it in a thread. A lease is taken
- * over when its process has ended on this machine, when it was not renewed for 90 seconds, or when the same run has it
+ * over when its process has ended on this machine, when it was not renewed for 90 seconds (or its clock is as far ahead), or when the same run has it
  * from the same folder, whose lock the caller holds. ERROR_USAGE when another living run has it; ERROR_CHECKPOINT. */
 Lease *lease_take(const char *where, const char *number, const char *folder, Error *error);
 /* "HOST PID START", which is equal for no two processes. */

@@ -15,6 +15,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
+#include "train/lineage.h"
 #include "train/source.h"
 
 /* -- The base ------------------------------------------------------------------------------------------------------ */
@@ -147,6 +148,7 @@ bool adapter_load_merged(const char *run, const Config *config, const Graph *gra
     if (!source_read_config(config->init, &origin, &strings, error) || !check_base(config->init, &origin, error) ||
         !source_load_weights(config->init, &origin, graph, master, NULL, error))
         return error_context(error, "%s has adapters of init=%s", run, config->init);
+    if (!lineage_check_base(run, config, error)) return false;
     if (!open_adapters(&adapters, run, config, step, error)) return false;
     merge(&adapters, &config->lora, graph, master);
     return true;

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "train/identity_internal.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -106,9 +107,11 @@ static void remove_leftovers(const Config *config) {
 
 bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
+    bool others = made;
     *corpus = (Corpus){0};
     if (!made) remove_leftovers(config);
     if (!made && !run_started(config, &made, error)) return false;
+    made = made && (others || !identity_accepts(config->resume.accept, "data")); /* other data are packed anew */
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);

@@ -143,8 +143,7 @@ static void compare(const json_t *saved, const json_t *now, Report *report, void
         report(context, name, text_of(saved, name), text_of(now, name));
 }
 
-/* Whether a word of the list is `name`, or what it begins with before a dot. */
-static bool accepts(const char *list, const char *name) {
+bool identity_accepts(const char *list, const char *name) {
     for (const char *word = list; *word; word += strcspn(word, ","), word += *word == ',') {
         size_t length = strcspn(word, ",");
         if (length && !strncmp(word, name, length) && (name[length] == '.' || !name[length])) return true;
@@ -162,7 +161,7 @@ bool identity_check_words(const char *accepted, Error *error) {
         json_t *value;
         bool known = false;
         SCOPED_FREE char *alone = memory_format("%.*s", (int)strcspn(word, ","), word);
-        json_object_foreach(names, name, value) known |= accepts(alone, name);
+        json_object_foreach(names, name, value) known |= identity_accepts(alone, name);
         if (!known)
             return error_set(error, ERROR_USAGE, "resume.accept=%s: '%s' decides no results; give settings or groups of them, run, version",
                 accepted, alone);
@@ -180,7 +179,7 @@ typedef struct Differences {
 
 static void sort_difference(void *context, const char *name, const char *saved, const char *now) {
     Differences *differences = context;
-    if (accepts(differences->accepted, name)) {
+    if (identity_accepts(differences->accepted, name)) {
         json_array_append_new(differences->allowed, json_sprintf("%s: %s -> %s", name, saved, now));
         return;
     }
@@ -212,10 +211,11 @@ static void note_model(void *context, const char *name, const char *saved, const
             saved, now);
 }
 
-bool identity_check_model(const char *run, const json_t *metadata, const Config *config, Error *error) {
-    json_auto_t *model = identity_settings(config, false);
+bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error) {
+    json_auto_t *model = identity_settings(config, false), *before = json_copy(model);
     Error difference = {0};
-    compare(json_object_get(metadata, "identity"), model, note_model, &difference);
+    json_object_update_existing(before, (json_t *)saved); /* what the program that saved did not know is no difference */
+    compare(before, model, note_model, &difference);
     return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
 }
 

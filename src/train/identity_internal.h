@@ -32,8 +32,11 @@ bool identity_check_words(const char *accepted, Error *error);
 /* Appends a line "NAME: SAVED -> NOW" to the array `changes` for each difference that a word of `accepted` names. Other
  * differences are ERROR_USAGE; `what` says in the message what was saved. */
 bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error);
-/* Whether the metadata of a checkpoint of `run` names the model of `config`, which its config.yaml gives: ERROR_CHECKPOINT. */
-bool identity_check_model(const char *run, const json_t *metadata, const Config *config, Error *error);
+/* Whether `saved`, the identity of a checkpoint of `run`, names the model of `config`, which its config.yaml gives:
+ * ERROR_CHECKPOINT. */
+bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error);
+/* Whether a word of a list as in resume.accept is `name`, or what it begins with before a dot. */
+bool identity_accepts(const char *accepted, const char *name);
 /* Whether all ranks have the same texts in the object `mine`, called `what` in messages. Ranks that differ from rank 0
  * name what differs: ERROR_USAGE. Collective. */
 bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error);

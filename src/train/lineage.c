@@ -99,20 +99,44 @@ static bool write_record(const char *run, const json_t *identity, json_t *start,
 }
 
 /* The weights of init= are read by the first start alone, so later ones know them from the checkpoint. */
-static bool compare(const Config *config, json_t *identity, json_t *changes, Error *error) {
+bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     int64_t step;
+    if (!origin->step) return true;
     json_auto_t *newest = lineage_newest(run_checkpoints(config->run, config), &step, error);
     json_t *saved = json_object_get(newest, "identity"), *init = json_object_get(saved, "init.content");
     if (init && !json_object_get(identity, "init.content")) json_object_set(identity, "init.content", init);
     return newest && identity_check(config->run, saved, identity, config->resume.accept, changes, error);
 }
 
-bool lineage_start(const Config *config, const Origin *origin, json_t *identity, Error *error) {
-    json_auto_t *changes = json_array();
+bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error) {
     SCOPED_FREE char *settings = memory_format("%s/config.yaml", config->run);
-    if (origin->step && !compare(config, identity, changes, error)) return false;
     for (size_t i = 0; i < json_array_size(changes); i++)
-        log_warn("continues with another %s, as resume.accept allows", json_string_value(json_array_get(changes, i)));
+        log_warn("resume.accept allows another %s", json_string_value(json_array_get(changes, i)));
     if ((config->resume.accept[0] || !file_exists(settings)) && !run_write_config(config, error)) return false;
     return write_record(config->run, identity, describe_start(origin->step, changes), error);
+}
+
+/* -- Reading a run ------------------------------------------------------------------------------------------------- */
+
+bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error) {
+    Error absent = {0};
+    json_auto_t *record = lineage_read(run, &absent);
+    const json_t *saved = json_object_get(metadata, "identity");
+    const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);
+    if (*own && *theirs && strcmp(own, theirs))
+        return error_set(error, ERROR_CHECKPOINT, "%s is run %s, but the newest checkpoint in %s is of run %s: give the folder of that run",
+            run, own, run_checkpoints(run, config), theirs);
+    return identity_check_model(run, saved, config, error);
+}
+
+bool lineage_check_base(const char *run, const Config *config, Error *error) {
+    int64_t step;
+    json_auto_t *newest = lineage_newest(run_checkpoints(run, config), &step, error),
+                *now = newest ? identity_of_source(config->init, error) : NULL;
+    const char *then = json_string_value(json_object_get(json_object_get(newest, "identity"), "init.content"));
+    if (!now) return false;
+    return !then || !strcmp(then, json_string_value(now)) ||
+           error_set(error, ERROR_CHECKPOINT,
+               "the adapters of %s were trained beside init=%s as %s, and it is %s now: bring the former back", run, config->init, then,
+               json_string_value(now));
 }

@@ -21,10 +21,18 @@ typedef struct Origin {
 /* By the process that holds the run's lock. A run keeps the number of its folder; a new one gets a random number. The
  * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
 bool lineage_find(const Config *config, Origin *origin, Error *error);
-/* By the same process, with the identity of this start: compares it with that of the newest checkpoint, takes over from
- * there what only the first start could read, and writes RUN/run.json. ERROR_USAGE for differences that resume.accept
- * does not allow. */
-bool lineage_start(const Config *config, const Origin *origin, json_t *identity, Error *error);
+/* By the same process, with the identity of this start: compares it with that of the newest checkpoint, and takes over
+ * from there what only the first start could read. Appends the differences that resume.accept allows to the array
+ * `changes`; others are ERROR_USAGE. */
+bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error);
+/* Writes RUN/run.json, and config.yaml where it is missing or resume.accept allows another: by the same process, once
+ * everything is loaded, so that a start that fails leaves the run as it was. */
+bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error);
+/* Whether the newest checkpoint of `run`, whose metadata this is, was saved by the run of this folder, with the model
+ * that its config.yaml, `config`, gives: ERROR_CHECKPOINT. */
+bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error);
+/* Whether init= of a run with adapters still holds the weights beside which they trained: ERROR_CHECKPOINT. */
+bool lineage_check_base(const char *run, const Config *config, Error *error);
 /* The content of RUN/run.json; NULL on failure, also when it is absent. The caller owns the reference. */
 json_t *lineage_read(const char *run, Error *error);
 /* The run's number in an identity, 32 hexadecimal digits; "" when it has none. */

@@ -19,7 +19,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
-#include "train/identity_internal.h"
+#include "train/lineage.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -393,6 +393,6 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     const char *where = run_checkpoints(run, config);
     json_auto_t *metadata = NULL;
     if (!load_newest_of_living(where, &list, step, &metadata, error)) return false;
-    if (*step && !identity_check_model(run, metadata, config, error)) return false;
+    if (*step && !lineage_check_weights(run, metadata, config, error)) return false;
     return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

@@ -54,7 +54,9 @@ typedef struct Loop {
     int lock; /* a descriptor: of the run folder; -1: none */
     Session session;
     Corpus corpus;
+    Origin origin;    /* rank 0's is every rank's */
     json_t *identity; /* of the run; the session borrows it */
+    json_t *changes;  /* that resume.accept allows (lineage.h) */
     BatchPicker picker;
     Loader *loader;
     Watchdog *watchdog; /* NULL until the first step can start */
@@ -417,19 +419,24 @@ static bool finish_saves(Loop *loop, Error *error) {
     return agree(loop, "last checkpoint", saved, error);
 }
 
+static void report_evaluation(Loop *loop, const Evaluation *result) {
+    Error error = {0};
+    int64_t step = loop->session.step;
+    if (isnan(result->bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)step, result->loss);
+    else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)step, result->loss, result->bits_per_byte);
+    note_record(loop, metrics_evaluation(loop->metrics, step, result->loss, result->bits_per_byte, result->tokens, result->seconds, &error),
+        &error);
+}
+
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
     if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
     loop->unevaluated = result.stopped;
-    if (!loop->metrics || result.stopped) return true;
-    if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
-    else
-        log_info(
-            "validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
-    note_record(loop,
-        metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error),
-        error);
-    return true;
+    if (result.stopped) return true;
+    if (loop->metrics) report_evaluation(loop, &result);
+    return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
+           error_set(error, ERROR_NUMERICS, "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr",
+               (long long)loop->session.step, result.loss);
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -621,14 +628,16 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
            error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
 }
 
-/* All ranks must mean the same data. Rank 0 knows `origin`, and compares the run with its newest checkpoint. */
-static bool identify(Loop *loop, Origin *origin, Error *error) {
+/* All ranks must mean the same data. Rank 0 knows the origin, and compares the run with its newest checkpoint. */
+static bool identify(Loop *loop, Error *error) {
+    Origin *origin = &loop->origin;
     if (!comm_host_broadcast(loop->comm, "origin", origin, sizeof *origin, COMM_U8, 0, error)) return false;
     loop->identity = identity_create(loop->config, &loop->corpus, origin->number, origin->step > 0, error);
     loop->session.identity = loop->identity;
+    loop->changes = json_array();
     if (!agree(loop, "identity", loop->identity, error)) return false;
     return agree(loop, "data", identity_agree(loop->comm, "data", loop->identity, error), error) &&
-           (!leads(loop) || lineage_start(loop->config, origin, loop->identity, error));
+           (!leads(loop) || lineage_compare(loop->config, origin, loop->identity, loop->changes, error));
 }
 
 static bool take_store(Loop *loop, const char *number, Error *error) {
@@ -651,14 +660,14 @@ static bool see_store(Loop *loop, Error *error) {
 /* Rank 0 makes the run folder and packs text; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    Origin origin = {0};
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (leads(loop))
-        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) && lineage_find(config, &origin, error) &&
-                 take_store(loop, origin.number, error) && corpus_open(&loop->corpus, config, false, error);
+        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
+                 lineage_find(config, &loop->origin, error) && take_store(loop, loop->origin.number, error) &&
+                 corpus_open(&loop->corpus, config, false, error);
     if (!agree(loop, "run folder", opened, error) || !agree(loop, "store", see_store(loop, error), error)) return false;
     opened = leads(loop) || corpus_open(&loop->corpus, config, true, error);
-    return agree(loop, "corpus", opened, error) && identify(loop, &origin, error);
+    return agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
 static bool same_settings(Loop *loop, Error *error) {
@@ -685,8 +694,9 @@ static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !leads(loop)) return true;
     if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
     loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
-    if (loop->metrics) record_checkpoint(loop);
-    return loop->metrics && report_start(loop, error);
+    if (!loop->metrics) return false;
+    record_checkpoint(loop);
+    return report_start(loop, error) && lineage_write(loop->config, &loop->origin, loop->identity, loop->changes, error);
 }
 
 static void allocate_step(Loop *loop) {
@@ -715,6 +725,9 @@ static bool start(Loop *loop, Device *device, Error *error) {
                  evaluate_check(session, &loop->corpus, error);
     if (!agree(loop, "data", ready, error)) return false;
     if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
+    if (session->step > config->steps)
+        return error_set(error, ERROR_USAGE, "steps=%lld is below the %lld steps that %s has done: give more, or another run folder",
+            (long long)config->steps, (long long)session->step, config->run);
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
     Budget budget = session_budget(session);
     if (leads(loop)) budget_print(&budget, stderr);
@@ -735,6 +748,7 @@ static void finish(Loop *loop) {
     lease_release(lease);
     corpus_close(&loop->corpus);
     json_decref(loop->identity);
+    json_decref(loop->changes);
     if (loop->lock >= 0) close(loop->lock);
 }
 

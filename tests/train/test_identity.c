@@ -13,10 +13,10 @@ static const char *other_value(const Option *option, const char *value, char oth
     } given[] = {{"model.family", NULL}, {"model.width", "64"}, {"model.heads", "4"}, {"model.kv_heads", "2"}, {"model.head_dim", "32"},
         {"model.vocabulary", "384"}, {"model.experts", "5"}, {"model.experts_per_token", "2"}, {"model.context", "64"},
         {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.softmax_scale", NULL},
-        {"model.rope_fraction", "0.5"}, {"data.length", "16"}, {"batch.sequences", "8"}, {"batch.tokens", "512"},
-        {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL}, {"run", "run2"},
-        {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"},
-        {"data.tokenizer", "text"}, {"data.separator", "%"}};
+        {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
+        {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL},
+        {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"},
+        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {
@@ -102,6 +102,46 @@ static void the_store_of_another_run_is_refused(void **state) {
     train_says(ERROR_NONE, "continuing second after step 10", "run=second checkpoint.store=store resume.accept=run stop_at=20");
     train_says(ERROR_USAGE, "\nrun: ", "run=first checkpoint.store=store");
     train_good("run=second checkpoint.store=store");
+}
+
+static void checkpoints_of_another_run_are_not_evaluated(void **state) {
+    (void)state;
+    train_good("run=first checkpoint.store=store stop_at=10");
+    train_good("run=second checkpoint.store=store resume.accept=run stop_at=20");
+    ProcessResult result = smelt("eval first text");
+    expect_code(&result, ERROR_CHECKPOINT, "eval first");
+    assert_non_null(strstr(result.errors, "the newest checkpoint in store is of run "));
+    process_free(&result);
+    result = smelt("eval second text");
+    expect_code(&result, 0, "eval second");
+    process_free(&result);
+}
+
+static void a_start_that_fails_leaves_the_run_as_it_was(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10");
+    assert_true(rename("run/run.json", "before") == 0 && link("before", "run/run.json") == 0);
+    train_says(ERROR_CHECKPOINT, "the model is not the one that was saved", "run=run model.width=64 resume.accept=model");
+    train_says(ERROR_USAGE, "steps=8 is below the 10 steps", "run=run steps=8 resume.accept=steps");
+    assert_true(same_bytes("before", "run/run.json"));
+    train_good("run=run");
+}
+
+static void other_text_that_is_accepted_is_packed_anew(void **state) {
+    (void)state;
+    write_corpus("text2", 3000);
+    train_good("run=run stop_at=10");
+    train_good("run=fresh data.train=text2 stop_at=1");
+    train_good("run=run data.train=text2 resume.accept=data stop_at=20");
+    assert_true(same_bytes("run/data/text-train.bin", "fresh/data/text-train.bin"));
+    train_good("run=run data.train=text2");
+}
+
+static void a_broken_model_is_no_success(void **state) {
+    (void)state;
+    train_says(ERROR_NUMERICS, "the validation loss after step 2 is",
+        "run=run steps=2 schedule.warmup=0 schedule.kind=constant optimizer.lr=100 optimizer.weight_decay=100 "
+        "optimizer.decay_vectors=true");
 }
 
 static void two_living_runs_do_not_share_a_store(void **state) {
@@ -228,6 +268,10 @@ static void the_base_of_adapters_that_trained_on_is_refused(void **state) {
     train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 stop_at=6");
     train_good("run=base model.experts=0 model.family=llama");
     train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=base model.experts=0 model.family=llama lora.rank=2");
+    ProcessResult result = smelt("eval run text");
+    expect_code(&result, ERROR_CHECKPOINT, "eval run");
+    assert_non_null(strstr(result.errors, "were trained beside init=base as run "));
+    process_free(&result);
     train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 resume.accept=init");
 }
 
@@ -286,6 +330,10 @@ int main(void) {
         TRAIN_TEST(every_setting_that_decides_results_is_named_when_it_changes),
         TRAIN_TEST(an_accepted_setting_is_recorded),
         TRAIN_TEST(the_store_of_another_run_is_refused),
+        TRAIN_TEST(checkpoints_of_another_run_are_not_evaluated),
+        TRAIN_TEST(a_start_that_fails_leaves_the_run_as_it_was),
+        TRAIN_TEST(other_text_that_is_accepted_is_packed_anew),
+        TRAIN_TEST(a_broken_model_is_no_success),
         TRAIN_TEST(two_living_runs_do_not_share_a_store),
         TRAIN_TEST(a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere),
         TRAIN_TEST(a_run_folder_that_ranks_do_not_share_is_refused_before_the_first_step),
