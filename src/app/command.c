@@ -41,7 +41,8 @@ static bool apply_option(const Command *command, int argc, char **argv, int *at,
     if (!strchr(text, '=')) {
         bool flag = is_flag(setting ? &config_table : command->table, text, next);
         if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
-        text = assignment = memory_format("%s=%s", text, flag ? "true" : next);
+        assignment = memory_format("%s=%s", text, flag ? "true" : next);
+        text = assignment;
         *at += !flag;
     }
     if (!setting) return options_set(command->table, invocation->options, &invocation->strings, text, error);

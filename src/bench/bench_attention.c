@@ -111,7 +111,7 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
 static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     static const char *const names[] = {"forward", "backward"};
     SCOPED(close_program) Program program = {0};
-    Passes cost;
+    Passes cost = {0};
     double median[2] = {0}, best[2] = {0};
     if (!open_program(&program, bench, spec, sequences, precision, error) || !time_passes(bench, &program, median, best, &cost, error))
         return false;

@@ -146,7 +146,7 @@ static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit,
 
 /* Walks sequences and documents together and fills shard->document_end. */
 static bool index_documents(const Index *index, Shard *shard, Error *error) {
-    assert(index->token_bytes > 0);
+    assert(index->token_bytes > 0 && index->documents); /* index_arrays has found them */
     int64_t limit = (int64_t)shard->map.size / index->token_bytes, tokens = 0;
     uint64_t sequence = 0;
     if (index->documents[0] != 0)
