@@ -9,6 +9,7 @@
  * no memory. */
 #pragma once
 
+#include <assert.h>
 #include "backend/cpu/kernel.h"
 #include "ops/attention/attention.h"
 
@@ -204,6 +205,7 @@ static inline void attention_load_row(W *restrict to, const T *restrict from, in
 
 /* to = scale * from, cast to COMPUTE, without padding. */
 static inline void attention_store_row(T *restrict to, const W *restrict from, int64_t head_dim, W scale) {
+    assert(from);
     for (int64_t j = 0; j < head_dim; j++) to[j] = to_compute(scale * from[j]);
 }
 
