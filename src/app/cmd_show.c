@@ -5,6 +5,7 @@
 
 #include "app/command.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "config/config.h"
 #include "train/lineage.h"
@@ -79,16 +80,6 @@ static void print_checkpoints(const char *where, const json_t *checkpoints, FILE
     }
 }
 
-/* Files of a run may hold anything: what could steer a terminal is shown as '?'. */
-static void print_plain(char *text) {
-    for (unsigned char *c = (unsigned char *)text; *c; c++) {
-        bool high = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
-        if ((*c < 0x20 && *c != '\n') || *c == 0x7f) *c = '?';
-        if (high) c[0] = c[1] = '?';
-    }
-    fputs(text, stdout);
-}
-
 static bool run(Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0];
     Config config;
@@ -110,7 +101,8 @@ static bool run(Invocation *invocation, Error *error) {
     print_history(json_object_get(record, "history"), out);
     print_checkpoints(where, checkpoints, out);
     fclose(out);
-    print_plain(text);
+    blank_controls(text, '?', true); /* files of a run may hold anything */
+    fputs(text, stdout);
     return true;
 }
 

@@ -12,3 +12,12 @@ static inline bool ends_with(const char *text, const char *end) {
 }
 /* The ending of a noun behind its count: "1 file", "2 files". */
 static inline const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+/* Puts `mark` in place of what a terminal would obey in a text of unknown origin: control characters but newline, which
+ * stays where `lines` says so, and C1 (U+0080 to U+009F, which begin with C2). */
+static inline void blank_controls(char *text, char mark, bool lines) {
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        bool c1 = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        if ((*c < 0x20 && !(lines && *c == '\n')) || *c == 0x7f || c1) *c = (unsigned char)mark;
+        if (c1) c[1] = (unsigned char)mark;
+    }
+}

@@ -2,11 +2,9 @@
  * save of rank 0. */
 #include "ckpt/lease.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "base/thread.h"
 
 #undef curl_easy_setopt
@@ -334,15 +335,10 @@ static void pause_before(S3 *s3, int attempt) {
     thread_sleep(seconds);
 }
 
-/* Makes the text of a server fit for a message of one line: a terminal would obey control characters, C1 among them
- * (U+0080 to U+009F, which begin with C2), and some servers repeat the request with its access key id. */
+/* Makes the text of a server fit for a message of one line; some servers repeat the request with its access key id. */
 static void sanitize(char *text, const char *key) {
     for (char *at = text; at && *key && (at = strstr(at, key));) memset(at, '*', strlen(key));
-    for (unsigned char *at = (unsigned char *)text; at && *at; at++) {
-        bool c1 = *at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0;
-        if (*at < 0x20 || *at == 0x7f || c1) *at = ' ';
-        if (c1) at[1] = ' ';
-    }
+    if (text) blank_controls(text, ' ', false);
 }
 
 /* What the server says, without its copy of what was signed. */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/strings.h"
 #include "base/scope.h"
 #include "model/hf_fields_internal.h"
 
@@ -375,12 +376,6 @@ const HfField *hf_find_member(const HfTables *t, size_t offset) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Names and values of a file must not break the line that shows them. */
-static void blank_controls(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
-}
-
 void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) {
     char reason[400];
     va_list arguments;
@@ -389,7 +384,7 @@ void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) {
     va_end(arguments);
     if (!r->good) return;
     r->good = error_set(r->error, ERROR_CHECKPOINT, "%s%.80s %s", r->path, name, reason);
-    blank_controls(r->error->message);
+    blank_controls(r->error->message, '?', false);
 }
 
 void hf_warn(HfFieldReader *r, const char *format, ...) {
@@ -398,7 +393,7 @@ void hf_warn(HfFieldReader *r, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    blank_controls(line);
+    blank_controls(line, '?', false);
     char *before = *r->warnings;
     *r->warnings = before ? memory_format("%s; %s", before, line) : memory_copy_string(line);
     free(before);
