@@ -9,7 +9,7 @@
 #include "train_run.h"
 
 #define MODEL                                                                                                             \
-    "data.train=text model.width=16 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=16 model.experts=2 "          \
+    "data.train=text model.family=zaya model.width=16 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=16 model.experts=2 "          \
     "model.router_width=8 data.length=32 batch.sequences=2 batch.tokens=128 optimizer.lr=5e-3 schedule.warmup=4 steps=9 " \
     "threads=2 tensorboard=false device=cpu checkpoint.every=3"
 

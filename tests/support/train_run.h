@@ -12,7 +12,7 @@
 #include "process.h"
 
 #define TINY                                                                                                                               \
-    "data.train=text model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 model.ffn=32 model.experts=4 model.router_width=8 "      \
+    "data.train=text model.family=zaya model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 model.ffn=32 model.experts=4 model.router_width=8 "      \
     "data.length=32 batch.sequences=4 batch.tokens=256 optimizer.lr=5e-3 schedule.warmup=4 steps=40 threads=2 tensorboard=false device=cpu"
 
 /* -- The text ---------------------------------------------------------------------------------------------------- */
