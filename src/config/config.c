@@ -100,6 +100,8 @@ static const Option rows[] = {
     INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "wsd: linear decay at the end"),
     REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "last learning rate as a fraction of the peak"),
 
+    INT_OPTION(log.every, "0", 0, MANY, "steps",
+        "steps between printed lines; 0: on a terminal at most one line a second, else each step; files have all steps", .free = true),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", .free = true),
     INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", .free = true),
     INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", .free = true),

@@ -77,6 +77,7 @@ typedef struct LayoutConfig {
     int reduce;
 } LayoutConfig;
 
+typedef struct LogConfig { int64_t every; } LogConfig;
 typedef struct EvalConfig { int64_t every, batches; } EvalConfig;
 typedef struct CheckpointConfig {
     int64_t every, keep, whole_every;
@@ -103,6 +104,7 @@ typedef struct Config {
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
     LayoutConfig layout;
+    LogConfig log;
     EvalConfig eval;
     CheckpointConfig checkpoint;
     ResumeConfig resume;

@@ -307,7 +307,9 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .memory = memory_used(&loop->session),
         .skipped = !is_finite(outcome),
         .seconds_left = loop->seconds_per_step * (config->steps - step)};
-    if (loop->metrics) note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
+    if (!loop->metrics) return;
+    console_step(loop->host->console, &metrics);
+    note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
 }
 
 /* Updates the weights, or leaves the update out after NaN. */
@@ -377,8 +379,8 @@ static void report_save(Loop *loop, bool ended) {
     log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
     log_format_bytes((double)files->shared, unchanged);
     if (files->shared) snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
-    log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared,
-        files->seconds, rate, report.stall * 1e3);
+    console_print(loop->host->console, "checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms",
+        (long long)report.step, size, shared, files->seconds, rate, report.stall * 1e3);
     note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
@@ -422,8 +424,9 @@ static bool finish_saves(Loop *loop, Error *error) {
 static void report_evaluation(Loop *loop, const Evaluation *result) {
     Error error = {0};
     int64_t step = loop->session.step;
-    if (isnan(result->bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)step, result->loss);
-    else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)step, result->loss, result->bits_per_byte);
+    char bits[64] = "";
+    if (!isnan(result->bits_per_byte)) snprintf(bits, sizeof bits, ", %.4f bits per byte", result->bits_per_byte);
+    console_print(loop->host->console, "validation at step %lld: loss %.5f%s", (long long)step, result->loss, bits);
     note_record(loop, metrics_evaluation(loop->metrics, step, result->loss, result->bits_per_byte, result->tokens, result->seconds, &error),
         &error);
 }
@@ -510,7 +513,6 @@ static bool run_steps(Loop *loop, Error *error) {
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || !catch_up(loop, error)) return false;
-    if (leads(loop) && saved < last) metrics_header();
     if (leads(loop) && saved == config->steps)
         log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
     while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0)
@@ -695,6 +697,7 @@ static bool open_records(Loop *loop, Error *error) {
     if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
     loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
     if (!loop->metrics) return false;
+    console_open_log(loop->host->console, loop->config->run);
     record_checkpoint(loop);
     return report_start(loop, error) && lineage_write(loop->config, &loop->origin, loop->identity, loop->changes, error);
 }
@@ -758,6 +761,7 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
     bool done = start(&loop, device, error);
     host->stop->heeded = 1;
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
+    console_end_steps(host->console);
     finish(&loop);
     return done;
 }

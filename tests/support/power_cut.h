@@ -101,7 +101,7 @@ static inline DiskLog *record(const char *root, const char *program, const char 
     free(text);
     if (!log) skip();
     if (disk_log_exit_code(log) != 0)
-        fail_msg("%s: exit code %d: %s", words, disk_log_exit_code(log), disk_log_errors(log, disk_log_count(log)));
+        fail_msg("%s: exit code %d: %s", words, disk_log_exit_code(log), disk_log_output(log, disk_log_count(log)));
     assert_true(disk_log_is_complete(log, "scratch"));
     return log;
 }
