@@ -6,7 +6,7 @@
 
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", .free = true),
-    STRING_OPTION(init, "", "", "run or model folder whose model and weights a new run starts from"),
+    STRING_OPTION(init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from"),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run"),
     INT_OPTION(
@@ -104,8 +104,13 @@ static const Option rows[] = {
         "steps between printed lines; 0: on a terminal at most one line a second, else each step; files have all steps", .free = true),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", .free = true),
     INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", .free = true),
+    INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",
+        "stop after this many evaluations in a row without a lower validation loss; 0: never", .free = true),
     INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", .free = true),
     INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept", .free = true),
+    INT_OPTION(checkpoint.keep_every, "0", 0, MANY, "steps", "checkpoints of multiples of it are kept for ever; 0: none", .free = true),
+    BOOL_OPTION(checkpoint.keep_best, "false",
+        "save after each evaluation with the lowest validation loss so far, and keep that checkpoint: RUN@best", .free = true),
     STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder", .free = true),
     BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy", .free = true),
     INT_OPTION(checkpoint.whole_every, "0", 0, MANY, "steps",
@@ -260,7 +265,21 @@ static bool check_size(const Config *config, Error *error) {
     return true;
 }
 
+static bool check_saves(const Config *config, Error *error) {
+    const EvalConfig *eval = &config->eval;
+    const CheckpointConfig *checkpoint = &config->checkpoint;
+    if ((eval->patience || checkpoint->keep_best) && !eval->every)
+        return error_set(error, ERROR_USAGE, "%s compares evaluations: give eval.every, the steps between them",
+            eval->patience ? "eval.patience" : "checkpoint.keep_best=true");
+    if (checkpoint->keep_every && (!checkpoint->every || checkpoint->keep_every % checkpoint->every))
+        return error_set(error, ERROR_USAGE,
+            "checkpoint.keep_every=%lld is no multiple of checkpoint.every=%lld: no checkpoint, or not each of these, would be kept",
+            (long long)checkpoint->keep_every, (long long)checkpoint->every);
+    return true;
+}
+
 bool config_check(Config *config, Error *error) {
+    if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)

@@ -78,11 +78,11 @@ typedef struct LayoutConfig {
 } LayoutConfig;
 
 typedef struct LogConfig { int64_t every; } LogConfig;
-typedef struct EvalConfig { int64_t every, batches; } EvalConfig;
+typedef struct EvalConfig { int64_t every, batches, patience; } EvalConfig;
 typedef struct CheckpointConfig {
-    int64_t every, keep, whole_every;
+    int64_t every, keep, keep_every, whole_every;
     const char *store;
-    bool async;
+    bool async, keep_best;
     double timeout;
 } CheckpointConfig;
 
