@@ -54,10 +54,14 @@ FileKind file_kind(const char *path, int64_t *bytes) {
 
 bool file_exists(const char *path) { return access(path, F_OK) == 0; }
 
-bool file_same(const char *a, const char *b) {
-    struct stat first, second;
-    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+FileId file_id(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 ? (FileId){status.st_dev, status.st_ino} : (FileId){0};
 }
+
+bool file_id_same(FileId a, FileId b) { return a.device == b.device && a.number == b.number; }
+
+bool file_same(const char *a, const char *b) { return file_exists(a) && file_id_same(file_id(a), file_id(b)); }
 
 static int tree_entry_remove(const char *path, const struct stat *status, int kind, struct FTW *position) {
     (void)status, (void)kind, (void)position;
@@ -328,6 +332,19 @@ bool file_replace_commit(File *file, Error *error) {
 bool file_write(const char *path, const void *data, int64_t bytes, Error *error) {
     SCOPED(file_close) File file;
     return file_replace_begin(&file, path, error) && file_write_at(&file, data, bytes, 0, error) && file_replace_commit(&file, error);
+}
+
+/* Not every file system has links; those without them can refuse to rename over a file. */
+static bool name_new(const char *from, const char *to, Error *error) {
+    bool named = link(from, to) == 0;
+    if (!named && errno != EEXIST) named = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0;
+    return named || file_fail(error, "create", to);
+}
+
+bool file_create(const char *path, const void *data, int64_t bytes, Error *error) {
+    SCOPED(file_close) File file;
+    return file_replace_begin(&file, path, error) && file_write_at(&file, data, bytes, 0, error) && file_sync(&file, error) &&
+           name_new(file.temporary, path, error) && file_sync_name(path, error);
 }
 
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error) {

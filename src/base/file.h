@@ -26,6 +26,10 @@ typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } Fil
 FileKind file_kind(const char *path, int64_t *bytes);
 bool file_exists(const char *path);
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
+/* What a file or folder keeps when it is renamed, and shares with no other one; all zero when it is absent. */
+typedef struct FileId { uint64_t device, number; } FileId;
+FileId file_id(const char *path);
+bool file_id_same(FileId a, FileId b);
 /* Removes a file or a folder with all that it holds; links are removed, not followed; absence is fine. */
 bool file_remove(const char *path, Error *error);
 /* Makes `to` another name of a file; an existing `to` stays. */
@@ -89,6 +93,10 @@ bool file_reader_close(FileReader *reader, Error *error); /* false when reading 
 
 /* Creates or replaces a file as described above. */
 bool file_write(const char *path, const void *data, int64_t bytes, Error *error);
+
+/* file_write of a file that must be absent: of several processes that create it at once one succeeds, and for the others
+ * errno is EEXIST. */
+bool file_create(const char *path, const void *data, int64_t bytes, Error *error);
 
 /* file_write in steps: the file is written with file_append or file_write_at, and gets its name with the commit.
  * file_replace_commit closes it in any case; file_close before the commit gives up. */

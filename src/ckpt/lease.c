@@ -18,14 +18,16 @@
 #include "base/thread.h"
 #include "ckpt/store_internal.h"
 
-enum { RENEW_SECONDS = 30, EXPIRED_SECONDS = 90, LEASE_LIMIT = 16 << 10, HOST_BYTES = 256 };
+enum { RENEW_SECONDS = 30, EXPIRED_SECONDS = 90, SETTLE_SECONDS = 1, LEASE_LIMIT = 16 << 10, HOST_BYTES = 256 };
 static const char object[] = "lease.json";
 
 struct Lease {
     Store *store;
     char *number, *folder;
     char holder[LEASE_HOLDER_BYTES];
-    pthread_mutex_t lock; /* of `ended` and of the object */
+    FileId place;           /* of the store's folder, which may be moved away; zero of a bucket */
+    _Atomic time_t written; /* when the lease was last this process's for sure */
+    pthread_mutex_t lock;   /* of `ended` and of the object */
     pthread_cond_t changed;
     pthread_t thread;
     bool renewed, ended;
@@ -71,12 +73,14 @@ static bool may_live(const char *holder) {
 
 /* -- The object ---------------------------------------------------------------------------------------------------- */
 
-/* NULL when there is none, or none that can be read. The caller owns the reference. */
+/* NULL when there is none, or the store does not answer; without fields when it is damaged. The caller owns the
+ * reference. */
 static json_t *read_lease(Store *store) {
     Error absent = {0};
     int64_t length;
     SCOPED_FREE char *text = store_get(store, object, LEASE_LIMIT, &length, &absent);
-    return text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    json_t *lease = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    return lease || !text ? lease : json_object();
 }
 
 static const char *field(const json_t *lease, const char *name) {
@@ -84,24 +88,61 @@ static const char *field(const json_t *lease, const char *name) {
     return text ? text : "";
 }
 
-static bool write_lease(Lease *lease, Error *error) {
+static char *lease_text(const Lease *lease, Error *error) {
     json_auto_t *content = json_pack(
         "{s:s, s:s, s:s, s:I}", "run", lease->number, "folder", lease->folder, "holder", lease->holder, "renewed", (json_int_t)time(NULL));
-    SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
-    if (!text)
-        return error_set(error, ERROR_USAGE, "the path %s is not UTF-8, which a lease demands: give another run folder", lease->folder);
-    return store_put(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, 1, error);
+    char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
+    if (!text) error_set(error, ERROR_USAGE, "the path %s is not UTF-8, which a lease demands: give another run folder", lease->folder);
+    return text;
+}
+
+static bool write_lease(Lease *lease, Error *error) {
+    time_t now = time(NULL);
+    SCOPED_FREE char *text = lease_text(lease, error);
+    bool good = text && store_put(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, 1, error);
+    if (good) lease->written = now;
+    return good;
+}
+
+/* True also when another process has created it: then it is not ours. */
+static bool create_lease(Lease *lease, Error *error) {
+    time_t now = time(NULL);
+    bool exists = false;
+    SCOPED_FREE char *text = lease_text(lease, error);
+    bool good = text && store_create(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, &exists, error);
+    if (good) lease->written = now;
+    return good || exists;
+}
+
+static FileId place_of(const Lease *lease) { return file_id(store_path(lease->store, "").text); }
+
+/* Whether the lease that was found is this process's. */
+static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
+    return !strcmp(field(found, "holder"), lease->holder) ||
+           error_set(error, ERROR_USAGE,
+               "%s is of run %s in %s (host, process and its start: %s) now: two runs must not save there; give another checkpoint.store",
+               store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder"));
+}
+
+/* Of a lease that is not there, although its folder is. Nobody else may have had the store since it was written unless
+ * that was too long ago. */
+static bool restore_lease(Lease *lease, Error *error) {
+    StorePath path = store_path(lease->store, object);
+    if (time(NULL) - lease->written > EXPIRED_SECONDS)
+        return error_set(error, ERROR_USAGE, "%s is gone and was not renewed for %lld s: another run may have had the store meanwhile",
+            path.text, (long long)(time(NULL) - lease->written));
+    if (!create_lease(lease, error)) return false;
+    json_auto_t *found = read_lease(lease->store);
+    return is_ours(lease, found, error);
 }
 
 bool lease_check(Lease *lease, Error *error) {
-    StorePath path = store_path(lease->store, object);
     json_auto_t *found = read_lease(lease->store);
-    if (!found)
-        return error_set(error, ERROR_CHECKPOINT,
-            "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there", path.text);
-    return !strcmp(field(found, "holder"), lease->holder) ||
-           error_set(error, ERROR_CHECKPOINT, "%s is of run %s (host, process and its start: %s) now: two runs must not save there",
-               path.text, field(found, "run"), field(found, "holder"));
+    if (found) return is_ours(lease, found, error);
+    if (file_id_same(place_of(lease), lease->place)) return restore_lease(lease, error);
+    return error_set(error, ERROR_CHECKPOINT,
+        "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there",
+        store_path(lease->store, object).text);
 }
 
 static void *renew(void *context) {
@@ -118,16 +159,36 @@ static void *renew(void *context) {
 
 /* -- Taking and giving back ---------------------------------------------------------------------------------------- */
 
-static bool is_free(const Lease *lease, Error *error) {
-    json_auto_t *found = read_lease(lease->store);
+static bool is_free(const Lease *lease, const json_t *found, Error *error) {
     const char *holder = field(found, "holder");
     double age = (double)time(NULL) - (double)json_integer_value(json_object_get(found, "renewed"));
-    bool same = !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
-    if (!found || same || fabs(age) > EXPIRED_SECONDS || !may_live(holder)) return true;
+    if (!found || fabs(age) > EXPIRED_SECONDS || !may_live(holder)) return true;
     return error_set(error, ERROR_USAGE,
         "%s is used by run %s in %s (host, process and its start: %s), which was alive %.0f s ago: wait for it, stop it, or give another "
         "checkpoint.store",
         store_path(lease->store, "").text, field(found, "run"), field(found, "folder"), holder, age > 0 ? age : 0);
+}
+
+static bool is_own_run(const Lease *lease, const json_t *found) {
+    return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
+}
+
+/* In place of a lease that has ended. A folder decides which of several processes creates a new one, but not between
+ * reading the old lease and removing it, and a bucket may not decide at all: then the one whose lease is there a moment
+ * later has it. */
+static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
+    if (ended && !store_remove(lease->store, object, error)) return false;
+    if (!create_lease(lease, error)) return false;
+    if (ended || !store_renames(lease->store)) thread_sleep(SETTLE_SECONDS);
+    return true;
+}
+
+static bool take(Lease *lease, Error *error) {
+    json_auto_t *found = read_lease(lease->store);
+    if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
+        return false;
+    lease->place = place_of(lease);
+    return lease_check(lease, error);
 }
 
 Lease *lease_take(const char *where, const char *number, const char *folder, Error *error) {
@@ -139,7 +200,7 @@ Lease *lease_take(const char *where, const char *number, const char *folder, Err
     name_holder(lease->holder);
     pthread_mutex_init(&lease->lock, NULL);
     pthread_cond_init(&lease->changed, NULL);
-    if (is_free(lease, error) && write_lease(lease, error) && lease_check(lease, error)) {
+    if (take(lease, error)) {
         lease->renewed = thread_start(&lease->thread, renew, lease) == 0;
         if (lease->renewed) return lease;
         error_set(

@@ -52,6 +52,9 @@ typedef struct S3Request {
     const char *path; /* for messages */
 } S3Request;
 
+/* The answers to what a server cannot do, and to If-None-Match where the object exists or is being created. */
+enum { S3_NOT_IMPLEMENTED = 501, S3_PRECONDITION_FAILED = 412, S3_CONFLICT = 409 };
+
 typedef struct S3Reply {
     long status;
     int64_t length; /* of a HEAD's object */

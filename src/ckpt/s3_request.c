@@ -321,8 +321,8 @@ static bool is_passing(CURLcode code, const Attempt *attempt) {
         return code != CURLE_URL_MALFORMAT && code != CURLE_UNSUPPORTED_PROTOCOL && code != CURLE_PEER_FAILED_VERIFICATION &&
                code != CURLE_SSL_CACERT_BADFILE;
     const char *text = attempt->text ? attempt->text : "";
-    return status == 408 || status == 429 || status >= 500 || (status == 400 && strstr(text, "RequestTimeout")) ||
-           (status == 200 && strstr(text, "<Error>")) ||
+    return status == 408 || status == 429 || (status >= 500 && status != S3_NOT_IMPLEMENTED) ||
+           (status == 400 && strstr(text, "RequestTimeout")) || (status == 200 && strstr(text, "<Error>")) ||
            (status / 100 == 2 && attempt->request->target && attempt->received != attempt->request->target_bytes);
 }
 

@@ -41,6 +41,11 @@ bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t co
     return store->kind->put(store, store_path(store, name).text, spans, count, error);
 }
 
+bool store_create(Store *store, const char *name, const StoreSpan *span, bool *exists, Error *error) {
+    *exists = false;
+    return store->kind->create(store, store_path(store, name).text, span, exists, error);
+}
+
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error) {
     *object = (StoreObject){.store = store, .path = store_path(store, name)};
     if (store->kind->object_open(object, error)) return true;

@@ -103,6 +103,13 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
     return file_make_parents(path, error) && file_write_spans(path, spans, count, error);
 }
 
+static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
+    (void)store;
+    bool created = file_make_parents(path, error) && file_create(path, span->data, span->bytes, error);
+    *exists = !created && errno == EEXIST;
+    return created;
+}
+
 static bool object_open(StoreObject *object, Error *error) {
     bool good = file_open(&object->file, object->path.text, error);
     object->bytes = object->file.bytes;
@@ -136,6 +143,7 @@ static bool rename_folder(Store *store, const char *from, const char *to, const 
 static const StoreKind files_kind = {
     .block_bytes = BLOCK_BYTES,
     .put = put,
+    .create = create,
     .object_open = object_open,
     .object_read = object_read,
     .list = list,

@@ -41,6 +41,10 @@ typedef struct StoreSpan {
 /* Creates or replaces an object from its spans, in order; several threads write or upload. */
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
 
+/* Creates a small object that must be absent. *exists: it is there, or another process creates it. Where two processes
+ * create it at once, both may succeed in a bucket of a server that does not know If-None-Match. */
+bool store_create(Store *store, const char *name, const StoreSpan *span, bool *exists, Error *error);
+
 /* An object opened for reading. */
 typedef struct StoreObject {
     Store *store;

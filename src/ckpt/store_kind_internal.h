@@ -9,6 +9,7 @@ typedef struct StoreKind {
     int64_t block_bytes;
     int parallelism; /* 0: one for each core */
     bool (*put)(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error);
+    bool (*create)(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error);
     bool (*object_open)(StoreObject *object, Error *error);
     bool (*object_read)(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
     bool (*list)(Store *store, const char *folder, FileList *list, Error *error);

@@ -160,6 +160,16 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
     return send_simple(store, path, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
 }
 
+/* Servers that know If-None-Match but not for uploads say so by 501: they store what is sent without it. */
+static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
+    SCOPED(s3_reply_free) S3Reply reply = {0};
+    S3Request request = {
+        .method = "PUT", .headers = {memory_copy_string("If-None-Match: *")}, .body = {.spans = span, .count = 1, .bytes = span->bytes}};
+    if (send(store, path, request, &reply, NULL, error)) return true;
+    *exists = reply.status == S3_PRECONDITION_FAILED || reply.status == S3_CONFLICT;
+    return reply.status == S3_NOT_IMPLEMENTED && put(store, path, span, 1, error);
+}
+
 static bool object_size(Store *store, const char *path, int64_t *bytes, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     if (!send(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
@@ -281,6 +291,7 @@ static const StoreKind s3_kind = {
     .block_bytes = CHUNK_BYTES,
     .parallelism = CONNECTIONS,
     .put = put,
+    .create = create,
     .object_open = object_open,
     .object_read = object_read,
     .list = list,

@@ -151,6 +151,20 @@ static void look_at_health(Supervisor *supervisor) {
     health_look(supervisor->health, (HealthListener){report_health, supervisor});
 }
 
+/* The first request starts the grace time. One more may come from the same hand (Ctrl-C twice, or Slurm beside the
+ * user), so only the third ends what a checkpoint takes. */
+static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
+    enum { LAST = 3 };
+    int count = supervisor->stop->count;
+    if (seen == 0) *until = log_seconds() + supervisor->options->grace;
+    if (count >= LAST) *until = log_seconds();
+    if (count >= LAST) log_warn("asked to stop for the third time: the ranks are killed; what they did after the last checkpoint is lost");
+    else if (count > 1)
+        log_warn("asked to stop again: the ranks still have %.0f s for a checkpoint; a third request kills them", *until - log_seconds());
+    else log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
+    ranks_signal(&supervisor->ranks, SIGTERM);
+}
+
 /* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
  * a request to stop, the grace time. */
 static void watch(Supervisor *supervisor) {
@@ -161,12 +175,8 @@ static void watch(Supervisor *supervisor) {
         look_at_health(supervisor);
         rendezvous_tend(supervisor->rendezvous);
         judge_hangs(supervisor);
-        if (supervisor->stop->count > seen) {
-            if (seen == 0) log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
-            until = seen == 0 ? log_seconds() + supervisor->options->grace : log_seconds();
-            seen = supervisor->stop->count;
-            ranks_signal(ranks, SIGTERM);
-        }
+        if (supervisor->stop->count > seen) pass_stop_on(supervisor, seen, &until);
+        seen = supervisor->stop->count;
         if (!until && has_failed(supervisor)) until = log_seconds() + LEAVE_SECONDS;
         if (supervisor->verdict.rule && !seen) until = log_seconds();
         if (until && log_seconds() >= until) ranks_signal(ranks, SIGKILL);

@@ -146,6 +146,23 @@ static void ranks_that_do_not_stop_are_killed_after_the_grace_time(void **state)
     process_free(&result);
 }
 
+static void the_third_request_to_stop_kills_and_the_second_does_not(void **state) {
+    (void)state;
+    Process process = start_run("stubborn", "grace=600");
+    await_step(7);
+    kill(process.id, SIGTERM);
+    process_await_text(&process, "asked to stop: the ranks have 600 s for a checkpoint", 1);
+    kill(process.id, SIGTERM);
+    process_await_text(&process, "asked to stop again: the ranks still have", 1);
+    process_sleep(0.5); /* a few looks of the supervisor */
+    assert_false(process_has_ended(&process));
+    assert_int_equal(kill(process_of(1), 0), 0);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect(&result, ERROR_PREEMPTED, "for the third time: the ranks are killed");
+    process_free(&result);
+}
+
 static void a_rank_that_fails_again_and_again_is_left_out_if_wanted(void **state) {
     (void)state;
     char *arguments[] = {"/proc/self/exe", "supervise", "ranks=2", "shrink=true", "restarts=5", "--", "train", folder, "crash", NULL};
@@ -235,6 +252,7 @@ int main(int argc, char **argv) {
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),
         TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),
+        TEST(the_third_request_to_stop_kills_and_the_second_does_not),
         TEST(a_rank_that_fails_again_and_again_is_left_out_if_wanted),
         TEST(a_node_is_tested_after_a_failure_that_may_be_the_hardwares),
         TEST(the_self_test_can_be_left_out),

@@ -16,8 +16,7 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
         {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL},
         {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"},
-        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}, {"eval.patience", NULL},
-        {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
+        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {
@@ -148,13 +147,13 @@ static void a_broken_model_is_no_success(void **state) {
 static void two_living_runs_do_not_share_a_store(void **state) {
     (void)state;
     Process first = train_start("run=first checkpoint.store=store checkpoint.every=5 steps=1000000");
-    process_await_steps(&first, 7);
+    process_await_lines(&first, 8);
     train_says(ERROR_USAGE, "store/ is used by run ", "run=second checkpoint.store=store steps=1000000 resume.accept=run");
     kill(first.id, SIGKILL);
     ProcessResult killed = process_finish(&first);
     process_free(&killed);
     Process second = train_start("run=second checkpoint.store=store steps=1000000 resume.accept=run"); /* the other one is dead */
-    process_await_steps(&second, 2);
+    process_await_lines(&second, 3);
     kill(second.id, SIGTERM);
     ProcessResult stopped = process_finish(&second);
     expect_code(&stopped, ERROR_PREEMPTED, "second");
@@ -162,10 +161,44 @@ static void two_living_runs_do_not_share_a_store(void **state) {
     assert_true(access("store/lease.json", F_OK) != 0);
 }
 
+/* The first run stands still for so long that its lease ends: by the clock of its lease here, which is set back. */
+static void a_run_that_has_lost_its_store_ends_before_it_saves_again(void **state) {
+    (void)state;
+    Process first = train_start("run=first checkpoint.store=store checkpoint.every=5 steps=1000000");
+    process_await_text(&first, "checkpoint of step 5:", 1);
+    kill(first.id, SIGSTOP);
+    write_text("store/lease.json", "{\"run\": \"r\", \"folder\": \"first\", \"holder\": \"elsewhere 1 1\", \"renewed\": 1}");
+    Process second = train_start("run=second checkpoint.store=store checkpoint.every=1000000 steps=1000000 resume.accept=run");
+    process_await_lines(&second, 3);
+    kill(first.id, SIGCONT);
+    ProcessResult lost = process_finish(&first);
+    expect_code(&lost, ERROR_USAGE, "first");
+    assert_non_null(strstr(lost.errors, "was not saved: store/lease.json is of run "));
+    process_free(&lost);
+    assert_int_equal(access("store/lease.json", F_OK), 0);
+    kill(second.id, SIGTERM);
+    ProcessResult stopped = process_finish(&second);
+    expect_code(&stopped, ERROR_PREEMPTED, "second");
+    process_free(&stopped);
+}
+
+static void a_lease_that_was_removed_by_hand_does_not_end_the_saves(void **state) {
+    (void)state;
+    Process process = train_start("run=run checkpoint.every=5 steps=1000000");
+    process_await_text(&process, "checkpoint of step 5:", 1);
+    assert_int_equal(unlink("run/lease.json"), 0);
+    WAIT_UNTIL(access("run/lease.json", F_OK) == 0, "run/lease.json was not written again");
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_PREEMPTED, "run");
+    assert_null(strstr(result.errors, "warning: "));
+    process_free(&result);
+}
+
 static void a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere(void **state) {
     (void)state;
     Process process = train_start("run=run checkpoint.every=5 steps=1000000");
-    process_await_steps(&process, 7);
+    process_await_lines(&process, 8);
     assert_int_equal(rename("run", "moved"), 0);
     process_await_text(&process, "lease.json, which this run wrote, is gone", 1);
     kill(process.id, SIGTERM);
@@ -336,6 +369,8 @@ int main(void) {
         TRAIN_TEST(other_text_that_is_accepted_is_packed_anew),
         TRAIN_TEST(a_broken_model_is_no_success),
         TRAIN_TEST(two_living_runs_do_not_share_a_store),
+        TRAIN_TEST(a_run_that_has_lost_its_store_ends_before_it_saves_again),
+        TRAIN_TEST(a_lease_that_was_removed_by_hand_does_not_end_the_saves),
         TRAIN_TEST(a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere),
         TRAIN_TEST(a_run_folder_that_ranks_do_not_share_is_refused_before_the_first_step),
         TRAIN_TEST(skipped_updates_push_no_sound_checkpoint_out_and_a_restart_does_not_forget_them),
