@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "config/config.h"
 #include "base/scope.h"
+#include "base/strings.h"
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
@@ -58,7 +59,8 @@ static int count_words(const char *words) {
 
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
     const char *takes = *command->words ? command->words : "only key=value";
-    int count = 0, most = count_words(command->words), least = *command->words == '[' ? 0 : most;
+    int count = 0, named = count_words(command->words), least = *command->words == '[' ? 0 : named;
+    int most = ends_with(command->words, "...") ? COMMAND_WORDS : named;
     bool options = true;
     options_defaults(command->table, invocation->options, &invocation->strings);
     for (int at = 0; at < argc;) {
@@ -68,13 +70,15 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
         } else if (options && (!strncmp(argv[at], "--", 2) || is_assignment(argv[at]))) {
             if (!apply_option(command, argc, argv, &at, invocation, error)) return false;
         } else if (count == most) {
-            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s", argv[at], command->name, takes);
+            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s%s", argv[at], command->name, takes,
+                most > named ? ", eight at most" : "");
         } else {
             invocation->words[count++] = argv[at++];
         }
     }
+    invocation->word_count = count;
     return count >= least ||
-           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, most, command->name, takes);
+           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, least, command->name, takes);
 }
 
 /* -- Help ---------------------------------------------------------------------------------------------------------- */

@@ -6,14 +6,15 @@
 #include "base/options.h"
 #include "graph/graph.h"
 
-enum { COMMAND_WORDS = 2 };
+enum { COMMAND_WORDS = 8 };
 
 /* One run of a command; command_run owns it. */
 typedef struct Invocation {
     int argc;
     char **argv;                      /* argv[0] is the command's name */
     void *options;                    /* the command's own struct, of Command.options_size bytes */
-    const char *words[COMMAND_WORDS]; /* in the order of Command.words; NULL: not given */
+    const char *words[COMMAND_WORDS]; /* in the order of Command.words */
+    int word_count;                   /* how many were given */
     OptionStrings settings;           /* "key=value" for the configuration, of a command that takes_config */
     OptionStrings strings;            /* owns texts of options and of configurations */
     int code;                         /* the exit code of a run that returned true; 0 unless it says otherwise */
@@ -23,7 +24,8 @@ typedef struct Invocation {
 typedef struct Command {
     const char *name;        /* as it is typed: "data pack" */
     const char *summary;     /* its line in the list of commands */
-    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", "", "[FILE]"; NULL: `run` reads argv */
+    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", "", "[FILE]", "RUN..." (one to COMMAND_WORDS);
+                                NULL: `run` reads argv */
     const char *usage;       /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
     const char *explanation; /* the help between the first line and the table */
     const char *hint;        /* at the end of messages about wrong arguments; NULL: none */

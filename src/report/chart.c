@@ -64,9 +64,10 @@ Axis axis_padded(double low, double high, bool logarithmic, int wanted) {
 }
 
 double axis_place(const Axis *axis, double value) {
-    double place = axis->logarithmic ? log(fmax(value, axis->low) / axis->low) / log(axis->high / axis->low)
-                                     : (value - axis->low) / (axis->high - axis->low);
-    return fmin(fmax(place, 0), 1);
+    const double beyond = 8; /* a browser draws no coordinate of 1e300 */
+    double place = axis->logarithmic ? (value > 0 ? log(value / axis->low) / log(axis->high / axis->low) : -beyond)
+                                     : (0.5 * value - 0.5 * axis->low) / (0.5 * axis->high - 0.5 * axis->low);
+    return fmin(fmax(place, -beyond), 1 + beyond);
 }
 
 /* -- Text -------------------------------------------------------------------------------------------------------- */
@@ -132,7 +133,7 @@ static void print_labels(const Chart *chart, const Axis *axis, const char *side)
 
 void chart_begin(const Chart *chart, const char *label, const char *size) {
     FILE *out = chart->out;
-    fprintf(out, "<div class=\"chart %s\">", size);
+    fprintf(out, "<div class=\"chart %s\"><p class=\"ytitle\">%s</p>", size, chart->y_title);
     print_labels(chart, &chart->y, "top");
     fprintf(out, "<svg viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
     chart_escape(out, label);
@@ -144,8 +145,11 @@ void chart_begin(const Chart *chart, const char *label, const char *size) {
 void chart_end(const Chart *chart) {
     fputs("</svg>", chart->out);
     print_labels(chart, &chart->x, "left");
-    fputs("</div>\n", chart->out);
+    fprintf(chart->out, "<p class=\"xtitle\">%s</p></div>\n", chart->x_title);
 }
+
+void chart_clip_begin(const Chart *chart) { fprintf(chart->out, "<svg width=\"%d\" height=\"%d\">\n", WIDTH, HEIGHT); }
+void chart_clip_end(const Chart *chart) { fputs("</svg>\n", chart->out); }
 
 /* A stroke of no length with round ends is a dot that the stretching leaves round. */
 static void print_dot(const Chart *chart, double x, double y) {

@@ -1,5 +1,5 @@
 /* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width; labels are HTML, so
- * text has the same size on every screen. Colours are CSS classes of the page (report_style.h). Owns nothing; called
+ * text has the same size on every screen. Colours are CSS classes of the page (report_style_internal.h). Owns nothing; called
  * by report.c. */
 #pragma once
 
@@ -21,7 +21,7 @@ typedef struct Axis {
 Axis axis_make(double low, double high, bool logarithmic, int wanted);
 /* An axis with some air at both ends; values that come near to zero start at zero. */
 Axis axis_padded(double low, double high, bool logarithmic, int wanted);
-double axis_place(const Axis *axis, double value); /* 0 at `low`, 1 at `high`, within [0, 1] */
+double axis_place(const Axis *axis, double value); /* 0 at `low`, 1 at `high`; within [-8, 9] */
 
 /* "0.0005", "5e-5", "2.5", "12k": the shortest that keeps `digits` digits. */
 void chart_number(double value, int digits, char text[32]);
@@ -31,11 +31,15 @@ void chart_escape(FILE *out, const char *text);
 typedef struct Chart {
     FILE *out;
     Axis x, y;
+    const char *x_title, *y_title; /* with the unit */
 } Chart;
 
 /* `label` says what is drawn to those who cannot see it; `size` is a CSS class. */
 void chart_begin(const Chart *chart, const char *label, const char *size);
 void chart_end(const Chart *chart);
+/* Curves and bands stand between these two: what lies beyond the axes is cut off. */
+void chart_clip_begin(const Chart *chart);
+void chart_clip_end(const Chart *chart);
 /* Gaps where y is not finite; a point without neighbours is a dot. */
 void chart_curve(const Chart *chart, const char *style, const double *x, const double *y, size_t count);
 void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high, size_t count);

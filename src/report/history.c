@@ -1,12 +1,13 @@
 /* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not
  * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size and
- * are thinned. A History owns the columns of its LoadMap. Called by report.c. */
+ * are thinned. A History owns its path and the columns of its LoadMap. Called by view.c. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -67,6 +68,7 @@ static void merge_points(void *to, const void *next) {
     Point *point = to;
     const Point *more = next;
     point->last = more->last;
+    point->tokens = more->tokens;
     for (int i = 0; i < SERIES_COUNT; i++) span_add(&point->series[i], &more->series[i]);
 }
 
@@ -104,7 +106,8 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {step, step, {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
+    Point point = {step, step, number(record, "tokens_seen"),
+        {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
@@ -119,7 +122,11 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (milliseconds > 0) history->step_seconds += milliseconds * 1e-3;
     history->memory_bytes = fmax(history->memory_bytes, memory);
     history->tokens = fmax(history->tokens, number(record, "tokens_seen"));
-    if (history->start_count > 0) history->starts[(history->start_count - 1) % HISTORY_STARTS].last_step = step;
+    if (history->start_count > 0) {
+        Start *start = &history->starts[(history->start_count - 1) % HISTORY_STARTS];
+        history->restarts += start->last_step == start->step;
+        start->last_step = step;
+    }
     return true;
 }
 
@@ -127,6 +134,7 @@ static bool add_evaluation(History *history, int64_t step, const json_t *record)
     Mark mark = {step, number(record, "loss"), number(record, "bits_per_byte")};
     if (isfinite(mark.value) && !(history->best.value <= mark.value)) history->best = mark;
     marks_add(&history->evaluations, mark);
+    history->evaluated_tokens = number(record, "tokens");
     return true;
 }
 
@@ -222,38 +230,84 @@ static bool add_record(History *history, json_t *record) {
     return false;
 }
 
-static void read_lines(History *history, FileReader *reader, Progress *progress) {
-    for (FileLine line; (line = file_reader_next(reader)) != FILE_LINE_END; history->lines++) {
-        json_t *record = line == FILE_LINE_WHOLE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
-        /* A torn line is no damage: the run may be writing it right now. */
-        if (line != FILE_LINE_TORN && !(json_is_object(record) && add_record(history, record))) history->ignored++;
-        json_decref(record);
-        progress_update(progress, history->lines);
-    }
+static History history_empty(char *path) {
+    return (History){.path = path, .last_loss = NAN, .best.value = NAN, .evaluated_tokens = NAN, .restarts = -1};
 }
 
-History *history_read(const char *path, Error *error) {
-    FileReader reader;
-    if (!file_reader_open(&reader, path, error)) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", path);
-        else error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */
-        return NULL;
-    }
+History *history_new(const char *path) {
     History *history = memory_allocate(sizeof *history);
-    history->last_loss = history->best.value = NAN;
+    *history = history_empty(memory_copy_string(path));
+    return history;
+}
+
+static void forget(History *history) {
+    free(history->load.columns);
+    *history = history_empty(history->path);
+}
+
+static size_t tail_bytes(const Place *place) { return place->offset < HISTORY_TAIL ? (size_t)place->offset : HISTORY_TAIL; }
+
+static bool read_tail(const Place *place, const File *file, char tail[HISTORY_TAIL], Error *error) {
+    size_t bytes = tail_bytes(place);
+    return file_read_at(file, tail, (int64_t)bytes, place->offset - (int64_t)bytes, error);
+}
+
+/* Whether `file` is the one that was read up to `place`, with nothing changed before it. */
+static bool goes_on(const Place *place, const File *file, const struct stat *status) {
+    char tail[HISTORY_TAIL];
+    Error ignored = {0};
+    return place->device == status->st_dev && place->number == status->st_ino && place->offset <= status->st_size &&
+           read_tail(place, file, tail, &ignored) && memcmp(tail, place->tail, tail_bytes(place)) == 0;
+}
+
+/* Returns whether there was a line. A last line without a newline is no damage: the run may be writing it right now. It
+ * is read when it is whole. */
+static bool read_lines(History *history, FileReader *reader) {
+    int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);
-    read_lines(history, &reader, &progress);
+    for (FileLine line; (line = file_reader_next(reader)) == FILE_LINE_WHOLE || line == FILE_LINE_LONG; history->lines++) {
+        json_t *record = line == FILE_LINE_WHOLE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
+        if (!(json_is_object(record) && add_record(history, record))) history->ignored++;
+        json_decref(record);
+        history->place.offset = line == FILE_LINE_LONG ? ftello(reader->stream) : history->place.offset + (int64_t)reader->length + 1;
+        progress_update(&progress, history->lines);
+    }
     progress_finish(&progress);
-    if (file_reader_close(&reader, error)) return history;
-    error_recode(error, ERROR_INTERNAL);
-    history_free(history);
-    return NULL;
+    return history->lines > before;
+}
+
+static bool read_on(History *history, FileReader *reader, bool *changed, Error *error) {
+    struct stat status;
+    Place *place = &history->place;
+    if (fstat(reader->file.descriptor, &status) != 0) return file_fail(error, "read", history->path);
+    if (!goes_on(place, &reader->file, &status)) {
+        *changed = *changed || history->lines > 0;
+        forget(history);
+    }
+    place->device = status.st_dev;
+    place->number = status.st_ino;
+    if (fseeko(reader->stream, place->offset, SEEK_SET) != 0) return file_fail(error, "read", history->path);
+    if (read_lines(history, reader)) *changed = true;
+    return read_tail(place, &reader->file, place->tail, error);
+}
+
+bool history_update(History *history, bool *changed, Error *error) {
+    FileReader reader;
+    if (!file_reader_open(&reader, history->path, error)) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            return error_set(
+                error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
+        return error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */
+    }
+    bool good = read_on(history, &reader, changed, error);
+    good = file_reader_close(&reader, error) && good;
+    return good || error_recode(error, ERROR_INTERNAL);
 }
 
 void history_free(History *history) {
     if (!history) return;
     free(history->load.columns);
+    free(history->path);
     free(history);
 }
 

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -17,6 +18,7 @@ enum {
     HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models have none */
     HISTORY_SAMPLE = 1 << 14, /* steps that a median is taken of */
     HISTORY_RECENT = 50,      /* steps of the mean loss at the end */
+    HISTORY_TAIL = 64,        /* bytes by which a file is known again */
 };
 
 typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_COUNT } SeriesName;
@@ -29,6 +31,7 @@ typedef struct Span {
 /* Consecutive steps. */
 typedef struct Point {
     int64_t first, last;
+    double tokens; /* of the run up to `last`; NaN: unknown */
     Span series[SERIES_COUNT];
 } Point;
 
@@ -77,7 +80,18 @@ typedef struct LoadMap {
     bool too_large;
 } LoadMap;
 
+/* Where reading goes on. A file that was replaced, cut or written anew has another number, fewer bytes, or other bytes
+ * before the offset. */
+typedef struct Place {
+    dev_t device;
+    ino_t number;
+    int64_t offset;          /* after the last whole line that was read */
+    char tail[HISTORY_TAIL]; /* the bytes before it */
+} Place;
+
 typedef struct History {
+    char *path;
+    Place place;
     int64_t lines, ignored; /* lines in all; those that are no records, or out of order */
     int64_t first_step, last_step, steps;
     Point points[HISTORY_POINTS];
@@ -90,12 +104,17 @@ typedef struct History {
     double step_seconds, memory_bytes; /* their sum; most */
     double tokens;
     Start starts[HISTORY_STARTS];
-    int64_t start_count; /* of all; number i is starts[i % HISTORY_STARTS] */
+    int64_t start_count;     /* of all; number i is starts[i % HISTORY_STARTS] */
+    int64_t restarts;        /* of the starts of which a step is kept, all but the first; -1: there is none */
+    double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
 } History;
 
-/* ERROR_USAGE when there is no such file. */
-History *history_read(const char *path, Error *error);
+/* An empty one, of a file that may be absent. */
+History *history_new(const char *path);
+/* Reads what was written since the last call, or everything when the file is another one now; `*changed` becomes true
+ * when the history is another one then. ERROR_USAGE when there is no such file; the history stays as it was. */
+bool history_update(History *history, bool *changed, Error *error);
 void history_free(History *history);
 
 static inline size_t load_column_bytes(const LoadMap *map) {

@@ -1,0 +1,441 @@
+/* Curves of one run, with its events, or of several runs over each other. Called by report.c. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "report/page_internal.h"
+
+enum { TICKS_X = 8, TICKS_Y = 8, STRIPES = 160, SMOOTHED_FROM = 30 /* points; fewer need no smoothing */ };
+
+typedef struct Curve {
+    SeriesName series;
+    const char *name, *id, *title; /* title: of the y axis */
+    double log_above;              /* logarithmic when the highest is that many times the lowest; 0: never */
+    bool from_zero;
+    bool fitted;   /* the y axis fits the late part */
+    bool smoothed; /* when there are points enough */
+} Curve;
+
+/* One curve of one run. */
+typedef struct Line {
+    size_t count;
+    bool smoothed;
+    double x[HISTORY_POINTS], means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS];
+    double soft[HISTORY_POINTS]; /* smoothed, or the means */
+} Line;
+
+/* A chart with a line for each run of the page. */
+typedef struct Plot {
+    const Page *page;
+    const Curve *curve;
+    bool tokens; /* x counts tokens, not steps */
+    Chart chart;
+    Line *lines; /* [page->count] */
+    double cut;  /* the highest value, when it lies above the axis; else NaN */
+} Plot;
+
+/* -- Lines --------------------------------------------------------------------------------------------------------- */
+
+/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and Its Applications",
+ * 1996): unlike a moving mean it follows slopes up to both ends. Over what is finite; a point that has no value
+ * itself gets none. */
+static void smooth(const double *values, double *smoothed, size_t count, double width) {
+    const int64_t reach = (int64_t)ceil(3 * width);
+    for (int64_t i = 0; i < (int64_t)count; i++) {
+        double moments[3] = {0}, sums[2] = {0}; /* of weight * distance^k, and the same times the value */
+        for (int64_t j = i > reach ? i - reach : 0; j <= i + reach && j < (int64_t)count; j++) {
+            if (!isfinite(values[j])) continue;
+            double distance = (double)(j - i), weight = exp(-0.5 * distance * distance / (width * width));
+            moments[0] += weight;
+            moments[1] += weight * distance;
+            moments[2] += weight * distance * distance;
+            sums[0] += weight * values[j];
+            sums[1] += weight * distance * values[j];
+        }
+        double determinant = moments[0] * moments[2] - moments[1] * moments[1];
+        bool line = determinant > 1e-9 * moments[0] * moments[0];
+        double fit = line ? (moments[2] * sums[0] - moments[1] * sums[1]) / determinant : sums[0] / moments[0];
+        smoothed[i] = isfinite(values[i]) ? fit : NAN;
+    }
+}
+
+static double point_x(const Plot *plot, const Point *point) {
+    return plot->tokens ? point->tokens : 0.5 * ((double)point->first + (double)point->last);
+}
+
+static void line_make(const Plot *plot, const History *history, Line *line) {
+    enum { SMOOTHED_PARTS = 100 };
+    line->count = history->thin.count;
+    line->smoothed = plot->curve->smoothed && line->count >= SMOOTHED_FROM;
+    for (size_t i = 0; i < line->count; i++) {
+        const Span *span = &history->points[i].series[plot->curve->series];
+        double x = point_x(plot, &history->points[i]);
+        bool known = span->count > 0 && isfinite(x);
+        line->x[i] = isfinite(x) ? x : 0;
+        line->means[i] = known ? span_mean(span) : NAN;
+        line->lows[i] = known ? span->low : NAN;
+        line->highs[i] = known ? span->high : NAN;
+    }
+    if (line->smoothed) smooth(line->means, line->soft, line->count, fmax(1, (double)line->count / SMOOTHED_PARTS));
+    else memcpy(line->soft, line->means, sizeof line->soft);
+}
+
+/* Where a step lies: in steps, or the tokens of the run at it. */
+static double step_x(const Plot *plot, const History *history, int64_t step) {
+    if (!plot->tokens) return (double)step;
+    size_t i = 0;
+    while (i + 1 < history->thin.count && history->points[i].last < step) i++;
+    return history->points[i].tokens;
+}
+
+/* -- Axes ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct Range { double low, high; } Range;
+
+static void grow(Range *range, double value) {
+    if (!isfinite(value)) return;
+    range->low = fmin(range->low, value);
+    range->high = fmax(range->high, value);
+}
+
+/* The first part of a training falls from far above: the axis then covers the whole curve only where this leaves the
+ * rest most of its height. Late single peaks are smoothed away. */
+static void add_ranges(const Plot *plot, const History *history, const Line *line, Range *whole, Range *late) {
+    const size_t early = plot->curve->fitted && line->smoothed ? line->count / 5 : 0;
+    for (size_t i = 0; i < line->count; i++) {
+        grow(whole, line->lows[i]);
+        grow(whole, line->highs[i]);
+        if (i >= early) grow(late, early > 0 ? line->soft[i] : line->highs[i]);
+    }
+    for (size_t i = 0; plot->curve->series == SERIES_LOSS && i < history->evaluations.thin.count; i++) {
+        const Mark *mark = &history->evaluations.items[i];
+        grow(whole, mark->value);
+        if (early == 0 || mark->step >= history->points[early].first) grow(late, mark->value);
+    }
+}
+
+static Axis y_axis(Plot *plot) {
+    const Curve *curve = plot->curve;
+    const double most = 1.5; /* times the height of the late part */
+    Range whole = {INFINITY, -INFINITY}, late = whole;
+    for (int i = 0; i < plot->page->count; i++) add_ranges(plot, plot->page->views[i].history, &plot->lines[i], &whole, &late);
+    bool cut = whole.high - whole.low > most * (late.high - whole.low);
+    double low = curve->from_zero && whole.low > 0 ? 0 : whole.low, high = cut ? late.high : whole.high;
+    plot->cut = cut ? whole.high : NAN;
+    return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
+}
+
+/* Steps and tokens are whole numbers. */
+static Axis x_axis(const Plot *plot) {
+    Range range = {INFINITY, -INFINITY};
+    bool from_zero = false;
+    for (int i = 0; i < plot->page->count; i++) {
+        const History *history = plot->page->views[i].history;
+        if (history->steps == 0) continue;
+        from_zero = from_zero || history->first_step == 1;
+        int64_t last = history->last_step > history->evaluations.last.step ? history->last_step : history->evaluations.last.step;
+        grow(&range, step_x(plot, history, history->first_step));
+        grow(&range, step_x(plot, history, last));
+    }
+    double air = range.low == range.high ? 1 : 0;
+    Axis axis = axis_make(from_zero ? 0 : range.low - air, range.high + air, false, TICKS_X);
+    int whole = 0;
+    for (int i = 0; i < axis.count; i++)
+        if (axis.ticks[i] == round(axis.ticks[i])) axis.ticks[whole++] = axis.ticks[i];
+    axis.count = whole;
+    return axis;
+}
+
+static double tokens_per_step(const History *history) { return history->steps > 0 ? history->tokens / (double)history->last_step : NAN; }
+
+/* Runs whose steps are of different sizes are compared at the same tokens. */
+static bool counts_tokens(const Page *page) {
+    double first = tokens_per_step(page->views[0].history);
+    bool differ = false;
+    for (int i = 0; i < page->count; i++) {
+        double tokens = tokens_per_step(page->views[i].history);
+        if (!(tokens > 0)) return false;
+        differ = differ || fabs(tokens / first - 1) > 1e-2;
+    }
+    return differ;
+}
+
+static void plot_free(Plot *plot) { free(plot->lines); }
+
+/* The caller frees it with plot_free. */
+static Plot plot_make(const Page *page, const Curve *curve) {
+    Plot plot = {.page = page, .curve = curve, .tokens = counts_tokens(page)};
+    plot.lines = memory_allocate((size_t)page->count * sizeof *plot.lines);
+    for (int i = 0; i < page->count; i++) line_make(&plot, page->views[i].history, &plot.lines[i]);
+    plot.chart = (Chart){page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title};
+    return plot;
+}
+
+/* -- Events of one run --------------------------------------------------------------------------------------------- */
+
+static void draw_starts(const Chart *chart, const History *history) {
+    int64_t oldest = history->start_count > HISTORY_STARTS ? history->start_count - HISTORY_STARTS : 0;
+    for (int64_t i = oldest; i < history->start_count; i++) {
+        const Start *start = &history->starts[i % HISTORY_STARTS];
+        char title[PAGE_TEXT];
+        if (start->step < history->first_step || start->last_step == start->step) continue;
+        snprintf(title, sizeof title, "process %lld started after step %lld", (long long)i + 1, (long long)start->step);
+        chart_stroke(chart, "start", (double)start->step, 0, 1, title);
+    }
+}
+
+static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *what) {
+    for (size_t i = 0; i < marks->thin.count; i++) {
+        char title[PAGE_TEXT];
+        snprintf(title, sizeof title, "step %lld: %s", (long long)marks->items[i].step, what);
+        chart_stroke(chart, "bad", (double)marks->items[i].step, 0.95, 1, title);
+    }
+}
+
+static void draw_checkpoints(const Chart *chart, const Marks *marks) {
+    enum { STROKES = 100 }; /* more would touch */
+    for (size_t i = 0; i < marks->thin.count; i += marks->thin.count / STROKES + 1) {
+        const Mark *mark = &marks->items[i];
+        char title[PAGE_TEXT], size[32], duration[32];
+        log_format_bytes(mark->value, size);
+        log_format_duration(mark->other, duration);
+        bool known = isfinite(mark->value); /* not of a checkpoint whose process was killed before it wrote the record */
+        snprintf(title, sizeof title, known ? "step %lld: checkpoint, %s in %s" : "step %lld: checkpoint", (long long)mark->step, size,
+            duration);
+        chart_stroke(chart, "check", (double)mark->step, 0, 0.05, title);
+    }
+}
+
+/* `run` is "" or the run's name and a colon. */
+static void draw_evaluation(const Plot *plot, const History *history, const char *style, const char *run, const Mark *mark) {
+    char title[PAGE_TEXT], loss[32], bits[32];
+    const Chart *chart = &plot->chart;
+    double x = step_x(plot, history, mark->step);
+    if (!isfinite(mark->value) || !isfinite(x) || mark->value > chart->y.high) return;
+    page_loss(mark->value, loss);
+    page_loss(mark->other, bits);
+    snprintf(title, sizeof title, "%sstep %lld: validation loss %s%s%s", run, (long long)mark->step, loss,
+        isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
+    chart_dot(chart, "ring", x, mark->value, title);
+    chart_dot(chart, style, x, mark->value, title);
+}
+
+static void draw_evaluations(const Plot *plot, const History *history, const char *style, const char *run) {
+    const Marks *marks = &history->evaluations;
+    double x[HISTORY_MARKS] = {0}, y[HISTORY_MARKS] = {0};
+    for (size_t i = 0; i < marks->thin.count; i++) {
+        x[i] = step_x(plot, history, marks->items[i].step);
+        y[i] = isfinite(x[i]) ? marks->items[i].value : NAN;
+    }
+    chart_clip_begin(&plot->chart);
+    chart_curve(&plot->chart, style, x, y, marks->thin.count);
+    chart_clip_end(&plot->chart);
+    enum { DOTS = 60 }; /* more would hide the curve */
+    size_t stride = marks->thin.count / DOTS + 1;
+    for (size_t i = 0; i < marks->thin.count; i += stride) draw_evaluation(plot, history, style, run, &marks->items[i]);
+    if (marks->thin.seen > 0) draw_evaluation(plot, history, style, run, &marks->last);
+}
+
+/* -- Curves -------------------------------------------------------------------------------------------------------- */
+
+static void line_stripes(const Plot *plot, const History *history, const Line *line) {
+    size_t each = (line->count + STRIPES - 1) / STRIPES;
+    for (size_t i = 0; i < line->count; i += each) {
+        Span span = {0};
+        size_t end = i + each < line->count ? i + each : line->count;
+        for (size_t j = i; j < end; j++) {
+            const Span *more = &history->points[j].series[plot->curve->series];
+            span.sum += more->sum;
+            span.count += more->count;
+        }
+        char steps[64], value[32], title[PAGE_TEXT];
+        page_steps(history->points[i].first, history->points[end - 1].last, steps);
+        chart_number(span_mean(&span), 5, value);
+        snprintf(title, sizeof title, "%s: %s %s", steps, plot->curve->id, span.count ? value : "not finite");
+        double from = i == 0 ? line->x[0] : (line->x[i - 1] + line->x[i]) / 2;
+        double to = end == line->count ? line->x[end - 1] : (line->x[end - 1] + line->x[end]) / 2;
+        chart_stripe(&plot->chart, from, to, title);
+    }
+}
+
+static void draw_one(const Plot *plot) {
+    const Line *line = plot->lines;
+    const History *history = plot->page->views->history;
+    const Chart *chart = &plot->chart;
+    chart_clip_begin(chart);
+    if (history->thin.stride > 1) chart_band(chart, "band", line->x, line->lows, line->highs, line->count);
+    chart_clip_end(chart);
+    line_stripes(plot, history, line);
+    chart_clip_begin(chart);
+    chart_curve(chart, line->smoothed ? "raw" : "train", line->x, line->means, line->count);
+    if (line->smoothed) chart_curve(chart, "train", line->x, line->soft, line->count);
+    chart_clip_end(chart);
+}
+
+/* The mean of a run's curve in a stripe from one place to another. */
+static double mean_between(const Line *line, double from, double to) {
+    double sum = 0;
+    int64_t count = 0;
+    for (size_t i = 0; i < line->count; i++) {
+        if (line->x[i] < from || line->x[i] >= to || !isfinite(line->means[i])) continue;
+        sum += line->means[i];
+        count++;
+    }
+    return count ? sum / (double)count : NAN;
+}
+
+static void compared_stripes(const Plot *plot) {
+    enum { PARTS = STRIPES / 2, NAME = 40 };
+    const Axis *axis = &plot->chart.x;
+    const double width = (axis->high - axis->low) / PARTS;
+    for (int part = 0; part < PARTS; part++) {
+        char title[REPORT_RUNS * (NAME + 48) + 64], value[32];
+        double from = axis->low + part * width;
+        chart_number(from, 4, value);
+        int used = snprintf(title, sizeof title, "from %s %s: %s", plot->tokens ? "token" : "step", value, plot->curve->id);
+        for (int i = 0; i < plot->page->count; i++) {
+            chart_number(mean_between(&plot->lines[i], from, from + width), 5, value);
+            used += snprintf(title + used, sizeof title - (size_t)used, "\n%.*s %s", NAME, plot->page->views[i].name, value);
+        }
+        chart_stripe(&plot->chart, from, from + width, title);
+    }
+}
+
+static void draw_several(const Plot *plot) {
+    compared_stripes(plot);
+    chart_clip_begin(&plot->chart);
+    for (int i = 0; i < plot->page->count; i++) {
+        char style[16];
+        snprintf(style, sizeof style, "c%d", i);
+        chart_curve(&plot->chart, style, plot->lines[i].x, plot->lines[i].soft, plot->lines[i].count);
+    }
+    chart_clip_end(&plot->chart);
+}
+
+/* -- Sections ------------------------------------------------------------------------------------------------------ */
+
+static void legend_item(FILE *out, bool shown, const char *color, const char *shape, const char *name, int64_t count) {
+    char number[32] = "";
+    if (!shown) return;
+    if (count > 1) snprintf(number, sizeof number, "%lld ", (long long)count);
+    fprintf(out, "<span><i class=\"%s %s\"></i>%s%s%s</span>", color, shape, number, name, count > 1 ? "s" : "");
+}
+
+static void section_head(const Plot *plot, const char *name) {
+    FILE *out = plot->page->out;
+    fprintf(out, "<section>\n<div class=\"head\"><h2>%s%s</h2>", name, plot->chart.y.logarithmic ? " <small>log scale</small>" : "");
+}
+
+static void note_cut(const Plot *plot) {
+    char value[32];
+    chart_number(plot->cut, 4, value);
+    if (isfinite(plot->cut)) fprintf(plot->page->out, "<p class=\"soft\">begins at up to %s, above this axis</p>", value);
+}
+
+static void loss_legend(const Plot *plot) {
+    FILE *out = plot->page->out;
+    const History *history = plot->page->views->history;
+    const bool smoothed = plot->lines->smoothed;
+    fputs("<div class=\"legend\">", out);
+    legend_item(out, smoothed, "k-train", "", "training, smoothed", 0);
+    legend_item(out, true, smoothed ? "k-raw" : "k-train", "", smoothed ? "each step" : "training", 0);
+    legend_item(out, history->evaluations.thin.seen > 0, "k-valid", "round", "validation", 0);
+    legend_item(out, history->checkpoints.thin.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.thin.seen);
+    legend_item(out, history->skipped.thin.seen + history->broken.thin.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
+    legend_item(out, history->restarts > 0, "k-start", "dashed", "restart", history->restarts);
+    fputs("</div>", out);
+}
+
+static bool has_steps(const Page *page) {
+    int64_t steps = 0;
+    for (int i = 0; i < page->count; i++) steps += page->views[i].history->steps;
+    return steps > 0;
+}
+
+static void loss_of_one(const Plot *plot) {
+    const History *history = plot->page->views->history;
+    section_head(plot, "Loss");
+    note_cut(plot);
+    loss_legend(plot);
+    fputs("</div>\n", plot->page->out);
+    chart_begin(&plot->chart, "Training and validation loss over steps", "tall");
+    draw_starts(&plot->chart, history);
+    draw_one(plot);
+    draw_checkpoints(&plot->chart, &history->checkpoints);
+    draw_bad_steps(&plot->chart, &history->skipped, "the update was skipped");
+    draw_bad_steps(&plot->chart, &history->broken, "the loss was not finite");
+    draw_evaluations(plot, history, "valid", "");
+    chart_end(&plot->chart);
+    fputs("</section>\n", plot->page->out);
+}
+
+static bool has_evaluations(const Page *page) {
+    int64_t seen = 0;
+    for (int i = 0; i < page->count; i++) seen += page->views[i].history->evaluations.thin.seen;
+    return seen > 0;
+}
+
+static void losses_of_several(const Plot *plot) {
+    const Page *page = plot->page;
+    section_head(plot, "Training loss");
+    note_cut(plot);
+    fputs("</div>\n", page->out);
+    chart_begin(&plot->chart, "Training loss of each run, smoothed", "tall");
+    draw_several(plot);
+    chart_end(&plot->chart);
+    fputs("</section>\n", page->out);
+    if (!has_evaluations(page)) return;
+    section_head(plot, "Validation loss");
+    fputs("</div>\n", page->out);
+    chart_begin(&plot->chart, "Validation loss of each run", "tall");
+    for (int i = 0; i < page->count; i++) {
+        char style[16], name[64];
+        snprintf(style, sizeof style, "c%d", i);
+        snprintf(name, sizeof name, "%.40s: ", page->views[i].name);
+        draw_evaluations(plot, page->views[i].history, style, name);
+    }
+    chart_end(&plot->chart);
+    fputs("</section>\n", page->out);
+}
+
+void page_loss_section(const Page *page) {
+    static const Curve curve = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
+    if (!has_steps(page)) {
+        fputs("<section><h2>No steps yet</h2><p class=\"soft\">Curves appear after the first training step.</p></section>\n", page->out);
+        return;
+    }
+    SCOPED(plot_free) Plot plot = plot_make(page, &curve);
+    if (page->count == 1) loss_of_one(&plot);
+    else losses_of_several(&plot);
+}
+
+static void curve_section(const Page *page, const Curve *curve) {
+    SCOPED(plot_free) Plot plot = plot_make(page, curve);
+    section_head(&plot, curve->name);
+    fputs("</div>\n", page->out);
+    chart_begin(&plot.chart, curve->name, "low");
+    if (page->count == 1) {
+        draw_starts(&plot.chart, page->views->history);
+        draw_one(&plot);
+    } else {
+        draw_several(&plot);
+    }
+    chart_end(&plot.chart);
+    fputs("</section>\n", page->out);
+}
+
+void page_other_curves(const Page *page) {
+    static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", "learning rate", 0, true, false, false};
+    static const Curve norm = {SERIES_NORM, "Gradient norm", "gradient norm", "L2 norm before clipping", 20, false, false, true};
+    static const Curve speed = {SERIES_SPEED, "Speed", "tokens per second", "tokens per second", 0, true, false, true};
+    if (!has_steps(page)) return;
+    fputs("<div class=\"pair\">\n", page->out);
+    curve_section(page, &rate);
+    curve_section(page, &norm);
+    fputs("</div>\n", page->out);
+    curve_section(page, &speed);
+}

@@ -1,0 +1,289 @@
+/* The sections of one run's page that are text: warnings, figures, data, settings, process starts. Called by report.c. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "base/version.h"
+#include "report/page_internal.h"
+
+/* -- Numbers ------------------------------------------------------------------------------------------------------- */
+
+void page_loss(double value, char text[32]) {
+    if (fabs(value) < 1e6) snprintf(text, 32, "%.4f", value);
+    else if (isfinite(value)) snprintf(text, 32, "%.3e", value);
+    else snprintf(text, 32, "not finite");
+}
+
+void page_steps(int64_t first, int64_t last, char text[64]) {
+    if (first == last) snprintf(text, 64, "step %lld", (long long)first);
+    else snprintf(text, 64, "steps %lld\xE2\x80\x93%lld", (long long)first, (long long)last);
+}
+
+double page_seconds_left(const RunView *view) {
+    const History *history = view->history;
+    int64_t left = view->settings.steps - history->last_step;
+    bool known = view->config && !view->unreadable.code && left >= 0 && history->steps > 0 && history->step_seconds > 0;
+    return known ? (double)left * history->step_seconds / (double)history->steps : NAN;
+}
+
+const Start *page_last_start(const History *history) {
+    return history->start_count ? &history->starts[(history->start_count - 1) % HISTORY_STARTS] : NULL;
+}
+
+/* -- Headline numbers ---------------------------------------------------------------------------------------------- */
+
+/* An item without a value says what is missing in its note. */
+static void number_item(const Page *page, const char *name, const char *value, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void number_item(const Page *page, const char *name, const char *value, const char *format, ...) {
+    char note[PAGE_TEXT];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(note, sizeof note, format, arguments);
+    va_end(arguments);
+    fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name, value ? "" : " none",
+        value ? value : "unknown", note);
+}
+
+static void loss_items(const Page *page) {
+    const History *history = page->views->history;
+    const Marks *evaluations = &history->evaluations;
+    const Mark *last = &evaluations->last;
+    char value[32], other[32];
+    int64_t steps;
+    page_loss(history->last_loss, value);
+    page_loss(history_recent_loss(history, &steps), other);
+    if (history->losses > 1) number_item(page, "Training loss", value, "last %lld steps: %s", (long long)steps, other);
+    else number_item(page, "Training loss", history->losses ? value : NULL, "%s", history->losses ? "one step" : "no finite loss");
+    if (evaluations->thin.seen == 0) {
+        number_item(page, "Validation loss", NULL, "not evaluated yet");
+        number_item(page, "Bits per byte", NULL, "not evaluated yet");
+        return;
+    }
+    page_loss(last->value, value);
+    page_loss(history->best.value, other);
+    if (last->value <= history->best.value)
+        number_item(page, "Validation loss", value, "step %lld, the best so far", (long long)last->step);
+    else number_item(page, "Validation loss", value, "best: %s at step %lld", other, (long long)history->best.step);
+    page_loss(last->other, value);
+    number_item(page, "Bits per byte", isfinite(last->other) ? value : NULL, "of validation text");
+}
+
+static void speed_item(const Page *page) {
+    const History *history = page->views->history;
+    const double median = sample_median(&history->speed), tflops = sample_median(&history->tflops);
+    const double best = sample_median(&history->best_percent), peak = sample_median(&history->peak_percent);
+    char number[32], value[64], flops[64] = "", of_best[64] = "", of_peak[64] = "";
+    chart_number(tflops, 3, number);
+    if (isfinite(tflops)) snprintf(flops, sizeof flops, ", %s TFLOP/s", number);
+    if (isfinite(best)) snprintf(of_best, sizeof of_best, ", %.0f%% of the best measured", best);
+    if (isfinite(peak)) snprintf(of_peak, sizeof of_peak, ", %.0f%% of peak", peak);
+    chart_number(median, 4, number);
+    snprintf(value, sizeof value, "%s tok/s", number);
+    number_item(page, "Speed", isfinite(median) ? value : NULL, "median%s%s%s", flops, of_best, of_peak);
+}
+
+static void time_item(const Page *page) {
+    const double left = page_seconds_left(page->views);
+    char value[32], rest[32];
+    log_format_duration(page->views->history->step_seconds, value);
+    log_format_duration(left, rest);
+    number_item(page, "Time", page->views->history->step_seconds > 0 ? value : NULL,
+        left > 0 ? "in training steps; %s to step %lld" : "in training steps", rest, (long long)page->views->settings.steps);
+}
+
+void page_numbers(const Page *page) {
+    const History *history = page->views->history;
+    const Start *start = page_last_start(history);
+    char value[32], other[32];
+    fputs("<dl class=\"numbers\">\n", page->out);
+    loss_items(page);
+    chart_number(history->tokens, 4, value);
+    number_item(page, "Tokens", history->tokens > 0 ? value : NULL, "in %lld step%s", (long long)history->steps, plural(history->steps));
+    time_item(page);
+    speed_item(page);
+    chart_number(start ? start->parameters : NAN, 4, value);
+    chart_number(start ? start->active_parameters : NAN, 4, other);
+    bool known = start && isfinite(start->parameters), active = start && isfinite(start->active_parameters);
+    number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? " active for a token" : "of the model");
+    log_format_bytes(history->memory_bytes, value);
+    number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
+    fputs("</dl>\n", page->out);
+}
+
+static void warn_of_run(const Page *page, const RunView *view) {
+    const History *history = view->history;
+    const int64_t skipped = history->skipped.thin.seen, broken = history->broken.thin.seen, ignored = history->ignored;
+    if (skipped == 0 && broken == 0 && ignored == 0 && !view->trouble.code) return;
+    fputs("<div class=\"warning\" role=\"note\">\n", page->out);
+    if (page->count > 1) {
+        fputs("<p><b>", page->out);
+        chart_escape(page->out, view->name);
+        fputs("</b></p>\n", page->out);
+    }
+    if (view->trouble.code) {
+        fputs("<p>", page->out);
+        chart_escape(page->out, view->trouble.message);
+        fputs("</p>\n", page->out);
+    }
+    if (skipped > 0) fprintf(page->out, "<p>%lld update%s skipped.</p>\n", (long long)skipped, skipped == 1 ? " was" : "s were");
+    if (broken > 0) fprintf(page->out, "<p>The loss of %lld step%s was not finite.</p>\n", (long long)broken, plural(broken));
+    if (ignored > 0)
+        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl could not be used and were left out.</p>\n", (long long)ignored,
+            (long long)history->lines);
+    fputs("</div>\n", page->out);
+}
+
+void page_warnings(const Page *page) {
+    for (int i = 0; i < page->count; i++) warn_of_run(page, &page->views[i]);
+}
+
+/* -- Data ---------------------------------------------------------------------------------------------------------- */
+
+static void row(const Page *page, const char *name, const char *value, const char *note) {
+    fputs("<tr><th scope=\"row\">", page->out);
+    chart_escape(page->out, name);
+    fputs("</th><td>", page->out);
+    chart_escape(page->out, value);
+    fputs("</td><td class=\"soft\">", page->out);
+    chart_escape(page->out, note);
+    fputs("</td></tr>\n", page->out);
+}
+
+void page_data(const Page *page) {
+    const RunView *view = page->views;
+    const DataConfig *data = &view->settings.data;
+    const BatchConfig *batch = &view->settings.batch;
+    const double evaluated = view->history->evaluated_tokens;
+    char text[64], note[PAGE_TEXT] = "";
+    if (!view->config || view->unreadable.code) return;
+    fputs("<section>\n<h2>Data</h2>\n<table class=\"list\">\n", page->out);
+    row(page, "training", data->train, "");
+    if (isfinite(evaluated)) {
+        chart_number(evaluated, 6, text);
+        snprintf(note, sizeof note, "%s tokens in each evaluation", text);
+    }
+    snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
+    row(page, "validation", *data->valid ? data->valid : data->valid_fraction > 0 ? text : "none", note);
+    row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "bytes, or that of the data", "");
+    snprintf(text, sizeof text, "%lld tokens", (long long)data->length);
+    row(page, "sequence", text, data->document_mask ? "attention stays within a document" : "attention crosses documents");
+    snprintf(text, sizeof text, "%lld tokens", (long long)batch->tokens);
+    snprintf(note, sizeof note, "in microbatches of %lld sequence%s", (long long)batch->sequences, plural(batch->sequences));
+    row(page, "step", text, note);
+    fputs("</table>\n</section>\n", page->out);
+}
+
+/* -- Settings ------------------------------------------------------------------------------------------------------ */
+
+/* The run's own path is no setting of the training. */
+bool page_tells_setting(const Option *option) { return strcmp(option->name, "run") != 0; }
+
+static void changed_settings(const Page *page) {
+    const RunView *view = page->views;
+    int64_t count = 0;
+    fputs("<table class=\"list\">\n", page->out);
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *option = &config_table.rows[i];
+        char value[PAGE_TEXT], initial[PAGE_TEXT], note[PAGE_TEXT + 16];
+        options_format_value(option, &view->settings, value, sizeof value);
+        options_format_value(option, &view->defaults, initial, sizeof initial);
+        if (!page_tells_setting(option) || strcmp(value, initial) == 0) continue;
+        snprintf(note, sizeof note, "default: %s", strcmp(initial, "\"\"") == 0 || !*initial ? "none" : initial);
+        row(page, option->name, value, note);
+        count++;
+    }
+    fputs("</table>\n", page->out);
+    if (count == 0) fputs("<p class=\"soft\">All are the defaults.</p>\n", page->out);
+}
+
+/* Where the comment of a line begins: at a '#' that opens the line or follows a blank, outside quotes. */
+static size_t comment_begin(const char *line) {
+    char quote = 0;
+    size_t i = 0;
+    for (; line[i]; i++) {
+        if (quote) {
+            if (quote == '"' && line[i] == '\\' && line[i + 1]) i++;
+            else if (line[i] == quote) quote = 0;
+        } else if (line[i] == '"' || line[i] == '\'') {
+            quote = line[i];
+        } else if (line[i] == '#' && (i == 0 || line[i - 1] == ' ')) {
+            break;
+        }
+    }
+    return i;
+}
+
+static void config_line(const Page *page, char *line) {
+    size_t comment = comment_begin(line);
+    char first = line[comment];
+    line[comment] = '\0';
+    chart_escape(page->out, line);
+    line[comment] = first;
+    if (!first) return;
+    fputs("<i>", page->out);
+    chart_escape(page->out, line + comment);
+    fputs("</i>", page->out);
+}
+
+static void config_text(const Page *page) {
+    SCOPED_FREE char *text = memory_copy_string(page->views->config);
+    char *place = text;
+    fputs("<pre>", page->out);
+    for (char *line; (line = strsep(&place, "\n")) && (place || *line);) {
+        config_line(page, line);
+        putc('\n', page->out);
+    }
+    fputs("</pre>\n", page->out);
+}
+
+void page_settings(const Page *page) {
+    const RunView *view = page->views;
+    if (!view->config) return;
+    fputs("<section>\n<div class=\"head\"><h2>Settings</h2><p class=\"soft\">", page->out);
+    if (view->unreadable.code) chart_escape(page->out, view->unreadable.message);
+    else fputs("that differ from the defaults of smelt " SMELT_VERSION, page->out);
+    fputs("</p></div>\n", page->out);
+    if (!view->unreadable.code) changed_settings(page);
+    fprintf(page->out, "<details%s><summary>All settings: config.yaml</summary>\n", view->unreadable.code ? " open" : "");
+    config_text(page);
+    fputs("</details>\n</section>\n", page->out);
+}
+
+/* -- Process starts ------------------------------------------------------------------------------------------------ */
+
+static void start_item(const Page *page, const Start *start, int64_t number) {
+    char date[64] = "date unknown", steps[64] = "no step yet";
+    struct tm parts;
+    time_t seconds = fabs(start->time) < 1e11 ? (time_t)start->time : 0;
+    if (seconds > 0 && gmtime_r(&seconds, &parts)) strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", &parts);
+    if (start->last_step > start->step) page_steps(start->step + 1, start->last_step, steps);
+    fprintf(page->out, "<li><p><b>%s</b>, process %lld, %s</p><p>", date, (long long)number, steps);
+    chart_escape(page->out, start->machine);
+    fputs("</p><p class=\"soft\">", page->out);
+    chart_escape(page->out, start->details);
+    fputs("</p></li>\n", page->out);
+}
+
+/* Of the starts without a step only the newest is told, which may be about to train. */
+void page_starts(const Page *page) {
+    const History *history = page->views->history;
+    const int64_t count = history->start_count, oldest = count > HISTORY_STARTS ? count - HISTORY_STARTS : 0;
+    int64_t idle = 0;
+    if (count == 0) return;
+    fputs("<section>\n<h2>History</h2>\n<ol>\n", page->out);
+    for (int64_t i = count; i-- > oldest;) {
+        const Start *start = &history->starts[i % HISTORY_STARTS];
+        if (start->last_step > start->step || i + 1 == count) start_item(page, start, i + 1);
+        else idle++;
+    }
+    if (idle > 0) fprintf(page->out, "<li class=\"soft\">and %lld without a step that was kept</li>\n", (long long)idle);
+    if (oldest > 0) fprintf(page->out, "<li class=\"soft\">and %lld earlier</li>\n", (long long)oldest);
+    fputs("</ol>\n</section>\n", page->out);
+}

@@ -1,0 +1,67 @@
+/* Reads a run folder for the pages. Whoever wrote it is not trusted: texts are kept as they are, and escaped where they are
+ * printed. A RunView owns all that it points to. Called by report.c. */
+#include "report/view_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+
+enum { CONFIG_LIMIT = 1 << 20 }; /* bytes, as in base/options.h */
+
+bool view_open(RunView *view, const char *folder, Error *error) {
+    SCOPED_FREE char *real = realpath(folder, NULL), *metrics = memory_format("%s/metrics.jsonl", folder);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    view->folder = memory_copy_string(folder);
+    view->name = memory_copy_string(slash && slash[1] ? slash + 1 : folder);
+    view->history = history_new(metrics);
+    options_defaults(&config_table, &view->defaults, &view->strings);
+    return file_kind(folder, NULL) == FILE_FOLDER ||
+           error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
+}
+
+/* Takes over `text`, of `bytes` bytes. */
+static void set_config(RunView *view, char *text, int64_t bytes) {
+    free(view->config);
+    options_free_strings(&view->strings);
+    view->config = text;
+    view->unreadable = (Error){0};
+    options_defaults(&config_table, &view->defaults, &view->strings);
+    options_defaults(&config_table, &view->settings, &view->strings);
+    if (text) options_parse_yaml(&config_table, &view->settings, &view->strings, text, (size_t)bytes, "config.yaml", &view->unreadable);
+}
+
+static bool update_config(RunView *view, bool *changed, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", view->folder);
+    int64_t bytes = 0;
+    char *text = file_read(path, CONFIG_LIMIT, &bytes, error);
+    if (!text && errno != ENOENT) return error_recode(error, ERROR_INTERNAL);
+    *error = (Error){0};
+    bool same = text && view->config && strcmp(text, view->config) == 0;
+    if (same || (!text && !view->config)) {
+        free(text);
+        return true;
+    }
+    *changed = true;
+    set_config(view, text, bytes);
+    return true;
+}
+
+bool view_update(RunView *view) {
+    bool changed = false;
+    Error error = {0};
+    if (history_update(view->history, &changed, &error)) update_config(view, &changed, &error);
+    if (strcmp(error.message, view->trouble.message) != 0) changed = true;
+    view->trouble = error;
+    return changed;
+}
+
+void view_free(RunView *view) {
+    free(view->folder);
+    free(view->name);
+    history_free(view->history);
+    free(view->config);
+    options_free_strings(&view->strings);
+}

@@ -1,0 +1,25 @@
+/* What the pages tell of one run folder: its records (RUN/metrics.jsonl) and its settings (RUN/config.yaml). It follows a
+ * run that is being written. */
+#pragma once
+
+#include <stdbool.h>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "report/history_internal.h"
+
+typedef struct RunView {
+    char *folder, *name; /* the name is the last part of the real path, so that "." has one too */
+    History *history;
+    char *config;              /* the text of config.yaml; NULL: there is none */
+    Config settings, defaults; /* `settings`: as far as they are known */
+    OptionStrings strings;
+    Error trouble;    /* why the files could not be read the last time; code 0: they could */
+    Error unreadable; /* why config.yaml is no configuration of this version; code 0: it is one */
+} RunView;
+
+/* `view` is zeroed. view_free releases it, also after false: `folder` is no folder (ERROR_USAGE). Nothing is read. */
+bool view_open(RunView *view, const char *folder, Error *error);
+/* Reads what is new. Returns whether the page may be another one now, a change of `trouble` included. */
+bool view_update(RunView *view);
+void view_free(RunView *view);
