@@ -53,6 +53,14 @@ KERNEL_OBJECTS := $(call variants_of,$(KERNEL_SOURCES),$(VARIANTS)) $(call varia
                   $(call variants_of,$(NORMALS_KERNEL),$(filter %_fp32,$(VARIANTS)))
 LIBRARY := $(BUILD)/libsmelt.a
 
+# `smelt --version` names the commit: that of a tarball (COMMIT, made by `make dist`), else git's. main.o is compiled anew when it changes.
+COMMIT := $(shell cat COMMIT 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null)
+$(BUILD)/app/main.o: OWN_FLAGS := -DSMELT_COMMIT='"$(COMMIT)"' -DSMELT_GPU_TARGETS='"$(strip $(GPU_TARGETS))"'
+$(BUILD)/app/main.o: $(BUILD)/built-from
+$(BUILD)/built-from: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMIT) $(GPU_TARGETS)' | cmp -s - $@ || echo '$(COMMIT) $(GPU_TARGETS)' >$@
+
 $(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) -rdynamic -o $@ $^ $(LIBRARIES)
@@ -116,7 +124,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: help check host-objects test test-asan test-cluster run-tests demo packages gpu-report clean
+.PHONY: FORCE help check host-objects test test-asan test-cluster run-tests demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14

@@ -6,8 +6,9 @@
 
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
-    bool read = file_kind(path, NULL) == FILE_FOLDER ? source_read_config(path, config, strings, error)
-                                                     : options_read_yaml(&config_table, config, strings, path, error);
+    bool read = source_is_run(path) || file_kind(path, NULL) == FILE_FOLDER
+                    ? source_read_config(path, config, strings, error)
+                    : options_read_yaml(&config_table, config, strings, path, error);
     for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
     return read && config_check(config, error);
 }

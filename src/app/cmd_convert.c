@@ -131,10 +131,10 @@ const Command command_convert = {
     .name = "convert",
     .summary = "write the model of a run or folder as a Hugging Face folder: IN OUT",
     .words = "IN OUT",
-    .explanation =
-        "Writes the newest checkpoint of a run, or the model of a Hugging Face folder or of one of llm.c's GPT-2 files, as a Hugging "
-        "Face folder,\n"
-        "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n",
+    .explanation = "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
+                   "Face folder or of one of llm.c's GPT-2 files, as a Hugging "
+                   "Face folder,\n"
+                   "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n",
     .table = &table,
     .options_size = sizeof(ConvertOptions),
     .run = run,

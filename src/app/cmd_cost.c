@@ -99,7 +99,7 @@ const Command command_cost = {
         "offer's; those before the\n"
         "first are everybody's. Dollars = tokens / (rate * 3600) * price. With interruptions, Daly's model of checkpoints and restarts.\n"
         "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
-        "  smelt cost tokens=100G gpus=64 rate=2500 on-demand price=2.05 spot price=0.95 interruptions=0.5 warning=30\n",
+        "  smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
     .table = &table,
     .run = run,
 };

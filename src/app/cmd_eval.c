@@ -297,7 +297,8 @@ const Command command_eval = {
     .explanation =
         "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
         "reads in order, in\n"
-        "sequences of one length. MODEL is a run folder, a Hugging Face folder or a model file of llm.c; DATA is a token shard's "
+        "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder or a "
+        "model file of llm.c; DATA is a token shard's "
         "prefix, a text file or a\n"
         "folder of text. Two files of llm.c are something else:\n"
         "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest "

@@ -226,7 +226,8 @@ const Command command_generate = {
     .name = "generate",
     .summary = "continue a prompt: RUN \"prompt\" [key=value ...]",
     .words = "MODEL \"prompt\"",
-    .explanation = "Continues the prompt with the newest checkpoint of a run folder, or with a Hugging Face folder. Text goes\n"
+    .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or a\n"
+                   "Hugging Face folder. Text goes\n"
                    "through the model's tokenizer. A prompt that looks like key=value or opens with -- is given after --.\n",
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,

@@ -6,14 +6,21 @@
 #include "app/process.h"
 #include "launch/launch.h"
 
+/* A wrong word is named here, once, rather than by every rank. */
+static bool is_command(const char *name, Error *error) {
+    for (int i = 0; command_smelt.member(i); i++)
+        if (!strcmp(command_smelt.member(i)->name, name)) return true;
+    return error_set(error, ERROR_USAGE, "'%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", name);
+}
+
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
     for (int i = 1; i < argc; i++) {
         char ranks[64];
         const char *setting = argv[i];
         if (!strcmp(setting, "--")) {
-            if (i + 1 < argc) return argv + i + 1;
-            break;
+            if (i + 1 == argc) break;
+            return is_command(argv[i + 1], error) ? argv + i + 1 : NULL;
         }
         if (!strcmp(setting, "-n") && i + 1 < argc) {
             snprintf(ranks, sizeof ranks, "ranks=%.50s", argv[++i]);

@@ -19,7 +19,7 @@ static const Option rows[] = {
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
-/* [{"step": 40, "parent": 20}, ...], newest first; a damaged one has an "error". NULL on failure. */
+/* [{"step": 40, "parent": 20, "loss": 1.9}, ...], newest first; a damaged one has an "error". NULL on failure. */
 static json_t *read_checkpoints(const char *where, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
@@ -29,10 +29,23 @@ static json_t *read_checkpoints(const char *where, Error *error) {
         Error damage = {0};
         json_auto_t *metadata = checkpoint_metadata(where, steps[i], &damage);
         json_array_append_new(
-            list, json_pack("{s:I, s:O*, s:s*, s:s*}", "step", (json_int_t)steps[i], "parent", json_object_get(metadata, "parent"), "run",
+            list, json_pack("{s:I, s:O*, s:o*, s:s*, s:s*}", "step", (json_int_t)steps[i], "parent", json_object_get(metadata, "parent"),
+                      "loss", json_real(lineage_loss(metadata)), "run",
                       metadata ? lineage_number(json_object_get(metadata, "identity")) : NULL, "error", metadata ? NULL : damage.message));
     }
     return list;
+}
+
+/* RUN@best has "best": true. */
+static void mark_best(const char *run, const Config *config, json_t *checkpoints) {
+    RunPoint best = {(char *)run, RUN_BEST};
+    Error none = {0};
+    int64_t step;
+    size_t index;
+    json_t *one;
+    json_auto_t *metadata = lineage_at(&best, config, &step, &none);
+    json_array_foreach(checkpoints, index, one) if (metadata && json_integer_value(json_object_get(one, "step")) == step)
+        json_object_set_new(one, "best", json_true());
 }
 
 static const char *text_in(const json_t *object, const char *name, const char *absent) {
@@ -74,9 +87,11 @@ static void print_checkpoints(const char *where, const json_t *checkpoints, FILE
         json_int_t parent = json_integer_value(json_object_get(one, "parent"));
         const char *damage = text_in(one, "error", NULL);
         fprintf(out, "  step %lld", (long long)json_integer_value(json_object_get(one, "step")));
-        if (damage) fprintf(out, ": %s\n", damage);
-        else if (parent) fprintf(out, ", after that of step %lld\n", (long long)parent);
-        else fprintf(out, ", the first\n");
+        if (damage) fprintf(out, ": %s", damage);
+        else if (parent) fprintf(out, ", after that of step %lld", (long long)parent);
+        else fprintf(out, ", the first");
+        if (json_object_get(one, "loss")) fprintf(out, ", validation loss %.5f", json_real_value(json_object_get(one, "loss")));
+        fprintf(out, json_object_get(one, "best") ? ", the best\n" : "\n");
     }
 }
 
@@ -87,6 +102,7 @@ static bool run(Invocation *invocation, Error *error) {
     const char *where = run_checkpoints(folder, &config);
     json_auto_t *record = lineage_read(folder, error), *checkpoints = record ? read_checkpoints(where, error) : NULL;
     if (!checkpoints) return false;
+    mark_best(folder, &config, checkpoints);
     if (((const ShowOptions *)invocation->options)->json) {
         json_object_set(record, "checkpoints", checkpoints);
         json_dumpf(record, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII);
@@ -111,7 +127,8 @@ const Command command_show = {
     .summary = "tell what a run was made from, and its history: RUN",
     .words = "RUN",
     .explanation = "Tells which run a folder holds: its number, data, tokenizer and first weights by their content, each start with the\n"
-                   "differences that were accepted, and its checkpoints, each with the one before it.\n",
+                   "differences that were accepted, and its checkpoints, each with the one before it\n"
+                   "and the validation loss that was measured with it.\n",
     .table = &table,
     .options_size = sizeof(ShowOptions),
     .run = run,

@@ -86,7 +86,10 @@ static Device *open_device(const Config *config, const Comm *comm, Error *error)
 /* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
  * run folder: output that could not be printed is dropped. */
 static bool train_together(const Config *config, Error *error) {
-    static StopRequest stop; /* signals may come until the process ends */
+    static StopRequest stop; /* signals and lines of the log may come until the process ends */
+    static Console *console;
+    console = console_create(config->log.every);
+    log_copy(console_take, console);
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     Device *device = comm ? open_device(config, comm, error) : NULL;
     bool ready = device && comm_use_device(comm, device, error);
@@ -94,7 +97,7 @@ static bool train_together(const Config *config, Error *error) {
         process_catch_stop(&stop, true);
         process_set_threads(config->threads, comm_local_size(comm));
     }
-    TrainHost host = {&stop, process_hang_actions, ready ? hardware_peak(device, config->precision) : NAN};
+    TrainHost host = {&stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision) : NAN};
     bool done = ready && train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);

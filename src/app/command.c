@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "config/config.h"
 #include "base/scope.h"
+#include "base/wrap.h"
 #include "base/strings.h"
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
@@ -92,10 +93,13 @@ static bool wants_help(int argc, char **argv) {
 }
 
 static void print_help(const Command *command, FILE *file) {
-    fprintf(file, "Usage: smelt %s ", command->name);
-    if (command->usage) fprintf(file, "%s", command->usage);
-    else fprintf(file, "%s%s[key=value ...]", command->words, *command->words ? " " : "");
-    fprintf(file, "\n\n%s\n", command->explanation);
+    SCOPED_FREE char *words =
+        memory_format("%s%s[key=value ...]", command->words ? command->words : "", command->words && *command->words ? " " : "");
+    int column = fprintf(file, "Usage: smelt %s ", command->name);
+    wrap_words(file, command->usage ? command->usage : words, column, column);
+    fprintf(file, "\n");
+    wrap_text(file, command->explanation);
+    if (command->table->count) fprintf(file, "\nSettings, with their defaults:\n\n");
     options_print_help(command->table, file);
 }
 
@@ -104,9 +108,13 @@ static const char *last_word(const char *name) { return strrchr(name, ' ') ? str
 
 static void print_members(const Command *group, FILE *file) {
     const char *name = group->name, *space = *name ? " " : "";
-    fprintf(file, "%s\n\nUsage: smelt%s%s COMMAND ... (smelt%s%s COMMAND --help explains one)\n\n", group->explanation, space, name, space,
-        name);
-    for (int i = 0; group->member(i); i++) fprintf(file, "  %-16s %s\n", last_word(group->member(i)->name), group->member(i)->summary);
+    wrap_text(file, group->explanation);
+    fprintf(file, "\nUsage: smelt%s%s COMMAND ... (smelt%s%s COMMAND --help explains one)\n\n", space, name, space, name);
+    for (int i = 0; group->member(i); i++) {
+        enum { SUMMARY_COLUMN = 19 };
+        fprintf(file, "  %-*s", SUMMARY_COLUMN - 2, last_word(group->member(i)->name));
+        wrap_words(file, group->member(i)->summary, SUMMARY_COLUMN, SUMMARY_COLUMN);
+    }
 }
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* smelt: the command table, and what all commands have in common: help, and results that must arrive. */
+/* smelt: what all commands have in common: help, and results that must arrive. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,14 +6,20 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/version.h"
 #include "app/command.h"
 #include "app/process.h"
 
-static const Command *member(int index) {
-    static const Command *const commands[] = {&command_train, &command_launch, &command_generate, &command_eval, &command_convert,
-        &command_data, &command_show, &command_report, &command_bench, &command_size, &command_cost, &command_forecast, &command_doctor,
-        NULL};
-    return commands[index];
+/* Makefile compiles this file anew when one of them changes. */
+#ifndef SMELT_COMMIT
+#define SMELT_COMMIT ""
+#define SMELT_GPU_TARGETS ""
+#endif
+
+static int print_version(void) {
+    printf("smelt %s%s%s\n", SMELT_VERSION, *SMELT_COMMIT ? ", commit " : "", SMELT_COMMIT);
+    printf("GPU targets built in: %s\n", *SMELT_GPU_TARGETS ? SMELT_GPU_TARGETS : "none");
+    return 0;
 }
 
 /* "help train" becomes "train --help". */
@@ -34,12 +40,12 @@ static int check_output(void) {
 }
 
 int main(int argc, char **argv) {
-    const Command smelt = {.name = "", .explanation = "smelt trains large language models.", .member = member};
     file_fill_standard_streams();
     process_catch_file_faults();
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);
-    int code = command_run(&smelt, argc, argv);
+    bool version = argc == 2 && !strcmp(argv[1], "--version");
+    int code = version ? print_version() : command_run(&command_smelt, argc, argv);
     return code ? code : check_output();
 }

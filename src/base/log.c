@@ -1,5 +1,6 @@
-/* What people see on stderr: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no
- * state: whether stderr is a terminal is asked when a line is printed. Called from commands and the training loop. */
+/* What people see on stderr: log lines, progress, and numbers formatted for reading. Keeps one thing for the whole
+ * process, who gets a copy of the lines; whether stderr is a terminal is asked when a line is printed. Called from
+ * everywhere. */
 #include "base/log.h"
 
 #include <math.h>
@@ -10,11 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CLEAR_LINE "\r\033[K"
-
 static const double progress_delay_seconds = 2.0;
 static const double progress_terminal_seconds = 0.1;
 static const double progress_plain_seconds = 10.0;
+
+static LogCopy *copy_line;
+static void *copy_context;
+
+void log_copy(LogCopy *copy, void *context) {
+    copy_line = copy;
+    copy_context = context;
+}
 
 static bool on_terminal(void) { return isatty(STDERR_FILENO); }
 
@@ -37,9 +44,12 @@ static void print_line(const char *label, const char *colour, const char *format
     if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
     neutralise_controls(message);
     bool coloured = *colour && in_colour();
-    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? CLEAR_LINE : "", coloured ? colour : "", label, coloured ? "\033[0m" : "",
-        message);
+    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? LOG_CLEAR_LINE : "", coloured ? colour : "", label,
+        coloured ? "\033[0m" : "", message);
     fputs(line, stderr);
+    if (!copy_line) return;
+    snprintf(line, sizeof line, "%s%s", label, message);
+    copy_line(copy_context, line);
 }
 
 #define LOG_FUNCTION(NAME, LABEL, COLOUR)               \
@@ -74,7 +84,7 @@ static void progress_print(Progress *progress, double now, bool finished) {
         snprintf(left, sizeof left, ", %s left", number);
     }
     bool terminal = on_terminal();
-    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,
+    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? LOG_CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,
         progress->unit, left, terminal && !finished ? "" : "\n");
     progress->last = now;
     progress->shown = true;

@@ -12,6 +12,14 @@ void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* From now on `copy` gets each of these lines too, without colour and newline, from the thread that logs it. Only src/app
+ * sets it. NULL: nobody does. */
+typedef void LogCopy(void *context, const char *line);
+void log_copy(LogCopy *copy, void *context);
+
+/* On a terminal: to the start of the line, and empties it. */
+#define LOG_CLEAR_LINE "\r\033[K"
+
 /* Progress of a task that may take over two seconds: prints nothing before that, then done/total, rate, time left.
  * `total` 0: not known. label and unit ("tokens") must outlive it. Updates are cheap: call one per item of work. */
 typedef struct Progress {

@@ -1,6 +1,6 @@
 /* Options: one table of rows drives every way in which a setting is read, written and explained. This file holds the
- * rows' values: parsing and formatting text, key=value, help, differences; options_yaml.c holds the YAML reader and
- * writer on top of it. Strings given by the user are copied into the caller's OptionStrings. Called by commands. */
+ * rows' values: parsing and formatting text, key=value, differences. On top of it stand options_names.c (which row a name
+ * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the user are copied into the caller's OptionStrings. Called by commands. */
 #include "base/options.h"
 
 #include <assert.h>
@@ -215,7 +215,7 @@ static void format_range(const Option *option, char text[80]) {
 /* By OptionType: what a value has to be, in a message and in --help where no range or choices say it. */
 typedef struct TypeWords { const char *allowed, *help; } TypeWords;
 static const TypeWords type_words[] = {
-    {"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"}, {"UTF-8 text", "text"}, {"one of ", ""}};
+    {"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"}, {"UTF-8 text", ""}, {"one of ", ""}};
 
 /* "a whole number, 1 to 8 (layers)", "one of a|b|c" */
 static void format_allowed(const Option *option, char text[512]) {
@@ -223,6 +223,12 @@ static void format_allowed(const Option *option, char text[512]) {
     format_range(option, range);
     snprintf(text, 512, "%s%s%s%s%s%s%s", type_words[option->type].allowed, option->choices ? option->choices : "", *range ? ", " : "",
         range, *option->unit ? " (" : "", option->unit, *option->unit ? ")" : "");
+}
+
+void options_format_limits(const Option *option, char text[512]) {
+    char range[80];
+    format_range(option, range);
+    snprintf(text, 512, "%s", *range ? range : option->choices ? option->choices : type_words[option->type].help);
 }
 
 static const char *check_range(const Option *option, double value) {
@@ -291,64 +297,7 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
     }
 }
 
-/* -- Names ------------------------------------------------------------------------------------------------------ */
-
-const Option *options_find(const OptionTable *table, const char *name, size_t length) {
-    for (size_t i = 0; i < table->count; i++)
-        if (strlen(table->rows[i].name) == length && memcmp(table->rows[i].name, name, length) == 0) return &table->rows[i];
-    return NULL;
-}
-
-/* Edit distance with insertion, deletion, substitution and swap of neighbours (optimal string alignment). */
-static int64_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
-    int64_t rows[3][OPTIONS_NAME_LIMIT + 1];
-    assert(a_length <= OPTIONS_NAME_LIMIT && b_length <= OPTIONS_NAME_LIMIT);
-    for (size_t j = 0; j <= b_length; j++) rows[0][j] = (int64_t)j;
-    for (size_t i = 1; i <= a_length; i++) {
-        int64_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
-        row[0] = (int64_t)i;
-        for (size_t j = 1; j <= b_length; j++) {
-            row[j] = int_min(int_min(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = int_min(row[j], two_above[j - 2] + 1);
-        }
-    }
-    return rows[a_length % 3][b_length];
-}
-
-static const char *last_part(const char *name) {
-    const char *dot = strrchr(name, '.');
-    return dot ? dot + 1 : name;
-}
-
-/* The row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for
- * "optimizer.lr"); NULL when nothing is near. */
-static const char *nearest_name(const OptionTable *table, const char *name, size_t length) {
-    if (length > OPTIONS_NAME_LIMIT) return NULL;
-    const char *nearest = NULL;
-    int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more for every four */
-    for (size_t i = 0; i < table->count; i++) {
-        int64_t distance = edit_distance(name, length, table->rows[i].name, strlen(table->rows[i].name));
-        if (distance < least) {
-            least = distance;
-            nearest = table->rows[i].name;
-        }
-    }
-    size_t start = length;
-    while (start > 0 && name[start - 1] != '.') start--;
-    for (size_t i = 0; i < table->count && !nearest; i++) {
-        const char *part = last_part(table->rows[i].name);
-        if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0) nearest = table->rows[i].name;
-    }
-    return nearest;
-}
-
-bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error) {
-    char quoted[OPTIONS_QUOTED];
-    const char *nearest = nearest_name(table, name, length);
-    options_quote(quoted, name, length);
-    if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
-    return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists the known ones", quoted, where);
-}
+/* -- Rows by name ----------------------------------------------------------------------------------------------- */
 
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error) {
     char quoted[OPTIONS_QUOTED], where[OPTIONS_QUOTED + 4];
@@ -395,48 +344,6 @@ bool options_opens_group(const OptionTable *table, size_t row) {
     const char *name = table->rows[row].name, *before = row ? table->rows[row - 1].name : NULL;
     size_t length = options_group_length(name);
     return !before || options_group_length(before) != length || memcmp(before, name, length) != 0;
-}
-
-enum { HELP_WIDTH = 28 }; /* of the columns; a longer default or range pushes what follows to the next line */
-
-static void help_range(const Option *option, char text[512]) {
-    char range[80];
-    format_range(option, range);
-    snprintf(text, 512, "%s", *range ? range : option->choices ? option->choices : type_words[option->type].help);
-}
-
-static const char *help_initial(const Option *option) { return *option->initial ? option->initial : "-"; }
-
-static int wider(int width, const char *text, int limit) {
-    int length = (int)strlen(text);
-    return length > limit || length < width ? width : length;
-}
-
-static void help_cell(FILE *file, const char *text, int width, int next_column) {
-    fprintf(file, "%-*s  ", width, text);
-    if ((int)strlen(text) > width) fprintf(file, "\n%*s", next_column, "");
-}
-
-void options_print_help(const OptionTable *table, FILE *file) {
-    int name_width = 0, initial_width = 0, range_width = 0;
-    char range[512];
-    for (size_t i = 0; i < table->count; i++) {
-        help_range(&table->rows[i], range);
-        name_width = wider(name_width, table->rows[i].name, OPTIONS_NAME_LIMIT);
-        initial_width = wider(initial_width, help_initial(&table->rows[i]), HELP_WIDTH);
-        range_width = wider(range_width, range, HELP_WIDTH);
-    }
-    int initial_column = name_width + 4, range_column = initial_column + initial_width + 2;
-    for (size_t i = 0; i < table->count; i++) {
-        const Option *option = &table->rows[i];
-        int group = (int)options_group_length(option->name);
-        if (options_opens_group(table, i)) fprintf(file, "%s%.*s\n", i ? "\n" : "", group ? group : 7, group ? option->name : "general");
-        help_range(option, range);
-        fprintf(file, "  %-*s  ", name_width, option->name);
-        help_cell(file, help_initial(option), initial_width, range_column);
-        help_cell(file, range, range_width, range_column + range_width + 2);
-        fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit, *option->unit ? "]" : "");
-    }
 }
 
 static bool values_equal(const Option *option, const void *a, const void *b) {

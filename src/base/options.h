@@ -57,7 +57,7 @@ typedef struct OptionTable {
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
 /* Reads a YAML mapping; keys that it leaves out keep their value. Unknown keys, duplicate keys, wrong types and
  * out-of-range values are ERROR_USAGE naming file, line, key, value and what is allowed; an unknown key is answered
- * with the nearest known one. Lists, anchors, aliases, tags and null values are refused. A file holds at most 1 MiB.
+ * with the setting that other programs call so, or the nearest in spelling. Lists, anchors, aliases, tags and null values are refused. A file holds at most 1 MiB.
  * After an error, keys before it may have been set. */
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
 /* options_read_yaml from memory; `origin` names the source in errors. */
@@ -71,7 +71,8 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 void options_format_value(const Option *option, const void *values, char *text, size_t size);
 /* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help and unit). */
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file);
-/* The table for --help: name, default, range or choices, unit, help; grouped by the part before the dot. */
+/* The table for --help in 80 columns: NAME=DEFAULT, and help with unit and range or choices; grouped by the part before
+ * the dot. */
 void options_print_help(const OptionTable *table, FILE *file);
 /* Rows whose values differ between two structs, as "key: old -> new" lines in `text` (cut when it is full). Returns how
  * many differ. */

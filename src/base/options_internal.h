@@ -1,4 +1,4 @@
-/* What options.c and options_yaml.c share: names, messages and single rows. Not for other modules. */
+/* What the files of options share: names, messages and single rows. Not for other modules. */
 #pragma once
 
 #include "base/options.h"
@@ -21,6 +21,8 @@ bool options_set_row(
 /* Sets the error of an unknown key, with the nearest known one; returns false. */
 bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error);
 
+/* What a value may be, for people: "1 to 8", "at least 0", "a|b|c", "true|false"; "" for any text. */
+void options_format_limits(const Option *option, char text[512]);
 const char *options_string(const Option *option, const void *values); /* the value of an OPTION_STRING */
 
 /* The group of a row is its name up to the first dot (length 0 when there is none). */

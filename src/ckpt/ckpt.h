@@ -91,9 +91,10 @@ typedef struct CheckpointPlan {
     int64_t step;
     const Interval *intervals;
     size_t count;
-    json_t *metadata; /* rank 0's is kept; may be NULL */
-    int keep;         /* newest good checkpoints that stay, at least 1 */
-    int64_t protect;  /* a step whose checkpoint stays as well; 0: none */
+    json_t *metadata;   /* rank 0's is kept; may be NULL */
+    int keep;           /* newest good checkpoints that stay, at least 1 */
+    int64_t protect[2]; /* steps whose checkpoints stay as well; 0: none */
+    int64_t keep_every; /* so do those of multiples of it; 0: none */
     int rank, ranks;
     uint64_t attempt; /* equal on all ranks, another one for every save: names what is temporary */
     bool share;       /* chunks that did not change since the newest older checkpoint are not written again */
@@ -102,9 +103,9 @@ typedef struct CheckpointPlan {
 } CheckpointPlan;
 
 /* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
- * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step`
- * and `protect` are removed, where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
- * checkpoints. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
+ * touched unless the new one is complete and synced. Then all up to `step` are removed but the newest `keep` good ones, where
+ * good means an intact manifest and the right file sizes, and what `protect` and `keep_every` name. The disk must hold
+ * one more than stay. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
  * checkpoint is complete; on others, that their shard is. `stats` may be NULL.
  *
  * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of

@@ -216,6 +216,10 @@ static void checkpoint_discard(const Save *save, int64_t step) {
     }
 }
 
+static bool stays(const CheckpointPlan *plan, int64_t step) {
+    return step > plan->step || step == plan->protect[0] || step == plan->protect[1] || (plan->keep_every && step % plan->keep_every == 0);
+}
+
 static void checkpoints_prune(const Save *save) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     Error error = {0};
@@ -223,9 +227,9 @@ static void checkpoints_prune(const Save *save) {
     int kept = 0;
     for (size_t i = 0; i < listing.count; i++) {
         SCOPED(manifest_free) Manifest manifest = {0};
-        if (listing.steps[i] > save->plan->step || listing.steps[i] == save->plan->protect) continue;
-        if (kept < save->plan->keep && checkpoint_open(&manifest, save->store, listing.steps[i], &error)) kept++;
-        else checkpoint_discard(save, listing.steps[i]);
+        bool newer = listing.steps[i] > save->plan->step;
+        if (!newer && kept < save->plan->keep && checkpoint_open(&manifest, save->store, listing.steps[i], &error)) kept++;
+        else if (!stays(save->plan, listing.steps[i])) checkpoint_discard(save, listing.steps[i]);
     }
 }
 

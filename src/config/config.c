@@ -5,8 +5,8 @@
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
 
 static const Option rows[] = {
-    STRING_OPTION(run, "", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", .free = true),
-    STRING_OPTION(init, "", "", "run or model folder whose model and weights a new run starts from"),
+    STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", .free = true),
+    STRING_OPTION(init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from"),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run"),
     INT_OPTION(
@@ -29,7 +29,15 @@ static const Option rows[] = {
     STRING_OPTION(dump, "", "", "folder for inputs, logits, loss, weights and gradients of the first step; empty: none", .free = true),
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder", .free = true),
 
-    CHOICE_OPTION(model.family, "zaya", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3"),
+    STRING_OPTION(data.train, "", "", "training data: prefix of a token shard, or a text file or folder"),
+    STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text"),
+    REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
+    STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
+    STRING_OPTION(data.tokenizer, "", "", "tokenizer of text: a tokenizer.json, a folder with one, or a .tiktoken file; empty: bytes"),
+    INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
+    BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
+
+    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3"),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts"),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream"),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads"),
@@ -69,18 +77,6 @@ static const Option rows[] = {
     BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights"),
     INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
-    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights"),
-    REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
-    CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none"),
-
-    STRING_OPTION(data.train, "", "", "training data: prefix of a token shard, or a text file or folder"),
-    STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text"),
-    REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
-    STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
-    STRING_OPTION(data.tokenizer, "", "", "tokenizer of text: a tokenizer.json, a folder with one, or a .tiktoken file; empty: bytes"),
-    INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
-    BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
-
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together"),
     INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences", "sequences of a microbatch, which decides the memory of activations"),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp"),
@@ -104,6 +100,28 @@ static const Option rows[] = {
     INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "wsd: linear decay at the end"),
     REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "last learning rate as a fraction of the peak"),
 
+    INT_OPTION(log.every, "0", 0, MANY, "steps",
+        "steps between printed lines; 0: on a terminal at most one line a second, else each step; files have all steps", .free = true),
+    INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", .free = true),
+    INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", .free = true),
+    INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",
+        "stop after this many evaluations in a row without a lower validation loss; 0: never", .free = true),
+    INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", .free = true),
+    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept", .free = true),
+    INT_OPTION(checkpoint.keep_every, "0", 0, MANY, "steps", "checkpoints of multiples of it are kept for ever; 0: none", .free = true),
+    BOOL_OPTION(checkpoint.keep_best, "false",
+        "save after each evaluation with the lowest validation loss so far, and keep that checkpoint: RUN@best", .free = true),
+    STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder", .free = true),
+    BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy", .free = true),
+    INT_OPTION(checkpoint.whole_every, "0", 0, MANY, "steps",
+        "steps between full checkpoints; the others share files that did not change; 0: all are full", .free = true),
+    REAL_OPTION(
+        checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint", .free = true),
+
+    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights"),
+    REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
+    CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none"),
+
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "data-parallel ranks; 0: all ranks of the run", .free = true),
     INT_OPTION(
         layout.zero, "1", 0, 3, "", "ZeRO stage: shard 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing", .free = true),
@@ -115,17 +133,6 @@ static const Option rows[] = {
         "type in which the gradients of matrices are reduced over ranks; bf16 halves the traffic; pure_bf16 always uses bf16, fp64 always "
         "fp64",
         .free = true),
-
-    INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", .free = true),
-    INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", .free = true),
-    INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", .free = true),
-    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept", .free = true),
-    STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder", .free = true),
-    BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy", .free = true),
-    INT_OPTION(checkpoint.whole_every, "0", 0, MANY, "steps",
-        "steps between full checkpoints; the others share files that did not change; 0: all are full", .free = true),
-    REAL_OPTION(
-        checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint", .free = true),
 
     STRING_OPTION(resume.accept, "", "", "differences to the newest checkpoint that are wanted: names of settings or groups, run, version",
         .free = true),
@@ -197,8 +204,8 @@ static bool check_model(ModelConfig *model, Error *error) {
             (long long)model->kv_heads);
     if (model->family == FAMILY_ZAYA && model->experts == 0)
         return error_set(error, ERROR_USAGE,
-            "model.experts=0: model.family=zaya, the default, is a mixture of experts: give model.experts, or a family that may have "
-            "none, such as model.family=llama");
+            "model.experts=0: model.family=zaya is a mixture of experts: give model.experts, or a family that may have none, such as "
+            "model.family=llama");
     if (model->family == FAMILY_ZAYA && model->experts == 512)
         return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
     if (model->family == FAMILY_ZAYA && model->kv_heads * model->head_dim % 2)
@@ -258,7 +265,21 @@ static bool check_size(const Config *config, Error *error) {
     return true;
 }
 
+static bool check_saves(const Config *config, Error *error) {
+    const EvalConfig *eval = &config->eval;
+    const CheckpointConfig *checkpoint = &config->checkpoint;
+    if ((eval->patience || checkpoint->keep_best) && !eval->every)
+        return error_set(error, ERROR_USAGE, "%s compares evaluations: give eval.every, the steps between them",
+            eval->patience ? "eval.patience" : "checkpoint.keep_best=true");
+    if (checkpoint->keep_every && (!checkpoint->every || checkpoint->keep_every % checkpoint->every))
+        return error_set(error, ERROR_USAGE,
+            "checkpoint.keep_every=%lld is no multiple of checkpoint.every=%lld: no checkpoint, or not each of these, would be kept",
+            (long long)checkpoint->keep_every, (long long)checkpoint->every);
+    return true;
+}
+
 bool config_check(Config *config, Error *error) {
+    if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)

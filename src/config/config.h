@@ -77,11 +77,12 @@ typedef struct LayoutConfig {
     int reduce;
 } LayoutConfig;
 
-typedef struct EvalConfig { int64_t every, batches; } EvalConfig;
+typedef struct LogConfig { int64_t every; } LogConfig;
+typedef struct EvalConfig { int64_t every, batches, patience; } EvalConfig;
 typedef struct CheckpointConfig {
-    int64_t every, keep, whole_every;
+    int64_t every, keep, keep_every, whole_every;
     const char *store;
-    bool async;
+    bool async, keep_best;
     double timeout;
 } CheckpointConfig;
 
@@ -103,6 +104,7 @@ typedef struct Config {
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
     LayoutConfig layout;
+    LogConfig log;
     EvalConfig eval;
     CheckpointConfig checkpoint;
     ResumeConfig resume;

@@ -154,6 +154,10 @@ static bool name_source(const Config *config, Error *error) {
 }
 
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) {
+    const Config *config = session->config;
+    if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
+        return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
+            config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (!corpus->has_valid) return true;
     EvaluationInput input = input_of(session, corpus);
     Turn turn;

@@ -91,14 +91,15 @@ static json_t *sample_path(const char *path, Error *error) {
 
 /* -- Making one ---------------------------------------------------------------------------------------------------- */
 
-static json_t *describe_run(const char *run, Error *error) {
+static json_t *describe_run(const char *name, Error *error) {
     Config config;
     SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED(run_point_free) RunPoint point = run_point(name);
     int64_t step;
-    if (!run_read_config(run, &config, &strings, error)) return NULL;
-    json_auto_t *newest = lineage_newest(run_checkpoints(run, &config), &step, error);
-    if (!newest) return NULL;
-    return json_sprintf("run %s after step %" PRId64, lineage_number(json_object_get(newest, "identity")), step);
+    if (!run_read_config(point.run, &config, &strings, error)) return NULL;
+    json_auto_t *saved = lineage_at(&point, &config, &step, error);
+    if (!saved) return NULL;
+    return json_sprintf("run %s after step %" PRId64, lineage_number(json_object_get(saved, "identity")), step);
 }
 
 json_t *identity_of_source(const char *path, Error *error) {

@@ -19,7 +19,7 @@
 json_t *identity_settings(const Config *config, bool all);
 /* Those of a saved identity that decide results. What the program that saved it did not know has its default of now. */
 json_t *identity_saved_settings(const json_t *saved);
-/* The content of a folder or file that init= names: for a run its number and newest step, else a checksum of its files,
+/* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of its files,
  * of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so

@@ -2,6 +2,7 @@
 #include "train/lineage.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,72 @@ json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
         *step = steps[i];
     }
     return metadata;
+}
+
+/* -- Choosing a checkpoint ----------------------------------------------------------------------------------------- */
+
+double lineage_loss(const json_t *metadata) {
+    const json_t *validation = json_object_get(metadata, "validation"), *loss = json_object_get(validation, "loss");
+    bool own = json_is_real(loss) && json_equal(json_object_get(validation, "step"), json_object_get(metadata, "step"));
+    return own ? json_real_value(loss) : NAN;
+}
+
+/* Whether losses of two checkpoints were measured over the same targets. */
+static bool is_comparable(const json_t *a, const json_t *b) {
+    static const char content[] = "data.valid.content";
+    return json_equal(
+               json_object_get(json_object_get(a, "validation"), "tokens"), json_object_get(json_object_get(b, "validation"), "tokens")) &&
+           json_equal(json_object_get(json_object_get(a, "identity"), content), json_object_get(json_object_get(b, "identity"), content));
+}
+
+static json_t *find_best(const char *where, const int64_t *steps, size_t count, int64_t *step) {
+    json_t *best = NULL;
+    json_auto_t *first = NULL;
+    for (size_t i = 0; i < count; i++) {
+        Error damaged = {0};
+        json_auto_t *metadata = checkpoint_metadata(where, steps[i], &damaged);
+        if (isnan(lineage_loss(metadata)) || (first && !is_comparable(first, metadata))) continue;
+        if (!first) first = json_incref(metadata);
+        if (best && lineage_loss(metadata) > lineage_loss(best)) continue;
+        json_decref(best);
+        best = json_incref(metadata);
+        *step = steps[i];
+    }
+    return best;
+}
+
+static json_t *find_step(const char *where, const int64_t *steps, size_t count, int64_t step, Error *error) {
+    for (size_t i = 0; i < count; i++)
+        if (steps[i] == step) return checkpoint_metadata(where, step, error);
+    error_set(error, ERROR_CHECKPOINT, "no checkpoint of step %lld is there", (long long)step);
+    return NULL;
+}
+
+static void list_steps(const int64_t *steps, size_t count, char *text, size_t size) {
+    size_t used = (size_t)snprintf(text, size, count ? "there are those of steps " : "there is none at all");
+    for (size_t i = 0; i < count && i < 10; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)steps[i]);
+    if (count > 10) snprintf(text + used, size - used, " and %zu older ones", count - 10);
+}
+
+json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error) {
+    const char *where = run_checkpoints(point->run, config);
+    SCOPED_FREE int64_t *steps = NULL;
+    size_t count = 0;
+    char known[256];
+    if (point->step == RUN_NEWEST) return lineage_newest(where, step, error);
+    if (!checkpoint_list(where, &steps, &count, error)) return NULL;
+    *step = point->step;
+    json_t *metadata = point->step == RUN_BEST ? find_best(where, steps, count, step) : find_step(where, steps, count, *step, error);
+    if (metadata) return metadata;
+    list_steps(steps, count, known, sizeof known);
+    if (point->step == RUN_BEST)
+        error_set(error, ERROR_CHECKPOINT,
+            "%s has no checkpoint that was evaluated when it was saved, so none is known as the best: train with eval.every and "
+            "checkpoint.keep_best=true, or choose another (%s)",
+            point->run, known);
+    else error_set(error, ERROR_CHECKPOINT, "%s@%lld: %s (%s)", point->run, (long long)point->step, error->message, known);
+    return NULL;
 }
 
 json_t *lineage_read(const char *run, Error *error) {
@@ -131,8 +198,8 @@ bool lineage_check_weights(const char *run, const json_t *metadata, const Config
 
 bool lineage_check_base(const char *run, const Config *config, Error *error) {
     int64_t step;
-    json_auto_t *newest = lineage_newest(run_checkpoints(run, config), &step, error),
-                *now = newest ? identity_of_source(config->init, error) : NULL;
+    SCOPED(run_point_free) RunPoint point = run_point(run);
+    json_auto_t *newest = lineage_at(&point, config, &step, error), *now = newest ? identity_of_source(config->init, error) : NULL;
     const char *then = json_string_value(json_object_get(json_object_get(newest, "identity"), "init.content"));
     if (!now) return false;
     return !then || !strcmp(then, json_string_value(now)) ||

@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "config/config.h"
+#include "train/run.h"
 
 enum { RUN_NUMBER_DIGITS = 32 };
 
@@ -40,3 +41,9 @@ const char *lineage_number(const json_t *identity);
 /* The metadata of the newest checkpoint at `where` that has an intact manifest, and its step; {} and 0 when there is no
  * checkpoint. The caller owns the reference. NULL on failure. */
 json_t *lineage_newest(const char *where, int64_t *step, Error *error);
+/* The metadata of a checkpoint of a run configured so, and its step. Of RUN_NEWEST lineage_newest; RUN_BEST: of those that
+ * were evaluated over the newest one's targets, that with the lowest loss, the oldest of equals. ERROR_CHECKPOINT when
+ * there is none such, naming those that there are. */
+json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error);
+/* The validation loss of a checkpoint, measured at its own step, by its metadata; NAN: none was. */
+double lineage_loss(const json_t *metadata);

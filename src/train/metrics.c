@@ -1,4 +1,4 @@
-/* What a run reports: the step line on stdout, JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A
+/* What a run records: JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A
  * Metrics owns both files; nothing is buffered, so that what was reported survives kill -9. Before a checkpoint is
  * saved the records are synced, so that one that survives a power cut has those of all its steps. JSON has no NaN: a
  * number that is not finite is null, and "finite": false then marks the record. Null alone means unknown. Called by
@@ -106,80 +106,6 @@ void metrics_close(Metrics *metrics) {
     free(metrics);
 }
 
-/* -- The step line ------------------------------------------------------------------------------------------------- */
-
-typedef struct Column {
-    const char *name; /* one word, so that scripts can split lines at blanks */
-    int width;
-} Column;
-
-enum { STEP, LOSS, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, LEFT, COLUMNS };
-
-static const Column columns[COLUMNS] = {
-    [STEP] = {"step/steps", 15},
-    [LOSS] = {"loss", 9},
-    [NORM] = {"grad_norm", 9},
-    [LR] = {"lr", 10},
-    [MILLISECONDS] = {"ms", 9},
-    [SPEED] = {"tok/s", 10},
-    [FLOPS] = {"TFLOP/s", 9},
-    [PEAK] = {"%peak", 7},
-    [BEST] = {"%best", 7},
-    [MEMORY] = {"GiB", 8},
-    [LEFT] = {"left", 8},
-};
-
-static void print_cell(int column, const char *text) { printf("%s%*s", column > 0 ? " " : "", columns[column].width, text); }
-
-static void print_number(int column, int decimals, double value, bool known) {
-    char text[32];
-    if (!known) snprintf(text, sizeof text, "unknown");
-    else if (isnan(value)) snprintf(text, sizeof text, "nan"); /* printf would write some as -nan */
-    else if (fabs(value) < 1e9) snprintf(text, sizeof text, "%.*f", decimals, value);
-    else snprintf(text, sizeof text, "%.2e", value);
-    print_cell(column, text);
-}
-
-void metrics_header(void) {
-    for (int i = 0; i < COLUMNS; i++) print_cell(i, columns[i].name);
-    putchar('\n');
-    fflush(stdout);
-}
-
-/* What follows from a step; NaN: unknown. */
-typedef struct Rates { double tokens_per_second, tflops, peak_percent, best_percent; } Rates;
-
-static Rates step_rates(const StepMetrics *step) {
-    bool timed = step->seconds > 0 && isfinite(step->seconds);
-    double flops = timed && step->flops > 0 ? step->flops / step->seconds : NAN;
-    return (Rates){
-        .tokens_per_second = timed ? (double)step->tokens / step->seconds : NAN,
-        .tflops = flops * 1e-12,
-        .peak_percent = step->peak_flops > 0 ? 100 * flops / step->peak_flops : NAN,
-        .best_percent = step->measured_flops > 0 ? 100 * flops / step->measured_flops : NAN,
-    };
-}
-
-static void print_step(const StepMetrics *step, const Rates *rates) {
-    char text[48];
-    snprintf(text, sizeof text, "%lld/%lld", (long long)step->step, (long long)step->steps);
-    print_cell(STEP, text);
-    print_number(LOSS, 5, step->loss, true);
-    print_number(NORM, 4, step->gradient_norm, true);
-    snprintf(text, sizeof text, "%.3e", step->lr);
-    print_cell(LR, text);
-    print_number(MILLISECONDS, 1, step->seconds * 1e3, step->seconds > 0);
-    print_number(SPEED, 0, rates->tokens_per_second, !isnan(rates->tokens_per_second));
-    print_number(FLOPS, 3, rates->tflops, !isnan(rates->tflops));
-    print_number(PEAK, 1, rates->peak_percent, !isnan(rates->peak_percent));
-    print_number(BEST, 1, rates->best_percent, !isnan(rates->best_percent));
-    print_number(MEMORY, 2, (double)step->memory / 0x1p30, step->memory > 0);
-    log_format_duration(step->seconds_left, text);
-    print_cell(LEFT, text);
-    puts(step->skipped ? " skipped" : "");
-    fflush(stdout);
-}
-
 /* -- JSON lines ---------------------------------------------------------------------------------------------------- */
 
 static json_t *record_new(const char *kind, int64_t step) {
@@ -217,11 +143,23 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
     return file_append(&metrics->journal, text, length + 1, error);
 }
 
+/* -- Rates ---------------------------------------------------------------------------------------------------------- */
+
+StepRates metrics_rates(const StepMetrics *step) {
+    bool timed = step->seconds > 0 && isfinite(step->seconds);
+    double flops = timed && step->flops > 0 ? step->flops / step->seconds : NAN;
+    return (StepRates){
+        .tokens_per_second = timed ? (double)step->tokens / step->seconds : NAN,
+        .tflops = flops * 1e-12,
+        .peak_percent = step->peak_flops > 0 ? 100 * flops / step->peak_flops : NAN,
+        .best_percent = step->measured_flops > 0 ? 100 * flops / step->measured_flops : NAN,
+    };
+}
+
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
-    Rates rates = step_rates(step);
-    print_step(step, &rates);
+    StepRates rates = metrics_rates(step);
     double time = unix_seconds();
     json_t *record = record_new("step", step->step);
     put_finite(record, "loss", step->loss);

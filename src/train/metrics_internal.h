@@ -1,5 +1,5 @@
-/* What a run reports, in three forms at once: one fixed ASCII line per step on stdout, JSON lines in
- * RUN/metrics.jsonl, TensorBoard events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
+/* What a run records, in two forms at once: JSON lines in RUN/metrics.jsonl and TensorBoard events in RUN/tensorboard/.
+ * Readers: `smelt report`, scripts. console.h has what people read. */
 #pragma once
 
 #include <jansson.h>
@@ -24,6 +24,10 @@ typedef struct StepMetrics {
     double seconds_left;   /* estimate for the rest of the run */
 } StepMetrics;
 
+/* What follows from a step; NaN: unknown. */
+typedef struct StepRates { double tokens_per_second, tflops, peak_percent, best_percent; } StepRates;
+StepRates metrics_rates(const StepMetrics *step);
+
 typedef struct Metrics Metrics;
 
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after
@@ -35,7 +39,6 @@ int64_t metrics_saved(const Metrics *metrics); /* likewise of the last checkpoin
 void metrics_close(Metrics *metrics);
 /* Makes the records so far survive a power cut. */
 bool metrics_sync(const Metrics *metrics, Error *error);
-void metrics_header(void); /* the line above the step lines */
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);

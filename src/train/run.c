@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -90,6 +91,54 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
     options_defaults(&config_table, config, strings);
     if (access(path, R_OK)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
     return options_read_yaml(&config_table, config, strings, path, error) && config_check(config, error);
+}
+
+/* -- Naming a checkpoint ------------------------------------------------------------------------------------------- */
+
+static bool is_run(const char *folder) {
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", folder);
+    return file_exists(path);
+}
+
+/* The step that a text of digits gives; 0: it is none. */
+static int64_t read_step(const char *digits, size_t length) {
+    return length && length < 18 && strspn(digits, "0123456789") >= length ? strtoll(digits, NULL, 10) : 0;
+}
+
+/* RUN@STEP and RUN@best. */
+static bool split_at(const char *name, RunPoint *point) {
+    const char *at = strrchr(name, '@'), *which = at ? at + 1 : "";
+    int64_t step = !strcmp(which, "best") ? RUN_BEST : read_step(which, strlen(which));
+    if (step == RUN_NEWEST) return false;
+    *point = (RunPoint){memory_format("%.*s", (int)(at - name), name), step};
+    return true;
+}
+
+/* RUN/checkpoints/step-00000040, or checkpoints/step-00000040 inside RUN. */
+static bool split_path(const char *name, RunPoint *point) {
+    static const char inner[] = "checkpoints/step-";
+    size_t length = strlen(name);
+    while (length > 1 && name[length - 1] == '/') length--;
+    const char *end = name + length, *digits = end;
+    while (digits > name && digits[-1] >= '0' && digits[-1] <= '9') digits--;
+    const char *begin = digits - name >= (ptrdiff_t)(sizeof inner - 1) ? digits - (sizeof inner - 1) : name;
+    int64_t step = read_step(digits, (size_t)(end - digits));
+    if (!step || strncmp(begin, inner, sizeof inner - 1) || (begin > name && begin[-1] != '/')) return false;
+    *point = (RunPoint){begin == name ? memory_copy_string(".") : memory_format("%.*s", (int)(begin - name - 1), name), step};
+    return true;
+}
+
+RunPoint run_point(const char *name) {
+    RunPoint point = {0};
+    bool chosen = !is_run(name) && (split_at(name, &point) || split_path(name, &point));
+    if (chosen && is_run(point.run)) return point;
+    run_point_free(&point);
+    return (RunPoint){memory_copy_string(name), RUN_NEWEST};
+}
+
+void run_point_free(RunPoint *point) {
+    free(point->run);
+    *point = (RunPoint){0};
 }
 
 char *run_describe_machine(void) {

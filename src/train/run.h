@@ -18,5 +18,16 @@ bool run_open(const Config *config, Error *error);
 bool run_write_config(const Config *config, Error *error);
 /* Reads RUN/config.yaml; strings go to `strings`. ERROR_CHECKPOINT when it is missing. */
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);
+
+/* A checkpoint as commands and init= name it: RUN, its newest good one; RUN@STEP; RUN@best, that with the lowest
+ * validation loss; or its folder, RUN/checkpoints/step-00000040, also where checkpoint.store is elsewhere. */
+typedef struct RunPoint {
+    char *run;    /* what is none of these three: the whole name */
+    int64_t step; /* RUN_NEWEST, RUN_BEST, or that of the checkpoint */
+} RunPoint;
+enum { RUN_NEWEST = 0, RUN_BEST = -1 };
+RunPoint run_point(const char *name);
+void run_point_free(RunPoint *point);
+
 /* "Intel Xeon ..., 2 cores"; the caller frees. */
 char *run_describe_machine(void);

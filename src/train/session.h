@@ -15,6 +15,16 @@ typedef struct Saver Saver;
  * saved with row 0 (0: none), which later ones do not push out. Checkpoints keep this. */
 typedef struct Skips { int64_t row, all, sound; } Skips;
 
+/* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets alone,
+ * so that other data or eval.batches begin anew. Steps are 0 where there is none. */
+typedef struct Validation {
+    int64_t step, best_step; /* of the newest evaluation, and of that with the lowest loss */
+    double loss, best_loss;  /* nats per token */
+    int64_t tokens;          /* targets of each */
+    int64_t waited;          /* evaluations since the best one */
+    int64_t kept;            /* the newest step that was saved as the best one so far */
+} Validation;
+
 typedef struct Session {
     const Config *config;
     Backend backend; /* its device is the planner's */
@@ -33,6 +43,7 @@ typedef struct Session {
     const json_t *identity; /* of the run, for its checkpoints (identity_internal.h); of who started the session; NULL: none */
     Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
     Skips skips;
+    Validation validation;
 } Session;
 
 /* Bytes of a rank's memory that a session takes, by category. */
@@ -98,9 +109,9 @@ bool session_save_end(Session *session, SaveReport *report);
 
 /* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise). Collective. */
 bool session_resume(Session *session, Error *error);
-/* Loads only the weights of the newest checkpoint of `run`, configured so, into `master` (a WIDE arena of `graph`);
- * but for what is frozen, which is in none. */
-bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error);
+/* Loads only the weights of the checkpoint `name` (RunPoint), of a run configured so, into `master` (a WIDE arena of
+ * `graph`); but for what is frozen, which is in none. */
+bool session_load_weights(const Graph *graph, const Config *config, const char *name, void *master, int64_t *step, Error *error);
 
 /* Host memory for saves of a rank that holds so many bytes; waits for a save under way and gives it back. */
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer);

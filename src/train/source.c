@@ -21,7 +21,11 @@ static bool exists(const char *folder, const char *name) {
     return file_exists(path);
 }
 
-bool source_is_run(const char *folder) { return exists(folder, "config.yaml"); }
+bool source_is_run(const char *folder) {
+    SCOPED(run_point_free) RunPoint point = run_point(folder);
+    return exists(point.run, "config.yaml");
+}
+
 bool source_is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
 /* The data settings are those that any model passes config_check with. */
@@ -35,7 +39,8 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
 
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
-    if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
+    SCOPED(run_point_free) RunPoint point = run_point(folder);
+    if (source_is_run(point.run)) return run_read_config(point.run, config, strings, error);
     if (hf_is_folder(folder)) {
         bool read = hf_read(folder, &model, error);
         if (model.warnings) log_warn("%s/config.json: %s", folder, model.warnings);
@@ -45,7 +50,9 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
         return llmc_read(folder, &model.config, &model.precision, error) &&
                take_model(&model.config, model.precision, config, strings, error);
     return error_set(error, ERROR_CHECKPOINT,
-        "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c", folder);
+        "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
+        "nor a model of llm.c",
+        folder);
 }
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */
@@ -57,9 +64,10 @@ char *source_tokenizer_file(const char *folder) {
     return NULL;
 }
 
-static char *run_tokenizer(const char *run, const Config *config) {
+static char *run_tokenizer(const char *name, const Config *config) {
     if (!config->data.tokenizer[0]) return config->model.vocabulary < BYTE_VOCABULARY ? NULL : memory_copy_string("");
-    SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
+    SCOPED(run_point_free) RunPoint point = run_point(name);
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", point.run);
     return source_tokenizer_file(folder);
 }
 

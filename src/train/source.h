@@ -1,5 +1,5 @@
-/* Where a trained model comes from: a run folder (config.yaml and checkpoints), a Hugging Face folder (config.json
- * and safetensors), or one of llm.c's GPT-2 files. */
+/* Where a trained model comes from: a checkpoint of a run (RunPoint: RUN, RUN@STEP, RUN@best, or its folder), a Hugging
+ * Face folder (config.json and safetensors), or one of llm.c's GPT-2 files. `folder` is its name. */
 #pragma once
 
 #include "config/config.h"
@@ -7,7 +7,7 @@
 #include "model/model.h"
 #include "token/tokenizer.h"
 
-/* Whether `folder` has a config.yaml. */
+/* Whether it is a checkpoint of a run, or a run. */
 bool source_is_run(const char *folder);
 /* Whether it is a Hugging Face folder, and no run. */
 bool source_is_model_folder(const char *folder);
@@ -24,10 +24,10 @@ char *source_tokenizer(const char *folder, const Config *config);
  * own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
- * whatever the source's is), with the newest weights. `*step` (`step` may be NULL) receives the step of a run's
+ * whatever the source's is), with its weights. `*step` (`step` may be NULL) receives the step of a run's
  * checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Fills both weight arenas of a planned program, on its device, with the newest weights. Model folders are read
+/* Fills both weight arenas of a planned program, on its device, with its weights. Model folders are read
  * parameter by parameter. */
 bool source_load_arenas(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error);

@@ -7,6 +7,7 @@
  * memory of the Saver, which is all that training waits for; a thread writes it. The system gives that memory when
  * it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
  * belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -127,6 +128,7 @@ struct Saver {
     double stall;
     int64_t step; /* of the save under way */
     bool sound;   /* it was not preceded by skipped updates */
+    int64_t kept; /* Validation.kept once it is saved */
 };
 
 static int64_t copy_room(const Interval *interval) {
@@ -225,7 +227,8 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .count = saver->list.count,
         .metadata = saver->metadata,
         .keep = (int)config->checkpoint.keep,
-        .protect = session->skips.row ? session->skips.sound : 0,
+        .protect = {session->skips.row ? session->skips.sound : 0, config->checkpoint.keep_best ? saver->kept : 0},
+        .keep_every = config->checkpoint.keep_every,
         .lease = session->lease,
         .rank = comm_rank(session->comm),
         .ranks = comm_size(session->comm),
@@ -237,12 +240,34 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
 /* A checkpoint's metadata, as jansson packs and unpacks it, without the end. */
 #define STATE_FORMAT "{s:I, s:I, s:{s:I, s:I, s:I}"
 
+/* `loss` is left out where it is not finite, which JSON does not have, and the best where there is none. */
+static json_t *describe_validation(const Validation *validation, int64_t kept) {
+    return json_pack("{s:I, s:I, s:o*, s:I, s:o*, s:I, s:I}", "step", (json_int_t)validation->step, "tokens",
+        (json_int_t)validation->tokens, "loss", json_real(validation->loss), "best_step", (json_int_t)validation->best_step, "best_loss",
+        json_real(validation->best_loss), "waited", (json_int_t)validation->waited, "kept", (json_int_t)kept);
+}
+
+/* The inverse. Losses over other data begin anew. */
+static void take_validation(Session *session, const json_t *metadata) {
+    static const char content[] = "data.valid.content";
+    Validation *validation = &session->validation;
+    json_int_t step = 0, tokens = 0, best_step = 0, waited = 0, kept = 0;
+    double loss = NAN, best_loss = NAN;
+    const json_t *saved = json_object_get(json_object_get(metadata, "identity"), content),
+                 *now = json_object_get(session->identity, content);
+    if (!saved || !json_equal(saved, now)) return;
+    json_unpack(json_object_get(metadata, "validation"), "{s:I, s:I, s?F, s:I, s?F, s:I, s:I}", "step", &step, "tokens", &tokens, "loss",
+        &loss, "best_step", &best_step, "best_loss", &best_loss, "waited", &waited, "kept", &kept);
+    *validation = (Validation){step, best_step, loss, best_loss, tokens, waited, kept};
+}
+
 static json_t *describe_state(const Session *session) {
     const Config *config = session->config;
     int64_t samples = schedule_samples_before(&config->batch, config->data.length, session->step + 1);
-    return json_pack(STATE_FORMAT ", s:I, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "skips", "row",
-        (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound", (json_int_t)session->skips.sound, "samples",
-        (json_int_t)samples, "identity", session->identity);
+    return json_pack(STATE_FORMAT ", s:I, s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "skips",
+        "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound", (json_int_t)session->skips.sound, "samples",
+        (json_int_t)samples, "validation",
+        session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "identity", session->identity);
 }
 
 /* The inverse of describe_state, for what the configuration does not tell. */
@@ -254,6 +279,7 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
             "the checkpoint of step %lld lacks its step, parent or skipped updates: another program wrote it", (long long)session->step);
     session->parent = session->step;
     session->skips = (Skips){row, all, row ? sound : session->step};
+    take_validation(session, metadata);
     return true;
 }
 
@@ -265,6 +291,7 @@ bool session_save_start(Session *session, Error *error) {
     finish_touching(saver);
     saver->step = session->step;
     saver->sound = session->skips.row == 0;
+    saver->kept = session->validation.best_step == session->step ? session->step : session->validation.kept;
     json_decref(saver->metadata);
     saver->metadata = describe_state(session);
     CheckpointPlan plan = plan_save(session, attempt);
@@ -290,6 +317,7 @@ bool session_save_end(Session *session, SaveReport *report) {
     saver->job = NULL;
     if (report->saved) session->parent = saver->step;
     if (report->saved && saver->sound) session->skips.sound = saver->step;
+    if (report->saved) session->validation.kept = saver->kept;
     if (!saver->copy) list_close_views(&saver->list, saver->device, VIEW_READ);
     report->stall = saver->stall + (log_seconds() - start);
     return true;
@@ -382,7 +410,21 @@ static bool load_newest_of_living(const char *where, const IntervalList *list, i
     return loaded;
 }
 
-bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error) {
+/* Exactly the checkpoint that is meant; a better one may have taken the place of the best beside a training. */
+static bool load_chosen(
+    const RunPoint *point, const Config *config, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
+    const char *where = run_checkpoints(point->run, config);
+    int64_t before = 0;
+    bool loaded = false;
+    for (bool found = true; found && !loaded; before = *step) {
+        json_auto_t *chosen = lineage_at(point, config, step, error);
+        found = chosen && *step != before;
+        loaded = found && checkpoint_load(where, *step, list->items, list->count, metadata, error);
+    }
+    return loaded;
+}
+
+bool session_load_weights(const Graph *graph, const Config *config, const char *name, void *master, int64_t *step, Error *error) {
     SCOPED(list_free) IntervalList list = {0};
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -390,9 +432,12 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
         append(&list, graph, memory_copy_string(p->name), (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
         list.items[list.count - 1].data = list.memory[list.count - 1];
     }
-    const char *where = run_checkpoints(run, config);
+    SCOPED(run_point_free) RunPoint point = run_point(name);
+    const char *where = run_checkpoints(point.run, config);
     json_auto_t *metadata = NULL;
-    if (!load_newest_of_living(where, &list, step, &metadata, error)) return false;
-    if (*step && !lineage_check_weights(run, metadata, config, error)) return false;
+    if (!(point.step == RUN_NEWEST ? load_newest_of_living(where, &list, step, &metadata, error)
+                                   : load_chosen(&point, config, &list, step, &metadata, error)))
+        return false;
+    if (*step && !lineage_check_weights(point.run, metadata, config, error)) return false;
     return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

@@ -307,7 +307,9 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .memory = memory_used(&loop->session),
         .skipped = !is_finite(outcome),
         .seconds_left = loop->seconds_per_step * (config->steps - step)};
-    if (loop->metrics) note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
+    if (!loop->metrics) return;
+    console_step(loop->host->console, &metrics);
+    note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
 }
 
 /* Updates the weights, or leaves the update out after NaN. */
@@ -377,8 +379,8 @@ static void report_save(Loop *loop, bool ended) {
     log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
     log_format_bytes((double)files->shared, unchanged);
     if (files->shared) snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
-    log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared,
-        files->seconds, rate, report.stall * 1e3);
+    console_print(loop->host->console, "checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms",
+        (long long)report.step, size, shared, files->seconds, rate, report.stall * 1e3);
     note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
@@ -434,10 +436,37 @@ static bool finish_saves(Loop *loop, Error *error) {
 static void report_evaluation(Loop *loop, const Evaluation *result) {
     Error error = {0};
     int64_t step = loop->session.step;
-    if (isnan(result->bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)step, result->loss);
-    else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)step, result->loss, result->bits_per_byte);
+    char bits[64] = "";
+    if (!isnan(result->bits_per_byte)) snprintf(bits, sizeof bits, ", %.4f bits per byte", result->bits_per_byte);
+    console_print(loop->host->console, "validation at step %lld: loss %.5f%s", (long long)step, result->loss, bits);
     note_record(loop, metrics_evaluation(loop->metrics, step, result->loss, result->bits_per_byte, result->tokens, result->seconds, &error),
         &error);
+}
+
+static void note_evaluation(Loop *loop, const Evaluation *result) {
+    Validation *validation = &loop->session.validation;
+    if (validation->tokens != result->tokens) *validation = (Validation){.tokens = result->tokens, .best_loss = NAN};
+    validation->step = loop->session.step;
+    validation->loss = result->loss;
+    validation->waited++;
+    if (!isfinite(result->loss) || (validation->best_step && result->loss >= validation->best_loss)) return;
+    validation->best_step = validation->step;
+    validation->best_loss = result->loss;
+    validation->waited = 0;
+}
+
+/* eval.patience: whether enough evaluations brought nothing. All ranks know the same losses. */
+static bool is_exhausted(const Loop *loop) {
+    int64_t patience = loop->config->eval.patience;
+    return patience && loop->session.validation.waited >= patience;
+}
+
+static void report_exhaustion(const Loop *loop) {
+    const Validation *validation = &loop->session.validation;
+    if (!leads(loop)) return;
+    log_info("stopped early after step %lld: %lld evaluations since step %lld, whose validation loss is %.5f, brought no lower one; "
+             "eval.patience=0 trains on",
+        (long long)loop->session.step, (long long)validation->waited, (long long)validation->best_step, validation->best_loss);
 }
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
@@ -445,7 +474,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
     loop->unevaluated = result.stopped;
     if (result.stopped) return true;
-    if (loop->metrics) report_evaluation(loop, &result);
+    note_evaluation(loop, &result);
+    if (loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step) report_evaluation(loop, &result);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS, "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr",
                (long long)loop->session.step, result.loss);
@@ -458,12 +488,10 @@ static bool evaluation_due(const Loop *loop) {
     return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval.every) || step == loop->config->steps);
 }
 
-/* Evaluates at the step that the run continues from, if the run was ended before it could. */
+/* Evaluates at the step that the run continues from, if the run was ended before it could; its checkpoint is to know. */
 static bool catch_up(Loop *loop, Error *error) {
-    int64_t missing = loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step;
-    if (!evaluation_due(loop)) return true;
-    if (!comm_host_all_reduce(loop->comm, "catch up", &missing, 1, COMM_I64, COMM_MAX, error)) return false;
-    return !missing || evaluate_and_report(loop, error);
+    if (!evaluation_due(loop) || loop->session.validation.step == loop->session.step) return true;
+    return evaluate_and_report(loop, error) && (loop->unevaluated || save(loop, error));
 }
 
 /* Profiles the steps after one that warms caches up; writes no checkpoint and no record. */
@@ -497,7 +525,7 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
         error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)step);
 }
 
-/* A step and what is due after it. *saved: the step of the newest checkpoint. */
+/* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss. *saved: the step of the newest checkpoint. */
 static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!run_step(loop, error)) return false;
     int64_t step = loop->session.step;
@@ -505,11 +533,12 @@ static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     report_save(loop, false);
     watchdog_alive(loop->watchdog, step);
     session_prepare_save(&loop->session);
-    if (due(step, loop->config->checkpoint.every) || step == last) {
+    if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
+    bool best = loop->config->checkpoint.keep_best && loop->session.validation.best_step == step;
+    if (due(step, loop->config->checkpoint.every) || step == last || best) {
         if (!save(loop, error)) return false;
         *saved = step;
     }
-    if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
     watchdog_alive(loop->watchdog, step);
     return true;
 }
@@ -522,14 +551,14 @@ static bool run_steps(Loop *loop, Error *error) {
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || !catch_up(loop, error)) return false;
-    if (leads(loop) && saved < last) metrics_header();
     if (leads(loop) && saved == config->steps)
         log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
-    while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0)
+    while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)
         if (!advance(loop, last, &saved, error)) return false;
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
-    if (loop->session.step >= last && !loop->unevaluated) return true;
+    if (is_exhausted(loop)) report_exhaustion(loop);
+    if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) return true;
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
     return report_stop(loop, signal, error);
 }
@@ -707,6 +736,7 @@ static bool open_records(Loop *loop, Error *error) {
     if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
     loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
     if (!loop->metrics) return false;
+    console_open_log(loop->host->console, loop->config->run);
     record_checkpoint(loop);
     return report_start(loop, error) && lineage_write(loop->config, &loop->origin, loop->identity, loop->changes, error);
 }
@@ -770,6 +800,7 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
     bool done = start(&loop, device, error);
     host->stop->heeded = 1;
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
+    console_end_steps(host->console);
     finish(&loop);
     return done;
 }

@@ -4,12 +4,14 @@
 #include "base/stop.h"
 #include "data/data.h"
 #include "launch/watchdog.h"
+#include "train/console.h"
 #include "train/session.h"
 
 /* What training needs of its process. */
 typedef struct TrainHost {
     StopRequest *stop; /* heeded from the first step on */
     HangActions hang;
+    Console *console;
     double peak_flops; /* the vendor's figure for the device in the run's precision, per second; NAN: unknown */
 } TrainHost;
 

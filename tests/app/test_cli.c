@@ -3,6 +3,11 @@
 #include "support/data_files.h"
 #include "support/train_run.h"
 
+#include "app/command.h"
+#include "base/scope.h"
+#include "base/version.h"
+#include "base/wrap.h"
+
 /* Runs a command of the shell; $SMELT is the program. */
 static ProcessResult shell(const char *command) {
     char *arguments[] = {"/bin/sh", "-c", (char *)command, NULL};
@@ -105,6 +110,49 @@ static void a_launch_without_dashes_before_its_command_says_so(void **state) {
     expect("$SMELT launch -n 2 train c.yaml", ERROR_USAGE, "'train' is not key=value: \"--\" stands before the command");
 }
 
+static void a_wrong_word_after_the_dashes_of_launch_is_named_once(void **state) {
+    (void)state;
+    ProcessResult result = smelt("launch -n 2 -- trian c.yaml");
+    expect_code(&result, ERROR_USAGE, "launch");
+    assert_string_equal(result.errors, "error: 'trian' behind \"--\" is no command of smelt, such as train: smelt --help lists them\n");
+    process_free(&result);
+}
+
+/* Every command, by the lists of commands: none is forgotten. One word may be wider: a default that is a list of files. */
+static void every_help_fits_into_80_columns(void **state) {
+    (void)state;
+    int commands = 0;
+    for (int i = 0; command_smelt.member(i); i++) {
+        const Command *group = command_smelt.member(i);
+        for (int j = 0; group->member ? group->member(j) != NULL : j == 0; j++) {
+            SCOPED_FREE char *arguments = memory_format("%s --help", group->member ? group->member(j)->name : group->name);
+            ProcessResult help = smelt(arguments);
+            expect_code(&help, 0, arguments);
+            for (char *line = strtok(help.output, "\n"); line; line = strtok(NULL, "\n"))
+                if (strlen(line) > WRAP_WIDTH && strchr(line + strspn(line, " "), ' '))
+                    fail_msg("%s: %zu columns: %s", arguments, strlen(line), line);
+            process_free(&help);
+            commands++;
+        }
+    }
+    assert_in_range(commands, 20, 100);
+}
+
+static void the_version_names_what_was_built(void **state) {
+    (void)state;
+    ProcessResult version = smelt("--version");
+    expect_code(&version, 0, "--version");
+    assert_int_equal(strncmp(version.output, "smelt " SMELT_VERSION, strlen("smelt " SMELT_VERSION)), 0);
+    assert_non_null(strstr(version.output, "\nGPU targets built in: gfx90a gfx942"));
+    process_free(&version);
+}
+
+/* As the README says: a text, and nothing else. The run folder is the default's. */
+static void a_text_alone_trains(void **state) {
+    (void)state;
+    expect("$SMELT train data.train=text stop_at=1 device=cpu && test -e runs/first/metrics.jsonl", 0, "");
+}
+
 static void showing_a_folder_names_a_shard_in_it(void **state) {
     (void)state;
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
@@ -123,6 +171,10 @@ int main(void) {
         TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
         TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
         TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
+        TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
+        TRAIN_TEST(every_help_fits_into_80_columns),
+        TRAIN_TEST(the_version_names_what_was_built),
+        TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(showing_a_folder_names_a_shard_in_it),
         TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),
     };

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/rng.h"
+#include "base/wrap.h"
 #include "ops/norm/norm.h"
 
 typedef struct Settings {
@@ -268,6 +269,20 @@ static void an_unknown_key_is_answered_with_the_nearest(void **state) {
     assert_set_refused(bench, "=3", "unknown key '' in '=3'; --help lists the known ones");
     assert_set_refused(bench, "zebra=3", "unknown key 'zebra' in 'zebra=3'; --help lists the known ones");
     assert_refused(bench, "zebra: {}", "unknown key 'zebra' at c.yaml:1; --help lists the known ones");
+}
+
+static void a_name_of_another_program_is_answered_with_ours(void **state) {
+    Bench *bench = *state;
+    static const char told[] = "did you mean 'optimizer.lr' (peak learning rate)?";
+    static const char *const names[] = {
+        "learning_rate=1", "train.learning_rate=1", "optimizer.learning-rate=1", "Learning_Rate=1", "max_lr=1"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_false(set(bench, names[i]));
+        if (!strstr(bench->error.message, told)) fail_msg("%s: %s", names[i], bench->error.message);
+    }
+    assert_refused(
+        bench, "hidden_size: 3\n", "unknown key 'hidden_size' at c.yaml:1; did you mean 'model.width' (size of the residual stream)?");
+    assert_set_refused(bench, "temp=1", "unknown key 'temp' in 'temp=1'; --help lists the known ones"); /* no table row of ours */
 }
 
 static void a_huge_unknown_key_is_cut_in_the_message(void **state) {
@@ -550,59 +565,74 @@ static void written_yaml_groups_rows_and_carries_help(void **state) {
     free(text);
 }
 
-static void help_is_aligned_and_grouped(void **state) {
-    (void)state;
+static char *help_of(const OptionTable *of) {
     char *text;
     size_t length;
     FILE *file = open_memstream(&text, &length);
-    options_print_help(&table, file);
+    options_print_help(of, file);
     fclose(file);
+    return text;
+}
+
+static void help_is_grouped_and_gives_defaults_and_limits(void **state) {
+    (void)state;
+    char *text = help_of(&table);
     assert_string_equal(text, "general\n"
-                              "  run                 -           text             folder of the run\n"
-                              "  any                 0           whole number     any whole number\n"
-                              "  verbose             no          true|false       print more\n"
+                              "  run=                        folder of the run\n"
+                              "  any=0                       any whole number (whole number)\n"
+                              "  verbose=no                  print more (true|false)\n"
                               "\n"
                               "model\n"
-                              "  model.width         256         1 to 1000000     size of the residual stream [channels]\n"
-                              "  model.recompute     none        none|norm|block  what is computed again\n"
+                              "  model.width=256             size of the residual stream (channels, 1 to\n"
+                              "                              1000000)\n"
+                              "  model.recompute=none        what is computed again (none|norm|block)\n"
                               "\n"
                               "optimizer\n"
-                              "  optimizer.lr        3e-3        0 to 1           peak learning rate\n"
-                              "  optimizer.momentum  0.9         at least 0       momentum\n"
-                              "  optimizer.muon.lr   0.02        0 to 1           learning rate of Muon\n"
+                              "  optimizer.lr=3e-3           peak learning rate (0 to 1)\n"
+                              "  optimizer.momentum=0.9      momentum (at least 0)\n"
+                              "  optimizer.muon.lr=0.02      learning rate of Muon (0 to 1)\n"
                               "\n"
                               "data\n"
-                              "  data.path           data/a # b  text             prefix of the shards\n"
-                              "  data.real           0           number           any number\n");
+                              "  data.path=data/a # b        prefix of the shards\n"
+                              "  data.real=0                 any number (number)\n");
     free(text);
 }
 
-static void help_of_empty_defaults_alone_is_aligned(void **state) {
+static void help_is_wrapped_below_its_column(void **state) {
     (void)state;
-    const Option row = ROW("a", OPTION_STRING, run, "", 0, 0, NULL, "", "first");
-    char *text;
-    size_t length;
-    FILE *file = open_memstream(&text, &length);
-    options_print_help(&(OptionTable){&row, 1}, file);
-    fclose(file);
+    const Option wide[] = {ROW("a", OPTION_CHOICE, recompute, "none", 0, 0, "none|norm|block", "",
+                               "the first of two settings, with a help that is longer than a line of a terminal"),
+        ROW("b.of_a_name_of_many_letters", OPTION_BOOL, verbose, "on", 0, 0, NULL, "", "second")};
+    char *text = help_of(&(OptionTable){wide, 2});
     assert_string_equal(text, "general\n"
-                              "  a  -  text  first\n");
+                              "  a=none                      the first of two settings, with a help that is\n"
+                              "                              longer than a line of a terminal (none|norm|block)\n"
+                              "\n"
+                              "b\n"
+                              "  b.of_a_name_of_many_letters=on\n"
+                              "                              second (true|false)\n");
     free(text);
 }
 
-static void long_cells_of_help_continue_on_the_next_line(void **state) {
+/* Texts of commands: paragraphs, and lines that stay lines. */
+static void explanations_are_wrapped_at_80_columns(void **state) {
     (void)state;
-    const Option wide[] = {ROW("a", OPTION_CHOICE, recompute, "none", 0, 0, "none|norm|attention|feedforward|block", "", "first"),
-        ROW("b", OPTION_BOOL, verbose, "on", 0, 0, NULL, "", "second")};
     char *text;
     size_t length;
     FILE *file = open_memstream(&text, &length);
-    options_print_help(&(OptionTable){wide, 2}, file);
+    wrap_text(file, "A paragraph whose lines\nwere broken elsewhere is joined, and it is broken again where 80 columns end.\n"
+                    "  FILE.bin      a line of its own, whose second column is kept by what does not fit into 80 columns\n"
+                    "  --short\n"
+                    "\n"
+                    "The second paragraph.\n");
     fclose(file);
-    assert_string_equal(text, "general\n"
-                              "  a  none  none|norm|attention|feedforward|block  \n"
-                              "                       first\n"
-                              "  b  on    true|false  second\n");
+    assert_string_equal(text, "A paragraph whose lines were broken elsewhere is joined, and it is broken again\n"
+                              "where 80 columns end.\n"
+                              "  FILE.bin      a line of its own, whose second column is kept by what does not\n"
+                              "                fit into 80 columns\n"
+                              "  --short\n"
+                              "\n"
+                              "The second paragraph.\n");
     free(text);
 }
 
@@ -662,6 +692,7 @@ int main(void) {
         TEST(strings_are_taken_as_they_are),
         TEST(invalid_utf8_is_distinguished_from_valid),
         TEST(an_unknown_key_is_answered_with_the_nearest),
+        TEST(a_name_of_another_program_is_answered_with_ours),
         TEST(a_huge_unknown_key_is_cut_in_the_message),
         TEST(an_assignment_without_equals_is_refused),
         TEST(nested_and_dotted_keys_set_the_same_rows),
@@ -682,9 +713,9 @@ int main(void) {
         TEST(every_integer_choice_and_bool_survives_writing_and_reading),
         TEST(a_formatted_value_is_read_back_by_set),
         TEST(written_yaml_groups_rows_and_carries_help),
-        TEST(help_is_aligned_and_grouped),
-        TEST(help_of_empty_defaults_alone_is_aligned),
-        TEST(long_cells_of_help_continue_on_the_next_line),
+        TEST(help_is_grouped_and_gives_defaults_and_limits),
+        TEST(help_is_wrapped_below_its_column),
+        TEST(explanations_are_wrapped_at_80_columns),
         TEST(differences_are_listed_and_counted),
         TEST(a_damaged_configuration_is_refused_or_read_whole),
     };

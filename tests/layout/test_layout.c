@@ -593,7 +593,7 @@ static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     Process ranks[2];
     ProcessResult results[2];
     for (int r = 0; r < 2; r++) ranks[r] = rank_start(r, port, SMALL " steps=1000000 layout.zero=2 run=r");
-    process_await_lines(&ranks[0], 20);
+    process_await_steps(&ranks[0], 19);
     kill(ranks[1].id, SIGTERM);
     for (int r = 0; r < 2; r++) {
         results[r] = process_finish(&ranks[r]);

@@ -30,7 +30,7 @@ void disk_log_free(DiskLog *log) {
     }
     free(log->changes);
     free(log->is_folder);
-    free(log->errors);
+    free(log->output);
     free(log->root);
     free(log);
 }
@@ -39,9 +39,9 @@ int disk_log_exit_code(const DiskLog *log) { return log->code; }
 
 size_t disk_log_count(const DiskLog *log) { return log->count - log->before; }
 
-char *disk_log_errors(const DiskLog *log, size_t cut) {
+char *disk_log_output(const DiskLog *log, size_t cut) {
     size_t at = log->before + cut;
-    return memory_format("%.*s", at < log->count ? (int)log->changes[at].printed : (int)strlen(log->errors), log->errors);
+    return memory_format("%.*s", at < log->count ? (int)log->changes[at].printed : (int)strlen(log->output), log->output);
 }
 
 /* The last name that an object was given before change `at`. */

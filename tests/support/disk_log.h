@@ -30,8 +30,8 @@ int disk_log_exit_code(const DiskLog *log); /* -1: ended by a signal */
 size_t disk_log_count(const DiskLog *log);
 /* What change `at` was, for messages. The caller frees. */
 char *disk_log_describe(const DiskLog *log, size_t at);
-/* What the program had printed on its standard error by then. The caller frees. */
-char *disk_log_errors(const DiskLog *log, size_t cut);
+/* What the program had printed by then. The caller frees. */
+char *disk_log_output(const DiskLog *log, size_t cut);
 
 /* What survives of what was not synced: probabilities from 0 to 1, of which 0 and 1 leave nothing to chance. */
 typedef struct DiskChance {

@@ -32,7 +32,7 @@ struct DiskLog {
     DiskChange *changes;
     size_t count;
     size_t before; /* how many of them describe what was there before the program began */
-    char *errors;
+    char *output;
     int code;
 };
 

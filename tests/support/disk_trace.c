@@ -108,7 +108,7 @@ typedef struct Tracer {
     Identity *identities; /* by object; those of removed objects go to whatever is made with the same inode */
     int identity_count;
     pid_t program;
-    int errors; /* the program's standard error, a file in memory */
+    int output; /* what the program prints, a file in memory */
     Call call;
     pid_t *held; /* threads that wait until the call has returned */
     size_t held_count;
@@ -256,7 +256,7 @@ static bool call_begin(Tracer *tracer, Call *call) {
         [CALL_MAKE_FOLDER] = DISK_NAMES,
         [CALL_SYNC] = DISK_SYNC,
         [CALL_SYNC_ALL] = DISK_SYNC_ALL};
-    assert_int_equal(fstat(tracer->errors, &printed), 0);
+    assert_int_equal(fstat(tracer->output, &printed), 0);
     call->change = (DiskChange){.kind = kinds[call->row->kind], .object = DISK_NOTHING, .printed = printed.st_size};
     switch (call->row->kind) {
     case CALL_OPEN: return begin_open(tracer, call);
@@ -395,7 +395,7 @@ static bool filter_install(void) {
 }
 
 /* Starts a child that waits for the tracer and becomes the program; -1 where it cannot be traced. */
-static pid_t program_start(char *const *arguments, int errors) {
+static pid_t program_start(char *const *arguments, int output) {
     int gate[2];
     assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
     fflush(NULL);
@@ -406,8 +406,7 @@ static pid_t program_start(char *const *arguments, int errors) {
         close(gate[1]);
         setenv("OMP_WAIT_POLICY", "passive", 1);
         setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* looking for leaks takes ptrace */
-        int output = open("/dev/null", O_WRONLY | O_CLOEXEC);
-        if (read(gate[0], &byte, 1) == 1 && dup2(output, STDOUT_FILENO) >= 0 && dup2(errors, STDERR_FILENO) >= 0 && filter_install())
+        if (read(gate[0], &byte, 1) == 1 && dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0 && filter_install())
             execv(arguments[0], arguments);
         _exit(127);
     }
@@ -424,20 +423,20 @@ static pid_t program_start(char *const *arguments, int errors) {
 
 DiskLog *disk_log_record(const char *root, char *const *arguments) {
     DiskLog *log = memory_allocate(sizeof *log);
-    Tracer tracer = {.log = log, .errors = memfd_create("errors", MFD_CLOEXEC)};
+    Tracer tracer = {.log = log, .output = memfd_create("output", MFD_CLOEXEC)};
     int status;
     log->root = memory_copy_string(root);
     describe_folder(&tracer, object_make(&tracer, root), root);
     log->before = log->count;
-    tracer.program = program_start(arguments, tracer.errors);
+    tracer.program = program_start(arguments, tracer.output);
     alarm(WAIT_LIMIT); /* ends the tests, and the program with them, should it hang */
     for (pid_t thread; (thread = waitpid(-1, &status, __WALL)) > 0;) {
         if (WIFSTOPPED(status)) thread_stops(&tracer, thread, status);
         else thread_ends(&tracer, thread, status);
     }
     alarm(0);
-    log->errors = process_text(tracer.errors);
-    close(tracer.errors);
+    log->output = process_text(tracer.output);
+    close(tracer.output);
     free(tracer.identities);
     free(tracer.held);
     if (tracer.program > 0) return log;

@@ -9,7 +9,7 @@
 #include "train_run.h"
 
 #define MODEL                                                                                                             \
-    "data.train=text model.width=16 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=16 model.experts=2 "          \
+    "data.train=text model.family=zaya model.width=16 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=16 model.experts=2 "          \
     "model.router_width=8 data.length=32 batch.sequences=2 batch.tokens=128 optimizer.lr=5e-3 schedule.warmup=4 steps=9 " \
     "threads=2 tensorboard=false device=cpu checkpoint.every=3"
 
@@ -101,7 +101,7 @@ static inline DiskLog *record(const char *root, const char *program, const char 
     free(text);
     if (!log) skip();
     if (disk_log_exit_code(log) != 0)
-        fail_msg("%s: exit code %d: %s", words, disk_log_exit_code(log), disk_log_errors(log, disk_log_count(log)));
+        fail_msg("%s: exit code %d: %s", words, disk_log_exit_code(log), disk_log_output(log, disk_log_count(log)));
     assert_true(disk_log_is_complete(log, "scratch"));
     return log;
 }

@@ -134,27 +134,40 @@ static inline bool process_has_ended(const Process *process) {
     return waitid(P_PID, (id_t)process->id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
 }
 
-/* Waits until the child has printed `lines` lines on its standard output, or has ended. */
-static inline void process_await_lines(const Process *process, int lines) {
+/* How many lines of steps the output of a training has: they begin with blanks and a digit. */
+static inline int process_steps(const char *text) {
+    int count = 0;
+    for (const char *line = text; *line;) {
+        const char *word = line + strspn(line, " "), *end = strchr(line, '\n');
+        count += word > line && *word >= '0' && *word <= '9';
+        line = end ? end + 1 : line + strlen(line);
+    }
+    return count;
+}
+
+/* Waits until the child has printed the lines of so many steps, or has ended. */
+static inline void process_await_steps(const Process *process, int steps) {
     for (bool ended = false, printed = false; !ended && !printed;) {
         ended = process_has_ended(process);
         char *text = process_text(process->output);
-        printed = process_lines(text, "") >= lines;
+        printed = process_steps(text) >= steps;
         free(text);
         if (!ended && !printed) process_sleep(0.3e-3);
     }
 }
 
-/* Whether the child's standard error has the text at least so many times. */
+/* Whether the child's output and errors together have the text at least so many times. */
 static inline bool process_has_said(const Process *process, const char *text, int times) {
-    char *printed = process_text(process->errors);
     int found = 0;
-    for (const char *at = printed; (at = strstr(at, text)); at++) found++;
-    free(printed);
+    for (int i = 0; i < 2; i++) {
+        char *printed = process_text(i ? process->errors : process->output);
+        for (const char *at = printed; (at = strstr(at, text)); at++) found++;
+        free(printed);
+    }
     return found >= times;
 }
 
-/* Waits until the child's standard error has the text so many times; fails when the child ends without. */
+/* Waits until the child has printed the text so many times; fails when the child ends without. */
 static inline void process_await_text(const Process *process, const char *text, int times) {
     bool ended = false;
     WAIT_UNTIL(process_has_said(process, text, times) || ended || ((ended = process_has_ended(process)), false),

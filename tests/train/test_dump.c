@@ -53,7 +53,10 @@ static void start(Fixture *f, const char *model) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
     StopRequest request = {0};
-    if (!train(&f->config, device_cpu(), comm_alone(), &(TrainHost){.stop = &request}, &error)) fail_msg("%s", error.message);
+    Console *console = console_create(0);
+    if (!train(&f->config, device_cpu(), comm_alone(), &(TrainHost){.stop = &request, .console = console}, &error))
+        fail_msg("%s", error.message);
+    console_close(console);
 }
 
 static void stop(Fixture *f) {

@@ -16,7 +16,8 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
         {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL},
         {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"},
-        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}};
+        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}, {"eval.patience", NULL},
+        {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {
@@ -147,13 +148,13 @@ static void a_broken_model_is_no_success(void **state) {
 static void two_living_runs_do_not_share_a_store(void **state) {
     (void)state;
     Process first = train_start("run=first checkpoint.store=store checkpoint.every=5 steps=1000000");
-    process_await_lines(&first, 8);
+    process_await_steps(&first, 7);
     train_says(ERROR_USAGE, "store/ is used by run ", "run=second checkpoint.store=store steps=1000000 resume.accept=run");
     kill(first.id, SIGKILL);
     ProcessResult killed = process_finish(&first);
     process_free(&killed);
     Process second = train_start("run=second checkpoint.store=store steps=1000000 resume.accept=run"); /* the other one is dead */
-    process_await_lines(&second, 3);
+    process_await_steps(&second, 2);
     kill(second.id, SIGTERM);
     ProcessResult stopped = process_finish(&second);
     expect_code(&stopped, ERROR_PREEMPTED, "second");
@@ -198,7 +199,7 @@ static void a_lease_that_was_removed_by_hand_does_not_end_the_saves(void **state
 static void a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere(void **state) {
     (void)state;
     Process process = train_start("run=run checkpoint.every=5 steps=1000000");
-    process_await_lines(&process, 8);
+    process_await_steps(&process, 7);
     assert_int_equal(rename("run", "moved"), 0);
     process_await_text(&process, "lease.json, which this run wrote, is gone", 1);
     kill(process.id, SIGTERM);

@@ -1,4 +1,4 @@
-/* Tests of what a run reports: step lines, JSON lines, TensorBoard events. Each test works in a folder of its own. */
+/* Tests of what a run records: JSON lines, TensorBoard events. Each test works in a folder of its own. */
 #include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
@@ -49,26 +49,15 @@ static const StepMetrics plain = {.step = 3,
     .memory = 3LL << 29,
     .seconds_left = 90};
 
-/* Runs metrics_step (and the header, when asked for) with stdout going to a file; the caller frees the text. */
-static char *step_output(Metrics *metrics, const StepMetrics *step, bool header) {
+static void write_step(Metrics *metrics, const StepMetrics *step) {
     Error error = {0};
-    fflush(stdout);
-    int old = dup(STDOUT_FILENO);
-    assert_non_null(freopen("stdout", "w", stdout));
-    if (header) metrics_header();
-    bool good = metrics_step(metrics, step, &error);
-    fflush(stdout);
-    dup2(old, STDOUT_FILENO);
-    close(old);
-    if (!good) fail_msg("%s", error.message);
-    size_t length;
-    return (char *)read_bytes("stdout", &length);
+    if (!metrics_step(metrics, step, &error)) fail_msg("%s", error.message);
 }
 
 static void report_step(Metrics *metrics, int64_t number) {
     StepMetrics step = plain;
     step.step = number;
-    free(step_output(metrics, &step, false));
+    write_step(metrics, &step);
 }
 
 /* Record number `index` of the file; the caller decrefs. */
@@ -101,48 +90,6 @@ static double real(const json_t *json, const char *name) {
 static void assert_real(const json_t *json, const char *name, double expected) {
     double relative = 1e-12; /* numbers are written with 15 digits */
     assert_true(fabs(real(json, name) - expected) <= relative * fabs(expected));
-}
-
-/* -- Step lines -------------------------------------------------------------------------------------------------- */
-
-static void a_step_line_has_the_columns_of_the_header(void **state) {
-    (void)state;
-    Metrics *metrics = open_metrics(0, false);
-    char *text = step_output(metrics, &plain, true);
-    char *line = strchr(text, '\n') + 1;
-    assert_int_equal(line - text, strlen(line));
-    assert_string_equal(text,
-        "     step/steps      loss grad_norm         lr        ms      tok/s   TFLOP/s   %peak   %best      GiB     left\n"
-        "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000    25.0    50.0     1.50    1m30s\n");
-    free(text);
-    metrics_close(metrics);
-}
-
-static void what_is_not_known_is_printed_as_unknown(void **state) {
-    (void)state;
-    Metrics *metrics = open_metrics(0, false);
-    StepMetrics step = plain;
-    step.peak_flops = step.measured_flops = 0;
-    step.memory = -1;
-    step.seconds_left = NAN;
-    char *text = step_output(metrics, &step, false);
-    assert_string_equal(
-        text, "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000 unknown unknown  unknown  unknown\n");
-    free(text);
-    metrics_close(metrics);
-}
-
-static void a_skipped_step_says_so_at_its_end(void **state) {
-    (void)state;
-    Metrics *metrics = open_metrics(0, false);
-    StepMetrics step = plain;
-    step.skipped = true;
-    step.loss = -NAN;
-    char *text = step_output(metrics, &step, false);
-    assert_non_null(strstr(text, "       nan "));
-    assert_non_null(strstr(text, " skipped\n"));
-    free(text);
-    metrics_close(metrics);
 }
 
 /* -- JSON lines -------------------------------------------------------------------------------------------------- */
@@ -178,7 +125,7 @@ static void numbers_that_are_not_finite_are_null_and_marked(void **state) {
     Metrics *metrics = open_metrics(0, false);
     StepMetrics step = plain;
     step.gradient_norm = INFINITY;
-    free(step_output(metrics, &step, false));
+    write_step(metrics, &step);
     metrics_close(metrics);
     json_t *json = record(0);
     assert_true(json_is_null(json_object_get(json, "grad_norm")));
@@ -192,7 +139,7 @@ static void what_is_not_known_is_null_without_a_mark(void **state) {
     StepMetrics step = plain;
     step.peak_flops = 0;
     step.memory = -1;
-    free(step_output(metrics, &step, false));
+    write_step(metrics, &step);
     metrics_close(metrics);
     json_t *json = record(0);
     assert_true(json_is_null(json_object_get(json, "peak_percent")));
@@ -417,7 +364,7 @@ static void events_hold_the_scalars_of_steps_and_evaluations(void **state) {
     Metrics *metrics = open_metrics(0, true);
     StepMetrics step = plain;
     step.step = 300;
-    free(step_output(metrics, &step, false));
+    write_step(metrics, &step);
     assert_true(metrics_evaluation(metrics, 300, 2.25, 1.5, 1, 1, &error));
     assert_true(metrics_evaluation(metrics, 301, 2.25, NAN, 1, 1, &error));
     metrics_close(metrics);
@@ -464,9 +411,6 @@ static void processes_that_start_in_one_second_have_files_of_their_own(void **st
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(a_step_line_has_the_columns_of_the_header),
-        TEST(what_is_not_known_is_printed_as_unknown),
-        TEST(a_skipped_step_says_so_at_its_end),
         TEST(a_step_record_holds_measurements_and_rates),
         TEST(numbers_that_are_not_finite_are_null_and_marked),
         TEST(what_is_not_known_is_null_without_a_mark),

@@ -80,7 +80,7 @@ static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
 
 static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **state) {
     (void)state;
-    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1, STEPS = 400, EVALUATIONS = 16 };
+    enum { KILLS = 20, MOST_STEPS = 5, STEPS = 400, EVALUATIONS = 16 };
     const char *settings = "run=killed steps=400 checkpoint.every=3 eval.every=25";
     train_good("%s run=whole", settings);
     double step_seconds = recorded("whole", "step", -1, "milliseconds") * 1e-3;
@@ -90,7 +90,7 @@ static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **stat
         Process process = train_start(settings);
         /* One in four dies while it starts, the others after some steps: so the run comes forward between two
          * deaths. */
-        if (bits.word[0] % 4) process_await_lines(&process, HEADER + 1 + (int)(bits.word[1] % MOST_STEPS));
+        if (bits.word[0] % 4) process_await_steps(&process, 1 + (int)(bits.word[1] % MOST_STEPS));
         process_sleep(rng_uniform(7, 2, (uint64_t)i) * (bits.word[0] % 4 ? 3 * step_seconds : 0.03));
         kill(process.id, SIGKILL);
         ProcessResult result = process_finish(&process);
@@ -125,11 +125,11 @@ static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **sta
         const char *run = signals[i].run;
         char *settings = memory_format("run=%s steps=100000", run);
         Process process = train_start(settings);
-        process_await_lines(&process, 6);
+        process_await_steps(&process, 5);
         kill(process.id, signals[i].number);
         ProcessResult result = process_finish(&process);
         expect_code(&result, ERROR_PREEMPTED, settings);
-        int64_t step = process_lines(result.output, " ") - 1; /* below the header */
+        int64_t step = process_steps(result.output);
         char *message = memory_format("error: %s after step %lld: a checkpoint was written", signals[i].name, (long long)step);
         if (!strstr(result.errors, message)) fail_msg("\"%s\" is not in:\n%s", message, result.errors);
         assert_true(has_checkpoint(run, step));
@@ -152,7 +152,7 @@ static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void *
     write_corpus("long", 2000000);
     const char *settings = "run=run steps=8 eval.every=4 data.valid=long";
     Process process = train_start(settings);
-    process_await_lines(&process, 5);
+    process_await_steps(&process, 4);
     process_sleep(0.2);
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
@@ -167,11 +167,11 @@ static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void *
 static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs(void **state) {
     (void)state;
     Process process = train_start("run=run steps=100000 hang=3");
-    process_await_lines(&process, 3);
+    process_await_steps(&process, 2);
     kill(process.id, SIGSTOP);
     process_sleep(3.5); /* longer than hang */
     kill(process.id, SIGCONT);
-    process_await_lines(&process, 10);
+    process_await_steps(&process, 9);
     process_sleep(0.7); /* the watchdog looks every tenth of hang */
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
@@ -220,7 +220,7 @@ static void profiling_leaves_records_and_checkpoints_as_they_are(void **state) {
 static void only_one_process_trains_in_a_folder(void **state) {
     (void)state;
     Process first = train_start("run=shared steps=100000");
-    process_await_lines(&first, 3);
+    process_await_steps(&first, 2);
     train_says(ERROR_USAGE, "another process trains in shared", "run=shared steps=100000");
     kill(first.id, SIGTERM);
     ProcessResult result = process_finish(&first);
@@ -364,12 +364,12 @@ static void the_step_line_has_eleven_columns(void **state) {
     Process process = train_start("run=lines steps=12");
     ProcessResult result = process_finish(&process);
     expect_code(&result, ERROR_NONE, "lines");
-    assert_int_equal(process_lines(result.output, ""), STEPS + 1);
-    char *rest = result.output;
-    size_t width = 0;
+    assert_int_equal(process_steps(result.output), STEPS);
+    char *rest = strstr(result.output, "     step/steps ");
+    assert_non_null(rest);
+    size_t width = strcspn(rest, "\n");
     for (int row = 0; row <= STEPS; row++) {
         char *line = strsep(&rest, "\n");
-        if (row == 0) width = strlen(line);
         assert_int_equal(strlen(line), width);
         for (int column = 0; column < COLUMNS; column++) {
             char *word = strtok_r(line, " ", &line), *end;

@@ -26,7 +26,7 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"model.width=4", "model.width"},
         {"model.width=33", "model.width=33 is not divisible by model.heads=2"},
         {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 is not a multiple of model.kv_heads=2"},
-        {"model.experts=0", "model.family=zaya, the default, is a mixture of experts: give model.experts, or a family"},
+        {"model.experts=0", "model.family=zaya is a mixture of experts: give model.experts, or a family"},
         {"model.experts=1000", "model.experts=1000"},
         {"model.experts=512", "family zaya has at most 511"},
         {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "at most 1e+14 are possible"},
@@ -50,7 +50,7 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         if (access("bad/checkpoints", F_OK) == 0 || access("bad/metrics.jsonl", F_OK) == 0)
             fail_msg("%s left a run behind", settings[i].settings);
     }
-    train_says(ERROR_USAGE, "run is not set", "steps=10");
+    train_says(ERROR_USAGE, "run is not set", "run= steps=10");
 }
 
 static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line(void **state) {

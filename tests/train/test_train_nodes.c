@@ -22,12 +22,12 @@ static Process start_node(int node) {
     return process;
 }
 
-/* Waits until the run's first rank has printed so many lines more, one a step. */
+/* Waits until the run's first rank has printed so many steps more. */
 static void await_steps(const Process *supervisor, int steps) {
     char *printed = process_text(supervisor->output);
-    int lines = process_lines(printed, "");
+    int before = process_steps(printed);
     free(printed);
-    process_await_lines(supervisor, lines + steps);
+    process_await_steps(supervisor, before + steps);
 }
 
 /* A rank of a supervisor. */

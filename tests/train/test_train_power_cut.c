@@ -55,8 +55,8 @@ static void collect_truth(const DiskLog *log) {
     int64_t known = -1;
     assert_int_equal(mkdir("truth", 0777), 0);
     for (size_t cut = 0; cut <= disk_log_count(log); cut++) {
-        SCOPED_FREE char *errors = disk_log_errors(log, cut);
-        int64_t step = reported_step(errors, -1);
+        SCOPED_FREE char *output = disk_log_output(log, cut);
+        int64_t step = reported_step(output, -1);
         if (step == known) continue;
         known = step;
         disk_log_cut(log, cut, &everything, "cut");
@@ -67,7 +67,7 @@ static void collect_truth(const DiskLog *log) {
 }
 
 /* Each folder with the final name of a checkpoint holds what was written there. */
-static void check_folders(const Case *c, const char *errors) {
+static void check_folders(const Case *c, const char *output) {
     SCOPED(file_list_free) FileList list = {0};
     Error error = {0};
     if (!file_list("cut/run/checkpoints", &list, &error)) return;
@@ -76,7 +76,7 @@ static void check_folders(const Case *c, const char *errors) {
         if (strncmp(name, "step-", 5) != 0 || strchr(name, '.')) continue;
         SCOPED_FREE char *path = memory_format("cut/run/checkpoints/%s", name), *truth = memory_format("truth/%s", name);
         SCOPED_FREE char *old = memory_format("old/run/checkpoints/%s", name);
-        bool was_there = !is_absent(old) && !reports(errors, name);
+        bool was_there = !is_absent(old) && !reports(output, name);
         if (is_absent(truth) ? !was_there : !holds(path, truth) && !(was_there && holds(path, old)))
             case_fail(c, "%s is not what was written", path);
     }
@@ -119,10 +119,10 @@ enum { RESUME_EVERY = 251 };
 
 static void check_run(const Case *c, void *context) {
     const Run *run = context;
-    SCOPED_FREE char *errors = disk_log_errors(c->log, c->cut);
-    int64_t reported = reported_step(errors, run->before), latest = latest_in_cut(c);
+    SCOPED_FREE char *output = disk_log_output(c->log, c->cut);
+    int64_t reported = reported_step(output, run->before), latest = latest_in_cut(c);
     if (latest < reported) case_fail(c, "step %lld was reported, and the newest is %lld", (long long)reported, (long long)latest);
-    check_folders(c, errors);
+    check_folders(c, output);
     if (!run->resumed) return;
     if (latest >= 0) check_companions(c);
     if (c->chance->seed % RESUME_EVERY == 0) train_on(c, run);
@@ -186,10 +186,10 @@ static void recovery_from_a_power_cut_survives_another(void **state) {
     const size_t count = disk_log_count(log), step = count / 4;
     for (size_t cut = step; cut < count; cut += step) {
         const DiskChance half = {.name = "half is left", .names = 0.5, .contents = 0.5, .sizes = 0.5, .seed = cut};
-        SCOPED_FREE char *errors = disk_log_errors(log, cut);
+        SCOPED_FREE char *output = disk_log_output(log, cut);
         make_absent("disk");
         disk_log_cut(log, cut, &half, "disk");
-        disk_log_free(check_training("a second power cut", "", "checkpoint.keep=1", reported_step(errors, -1)));
+        disk_log_free(check_training("a second power cut", "", "checkpoint.keep=1", reported_step(output, -1)));
     }
     disk_log_free(log);
 }

@@ -1,0 +1,16 @@
+/* The program itself: its commands, in the order of use. */
+#include "app/command.h"
+
+static const Command *member(int index) {
+    static const Command *const commands[] = {&command_train, &command_generate, &command_eval, &command_report, &command_show,
+        &command_convert, &command_data, &command_launch, &command_doctor, &command_size, &command_forecast, &command_cost, &command_bench,
+        NULL};
+    return commands[index];
+}
+
+const Command command_smelt = {
+    .name = "",
+    .explanation = "smelt trains large language models. smelt train --help lists the settings of a training, smelt --version "
+                   "says what was built.",
+    .member = member,
+};

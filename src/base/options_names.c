@@ -1,0 +1,157 @@
+/* The names of settings: which row a name means, and which was probably meant where there is none. Called with names as
+ * users give them, of any bytes. */
+#include <assert.h>
+#include <ctype.h>
+#include <string.h>
+
+#include "base/math.h"
+#include "base/options.h"
+#include "base/options_internal.h"
+
+/* -- Names of other programs --------------------------------------------------------------------------------------- */
+
+typedef struct OtherName {
+    const char *other; /* in lower case, without the groups that the other program puts before it */
+    const char *ours;  /* a table that lacks the row does not know the name */
+} OtherName;
+
+/* Where a name means two settings, the row that the table has is suggested. */
+static const OtherName other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
+    {"base_model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"}, {"max_steps", "steps"},
+    {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "steps"}, {"epochs", "steps"},
+    {"random_seed", "seed"}, {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"},
+    {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"},
+    {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
+
+    {"dataset", "data.train"}, {"dataset_path", "data.train"}, {"data_path", "data.train"}, {"train_file", "data.train"},
+    {"train_data", "data.train"}, {"eval_dataset", "data.valid"}, {"validation_file", "data.valid"}, {"valid_data", "data.valid"},
+    {"tokenizer_path", "data.tokenizer"}, {"tokenizer_name", "data.tokenizer"}, {"tokenizer_model", "data.tokenizer"},
+    {"block_size", "data.length"}, {"seq_len", "data.length"}, {"seq_length", "data.length"}, {"sequence_len", "data.length"},
+    {"sequence_length", "data.length"}, {"max_seq_length", "data.length"}, {"max_seq_len", "data.length"}, {"max_length", "data.length"},
+    {"context_length", "data.length"}, {"cutoff_len", "data.length"},
+
+    {"model_type", "model.family"}, {"architecture", "model.family"}, {"n_layer", "model.layers"}, {"n_layers", "model.layers"},
+    {"num_layers", "model.layers"}, {"num_hidden_layers", "model.layers"}, {"depth", "model.layers"}, {"hidden_size", "model.width"},
+    {"hidden_dim", "model.width"}, {"n_embd", "model.width"}, {"d_model", "model.width"}, {"embed_dim", "model.width"},
+    {"dim", "model.width"}, {"n_head", "model.heads"}, {"n_heads", "model.heads"}, {"num_heads", "model.heads"},
+    {"num_attention_heads", "model.heads"}, {"n_kv_heads", "model.kv_heads"}, {"num_kv_heads", "model.kv_heads"},
+    {"num_key_value_heads", "model.kv_heads"}, {"num_query_groups", "model.kv_heads"}, {"d_head", "model.head_dim"},
+    {"kv_channels", "model.head_dim"}, {"intermediate_size", "model.ffn"}, {"ffn_hidden_size", "model.ffn"},
+    {"moe_intermediate_size", "model.ffn"}, {"ffn_dim", "model.ffn"}, {"d_ff", "model.ffn"}, {"n_inner", "model.ffn"},
+    {"vocab_size", "model.vocabulary"}, {"n_vocab", "model.vocabulary"}, {"n_ctx", "model.context"}, {"n_positions", "model.context"},
+    {"max_position_embeddings", "model.context"}, {"sliding_window", "model.window"}, {"n_experts", "model.experts"},
+    {"num_experts", "model.experts"}, {"num_local_experts", "model.experts"}, {"n_routed_experts", "model.experts"},
+    {"num_experts_per_tok", "model.experts_per_token"}, {"moe_router_topk", "model.experts_per_token"},
+    {"norm_topk_prob", "model.renormalise"}, {"router_aux_loss_coef", "model.auxiliary_loss"},
+    {"moe_aux_loss_coeff", "model.auxiliary_loss"}, {"rotary_base", "model.rope_theta"}, {"partial_rotary_factor", "model.rope_fraction"},
+    {"rotary_percent", "model.rope_fraction"}, {"attention_bias", "model.qkv_bias"}, {"rms_norm_eps", "model.norm_epsilon"},
+    {"layer_norm_eps", "model.norm_epsilon"}, {"layer_norm_epsilon", "model.norm_epsilon"}, {"norm_eps", "model.norm_epsilon"},
+    {"initializer_range", "model.init_std"}, {"init_method_std", "model.init_std"}, {"tie_word_embeddings", "model.tied"},
+    {"pad_token_id", "model.padding"},
+
+    {"batch_size", "batch.tokens"}, {"global_batch_size", "batch.tokens"}, {"train_batch_size", "batch.tokens"},
+    {"total_batch_size", "batch.tokens"}, {"gradient_accumulation_steps", "batch.tokens"}, {"grad_accum", "batch.tokens"},
+    {"micro_batch_size", "batch.sequences"}, {"local_batch_size", "batch.sequences"}, {"device_batch_size", "batch.sequences"},
+    {"per_device_train_batch_size", "batch.sequences"},
+
+    {"optim", "optimizer.name"}, {"learning_rate", "optimizer.lr"}, {"max_lr", "optimizer.lr"}, {"base_lr", "optimizer.lr"},
+    {"adam_beta1", "optimizer.beta1"}, {"adam_beta2", "optimizer.beta2"}, {"adam_epsilon", "optimizer.epsilon"},
+    {"adam_eps", "optimizer.epsilon"}, {"eps", "optimizer.epsilon"}, {"wd", "optimizer.weight_decay"}, {"max_grad_norm", "optimizer.clip"},
+    {"grad_clip", "optimizer.clip"}, {"clip_grad", "optimizer.clip"}, {"max_norm", "optimizer.clip"},
+    {"gradient_clipping", "optimizer.clip"}, {"gradient_clip_val", "optimizer.clip"}, {"lr_scheduler", "schedule.kind"},
+    {"lr_scheduler_type", "schedule.kind"}, {"lr_decay_style", "schedule.kind"}, {"warmup_steps", "schedule.warmup"},
+    {"warmup_iters", "schedule.warmup"}, {"lr_warmup_steps", "schedule.warmup"}, {"warmup_ratio", "schedule.warmup"},
+    {"decay_steps", "schedule.decay"}, {"lr_decay_iters", "schedule.decay"}, {"min_lr", "schedule.minimum"},
+    {"min_lr_ratio", "schedule.minimum"},
+
+    {"lora_r", "lora.rank"}, {"lora_rank", "lora.rank"}, {"lora_alpha", "lora.alpha"}, {"target_modules", "lora.targets"},
+    {"lora_target_modules", "lora.targets"}, {"zero_stage", "layout.zero"}, {"data_parallel_size", "layout.dp"}, {"dp_size", "layout.dp"},
+    {"eval_steps", "eval.every"}, {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"eval_iters", "eval.batches"},
+    {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"}, {"save_freq", "checkpoint.every"},
+    {"save_total_limit", "checkpoint.keep"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"}, {"world_size", "ranks"},
+    {"max_restarts", "restarts"},
+
+    {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
+    {"min_frequency", "minimum_count"}};
+
+/* Whether `name` is `other` but for case and for hyphens in place of underscores. */
+static bool spells(const char *name, size_t length, const char *other) {
+    if (strlen(other) != length) return false;
+    for (size_t i = 0; i < length; i++)
+        if ((name[i] == '-' ? '_' : tolower((unsigned char)name[i])) != other[i]) return false;
+    return true;
+}
+
+/* The row that a name of another program means; NULL: it is none. */
+static const Option *row_of_other(const OptionTable *table, const char *name, size_t length) {
+    size_t start = length;
+    while (start > 0 && name[start - 1] != '.') start--;
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
+        const OtherName *row = &other_names[i];
+        if (!spells(name + start, length - start, row->other)) continue;
+        const Option *option = options_find(table, row->ours, strlen(row->ours));
+        if (option) return option;
+    }
+    return NULL;
+}
+
+/* -- Spelling ------------------------------------------------------------------------------------------------------ */
+
+const Option *options_find(const OptionTable *table, const char *name, size_t length) {
+    for (size_t i = 0; i < table->count; i++)
+        if (strlen(table->rows[i].name) == length && memcmp(table->rows[i].name, name, length) == 0) return &table->rows[i];
+    return NULL;
+}
+
+/* Edit distance with insertion, deletion, substitution and swap of neighbours (optimal string alignment). */
+static int64_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
+    int64_t rows[3][OPTIONS_NAME_LIMIT + 1];
+    assert(a_length <= OPTIONS_NAME_LIMIT && b_length <= OPTIONS_NAME_LIMIT);
+    for (size_t j = 0; j <= b_length; j++) rows[0][j] = (int64_t)j;
+    for (size_t i = 1; i <= a_length; i++) {
+        int64_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
+        row[0] = (int64_t)i;
+        for (size_t j = 1; j <= b_length; j++) {
+            row[j] = int_min(int_min(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = int_min(row[j], two_above[j - 2] + 1);
+        }
+    }
+    return rows[a_length % 3][b_length];
+}
+
+static const char *last_part(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* The row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for
+ * "optimizer.lr"); NULL when nothing is near. */
+static const char *nearest_name(const OptionTable *table, const char *name, size_t length) {
+    if (length > OPTIONS_NAME_LIMIT) return NULL;
+    const char *nearest = NULL;
+    int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more for every four */
+    for (size_t i = 0; i < table->count; i++) {
+        int64_t distance = edit_distance(name, length, table->rows[i].name, strlen(table->rows[i].name));
+        if (distance < least) {
+            least = distance;
+            nearest = table->rows[i].name;
+        }
+    }
+    size_t start = length;
+    while (start > 0 && name[start - 1] != '.') start--;
+    for (size_t i = 0; i < table->count && !nearest; i++) {
+        const char *part = last_part(table->rows[i].name);
+        if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0) nearest = table->rows[i].name;
+    }
+    return nearest;
+}
+
+bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error) {
+    char quoted[OPTIONS_QUOTED];
+    const Option *other = row_of_other(table, name, length);
+    const char *nearest = nearest_name(table, name, length);
+    options_quote(quoted, name, length);
+    if (other) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s' (%s)?", quoted, where, other->name, other->help);
+    if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
+    return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists the known ones", quoted, where);
+}

@@ -1,0 +1,320 @@
+/* The console of a training. Steps have one table of columns, of which a terminal gets those that fit its width, now
+ * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts. Other lines
+ * are broken at blanks where the terminal ends. Owns the log file. Called by the training loop. */
+#include "train/console.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "train/metrics_internal.h"
+
+enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24, USUAL_WIDTH = 80, MOST_WIDTH = 1000 };
+static const double line_seconds = 1, status_seconds = 0.1;
+
+struct Console {
+    int64_t every;
+    bool terminal, status; /* of stdout; whether it gets a status line */
+    bool drawn;            /* the status line is there */
+    unsigned columns;      /* of the last header, a bit for each; 0: none was printed */
+    int below;             /* lines since that header */
+    double printed, drew;  /* log_seconds() of the last step line and status line */
+    double smooth;         /* loss, over some ten steps */
+    int64_t smoothed;      /* steps in it */
+    bool logged_header;
+    /* Of any thread: */
+    pthread_mutex_t lock;
+    File log;
+    bool open, failed;
+    char *early; /* lines from before the log was open; what is beyond MOST_EARLY bytes is left out */
+    size_t early_bytes;
+};
+
+/* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
+
+static bool append(Console *console, const char *text, size_t bytes, Error *error) {
+    if (console->open) return file_append(&console->log, text, (int64_t)bytes, error);
+    if (console->early_bytes + bytes > MOST_EARLY) return true;
+    console->early = memory_resize(console->early, console->early_bytes + bytes);
+    memcpy(console->early + console->early_bytes, text, bytes);
+    console->early_bytes += bytes;
+    return true;
+}
+
+/* A full disk costs lines of the log, and one warning. */
+static void note_failure(Console *console, bool failed, const Error *error) {
+    bool first = failed && !console->failed;
+    console->failed |= failed;
+    pthread_mutex_unlock(&console->lock);
+    if (first) log_warn("%s; training goes on, and this log lacks lines", error->message);
+}
+
+static void log_line(Console *console, const char *line) {
+    char stamp[32];
+    Error error = {0};
+    time_t now = time(NULL);
+    struct tm calendar;
+    strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &calendar));
+    SCOPED_FREE char *text = memory_format("%s %s\n", stamp, line);
+    pthread_mutex_lock(&console->lock);
+    note_failure(console, !append(console, text, strlen(text), &error), &error);
+}
+
+void console_take(void *console, const char *line) { log_line(console, line); }
+
+void console_open_log(Console *console, const char *run) {
+    Error error = {0};
+    SCOPED_FREE char *path = memory_format("%s/log.txt", run);
+    pthread_mutex_lock(&console->lock);
+    console->open = file_open_append(&console->log, path, false, &error);
+    bool good = console->open && (console->early_bytes == 0 || append(console, console->early, console->early_bytes, &error));
+    note_failure(console, !good, &error);
+}
+
+/* -- Columns ------------------------------------------------------------------------------------------------------- */
+
+enum { STEP, LOSS, SMOOTH, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
+
+typedef struct Column {
+    const char *name; /* one word, so that scripts can split lines at blanks */
+    int width;
+    int least; /* characters of a terminal that gets it */
+} Column;
+
+enum { FIXED_WIDTH = 120 /* the columns of what is not a terminal */, MARK = 8 /* " skipped" */ };
+static const Column columns[COLUMNS] = {
+    [STEP] = {"step/steps", 15, 0},
+    [LOSS] = {"loss", 9, 0},
+    [SMOOTH] = {"smooth", 9, 140},
+    [NORM] = {"grad_norm", 9, 0},
+    [LR] = {"lr", 9, 0},
+    [MILLISECONDS] = {"ms", 9, 120},
+    [SPEED] = {"tok/s", 9, 0},
+    [FLOPS] = {"TFLOP/s", 9, 120},
+    [PEAK] = {"%peak", 7, 120},
+    [BEST] = {"%best", 7, 120},
+    [MEMORY] = {"GiB", 7, 0},
+    [TOKENS] = {"tokens", 8, 140},
+    [LEFT] = {"left", 7, 0},
+};
+
+static int column_width(int column, int64_t steps) {
+    return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
+}
+
+/* The columns for lines of `width` characters. */
+static unsigned choose_columns(int width, int64_t steps, bool peak) {
+    unsigned chosen = 0;
+    int used = MARK;
+    for (int i = 0; i < COLUMNS; i++) {
+        int more = column_width(i, steps) + (i > 0);
+        if (columns[i].least > width || used + more > width || (i == PEAK && !peak)) continue;
+        chosen |= 1u << i;
+        used += more;
+    }
+    return chosen;
+}
+
+/* As many of the decimals as the width has room for. NaN has no sign, which printf would write. */
+static void format_number(char text[32], int width, int decimals, double value, bool known) {
+    int length = width + 1;
+    if (!known) snprintf(text, 32, "unknown");
+    else if (isnan(value)) snprintf(text, 32, "nan");
+    else {
+        for (; length > width && decimals >= 0; decimals--) length = snprintf(text, 32, "%.*f", decimals, value);
+        if (length > width) snprintf(text, 32, "%.*e", width > 8 ? 2 : 0, value);
+    }
+}
+
+static void format_cell(const Console *console, const StepMetrics *step, int column, char text[48]) {
+    int width = columns[column].width;
+    StepRates rates = metrics_rates(step);
+    switch (column) {
+    case STEP: snprintf(text, 48, "%lld/%lld", (long long)step->step, (long long)step->steps); break;
+    case LOSS: format_number(text, width, 5, step->loss, true); break;
+    case SMOOTH: format_number(text, width, 5, console->smooth, console->smoothed > 0); break;
+    case NORM: format_number(text, width, 4, step->gradient_norm, true); break;
+    case LR: snprintf(text, 48, "%.3e", step->lr); break;
+    case MILLISECONDS: format_number(text, width, 1, step->seconds * 1e3, step->seconds > 0); break;
+    case SPEED: format_number(text, width, 0, rates.tokens_per_second, !isnan(rates.tokens_per_second)); break;
+    case FLOPS: format_number(text, width, 3, rates.tflops, !isnan(rates.tflops)); break;
+    case PEAK: format_number(text, width, 1, rates.peak_percent, !isnan(rates.peak_percent)); break;
+    case BEST: format_number(text, width, 1, rates.best_percent, !isnan(rates.best_percent)); break;
+    case MEMORY: format_number(text, width, 2, (double)step->memory / 0x1p30, step->memory > 0); break;
+    case TOKENS: log_format_count((double)step->tokens_seen, text); break;
+    case LEFT: log_format_duration(step->seconds_left, text); break;
+    default: text[0] = '\0';
+    }
+}
+
+/* The header where `console` is NULL. */
+static void format_line(const Console *console, const StepMetrics *step, unsigned chosen, char *line, size_t size) {
+    size_t length = 0;
+    for (int i = 0; i < COLUMNS; i++) {
+        char text[48];
+        if (!(chosen & 1u << i)) continue;
+        if (console) format_cell(console, step, i, text);
+        length += (size_t)snprintf(
+            line + length, size - length, "%s%*s", i > 0 ? " " : "", column_width(i, step->steps), console ? text : columns[i].name);
+    }
+    if (console && step->skipped) snprintf(line + length, size - length, " skipped");
+}
+
+/* -- The terminal -------------------------------------------------------------------------------------------------- */
+
+/* COLUMNS, where it is set, else what the terminal says. */
+static int terminal_width(void) {
+    struct winsize size = {0};
+    const char *given = getenv("COLUMNS");
+    long width = given ? strtol(given, NULL, 10) : 0;
+    if (width <= 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) width = size.ws_col;
+    return width <= 0 ? USUAL_WIDTH : width < MOST_WIDTH ? (int)width : MOST_WIDTH;
+}
+
+/* One write for the line, so that lines of several processes do not mix. */
+static void show_line(Console *console, const char *line) {
+    printf("%s%s\n", console->status ? LOG_CLEAR_LINE : "", line);
+    fflush(stdout);
+    console->drawn = false;
+}
+
+static void show_step(Console *console, const StepMetrics *step) {
+    char line[512];
+    unsigned chosen =
+        choose_columns(console->terminal ? terminal_width() : FIXED_WIDTH, step->steps, !console->terminal || step->peak_flops > 0);
+    bool header = chosen != console->columns || (console->terminal && console->below >= HEADER_EVERY);
+    if (header) {
+        format_line(NULL, step, chosen, line, sizeof line);
+        show_line(console, line);
+        console->columns = chosen;
+        console->below = 0;
+    }
+    format_line(console, step, chosen, line, sizeof line);
+    show_line(console, line);
+    console->below++;
+}
+
+/* "[#####.....]  50%  loss 2.4135  12.3k tok/s  4m10s left", without a newline. */
+static void draw_status(Console *console, const StepMetrics *step) {
+    enum { LEAST_BAR = 10, MOST_BAR = 50 };
+    char speed[32], left[32], loss[32], text[256], bar[MOST_BAR + 1];
+    int width = terminal_width() - 1;
+    double part = (double)step->step / (double)step->steps;
+    log_format_count(metrics_rates(step).tokens_per_second, speed);
+    log_format_duration(step->seconds_left, left);
+    format_number(loss, 9, 4, console->smooth, console->smoothed > 0);
+    int length = snprintf(text, sizeof text, " %3d%%  loss %s  %s tok/s  %s left", (int)(100 * part), loss, speed, left);
+    int cells = width - length - 2 < MOST_BAR ? width - length - 2 : MOST_BAR;
+    for (int i = 0; i < cells; i++) bar[i] = i < (int)(part * cells) ? '#' : '.';
+    bar[cells > 0 ? cells : 0] = '\0';
+    if (cells >= LEAST_BAR) printf(LOG_CLEAR_LINE "[%s]%s", bar, text);
+    else printf(LOG_CLEAR_LINE "%.*s", width > 0 ? width : 0, text);
+    fflush(stdout);
+    console->drawn = true;
+}
+
+/* -- Lines --------------------------------------------------------------------------------------------------------- */
+
+static void smooth_loss(Console *console, double loss) {
+    const double least = 0.1;
+    if (!isfinite(loss)) return;
+    console->smooth += (loss - console->smooth) * fmax(least, 1.0 / (double)++console->smoothed);
+}
+
+static bool step_due(const Console *console, const StepMetrics *step, double now) {
+    if (step->skipped || step->step == step->steps || console->columns == 0) return true;
+    if (console->every > 0) return step->step % console->every == 0;
+    return !console->terminal || now - console->printed >= line_seconds;
+}
+
+static void log_step(Console *console, const StepMetrics *step) {
+    char line[512];
+    unsigned chosen = choose_columns(FIXED_WIDTH, step->steps, true);
+    for (int i = console->logged_header; i < 2; i++) {
+        format_line(i ? console : NULL, step, chosen, line, sizeof line);
+        log_line(console, line);
+    }
+    console->logged_header = true;
+}
+
+void console_step(Console *console, const StepMetrics *step) {
+    double now = log_seconds();
+    smooth_loss(console, step->loss);
+    log_step(console, step);
+    if (step_due(console, step, now)) {
+        show_step(console, step);
+        console->printed = now;
+    } else if (!console->status || (console->drawn && now - console->drew < status_seconds)) {
+        return;
+    }
+    if (!console->status) return;
+    draw_status(console, step);
+    console->drew = now;
+}
+
+void console_end_steps(Console *console) {
+    if (console->drawn) printf(LOG_CLEAR_LINE);
+    fflush(stdout);
+    console->drawn = false;
+}
+
+/* Breaks the line at blanks where it is wider than the terminal. */
+static void show_text(Console *console, const char *line) {
+    enum { INDENT = 4 };
+    int width = console->terminal ? terminal_width() : MOST_LINE, indent = 0;
+    while ((int)strlen(line) > width - indent && width > 2 * INDENT) {
+        int cut = width - indent;
+        while (cut > 0 && line[cut] != ' ') cut--;
+        if (cut == 0) break;
+        char part[MOST_WIDTH + 1];
+        snprintf(part, sizeof part, "%*s%.*s", indent, "", cut, line);
+        show_line(console, part);
+        line += cut + 1;
+        indent = INDENT;
+    }
+    SCOPED_FREE char *last = memory_format("%*s%s", indent, "", line);
+    show_line(console, last);
+}
+
+void console_print(Console *console, const char *format, ...) {
+    char line[MOST_LINE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    blank_controls(line, '?', false);
+    show_text(console, line);
+    log_line(console, line);
+}
+
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
+
+Console *console_create(int64_t every) {
+    Console *console = memory_allocate(sizeof *console);
+    const char *kind = getenv("TERM");
+    console->every = every;
+    console->terminal = isatty(STDOUT_FILENO);
+    console->status = console->terminal && !(kind && strcmp(kind, "dumb") == 0);
+    pthread_mutex_init(&console->lock, NULL);
+    return console;
+}
+
+void console_close(Console *console) {
+    if (!console) return;
+    console_end_steps(console);
+    file_close(&console->log);
+    pthread_mutex_destroy(&console->lock);
+    free(console->early);
+    free(console);
+}

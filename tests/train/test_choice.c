@@ -1,0 +1,186 @@
+/* End to end: which checkpoint of a run is meant, which of them stay, and when a validation loss ends a run. */
+#include "support/train_run.h"
+
+/* The loss falls while the rate is small, and rises when it has grown: the best evaluation lies in the middle. */
+#define TURNING "schedule.kind=constant schedule.warmup=40 optimizer.lr=2 optimizer.clip=0 eval.every=2 "
+
+/* What a command prints on stdout. The caller frees. */
+static char *output_of(const char *words) {
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    char *output = memory_copy_string(result.output);
+    process_free(&result);
+    return output;
+}
+
+static void assert_same_output(const char *words, const char *other) {
+    char *output = output_of(words), *other_output = output_of(other);
+    assert_string_equal(output, other_output);
+    free(output);
+    free(other_output);
+}
+
+static void refuses(int code, const char *fragment, const char *words) {
+    ProcessResult result = smelt(words);
+    expect_code(&result, code, words);
+    if (!strstr(result.errors, fragment)) fail_msg("\"%s\" is not in:\n%s", fragment, result.errors);
+    process_free(&result);
+}
+
+/* The step of the lowest validation loss among the records of a run, the first of equals. */
+static int64_t best_step(const char *run) {
+    json_t *list = records(run, "evaluation"), *record;
+    double lowest = INFINITY;
+    int64_t step = 0;
+    size_t index;
+    json_array_foreach(list, index, record) if (number(record, "loss") < lowest) {
+        lowest = number(record, "loss");
+        step = (int64_t)number(record, "step");
+    }
+    json_decref(list);
+    return step;
+}
+
+static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
+    (void)state;
+    train_good("run=short stop_at=20");
+    train_good("run=run checkpoint.every=10 checkpoint.keep=4");
+    assert_same_output("eval short text json=true", "eval run@20 text json=true");
+    assert_same_output("eval run@20 text json=true", "eval run/checkpoints/step-00000020 text json=true");
+    assert_same_output("eval run text json=true", "eval run@40 text json=true");
+    assert_same_output("generate short the tokens=8 temperature=0", "generate run/checkpoints/step-00000020/ the tokens=8 temperature=0");
+    free(output_of("convert short a"));
+    free(output_of("convert run@20 b"));
+    assert_true(same_bytes("a/model.safetensors", "b/model.safetensors"));
+    refuses(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
+    refuses(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
+}
+
+static void checkpoints_in_another_store_have_the_same_names(void **state) {
+    (void)state;
+    train_good("run=run checkpoint.every=10 checkpoint.store=store");
+    assert_same_output("eval run@30 text json=true", "eval run/checkpoints/step-00000030 text json=true");
+    refuses(ERROR_CHECKPOINT, "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30)", "eval run@10 text");
+}
+
+static void a_folder_whose_own_name_has_an_at_sign_is_that_run(void **state) {
+    (void)state;
+    train_good("run=run stop_at=2");
+    train_good("run=run@2 stop_at=4");
+    refuses(ERROR_CHECKPOINT, "run@2@9: no checkpoint of step 9", "eval run@2@9 text");
+    assert_same_output("eval run@2 text json=true", "eval run@2@4 text json=true");
+}
+
+static void a_run_starts_from_the_checkpoint_that_is_named(void **state) {
+    (void)state;
+    train_good("run=base checkpoint.every=10 checkpoint.keep=4");
+    train_good("run=short stop_at=10");
+    train_good("run=a init=short stop_at=3");
+    train_good("run=b init=base@10 stop_at=3");
+    assert_true(same_checkpoint("a", "b", 3));
+    char *shown = output_of("show b");
+    if (!strstr(shown, "init            base@10: run ") || !strstr(shown, " after step 10\n")) fail_msg("%s", shown);
+    free(shown);
+}
+
+static void the_best_checkpoint_is_saved_kept_and_found(void **state) {
+    (void)state;
+    train_good("run=run checkpoint.every=20 checkpoint.keep=1 checkpoint.keep_best=true " TURNING);
+    int64_t best = best_step("run");
+    assert_true(best > 2 && best < 38 && best % 20);
+    assert_true(has_checkpoint("run", best) && has_checkpoint("run", 40) && !has_checkpoint("run", 20));
+    char *named = memory_format("eval run@%d text json=true", (int)best), *line = memory_format("  step %d, ", (int)best);
+    assert_same_output("eval run@best text json=true", named);
+    char *shown = output_of("show run"), *at = strstr(shown, line);
+    if (!at || !memmem(at, strcspn(at, "\n"), ", the best", 10)) fail_msg("%s is not the best in:\n%s", line, shown);
+    free(shown);
+    free(named);
+    free(line);
+    train_good("run=run checkpoint.every=1 checkpoint.keep=1 checkpoint.keep_best=true " TURNING "steps=42 resume.accept=steps");
+    assert_true(has_checkpoint("run", best) && has_checkpoint("run", 42) && !has_checkpoint("run", 40));
+}
+
+static void without_evaluations_no_checkpoint_is_the_best(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10");
+    refuses(ERROR_CHECKPOINT, "run has no checkpoint that was evaluated when it was saved", "eval run@best text");
+}
+
+static void checkpoints_of_some_steps_stay_for_ever(void **state) {
+    (void)state;
+    train_good("run=run checkpoint.every=5 checkpoint.keep=1 checkpoint.keep_every=15");
+    for (int step = 5; step <= 40; step += 5) assert_true(has_checkpoint("run", step) == (step == 15 || step == 30 || step == 40));
+    train_says(ERROR_USAGE, "checkpoint.keep_every=15 is no multiple of checkpoint.every=10",
+        "run=run checkpoint.every=10 checkpoint.keep_every=15");
+}
+
+static void a_run_without_progress_stops_early(void **state) {
+    (void)state;
+    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " TURNING);
+    int64_t best = best_step("run"), stopped = best + 6;
+    assert_true(stopped < 40);
+    assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
+    assert_true(has_checkpoint("run", stopped));
+    int evaluations = count_records("run", "evaluation");
+    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " TURNING);
+    assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
+    assert_int_equal(count_records("run", "evaluation"), evaluations);
+    train_good("run=run " TURNING);
+    assert_true(has_checkpoint("run", 40));
+}
+
+/* The count goes on where it was, also on two ranks, and after a kill. */
+static void patience_survives_restarts(void **state) {
+    (void)state;
+    train_good("run=whole eval.patience=4 " TURNING);
+    int64_t stopped = (int64_t)recorded("whole", "step", -1, "step");
+    assert_true(stopped < 40);
+    train_good("run=broken eval.patience=4 stop_at=%d " TURNING, (int)stopped - 3);
+    int port = process_free_port();
+    Process ranks[2] = {
+        rank_start(0, port, "run=broken eval.patience=4 " TURNING), rank_start(1, port, "run=broken eval.patience=4 " TURNING)};
+    for (int r = 0; r < 2; r++) {
+        ProcessResult result = process_finish(&ranks[r]);
+        expect_code(&result, ERROR_NONE, "a rank");
+        process_free(&result);
+    }
+    assert_int_equal((int)recorded("broken", "step", -1, "step"), stopped);
+    assert_same_output("eval whole text json=true", "eval broken text json=true");
+}
+
+/* Losses of other validation data do not compare. */
+static void other_validation_data_begin_anew(void **state) {
+    (void)state;
+    train_good("run=run eval.patience=2 " TURNING);
+    int64_t stopped = (int64_t)recorded("run", "step", -1, "step");
+    train_good("run=run eval.patience=2 eval.batches=3 stop_at=%d " TURNING, (int)stopped + 2);
+    assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
+    write_corpus("text2", 3000);
+    train_good("run=run eval.patience=2 data.valid=text2 resume.accept=data stop_at=%d " TURNING, (int)stopped + 2);
+    assert_int_equal((int)recorded("run", "step", -1, "step"), stopped + 2);
+}
+
+static void what_compares_evaluations_needs_some(void **state) {
+    (void)state;
+    train_says(ERROR_USAGE, "eval.patience compares evaluations: give eval.every", "run=run eval.patience=2");
+    train_says(ERROR_USAGE, "checkpoint.keep_best=true compares evaluations: give eval.every", "run=run checkpoint.keep_best=true");
+    train_says(ERROR_USAGE, "there is no validation part: give data.valid", "run=run eval.patience=2 eval.every=2 data.valid_fraction=0");
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_checkpoint_is_named_by_its_step_or_its_folder),
+        TRAIN_TEST(checkpoints_in_another_store_have_the_same_names),
+        TRAIN_TEST(a_folder_whose_own_name_has_an_at_sign_is_that_run),
+        TRAIN_TEST(a_run_starts_from_the_checkpoint_that_is_named),
+        TRAIN_TEST(the_best_checkpoint_is_saved_kept_and_found),
+        TRAIN_TEST(without_evaluations_no_checkpoint_is_the_best),
+        TRAIN_TEST(checkpoints_of_some_steps_stay_for_ever),
+        TRAIN_TEST(a_run_without_progress_stops_early),
+        TRAIN_TEST(patience_survives_restarts),
+        TRAIN_TEST(other_validation_data_begin_anew),
+        TRAIN_TEST(what_compares_evaluations_needs_some),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
