@@ -200,7 +200,8 @@ static const Command members[] = {
     {.name = "data pack",
         .summary = "text file or folder to token shards",
         .words = "INPUT OUTPUT",
-        .explanation = "Writes the text of a file or folder as token shards, OUTPUT.bin and OUTPUT.idx.\n",
+        .explanation = "Writes the text of a file or folder, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx.\n"
+                       "  zcat texts.gz | smelt data pack - OUTPUT\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},

@@ -71,9 +71,9 @@ void shard_writer_cancel(ShardWriter *writer);
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
 
 typedef struct PackOptions {
-    /* A text file, or a folder whose regular files are read recursively in byte order of their paths. In a folder,
-     * links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning. A single
-     * file may hold any bytes, unless it is one of the two of a shard: ERROR_DATA, as its prefix was meant. */
+    /* A text file, a folder whose regular files are read recursively in byte order of their paths, or "-", standard
+     * input. What is not text, by its first 8 KiB (not_text.c), is ERROR_DATA that says what it is; in a folder it is
+     * skipped with a warning, as links and devices are. What has a hidden name (.git) in a folder is left out. */
     const char *input;
     const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a

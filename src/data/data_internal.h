@@ -17,6 +17,15 @@ int document_encoder_token_bytes(const DocumentEncoder *encoder); /* 2 or 4, by 
 bool document_encoder_add(DocumentEncoder *encoder, ShardWriter *writer, int64_t *tokens, const char *text, size_t size, Error *error);
 bool document_encoder_flush(DocumentEncoder *encoder, Error *error);
 
+/* What a file is in place of text, and what to do about it: two parts of a message (not_text.c). */
+typedef struct NotText {
+    const char *what;   /* "gzip data" */
+    const char *advice; /* "unpack it first, as in ..." */
+} NotText;
+enum { NOT_TEXT_PROBE_BYTES = 8192 };
+/* Whether a file that begins with these bytes, at most the first NOT_TEXT_PROBE_BYTES of it, is no text. */
+bool not_text(const unsigned char *bytes, size_t size, NotText *found);
+
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
 #define SHARD_CHECKSUM_MAGIC "SMELTSUM"
 enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9 };

@@ -18,7 +18,7 @@
 #include "data/data.h"
 #include "data/data_internal.h"
 
-enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22 };
+enum { CHUNK_BYTES = 1 << 14, PROGRESS_BYTES = 1 << 22 };
 
 /* What a folder held besides text: how many, and the first in byte order for the warning. */
 typedef struct Skipped {
@@ -38,8 +38,10 @@ typedef struct Packer {
     PackResult result;
     FileList files;     /* paths */
     int64_t file_bytes; /* of all files */
-    Skipped irregular, binary;
-    bool folder; /* the input is a folder */
+    Skipped irregular, binary, hidden;
+    NotText first_binary; /* what binary.first is */
+    bool folder;          /* the input is a folder */
+    File standard_input;  /* its copy, without a name */
     Part train, valid;
     DocumentEncoder *encoder;  /* NULL: byte tokens */
     TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
@@ -79,14 +81,37 @@ static bool list_folder(Packer *packer, FileList *folders, const char *path, Err
     SCOPED(file_list_free) FileList list;
     if (!file_list(path, &list, error)) return false;
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-    for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++)
-        if (!sort_entry(packer, folders, memory_format("%s%s%s", path, slash, entry->name), entry->kind, error)) return false;
+    for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
+        char *entry_path = memory_format("%s%s%s", path, slash, entry->name);
+        bool hidden = entry->name[0] == '.';
+        if (hidden) skip(&packer->hidden, entry_path);
+        if (hidden) free(entry_path);
+        else if (!sort_entry(packer, folders, entry_path, entry->kind, error)) return false;
+    }
     return true;
+}
+
+/* Standard input becomes a file without a name beside the output, since files are mapped. */
+static bool copy_standard_input(Packer *packer, Error *error) {
+    const char *output = packer->options->output, *slash = strrchr(output, '/');
+    SCOPED_FREE char *folder = slash ? memory_format("%.*s", (int)(slash + 1 - output), output) : memory_copy_string(".");
+    SCOPED_FREE char *chunk = memory_allocate(PROGRESS_BYTES);
+    File *copy = &packer->standard_input;
+    bool good = file_make_parents(output, error) && file_open_unnamed(copy, folder, error);
+    for (size_t count = 1; good && count > 0;) {
+        count = fread(chunk, 1, PROGRESS_BYTES, stdin);
+        good = file_append(copy, chunk, (int64_t)count, error);
+    }
+    if (good && ferror(stdin)) return error_set(error, ERROR_DATA, "cannot read standard input: %s", strerror(errno));
+    packer->file_bytes = copy->bytes;
+    if (good) file_list_add(&packer->files, memory_format("/proc/self/fd/%d", copy->descriptor), FILE_REGULAR);
+    return good;
 }
 
 /* Fills packer->files. The input itself may be a link. */
 static bool list_files(Packer *packer, Error *error) {
     const char *input = packer->options->input;
+    if (!strcmp(input, "-")) return copy_standard_input(packer, error);
     FileKind kind = file_kind(input, &packer->file_bytes);
     if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
@@ -236,15 +261,26 @@ static bool refuse_shard(const char *path, Error *error) {
                prefix);
 }
 
+/* Whether the file is text; in a folder others are skipped. */
+static bool take_text(Packer *packer, const char *path, const FileMap *file, Error *error) {
+    NotText found = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
+    bool shard = packer->folder && !refuse_shard(path, &(Error){0});
+    if (!shard && !not_text(file->bytes, (size_t)int_min((int64_t)file->size, NOT_TEXT_PROBE_BYTES), &found)) return true;
+    if (!packer->folder) {
+        const char *input = packer->options->input, *name = strcmp(input, "-") ? input : "standard input";
+        return error_set(error, ERROR_DATA, "%s is %s, not text: %s", name, found.what, found.advice);
+    }
+    if (packer->binary.count == 0) packer->first_binary = found; /* files come in the order of their paths */
+    skip(&packer->binary, path);
+    return false;
+}
+
 static bool pack_file(Packer *packer, const char *path, Error *error) {
     SCOPED(file_unmap) FileMap file;
     if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
     if (!packer->folder && (!refuse_output(packer, path, error) || !refuse_shard(path, error))) return false;
     if (file.size == 0) return true;
-    if (packer->folder && memchr(file.bytes, '\0', (size_t)int_min((int64_t)file.size, TEXT_PROBE_BYTES))) {
-        skip(&packer->binary, path);
-        return true;
-    }
+    if (!take_text(packer, path, &file, error)) return packer->folder;
     madvise((void *)file.bytes, file.size, MADV_SEQUENTIAL);
     Text text = {(const char *)file.bytes, file.size};
     size_t cut = split_point(text, packer->options);
@@ -311,8 +347,12 @@ static void warn_skipped(const Packer *packer) {
     if (packer->irregular.count > 0)
         log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count, packer->irregular.first);
     if (packer->binary.count > 0)
-        log_warn("skipped %" PRId64 " file%s that %s not text (a zero byte in the first %d), the first being %s", packer->binary.count,
-            plural(packer->binary.count), packer->binary.count == 1 ? "is" : "are", TEXT_PROBE_BYTES, packer->binary.first);
+        log_warn("skipped %" PRId64 " file%s that %s not text, the first being %s: %s, %s", packer->binary.count,
+            plural(packer->binary.count), packer->binary.count == 1 ? "is" : "are", packer->binary.first, packer->first_binary.what,
+            packer->first_binary.advice);
+    if (packer->hidden.count > 0)
+        log_info("left out %" PRId64 " hidden file%s or folder%s, the first being %s", packer->hidden.count, plural(packer->hidden.count),
+            plural(packer->hidden.count), packer->hidden.first);
 }
 
 static bool read_all(Packer *packer, Error *error) {
@@ -359,6 +399,8 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     file_list_free(&packer->files);
     free(packer->irregular.first);
     free(packer->binary.first);
+    free(packer->hidden.first);
+    file_close(&packer->standard_input);
     free(packer);
     return good;
 }

@@ -110,7 +110,12 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     SCOPED_FREE char *bytes = read_file(tokenizer->path, &size, error);
     if (!bytes) return false;
     bool good;
-    if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
+    if (memchr(bytes, 0, size))
+        good = error_set(error, ERROR_DATA,
+            "it is neither a tokenizer.json nor a .tiktoken file but binary, as sentencepiece's tokenizer.model is: give the "
+            "tokenizer.json "
+            "of the same model");
+    else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
     else if (*pattern)
         good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
     else good = read_json(tokenizer, bytes, size, error);

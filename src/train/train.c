@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -760,6 +761,20 @@ static void warn_of_export(const Config *config) {
             config->optimizer.balance_lr);
 }
 
+/* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
+ * al. 2023, arXiv 2305.16264, figure 5). */
+static void warn_of_repetition(const Loop *loop) {
+    enum { GOOD = 4, MUCH = 16 };
+    const Config *config = loop->config;
+    int64_t held = loop->corpus.train.token_count;
+    int64_t read = schedule_samples_before(&config->batch, config->data.length, config->steps + 1) * config->data.length;
+    if (read / held < MUCH) return;
+    log_warn("the %lld tokens of data.train are read %lld times in %lld steps, and learned by heart: give more text, or fewer steps (about "
+             "%lld read it %d times)",
+        (long long)held, (long long)(read / held), (long long)config->steps, (long long)int_max(1, GOOD * held / config->batch.tokens),
+        GOOD);
+}
+
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
@@ -773,7 +788,10 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
     Budget budget = session_budget(session);
     if (leads(loop)) budget_print(&budget, stderr);
-    if (leads(loop) && !session->step) warn_of_export(config);
+    if (leads(loop) && !session->step) {
+        warn_of_export(config);
+        warn_of_repetition(loop);
+    }
     loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, session->step + 1) * config->data.length;
     allocate_step(loop);
     loop->measured_flops = measure_gemm(config, device);

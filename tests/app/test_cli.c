@@ -153,6 +153,28 @@ static void a_text_alone_trains(void **state) {
     expect("$SMELT train data.train=text stop_at=1 device=cpu && test -e runs/first/metrics.jsonl", 0, "");
 }
 
+static void standard_input_is_packed(void **state) {
+    (void)state;
+    expect("$SMELT data pack text one && cat text | $SMELT data pack - two && cmp one.bin two.bin && cmp one.idx two.idx", 0, "");
+    expect("gzip -c text | $SMELT data pack - three", ERROR_DATA, "error: standard input is gzip data, not text: unpack it first");
+    expect("$SMELT data pack - three </dev/null", ERROR_DATA, "- holds no text");
+    expect("test ! -e three.bin", 0, "");
+}
+
+static void a_tokenizer_of_sentencepiece_is_named(void **state) {
+    (void)state;
+    write_bytes("tokenizer.model", "\n\x0e\n\5<unk>\x15\0\0\0\0", 14);
+    expect("$SMELT data pack text out tokenizer=tokenizer.model", ERROR_DATA, "tokenizer.model: it is neither a tokenizer.json nor");
+    expect("$SMELT data pack tokenizer.model out", ERROR_DATA, "tokenizer.model is a sentencepiece tokenizer, not text");
+}
+
+static void what_a_folder_holds_besides_text_is_counted(void **state) {
+    (void)state;
+    expect("mkdir -p f/.git && cp text f/a && cp text f/.git/b && cp text f/.c && gzip -c text >f/b.gz && gzip -c text >f/c.gz", 0, "");
+    expect("$SMELT data pack f out", 0, "skipped 2 files that are not text, the first being f/b.gz: gzip data, unpack it first");
+    expect("$SMELT data pack f out", 0, "left out 2 hidden files or folders, the first being f/.c\n");
+}
+
 static void showing_a_folder_names_a_shard_in_it(void **state) {
     (void)state;
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
@@ -175,6 +197,9 @@ int main(void) {
         TRAIN_TEST(every_help_fits_into_80_columns),
         TRAIN_TEST(the_version_names_what_was_built),
         TRAIN_TEST(a_text_alone_trains),
+        TRAIN_TEST(standard_input_is_packed),
+        TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
+        TRAIN_TEST(what_a_folder_holds_besides_text_is_counted),
         TRAIN_TEST(showing_a_folder_names_a_shard_in_it),
         TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),
     };

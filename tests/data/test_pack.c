@@ -52,14 +52,14 @@ static void a_file_becomes_its_bytes_and_one_separator(void **state) {
     (void)state;
     unsigned char bytes[256];
     for (int i = 0; i < 256; i++) bytes[i] = (unsigned char)i;
-    write_bytes("in", bytes, sizeof bytes);
+    write_bytes("in", bytes + 1, sizeof bytes - 1); /* a zero byte is not of a text */
     PackResult result = pack("in", 0, "");
     assert_int_equal(result.documents, 1);
-    assert_int_equal(result.train_tokens, 257);
+    assert_int_equal(result.train_tokens, 256);
     assert_int_equal(result.valid_tokens, 0);
-    assert_int_equal(result.bytes, 256);
+    assert_int_equal(result.bytes, 255);
     Shard shard = open_shard("out");
-    for (int i = 0; i < 257; i++) assert_int_equal(shard_token(&shard, i), i);
+    for (int i = 0; i < 256; i++) assert_int_equal(shard_token(&shard, i), i + 1);
     shard_close(&shard);
 }
 
@@ -269,7 +269,60 @@ static void a_file_of_a_shard_is_no_text_and_its_prefix_is_named(void **state) {
         "s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
     assert_pack_fails("./s.idx", 0, "", ERROR_DATA, "as in data.train=./s");
     assert_int_equal(unlink("s.idx"), 0);
-    pack("s.bin", 0, ""); /* any bytes, as there is no shard */
+    write_text("s.bin", "text");
+    pack("s.bin", 0, ""); /* there is no shard */
+}
+
+/* Each begins a file whose rest are zeros, so that ASCII names are not taken for words. */
+static void what_is_not_text_is_named_with_what_to_do(void **state) {
+    (void)state;
+    static const struct {
+        const char *bytes;
+        int length;
+        const char *told;
+    } kinds[] = {{"\x1f\x8b\x08", 3, "in is gzip data, not text: unpack it first, as in zcat FILE | smelt data pack - OUTPUT"},
+        {"BZh91AY", 7, "bzip2 data"}, {"\3757zXZ\0", 6, "xz data"}, {"\x28\xb5\x2f\xfd", 4, "zstd data"},
+        {"PK\3\4", 4, "a zip archive, not text: unpack it first: unzip FILE"}, {"PAR1\x15", 5, "a parquet table"},
+        {"\xa7\x0d\r\n\0\0\0\0", 8, "compiled Python"}, {"\x89PNG\r\n\x1a\n", 8, "a picture, not text: leave it out"},
+        {"\xff\xd8\xff\xe0", 4, "a picture"}, {"%PDF-1.7\n", 9, "a PDF document"}, {"\n\x0e\n\5<unk>\x15", 10, "a sentencepiece tokenizer"},
+        {"\xff\xfet\0e\0", 6, "iconv -f UTF-16 "}, {"\xfe\xff\0t\0e", 6, "iconv -f UTF-16 "},
+        {"MMIDIDX\0\0", 9, "the index of a token shard"}, {"\177ELF", 4, "a compiled program"},
+        {"some words", 10, "binary data (it holds zero bytes)"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        char bytes[300] = {0};
+        memcpy(bytes, kinds[i].bytes, (size_t)kinds[i].length);
+        write_bytes("in", bytes, sizeof bytes);
+        assert_pack_fails("in", 0, "", ERROR_DATA, kinds[i].told);
+    }
+    write_bytes("in", "w\0o\0r\0d\0s\0", 10);
+    assert_pack_fails("in", 0, "", ERROR_DATA, "UTF-16 text, not text: convert it first: iconv -f UTF-16LE");
+    write_text("in", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    assert_pack_fails("in", 0, "", ERROR_DATA, "in is JSON lines, not text: write their texts first, as with jq");
+}
+
+/* Words that formats begin with, code and prose with braces, and bytes above ASCII. */
+static void text_that_resembles_other_formats_is_packed(void **state) {
+    (void)state;
+    static const char *const texts[] = {"PAR1 is a golf term\n", "GIF89a\n", "BZh\n", "ID3 tags\n", "{\n  \"name\": 1\n}\n", "{x}\n{y}\n",
+        "{\"a\": 1}\nand prose\n", "ab\r\ncd\r\n", "caf\xe9\n", "\xef\xbb\xbfmarked\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_text("in", texts[i]);
+        pack("in", 0, "");
+        char *packed = shard_text("out");
+        assert_memory_equal(packed, texts[i], strlen(texts[i]));
+        free(packed);
+    }
+}
+
+static void hidden_files_and_folders_are_left_out(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    assert_int_equal(mkdir("in/.git", 0700), 0);
+    write_text("in/.git/config", "secret");
+    write_text("in/.notes", "secret");
+    write_text("in/a", "text");
+    pack("in", 0, "");
+    assert_shard_text("out", "text|");
 }
 
 static void values_out_of_range_are_usage_errors(void **state) {
@@ -390,6 +443,9 @@ int main(void) {
         IN_FOLDER(a_file_or_folder_that_cannot_be_read_is_an_error),
         IN_FOLDER(an_output_that_would_replace_the_input_is_refused),
         IN_FOLDER(a_file_of_a_shard_is_no_text_and_its_prefix_is_named),
+        IN_FOLDER(what_is_not_text_is_named_with_what_to_do),
+        IN_FOLDER(text_that_resembles_other_formats_is_packed),
+        IN_FOLDER(hidden_files_and_folders_are_left_out),
         IN_FOLDER(values_out_of_range_are_usage_errors),
         IN_FOLDER(packing_twice_gives_the_same_bytes),
         IN_FOLDER(the_command_packs_and_shows),

@@ -366,6 +366,20 @@ static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touche
 
 #define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, train_setup, unmount_and_leave)
 
+static void a_text_that_is_read_many_times_gets_a_remark(void **state) {
+    (void)state;
+    static const char remark[] = "tokens of data.train are read ";
+    write_corpus("few", 100);
+    ProcessResult result = smelt("train " TINY " run=r data.train=few data.valid_fraction=0 stop_at=1");
+    expect_code(&result, 0, "train");
+    if (!strstr(result.errors, remark)) fail_msg("no remark in: %s", result.errors);
+    process_free(&result);
+    result = smelt("train " TINY " run=s data.train=few data.valid_fraction=0 steps=20 stop_at=1");
+    expect_code(&result, 0, "train");
+    assert_null(strstr(result.errors, remark));
+    process_free(&result);
+}
+
 int main(void) {
     train_main();
     plan_config = realpath("configs/zaya1-8b.yaml", NULL);
@@ -392,6 +406,7 @@ int main(void) {
         DISK_TEST(a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step),
         DISK_TEST(a_disk_without_room_for_records_costs_only_these),
         DISK_TEST(a_read_only_disk_is_named),
+        TRAIN_TEST(a_text_that_is_read_many_times_gets_a_remark),
         TRAIN_TEST(a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing),
         TRAIN_TEST(a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched),
     };

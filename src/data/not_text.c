@@ -1,0 +1,102 @@
+/* What a file is that is no text: compressed files, tables, pictures and the like, by how they begin. Bytes without a
+ * name here are text unless there is a zero among them. A model that trained on such bytes would learn them without a
+ * word. Called for each file that is packed. */
+#include <string.h>
+
+#include "data/data_internal.h"
+
+typedef struct Magic {
+    int offset;
+    const char *bytes;
+    size_t length;
+    bool spelled; /* text may begin so too: a zero byte must follow */
+    NotText is;
+} Magic;
+#define MAGIC(offset, bytes, ...) {offset, bytes, sizeof bytes - 1, __VA_ARGS__}
+
+#define UNPACK(program) "unpack it first, as in " program " FILE | smelt data pack - OUTPUT"
+#define WRITE_TEXT "write its texts to a file first"
+#define LEAVE_OUT "leave it out"
+#define CONVERT(from) "convert it first: iconv -f " from " -t UTF-8 FILE > TEXT"
+static const Magic magics[] = {
+    MAGIC(0, "\x1f\x8b", false, {"gzip data", UNPACK("zcat")}),
+    MAGIC(0, "BZh", true, {"bzip2 data", UNPACK("bzcat")}),
+    MAGIC(0, "\3757zXZ\0", false, {"xz data", UNPACK("xzcat")}),
+    MAGIC(0, "\x28\xb5\x2f\xfd", false, {"zstd data", UNPACK("zstdcat")}),
+    MAGIC(0, "\x04\x22\x4d\x18", false, {"lz4 data", UNPACK("lz4cat")}),
+    MAGIC(0, "PK\3\4", false, {"a zip archive", "unpack it first: unzip FILE"}),
+    MAGIC(0, "7z\xbc\xaf\x27\x1c", false, {"a 7z archive", "unpack it first: 7z x FILE"}),
+    MAGIC(0, "Rar!\x1a\7", false, {"a rar archive", "unpack it first: unrar x FILE"}),
+    MAGIC(257, "ustar", true, {"a tar archive", "unpack it first: tar xf FILE"}),
+    MAGIC(0, "PAR1", true, {"a parquet table", WRITE_TEXT ", as with pandas.read_parquet in Python"}),
+    MAGIC(0, "ARROW1\0", false, {"an Arrow table", WRITE_TEXT ", as with pyarrow in Python"}),
+    MAGIC(0, "SQLite format 3\0", false, {"an SQLite database", WRITE_TEXT ": sqlite3 FILE 'select ...'"}),
+    MAGIC(0, "\x93NUMPY", false, {"a NumPy array", "write tokens as a token shard (docs/formats.md), or text as text"}),
+    MAGIC(0, "\x89HDF\r\n\x1a\n", false, {"an HDF5 file", WRITE_TEXT}),
+    MAGIC(0, "MMIDIDX\0", false, {"the index of a token shard", "name the shard by its prefix, without .idx"}),
+    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", "it is no text; as a tokenizer give the tokenizer.json of the same model"}),
+    MAGIC(0, "GGUF", true, {"a GGUF model", LEAVE_OUT}),
+    MAGIC(2, "\r\n\0\0\0", false, {"compiled Python", LEAVE_OUT}),
+    MAGIC(0, "\177ELF", false, {"a compiled program", LEAVE_OUT}),
+    MAGIC(0, "%PDF-", false, {"a PDF document", WRITE_TEXT ": pdftotext FILE"}),
+    MAGIC(0, "\x89PNG", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "\xff\xd8\xff", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "GIF8", true, {"a picture", LEAVE_OUT}),
+    MAGIC(8, "WEBP", true, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "II*\0", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "RIFF", true, {"sound or video", LEAVE_OUT}),
+    MAGIC(0, "OggS", true, {"sound or video", LEAVE_OUT}),
+    MAGIC(0, "fLaC", true, {"sound or video", LEAVE_OUT}),
+    MAGIC(0, "ID3", true, {"sound or video", LEAVE_OUT}),
+    MAGIC(4, "ftyp", true, {"sound or video", LEAVE_OUT}),
+    MAGIC(0, "\xff\xfe\0\0", false, {"UTF-32 text", CONVERT("UTF-32")}),
+    MAGIC(0, "\xff\xfe", false, {"UTF-16 text", CONVERT("UTF-16")}),
+    MAGIC(0, "\xfe\xff", false, {"UTF-16 text", CONVERT("UTF-16")}),
+};
+
+/* Text in UTF-16 without a byte order mark: of each pair of bytes one side is mostly zero, and the other seldom. */
+static const char *utf16_order(const unsigned char *bytes, size_t size) {
+    size_t zeros[2] = {0}, pairs = size / 2;
+    for (size_t i = 0; i < 2 * pairs; i++) zeros[i % 2] += bytes[i] == 0;
+    if (pairs < 2) return NULL;
+    if (zeros[1] > pairs / 2 && zeros[0] <= pairs / 16) return CONVERT("UTF-16LE");
+    if (zeros[0] > pairs / 2 && zeros[1] <= pairs / 16) return CONVERT("UTF-16BE");
+    return NULL;
+}
+
+/* A line that begins as a JSON object and ends as one, or goes on beyond what is seen. */
+static bool is_json_line(const char *line, size_t length, bool whole) {
+    if (length > 0 && line[length - 1] == '\r') length--;
+    return length >= 4 && line[0] == '{' && line[1 + strspn(line + 1, " ")] == '"' && (!whole || line[length - 1] == '}');
+}
+
+/* The first two lines are objects; or the only one is. */
+static bool is_json_lines(const char *text, size_t size) {
+    for (int lines = 0; lines < 2 && size > 0; lines++) {
+        const char *newline = memchr(text, '\n', size);
+        size_t length = newline ? (size_t)(newline - text) : size;
+        if (!is_json_line(text, length, newline)) return false;
+        text += length + (newline != NULL);
+        size -= length + (newline != NULL);
+    }
+    return true;
+}
+
+bool not_text(const unsigned char *bytes, size_t size, NotText *found) {
+    bool zero = memchr(bytes, 0, size);
+    for (size_t i = 0; i < sizeof magics / sizeof *magics; i++) {
+        const Magic *magic = &magics[i];
+        size_t end = (size_t)magic->offset + magic->length;
+        if (end > size || memcmp(bytes + magic->offset, magic->bytes, magic->length) != 0 || (magic->spelled && !zero)) continue;
+        *found = magic->is;
+        return true;
+    }
+    const char *convert = zero ? utf16_order(bytes, size) : NULL;
+    if (convert) *found = (NotText){"UTF-16 text", convert};
+    else if (zero) *found = (NotText){"binary data (it holds zero bytes)", LEAVE_OUT};
+    else if (is_json_lines((const char *)bytes, size))
+        *found = (NotText){
+            "JSON lines", "write their texts first, as with jq -r '.text, \"<|end|>\"' FILE > TEXT, and give separator='<|end|>'"};
+    else return false;
+    return true;
+}
