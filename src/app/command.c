@@ -141,7 +141,7 @@ int command_run(const Command *command, int argc, char **argv) {
     bool done = !command->words || command_read(command, argc - 1, argv + 1, &invocation, &error);
     if (!done && command->hint) error_set(&error, error.code, "%s; %s", error.message, command->hint);
     done = done && command->run(&invocation, &error);
-    if (!done) log_error("%s", error.message);
+    if (!done) (error.code == ERROR_PREEMPTED ? log_info : log_error)("%s", error.message); /* a pause is no fault */
     options_free_strings(&invocation.strings);
     options_free_strings(&invocation.settings);
     free(invocation.options);

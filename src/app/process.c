@@ -83,7 +83,7 @@ static StopRequest *stop_request;
 
 /* Before the first step of a training there is nothing to save, and what goes on may take long: packing of text. */
 static void on_stop(int number) {
-    static const char text[] = "error: a signal before the first step: nothing is lost, the same command starts again\n";
+    static const char text[] = "a signal before the first step: nothing is lost, the same command starts again\n";
     if (!stop_request->heeded) {
         ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
         (void)ignored;

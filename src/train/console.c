@@ -232,6 +232,8 @@ static void smooth_loss(Console *console, double loss) {
     console->smooth += (loss - console->smooth) * fmax(least, 1.0 / (double)++console->smoothed);
 }
 
+double console_loss(const Console *console) { return console->smoothed ? console->smooth : NAN; }
+
 static bool step_due(const Console *console, const StepMetrics *step, double now) {
     if (step->skipped || step->step == step->steps || console->columns == 0) return true;
     if (console->every > 0) return step->step % console->every == 0;
@@ -271,7 +273,7 @@ void console_end_steps(Console *console) {
 
 /* Breaks the line at blanks where it is wider than the terminal. */
 static void show_text(Console *console, const char *line) {
-    enum { INDENT = 4 };
+    enum { INDENT = 9 }; /* below the text of summary.c's lines */
     int width = console->terminal ? terminal_width() : MOST_LINE, indent = 0;
     while ((int)strlen(line) > width - indent && width > 2 * INDENT) {
         int cut = width - indent;

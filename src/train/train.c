@@ -33,9 +33,11 @@
 #include "train/identity_internal.h"
 #include "train/lineage.h"
 #include "train/metrics_internal.h"
+#include "train/pace_internal.h"
 #include "train/profile_internal.h"
 #include "train/run.h"
 #include "train/source.h"
+#include "train/summary_internal.h"
 
 /* on_nan=skip gives up after so many skipped updates in a row, or when, after so many in all, most of a run's were. */
 enum { MOST_SKIPS = 20 };
@@ -60,12 +62,13 @@ typedef struct Loop {
     json_t *changes;  /* that resume.accept allows (lineage.h) */
     BatchPicker picker;
     Loader *loader;
-    Watchdog *watchdog; /* NULL until the first step can start */
-    Metrics *metrics;   /* NULL on ranks other than 0, and while profiling: nothing is recorded */
-    StepInputs inputs;  /* this rank's share of the step, so that targets can be counted first */
-    double measured_flops;
-    double seconds_per_step; /* smoothed, for the time left */
+    Watchdog *watchdog;    /* NULL until the first step can start */
+    Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    StepInputs inputs;     /* this rank's share of the step, so that targets can be counted first */
+    double measured_flops; /* per second and rank: of a large GEMM, or of the quickest step */
+    Pace pace;
     int64_t tokens_seen;
+    int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
     bool dumped;
     bool unrecorded;    /* the last record could not be written */
     bool unevaluated;   /* the last evaluation was given up for a signal */
@@ -288,11 +291,23 @@ static bool dump(Loop *loop, Error *error) {
     return dump_step(&loop->session, loop->config->dump, &loop->inputs, error) || error_context(error, "dump=%s", loop->config->dump);
 }
 
-/* The record and the printed line of a step that took `seconds`. */
+/* Seconds. */
+static double time_left(const Loop *loop) {
+    const Config *config = loop->config;
+    int64_t step = loop->session.step, steps = config->steps, every = config->eval.every, length = config->data.length;
+    int64_t tokens = schedule_samples_before(&config->batch, length, steps + 1) * length - loop->tokens_seen;
+    int64_t evaluations = every > 0 ? (steps - 1) / every - step / every + 1 : 1;
+    return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
+}
+
+/* The record and the printed line of a step that took `seconds`. What a step reaches, the machine can: a GEMM that was
+ * measured in a bad moment is no best. */
 static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
     Error error = {0};
+    double flops = loop->session.plan.flops * share->all;
+    if (loop->measured_flops > 0) loop->measured_flops = fmax(loop->measured_flops, flops / seconds / comm_size(loop->comm));
     StepMetrics metrics = {.step = step,
         .steps = config->steps,
         .loss = outcome->loss,
@@ -302,12 +317,12 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .seconds = seconds,
         .tokens = share->all * share->rows,
         .tokens_seen = loop->tokens_seen,
-        .flops = loop->session.plan.flops * share->all,
+        .flops = flops,
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
         .measured_flops = loop->measured_flops * comm_size(loop->comm),
         .memory = memory_used(&loop->session),
         .skipped = !is_finite(outcome),
-        .seconds_left = loop->seconds_per_step * (config->steps - step)};
+        .seconds_left = time_left(loop)};
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
     note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
@@ -339,7 +354,7 @@ static bool run_step(Loop *loop, Error *error) {
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += log_seconds() - executed;
-    loop->seconds_per_step = loop->seconds_per_step > 0 ? 0.9 * loop->seconds_per_step + 0.1 * seconds : seconds;
+    pace_step(&loop->pace, share.all * share.rows, seconds);
     loop->tokens_seen += share.all * share.rows;
     session->step = step;
     report_step(loop, &share, &outcome, lr, seconds);
@@ -465,8 +480,9 @@ static bool is_exhausted(const Loop *loop) {
 static void report_exhaustion(const Loop *loop) {
     const Validation *validation = &loop->session.validation;
     if (!leads(loop)) return;
-    log_info("stopped early after step %lld: %lld evaluations since step %lld, whose validation loss is %.5f, brought no lower one; "
-             "eval.patience=0 trains on",
+    console_print(loop->host->console,
+        "stopped early after step %lld: %lld evaluations since step %lld, whose validation loss is %.5f, brought no lower one; "
+        "eval.patience=0 trains on",
         (long long)loop->session.step, (long long)validation->waited, (long long)validation->best_step, validation->best_loss);
 }
 
@@ -475,6 +491,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
     loop->unevaluated = result.stopped;
     if (result.stopped) return true;
+    loop->pace.evaluation_seconds = result.seconds;
     note_evaluation(loop, &result);
     if (loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step) report_evaluation(loop, &result);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
@@ -522,8 +539,18 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
     int64_t step = loop->session.step;
     if (step == 0)
         return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
-    return error_set(
-        error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)step);
+    return error_set(error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written, the same command continues", name,
+        (long long)step);
+}
+
+/* `end` has the first step and the negative of the tokens until then. */
+static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
+    end.step = loop->session.step;
+    end.tokens += loop->tokens_seen;
+    end.seconds = seconds;
+    end.validation = loop->session.validation;
+    console_end_steps(loop->host->console);
+    summary_end(loop->host->console, loop->config, &end);
 }
 
 /* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss. *saved: the step of the newest checkpoint. */
@@ -549,6 +576,7 @@ static bool run_steps(Loop *loop, Error *error) {
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
     int signal = 0;
     double start = log_seconds();
+    SummaryEnd end = {.first = saved, .tokens = -loop->tokens_seen};
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || !catch_up(loop, error)) return false;
@@ -559,7 +587,10 @@ static bool run_steps(Loop *loop, Error *error) {
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
     if (is_exhausted(loop)) report_exhaustion(loop);
-    if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) return true;
+    if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) {
+        if (leads(loop)) report_end(loop, end, log_seconds() - start);
+        return true;
+    }
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
     return report_stop(loop, signal, error);
 }
@@ -597,19 +628,6 @@ static bool report_start(Loop *loop, Error *error) {
         json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
             (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
             "precision", precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
-    char parameters[32];
-    log_format_count((double)model_parameters(graph), parameters);
-    if (device->kind == DEVICE_CPU)
-        log_info("%s parameters, %s, %d thread%s", parameters, machine, omp_get_max_threads(), plural(omp_get_max_threads()));
-    else log_info("%s parameters, %s (%s)", parameters, device->name, device->target);
-    if (comm_size(loop->comm) > 1) {
-        const Layout *layout = loop->session.layout;
-        char ranks[256], balance[96] = "";
-        comm_describe(loop->comm, ranks, sizeof ranks);
-        if (layout->muon_balance > 0)
-            snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
-        log_info("%s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
-    }
     return metrics_start(loop->metrics, loop->session.step, details, error);
 }
 
@@ -720,8 +738,9 @@ static bool same_settings(Loop *loop, Error *error) {
 
 static bool plan(Loop *loop, Device *device, Error *error) {
     Session *session = &loop->session;
+    loop->available = available_memory(loop, device);
     return session_plan_rank(session, loop->config, device, comm_rank(loop->comm), comm_size(loop->comm), error) &&
-           session_check_memory(session, available_memory(loop, device), error);
+           session_check_memory(session, loop->available, error);
 }
 
 /* A process that was killed after a save and before its record left a checkpoint without one. */
@@ -785,9 +804,7 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (session->step > config->steps)
         return error_set(error, ERROR_USAGE, "steps=%lld is below the %lld steps that %s has done: give more, or another run folder",
             (long long)config->steps, (long long)session->step, config->run);
-    if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
-    Budget budget = session_budget(session);
-    if (leads(loop)) budget_print(&budget, stderr);
+    if (leads(loop)) summary_start(loop->host->console, session, &loop->corpus, loop->available);
     if (leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);

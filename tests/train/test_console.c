@@ -25,6 +25,7 @@
 #include "support/files.h"
 #include "train/console.h"
 #include "train/metrics_internal.h"
+#include "train/pace_internal.h"
 
 static const StepMetrics plain = {.step = 3,
     .steps = 10,
@@ -55,7 +56,8 @@ static void *read_terminal(void *argument) {
     const size_t most = 1 << 16;
     char *text = memory_allocate(most);
     size_t length = 0;
-    for (ssize_t got; !strstr(text, "(end)") && (got = read(screen->master, text + length, most - 1 - length)) > 0;) length += (size_t)got;
+    for (ssize_t got; !strstr(text, "(end)\r\n") && (got = read(screen->master, text + length, most - 1 - length)) > 0;)
+        length += (size_t)got;
     return text;
 }
 
@@ -257,6 +259,22 @@ static void a_name_does_not_become_a_control_sequence(void **state) {
     assert_string_equal(text, "run a?[2Jb?c\n");
 }
 
+/* -- The time left ------------------------------------------------------------------------------------------------- */
+
+static void the_time_left_is_right_from_the_second_step_though_the_first_is_slow(void **state) {
+    (void)state;
+    Pace pace = {0};
+    pace_step(&pace, 100, 60);
+    assert_true(pace_left(&pace, 1000, 5) == 600);
+    for (int i = 0; i < 3; i++) {
+        pace_step(&pace, 100, 2);
+        assert_float_equal(pace_left(&pace, 1000, 5), 20, 1e-9);
+    }
+    pace_step(&pace, 200, 4); /* a batch that has grown */
+    pace.evaluation_seconds = 3;
+    assert_float_equal(pace_left(&pace, 1000, 5), 35, 1e-9);
+}
+
 /* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
 
 static char *log_text(void) {
@@ -346,6 +364,7 @@ int main(void) {
         TEST(the_status_line_shows_how_far_the_run_is),
         TEST(a_long_line_is_broken_at_blanks_where_the_terminal_ends),
         TEST(a_name_does_not_become_a_control_sequence),
+        TEST(the_time_left_is_right_from_the_second_step_though_the_first_is_slow),
         TEST(the_log_has_every_step_and_every_line_over_restarts),
         TEST(a_log_on_a_full_disk_is_one_warning),
     };

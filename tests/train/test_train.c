@@ -130,8 +130,9 @@ static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **sta
         ProcessResult result = process_finish(&process);
         expect_code(&result, ERROR_PREEMPTED, settings);
         int64_t step = process_steps(result.output);
-        char *message = memory_format("error: %s after step %lld: a checkpoint was written", signals[i].name, (long long)step);
+        char *message = memory_format("paused by %s after step %lld: a checkpoint was written", signals[i].name, (long long)step);
         if (!strstr(result.errors, message)) fail_msg("\"%s\" is not in:\n%s", message, result.errors);
+        assert_int_equal(process_lines(result.errors, "error: "), 0);
         assert_true(has_checkpoint(run, step));
         assert_int_equal(count_records(run, "step"), step);
         train_good("%s stop_at=%lld", settings, (long long)step + 3);
@@ -383,6 +384,28 @@ static void the_step_line_has_eleven_columns(void **state) {
     process_free(&result);
 }
 
+static void expect_lines(const char *settings, const char *const *lines) {
+    Process process = train_start(settings);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, settings);
+    const char *at = result.output;
+    for (; *lines; lines++)
+        if (!(at = strstr(at, *lines))) fail_msg("\"%s\" is not in its place in:\n%s", *lines, result.output);
+    assert_string_equal(result.errors, ""); /* warnings and errors alone */
+    process_free(&result);
+}
+
+static void a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end(void **state) {
+    (void)state;
+    expect_lines("run=r eval.every=10 stop_at=10",
+        (const char *[]){"run      r, new\n", "model    ", "2 layers of width 32: ", " active per token, all trained\n", "device   ",
+            "2 threads, bf16\n", "data     ", " tokens in 1 document: ", " sequences of 32; validation ", "tokenizer bytes\n",
+            "steps    40 of 256 tokens: 10.2k tokens, ", "memory   ", " of ", ": weights ", "     step/steps ", "          10/40 ",
+            "validation at step 10: ", "checkpoint of step 10: ", "done     10 steps, 2.56k tokens in ", "loss     ", "valid    ",
+            " at step 10\n", "smelt report r: ", "smelt generate r \"", "smelt eval r ", "smelt convert r ", NULL});
+    expect_lines("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens", NULL});
+}
+
 static void assert_fields(const json_t *record, const char *const *names) {
     for (int i = 0; names[i]; i++)
         if (!json_is_number(json_object_get(record, names[i]))) fail_msg("no number %s", names[i]);
@@ -409,6 +432,8 @@ static void every_json_line_carries_its_fields(void **state) {
         size_t index;
         assert_int_equal(json_array_size(list), kinds[i].count);
         json_array_foreach(list, index, record) assert_fields(record, kinds[i].fields);
+        if (!strcmp(kinds[i].kind, "step"))
+            json_array_foreach(list, index, record) assert_true(number(record, "best_percent") <= 100 + 1e-9);
         json_decref(list);
     }
     json_t *list = records("json", "load"), *rows = json_object_get(json_array_get(list, 0), "load");
@@ -559,6 +584,7 @@ int main(void) {
         TRAIN_TEST(evaluation_does_not_change_training),
         TRAIN_TEST(validation_loss_is_the_mean_over_every_target),
         TRAIN_TEST(the_step_line_has_eleven_columns),
+        TRAIN_TEST(a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end),
         TRAIN_TEST(every_json_line_carries_its_fields),
         TRAIN_TEST(a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on),
         TRAIN_TEST(training_from_a_model_folder_uses_its_tokenizer),

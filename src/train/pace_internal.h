@@ -1,0 +1,24 @@
+/* How long the rest of a run takes, from the steps and evaluations so far. The first step of a process is left out
+ * once there is another: it loads kernels and touches memory for the first time. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+/* Zeroed: nothing is known. */
+typedef struct Pace {
+    int64_t steps;
+    double token_seconds;      /* smoothed over some ten steps */
+    double evaluation_seconds; /* of the last one */
+} Pace;
+
+static inline void pace_step(Pace *pace, int64_t tokens, double seconds) {
+    const double least = 0.1;
+    double weight = ++pace->steps <= 2 ? 1 : fmax(least, 1.0 / (double)(pace->steps - 1));
+    pace->token_seconds += (seconds / (double)tokens - pace->token_seconds) * weight;
+}
+
+/* Seconds. */
+static inline double pace_left(const Pace *pace, int64_t tokens, int64_t evaluations) {
+    return pace->token_seconds * (double)tokens + pace->evaluation_seconds * (double)evaluations;
+}

@@ -1,0 +1,120 @@
+/* The first and the last lines of a training: what a person asks before a long run and after it. Owns nothing. */
+#include "train/summary_internal.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "device/device.h"
+#include "train/run.h"
+
+typedef struct Text { char text[32]; } Text;
+
+static Text count(int64_t number) {
+    Text text;
+    log_format_count((double)number, text.text);
+    return text;
+}
+
+static Text bytes(int64_t number) {
+    Text text;
+    log_format_bytes((double)number, text.text);
+    return text;
+}
+
+/* -- Start --------------------------------------------------------------------------------------------------------- */
+
+static void describe_model(Console *console, const Session *session) {
+    const Graph *graph = session->model.graph;
+    const Config *config = session->config;
+    int64_t all = model_parameters(graph), active = model_active_parameters(graph, &config->model),
+            trained = model_trained_parameters(graph);
+    static const char name[] = "model.family";
+    char family[16], used[64] = "", part[64] = "all trained";
+    options_format_value(options_find(&config_table, name, sizeof name - 1), config, family, sizeof family);
+    if (active != all) snprintf(used, sizeof used, ", %s active per token", count(active).text);
+    if (config->lora.rank) snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(trained).text, (long long)config->lora.rank);
+    console_print(console, "model    %s, %lld layers of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
+        (long long)config->model.width, count(all).text, used, part);
+}
+
+static void describe_device(Console *console, const Session *session) {
+    const DeviceInfo *device = device_info(session->backend.device);
+    const char *precision = precision_name(session->config->precision);
+    const Layout *layout = session->layout;
+    SCOPED_FREE char *machine = run_describe_machine();
+    int threads = omp_get_max_threads();
+    if (device->kind == DEVICE_CPU) console_print(console, "device   %s, %d thread%s, %s", machine, threads, plural(threads), precision);
+    else console_print(console, "device   %s (%s), %s", device->name, device->target, precision);
+    if (comm_size(session->comm) == 1) return;
+    char ranks[256], balance[96] = "";
+    comm_describe(session->comm, ranks, sizeof ranks);
+    if (layout->muon_balance > 0)
+        snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
+    console_print(console, "ranks    %s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
+}
+
+static void describe_data(Console *console, const Config *config, const Corpus *corpus) {
+    const Shard *train = &corpus->train;
+    int64_t samples = (train->token_count - 1) / config->data.length;
+    int64_t drawn = schedule_samples_before(&config->batch, config->data.length, config->steps + 1);
+    const char *tokenizer = config->data.tokenizer[0] ? config->data.tokenizer : corpus->bytes ? "bytes" : "of the shard";
+    char valid[64] = "none";
+    if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
+    console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld; validation %s; tokenizer %s",
+        count(train->token_count).text, count(train->document_count).text, plural(train->document_count), count(samples).text,
+        plural(samples), (long long)config->data.length, valid, tokenizer);
+    console_print(console, "steps    %lld of %lld tokens: %s tokens, %.3g epoch%s", (long long)config->steps,
+        (long long)config->batch.tokens, count(drawn * config->data.length).text, (double)drawn / (double)samples,
+        drawn == samples ? "" : "s");
+}
+
+static void describe_memory(Console *console, const Session *session, int64_t available) {
+    Budget budget = session_budget(session);
+    char of[64] = "", copy[80] = "";
+    bool host = device_info(session->backend.device)->host_memory;
+    if (available >= 0) snprintf(of, sizeof of, " of %s", bytes(available).text);
+    if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", bytes(budget.copy).text);
+    console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s", bytes(budget.total).text,
+        of, bytes(budget.weights + budget.master).text, bytes(budget.gradients).text, bytes(budget.optimizer + budget.scratch).text,
+        bytes(budget.activations).text, bytes(budget.evaluation + budget.other).text, copy);
+}
+
+void summary_start(Console *console, const Session *session, const Corpus *corpus, int64_t available) {
+    const Config *config = session->config;
+    if (session->step) console_print(console, "run      continuing %s after step %lld", config->run, (long long)session->step);
+    else console_print(console, "run      %s, new", config->run);
+    describe_model(console, session);
+    describe_device(console, session);
+    describe_data(console, config, corpus);
+    describe_memory(console, session, available);
+}
+
+/* -- End ----------------------------------------------------------------------------------------------------------- */
+
+static void print_result(Console *console, const SummaryEnd *end) {
+    const Validation *last = &end->validation;
+    char text[32], best[96] = "";
+    double loss = console_loss(console);
+    int64_t done = end->step - end->first;
+    log_format_duration(end->seconds, text);
+    console_print(console, "done     %lld step%s, %s tokens in %s: %s tok/s", (long long)done, plural(done), count(end->tokens).text, text,
+        count((int64_t)((double)end->tokens / end->seconds)).text);
+    if (isfinite(loss)) console_print(console, "loss     %.5f, smoothed", loss);
+    if (last->best_step && last->best_step != last->step)
+        snprintf(best, sizeof best, "; best %.5f at step %lld", last->best_loss, (long long)last->best_step);
+    if (last->step) console_print(console, "valid    %.5f at step %lld%s", last->loss, (long long)last->step, best);
+}
+
+void summary_end(Console *console, const Config *config, const SummaryEnd *end) {
+    const char *run = config->run;
+    print_result(console, end);
+    console_print(console, "next     smelt report %s: writes %s/report.html", run, run);
+    console_print(console, "         smelt generate %s \"Once upon a time\"", run);
+    console_print(console, "         smelt eval %s other-texts/", run);
+    console_print(console, "         smelt convert %s my-model", run);
+}
