@@ -10,7 +10,7 @@ BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) $(if $(findstring clang
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -ldl -lm -lpthread
 
 PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
-TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
+TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
 CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
@@ -175,4 +175,5 @@ clean: ## remove what was built
 
 -include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d)
 
+include packaging/packaging.mk
 include tools/rocemu/rocemu.mk

@@ -71,6 +71,9 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 void options_format_value(const Option *option, const void *values, char *text, size_t size);
 /* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help and unit). */
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file);
+/* The row's help with unit and range or choices: "width of a head (channels, 1 to 1024)". */
+enum { OPTIONS_EXPLANATION = 1024 };
+void options_explain(const Option *option, char text[OPTIONS_EXPLANATION]);
 /* The table for --help in 80 columns: NAME=DEFAULT, and help with unit and range or choices; grouped by the part before
  * the dot. */
 void options_print_help(const OptionTable *table, FILE *file);

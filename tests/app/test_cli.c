@@ -147,6 +147,38 @@ static void the_version_names_what_was_built(void **state) {
     process_free(&version);
 }
 
+static void the_manual_page_explains_every_command_and_setting(void **state) {
+    (void)state;
+    expect("$SMELT manual >smelt.1 && ! man --warnings -l smelt.1 2>&1 >page | grep . && grep -q 'peak learning rate' page", 0, "");
+    expect("grep -q '^.BI optimizer.lr= \"1e' smelt.1 && grep -q '^.SS \"smelt data pack INPUT OUTPUT\"' smelt.1", 0, "");
+    expect("$SMELT manual elvish", ERROR_USAGE, "'elvish' is no form of the manual");
+}
+
+/* What bash would propose at the end of a line, as bash calls a completion: "=" is a word of its own. */
+static void bash_completes_commands_keys_values_and_files(void **state) {
+    (void)state;
+    static const char script[] = "source ./smelt.bash\n"
+                                 "line=$1 text=${1//=/ = }\n"
+                                 "COMP_LINE=$line COMP_POINT=${#line} COMP_WORDS=($text)\n"
+                                 "[[ $line == *[\\ =] ]] && COMP_WORDS+=('')\n"
+                                 "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+                                 "_smelt; echo \"${COMPREPLY[*]}\"\n";
+    static const char *const lines[][2] = {{"smelt tr", "train"}, {"smelt data p", "pack"}, {"smelt data pack sepa", "separator="},
+        {"smelt train optimizer.weight", "optimizer.weight_decay="}, {"smelt train device=", "auto cpu hip cuda"},
+        {"smelt train device=c", "cpu cuda"}, {"smelt train on_nan=s", "stop skip"}, {"smelt train data.train=te", "text"},
+        {"smelt launch -n 2 -- train device=h", "hip"}, {"smelt bench gemm repeats", "repeats="}, {"smelt generate temp", "temperature="}};
+    expect("$SMELT manual bash >smelt.bash", 0, "");
+    write_text("try.bash", script);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        SCOPED_FREE char *wanted = memory_format("%s\n", lines[i][1]);
+        char *arguments[] = {"/bin/bash", "try.bash", (char *)lines[i][0], NULL};
+        Process process = process_start(arguments);
+        ProcessResult result = process_finish(&process);
+        if (strcmp(result.output, wanted)) fail_msg("%s: %s in place of %s", lines[i][0], result.output, wanted);
+        process_free(&result);
+    }
+}
+
 /* As the README says: a text, and nothing else. The run folder is the default's. */
 static void a_text_alone_trains(void **state) {
     (void)state;
@@ -196,6 +228,8 @@ int main(void) {
         TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
         TRAIN_TEST(every_help_fits_into_80_columns),
         TRAIN_TEST(the_version_names_what_was_built),
+        TRAIN_TEST(the_manual_page_explains_every_command_and_setting),
+        TRAIN_TEST(bash_completes_commands_keys_values_and_files),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
         TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
