@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "train/source.h"
+#include "train/train.h"
 
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
@@ -10,7 +11,7 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
                     ? source_read_config(path, config, strings, error)
                     : options_read_yaml(&config_table, config, strings, path, error);
     for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
-    return read && config_check(config, error);
+    return read && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 bool settings_hardware(const char *gpu, const char *bench, Hardware *hardware, Measured *measured, Error *error) {

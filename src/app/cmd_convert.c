@@ -1,6 +1,7 @@
 /* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face
  * folder in today's layout, or as a file of llm.c. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -14,7 +15,7 @@
 #include "train/source.h"
 
 typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
-typedef enum ConvertTokenizer { TOKENIZER_BYTES, TOKENIZER_NONE } ConvertTokenizer;
+typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer;
 typedef struct ConvertOptions {
     int dtype, tokenizer;
     int64_t shard_bytes;
@@ -24,8 +25,7 @@ typedef struct ConvertOptions {
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
     CHOICE_OPTION(dtype, "same", "same|bf16|fp32", "type of the tensors; same: as in a model folder, bf16 for bf16 runs"),
-    CHOICE_OPTION(
-        tokenizer, "bytes", "bytes|none", "of a run without data.tokenizer; none: its token shards were made by another tokenizer"),
+    CHOICE_OPTION(tokenizer, "own", "own|none", "the tokenizer of a run is written beside its model; none: it is left out"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
     BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
@@ -75,17 +75,37 @@ static json_t *describe_end(const Tokenizer *tokenizer) {
     return end;
 }
 
-/* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends
- * its documents, in `*origin`. */
-static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
-    if (!config->data.tokenizer[0]) return true;
-    *folder = memory_format("%s/tokenizer", run);
+/* What belongs to a run's model beside its weights. */
+typedef struct RunTokenizer {
+    bool bytes;
+    char *folder;   /* of its files; NULL with `bytes` */
+    json_t *origin; /* describe_end, or NULL */
+} RunTokenizer;
+
+static void run_tokenizer_free(RunTokenizer *tokenizer) {
+    free(tokenizer->folder);
+    json_decref(tokenizer->origin);
+}
+
+/* One with more tokens than the model has rows is another model's. */
+static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *found, Error *error) {
     SCOPED_FREE char *file = source_tokenizer(run, config);
-    Tokenizer *tokenizer = tokenizer_open(file ? file : *folder, "", error);
-    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) *origin = describe_end(tokenizer);
-    bool found = tokenizer != NULL;
+    if (!file)
+        return error_set(error, ERROR_USAGE,
+            "%s was trained on token shards that do not tell their tokenizer: put its tokenizer.json into RUN/tokenizer, or give "
+            "tokenizer=none",
+            run);
+    found->bytes = !*file;
+    Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, "", error);
+    if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
+    int64_t tokens = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
+    if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
+    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(tokenizer);
     tokenizer_free(tokenizer);
-    return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");
+    return tokens <= config->model.vocabulary || error_set(error, ERROR_USAGE,
+                                                     "model.vocabulary=%" PRId64 " of %s is below the %" PRId64
+                                                     " tokens of %s: it is another model's tokenizer; give tokenizer=none",
+                                                     config->model.vocabulary, run, tokens, *file ? file : "the byte tokenizer");
 }
 
 static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {
@@ -102,25 +122,20 @@ static bool run(Invocation *invocation, Error *error) {
     const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
     SCOPED(hf_release) HfModel origin = {0};
-    SCOPED_FREE char *own = NULL;
+    SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, error);
     if (!is_file(out) && !hf_check(&config.model, error)) return false;
     bool trained = source_is_run(in), folder = source_is_model_folder(in), wanted = trained && options->tokenizer != TOKENIZER_NONE;
-    bool bytes = wanted && !config.data.tokenizer[0];
-    if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
-        return error_set(error, ERROR_USAGE,
-            "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none", config.model.vocabulary,
-            BYTE_VOCABULARY);
     if (folder && !hf_read(in, &origin, error)) return false;
-    if (wanted && !find_tokenizer(in, &config, &own, &origin.content, error)) return false;
+    if (wanted && !find_tokenizer(in, &config, &own, error)) return false;
     bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
-        .bytes = bytes,
+        .bytes = own.bytes,
         .shard_bytes = options->shard_bytes,
-        .source = folder ? in : own,
-        .origin = origin.content,
+        .source = folder ? in : own.folder,
+        .origin = folder ? origin.content : own.origin,
         .keep = folder && options->dtype == CONVERT_SAME};
     SCOPED(model_free) Model model = model_build(&config.model, export.precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     if (folder && !is_file(out)) return write_from_folder(in, out, model.graph, export, options->overwrite, error);

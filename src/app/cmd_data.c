@@ -21,7 +21,7 @@ enum { SHOWN_TOKENS = 200 };
 typedef struct DataOptions {
     double valid;
     const char *separator, *tokenizer;
-    bool special, check;
+    bool special, check, overwrite;
     int64_t vocabulary, minimum_count;
     int pattern;
 } DataOptions;
@@ -35,6 +35,7 @@ static const Option pack_rows[] = {
     SEPARATOR_ROW,
     STRING_OPTION(tokenizer, "", "", "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"),
     BOOL_OPTION(special, "true", "special tokens spelled out in the text become those tokens; false: they stay text"),
+    BOOL_OPTION(overwrite, "false", "replace a shard of that name"),
 };
 
 #define PATTERNS "gpt2|llama3|qwen"
@@ -52,12 +53,24 @@ static const Option show_rows[] = {
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
 
+/* Runs may train on the shards that are there. */
+static bool refuse_existing(const DataOptions *options, const char *output, Error *error) {
+    static const char *const parts[] = {"", "-train", "-valid"};
+    for (int i = options->valid > 0; i < (options->valid > 0 ? 3 : 1); i++) {
+        SCOPED_FREE char *prefix = memory_format("%s%s", output, parts[i]);
+        if (shard_exists(prefix) && !options->overwrite)
+            return error_set(error, ERROR_USAGE, "the shard %s exists: give another name, or overwrite=true to replace it", prefix);
+    }
+    return true;
+}
+
 static bool run_pack(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     const char *output = invocation->words[1];
     PackOptions pack = {invocation->words[0], output, options->valid, options->separator, options->tokenizer, !options->special};
     PackResult result;
     double start = log_seconds();
+    if (!refuse_existing(options, output, error)) return false;
     if (!pack_text(&pack, &result, error)) return false;
     double seconds = log_seconds() - start;
     char size[32], duration[32], rate[32];
@@ -144,6 +157,8 @@ static void print_shard(const Shard *shard) {
     char size[32];
     log_format_bytes((double)shard->map.size, size);
     printf("shard:            %s\n", shard->prefix);
+    SCOPED_FREE char *tokenizer = shard_tokenizer(shard->prefix);
+    printf("tokenizer:        %s\n", !tokenizer ? "not recorded" : *tokenizer ? tokenizer : "bytes");
     printf("type:             %s\n", shard_type_name(shard));
     printf("tokens:           %" PRId64 "\n", shard->token_count);
     printf("documents:        %" PRId64 "\n", shard->document_count);

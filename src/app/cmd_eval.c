@@ -51,10 +51,11 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
 
-/* The data, and the tokenizer that made its tokens: NULL for the byte tokenizer, or where it is not known. */
+/* The data, and the tokenizer that made its tokens: NULL with `bytes`, or where it is not known. */
 typedef struct Input {
     Shard shard;
     Tokenizer *tokenizer;
+    bool bytes;
 } Input;
 
 /* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
@@ -70,12 +71,31 @@ static bool open_text(Shard *shard, const char *data, const char *tokenizer, con
     return opened;
 }
 
+/* What made the tokens of a shard: what it records, which must be the model's `tokenizer`; else that. */
+static bool find_record(const char *data, const char *tokenizer, char **found, Error *error) {
+    *found = shard_tokenizer(data);
+    const char *record = *found;
+    if (!record && tokenizer) *found = memory_copy_string(tokenizer);
+    if (!record || !tokenizer || (!*record == !*tokenizer && !(*record && tokenizer_differs(record, tokenizer)))) return true;
+    return error_set(error, ERROR_DATA, "it was packed with %s, and the model's tokenizer is %s: give text, or a shard of that one",
+        *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
+}
+
 /* A shard needs no tokenizer: without one there are only no bits per byte. */
-static bool open_input(Input *input, const char *data, const char *tokenizer, const EvalOptions *options, Error *error) {
+static bool open_tokens(Input *input, const char *data, const char *tokenizer, Error *error) {
     Error ignored = {0};
-    bool shard = shard_exists(data), other = tokenizer && *tokenizer;
-    if (other) input->tokenizer = tokenizer_open(tokenizer, "", shard ? &ignored : error);
-    if (shard) return shard_open(&input->shard, data, error);
+    SCOPED_FREE char *known = NULL;
+    if (!find_record(data, tokenizer, &known, error)) return false;
+    input->bytes = known && !*known;
+    if (known && *known) input->tokenizer = tokenizer_open(known, "", &ignored);
+    return shard_open(&input->shard, data, error);
+}
+
+static bool open_input(Input *input, const char *data, const char *tokenizer, const EvalOptions *options, Error *error) {
+    if (shard_exists(data)) return open_tokens(input, data, tokenizer, error);
+    bool other = tokenizer && *tokenizer;
+    input->bytes = tokenizer && !*tokenizer;
+    if (other) input->tokenizer = tokenizer_open(tokenizer, "", error);
     if (!tokenizer)
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
@@ -165,7 +185,7 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
         .vocabulary = config->model.vocabulary,
         .batches = options->batches,
         .tokenizer = data->tokenizer,
-        .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY,
+        .bytes = data->bytes && data->shard.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
     Evaluation result;
     if (!evaluate_shard(&input, &result, error)) return false;

@@ -65,7 +65,8 @@ static bool open_text(Text *text, const char *folder, const Config *config, Erro
     SCOPED_FREE char *path = source_tokenizer(folder, config);
     if (!path)
         return error_set(error, ERROR_USAGE,
-            "%s has no tokenizer: put its tokenizer.json there, or give text=false and numbers of tokens as the prompt", folder);
+            "the tokenizer of %s is not known: put its tokenizer.json %s, or give text=false and numbers of tokens as the prompt", folder,
+            source_is_run(folder) ? "into RUN/tokenizer" : "there");
     if (!*path) {
         token_ids_append(&text->ends, BYTE_SEPARATOR);
         return true;

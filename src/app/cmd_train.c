@@ -28,11 +28,9 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
     return true;
 }
 
-/* Text is read with the tokenizer of init=FOLDER when no other is given: its model knows no other tokens. */
+/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. */
 static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *strings, Error *error) {
-    const DataConfig *data = &config->data;
-    bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
-    SCOPED_FREE char *path = text && !data->tokenizer[0] ? source_tokenizer(config->init, origin) : NULL;
+    SCOPED_FREE char *path = config->data.tokenizer[0] ? NULL : source_tokenizer(config->init, origin);
     if (!path || !*path) return true;
     SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
     if (!options_set(&config_table, config, strings, setting, error)) return false;
@@ -65,7 +63,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
-           config_check(config, error);
+           corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 static bool print_plan(const Config *config, Device *device, Error *error) {

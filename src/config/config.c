@@ -33,7 +33,8 @@ static const Option rows[] = {
     STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text"),
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
-    STRING_OPTION(data.tokenizer, "", "", "tokenizer of text: a tokenizer.json, a folder with one, or a .tiktoken file; empty: bytes"),
+    STRING_OPTION(data.tokenizer, "", "",
+        "a tokenizer.json, a folder with one, or a .tiktoken file; empty: that of the token shards, and bytes for text; none: not known"),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 
@@ -44,7 +45,8 @@ static const Option rows[] = {
     INT_OPTION(model.kv_heads, "2", 1, 65536, "heads", "key and value heads"),
     INT_OPTION(model.head_dim, "0", 0, 1024, "channels", "width of a head; 0: model.width / model.heads"),
     INT_OPTION(model.ffn, "512", 1, 1 << 24, "channels", "hidden width of the MLP or of each expert"),
-    INT_OPTION(model.vocabulary, "320", 2, 1 << 24, "tokens", "rows of the embedding; multiples of 64 are fastest"),
+    INT_OPTION(model.vocabulary, "0", 0, 1 << 24, "tokens",
+        "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest"),
     INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "largest number of positions; 0: data.length"),
     INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, the token itself included; 0: none"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP"),
@@ -192,6 +194,8 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
 }
 
 static bool check_model(ModelConfig *model, Error *error) {
+    enum { BYTE_ROWS = 320 }; /* of the byte tokenizer's 257 tokens; those of others are known before (corpus_resolve) */
+    if (model->vocabulary == 0) model->vocabulary = BYTE_ROWS;
     if (model->head_dim == 0) {
         if (model->width % model->heads)
             return error_set(error, ERROR_USAGE,

@@ -7,6 +7,7 @@
  * rng_permute. So the world size does not enter, and resuming needs one integer: how many samples were drawn. */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +18,11 @@
 
 /* The built-in byte tokenizer: token b is byte b; 256 separates documents. */
 enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
+#define BYTE_SEPARATOR_TEXT "<|separator|>" /* its name in tokenizer.json */
+/* The content of its tokenizer.json: token b is byte b, without merges; the separator is a special token. */
+json_t *byte_tokenizer(void);
+/* Whether the tokenizer.json in a folder is that one. */
+bool byte_tokenizer_is(const char *folder);
 
 /* -- Token shards (shard.c) -------------------------------------------------------------------------------------- */
 
@@ -35,6 +41,9 @@ typedef struct Shard {
 
 /* Whether there is a PREFIX.idx: what is no shard is taken for text. */
 bool shard_exists(const char *prefix);
+/* What made a shard's tokens, as recorded beside it: its folder PREFIX.tokenizer, or "" for the byte tokenizer; NULL: it
+ * records nothing, as other programs' shards. The caller frees. */
+char *shard_tokenizer(const char *prefix);
 /* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads
  * all tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A
  * mapped shard must not be overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
@@ -57,6 +66,9 @@ static inline int32_t shard_token(const Shard *shard, int64_t index) {
  * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. */
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
+/* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which appears
+ * before the shard does. A shard that is written without has no such folder. */
+void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
@@ -90,7 +102,7 @@ typedef struct PackResult {
     int64_t bytes;                      /* of the text files that were packed */
 } PackResult;
 
-/* Text to tokens; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.
+/* Text to tokens, whose tokenizer is recorded beside them; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.
  * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is what cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 

@@ -302,9 +302,10 @@ static bool check_options(const PackOptions *options, Error *error) {
     return true;
 }
 
-static bool part_open(Part *part, const char *output, const char *suffix, int token_bytes, Error *error) {
+static bool part_open(Part *part, const char *output, const char *suffix, const char *tokenizer, int token_bytes, Error *error) {
     part->prefix = memory_format("%s%s", output, suffix);
     part->writer = shard_writer_open(part->prefix, token_bytes, error);
+    if (part->writer) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
     return part->writer;
 }
 
@@ -322,8 +323,8 @@ static bool open_parts(Packer *packer, Error *error) {
         if (!packer->encoder) return false;
         token_bytes = document_encoder_token_bytes(packer->encoder);
     }
-    return part_open(&packer->train, options->output, split ? "-train" : "", token_bytes, error) &&
-           (!split || part_open(&packer->valid, options->output, "-valid", token_bytes, error));
+    return part_open(&packer->train, options->output, split ? "-train" : "", options->tokenizer, token_bytes, error) &&
+           (!split || part_open(&packer->valid, options->output, "-valid", options->tokenizer, token_bytes, error));
 }
 
 static bool check_result(const Packer *packer, Error *error) {

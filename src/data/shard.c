@@ -187,6 +187,15 @@ static bool index_read(const char *path, Shard *shard, Error *error) {
 
 /* -- Shards ------------------------------------------------------------------------------------------------------ */
 
+char *shard_tokenizer(const char *prefix) {
+    char *folder = memory_format("%s.tokenizer", prefix);
+    SCOPED_FREE char *file = tokenizer_find(folder);
+    bool bytes = file && byte_tokenizer_is(folder);
+    if (file && !bytes) return folder;
+    free(folder);
+    return bytes ? memory_copy_string("") : NULL;
+}
+
 bool shard_exists(const char *prefix) {
     SCOPED_FREE char *index = memory_format("%s.idx", prefix);
     return file_exists(index);

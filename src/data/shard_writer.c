@@ -39,6 +39,7 @@ struct ShardWriter {
     int64_t *document_ends; /* in sequences */
     int64_t document_count;
     int64_t open_tokens; /* of the sequence being written */
+    char *tokenizer;     /* to be recorded; NULL: none */
 };
 
 /* -- Output files ------------------------------------------------------------------------------------------------ */
@@ -90,8 +91,19 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     return NULL;
 }
 
+/* PREFIX.tokenizer, or its name before the shard is complete; the caller frees. */
+static char *tokenizer_folder(const ShardWriter *writer, bool complete) {
+    return memory_format("%s.tokenizer%s", writer->prefix, complete ? "" : ".partial");
+}
+
+void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer) { writer->tokenizer = memory_copy_string(tokenizer); }
+
 void shard_writer_cancel(ShardWriter *writer) {
     if (!writer) return;
+    Error ignored = {0};
+    SCOPED_FREE char *tokenizer = tokenizer_folder(writer, false);
+    if (writer->tokenizer) file_remove(tokenizer, &ignored);
+    free(writer->tokenizer);
     output_close(&writer->tokens);
     output_close(&writer->index);
     free(writer->lengths);
@@ -187,24 +199,38 @@ static bool write_index(ShardWriter *writer, Error *error) {
     return good && write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
+/* Brings the tokenizer to the disk, under its temporary name. */
+static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
+    SCOPED_FREE char *folder = tokenizer_folder(writer, false), *path = memory_format("%s/tokenizer.json", folder);
+    if (!writer->tokenizer) return true;
+    if (!file_remove(folder, error)) return false;
+    if (*writer->tokenizer) return tokenizer_copy(writer->tokenizer, folder, error);
+    json_auto_t *content = byte_tokenizer();
+    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1));
+    return file_make_folder(folder, error) && file_write(path, text, (int64_t)strlen(text), error);
+}
+
 /* Brings both files to the disk, under their temporary names. */
 static bool prepare(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
         return error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
-    return output_sync(&writer->tokens, error) && output_open(&writer->index, writer->prefix, ".idx", error) && write_index(writer, error);
+    return prepare_tokenizer(writer, error) && output_sync(&writer->tokens, error) &&
+           output_open(&writer->index, writer->prefix, ".idx", error) && write_index(writer, error);
 }
 
 /* An older shard goes for good: without its index it is none. */
 static bool retire_older(const ShardWriter *writer, Error *error) {
-    SCOPED_FREE char *index = memory_format("%s.idx", writer->prefix);
-    return file_remove(index, error) && file_sync_name(index, error);
+    SCOPED_FREE char *index = memory_format("%s.idx", writer->prefix), *tokenizer = tokenizer_folder(writer, true);
+    return file_remove(index, error) && file_sync_name(index, error) && file_remove(tokenizer, error);
 }
 
 /* What can still fail are the names, of which no part stays then. */
 static bool publish(ShardWriter *writer, Error *error) {
     SCOPED_FREE char *tokens = memory_format("%s.bin", writer->prefix), *index = memory_format("%s.idx", writer->prefix);
+    SCOPED_FREE char *draft = tokenizer_folder(writer, false), *tokenizer = tokenizer_folder(writer, true);
     Error ignored;
+    if (writer->tokenizer && !file_replace_folder(draft, tokenizer, error)) return false;
     if (!file_replace_commit(&writer->tokens.file, error)) return false;
     if (file_replace_commit(&writer->index.file, error)) return true;
     file_remove(index, &ignored);

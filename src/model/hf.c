@@ -287,10 +287,10 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
     bool written = true;
     for (int i = 0; export->source && i < COPIED_FILES && written; i++) written = copy_file(export->source, folder, copied_files[i], error);
     if (export->reader || !written) return written;
-    const char *end = export->bytes ? HF_SEPARATOR : json_string_value(json_object_get(export->origin, "eos_token"));
+    const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);
     return write_missing(folder, "generation_config.json", generation_config(export), error) &&
-           (!export->bytes || write_json(folder, "tokenizer.json", hf_tokenizer(), error)) &&
+           (!export->bytes || write_json(folder, "tokenizer.json", byte_tokenizer(), error)) &&
            (!file_exists(tokenizer) || write_missing(folder, "tokenizer_config.json", hf_tokenizer_config(export->config, end), error));
 }
 

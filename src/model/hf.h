@@ -9,9 +9,6 @@
 
 #include "model/model.h"
 
-/* The tokenizer's name for BYTE_SEPARATOR. */
-#define HF_SEPARATOR "<|separator|>"
-
 /* -- Reading (hf_read.c) ------------------------------------------------------------------------------------------- */
 
 typedef struct HfModel {
@@ -61,8 +58,6 @@ typedef struct HfExport {
 bool hf_check(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
-/* The content of tokenizer.json: token b is byte b, without merges; the separator is a special token. */
-json_t *hf_tokenizer(void);
 
 /* Matrices that folders hold the other way round (Parameter.transposed): `rows` x `columns` elements of `unit` bytes
  * become columns x rows. */

@@ -66,7 +66,7 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
  * In hf_read.c. */
 void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
 
-/* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
+/* -- Tokenizers (hf_tokenizer.c) ------------------------------------------------------------------------------------ */
 
 /* tokenizer_config.json beside any tokenizer.json. `end`, the spelling of the token that ends a text, also pads; NULL:
  * there is none. */

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
+#include "data/data.h"
 #include "model/hf_internal.h"
 
 enum {
@@ -45,15 +46,6 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
 
 bool hf_is_folder(const char *folder) { return exists(folder, "config.json"); }
 
-static bool has_byte_tokenizer(const char *folder) {
-    Error ignored = {0};
-    json_t *theirs = exists(folder, "tokenizer.json") ? read_json(folder, "tokenizer.json", &ignored) : NULL, *ours = hf_tokenizer();
-    bool same = json_equal(theirs, ours);
-    json_decref(theirs);
-    json_decref(ours);
-    return same;
-}
-
 bool hf_read(const char *folder, HfModel *model, Error *error) {
     *model = (HfModel){.content = read_json(folder, "config.json", error)};
     if (!model->content) return false;
@@ -61,7 +53,7 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
         hf_release(model);
         return error_context(error, "%s/config.json", folder);
     }
-    model->bytes = has_byte_tokenizer(folder);
+    model->bytes = byte_tokenizer_is(folder);
     return true;
 }
 

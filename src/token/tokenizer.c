@@ -139,7 +139,8 @@ static int32_t find_end_of_text(const Tokenizer *tokenizer) {
 
 Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
-    tokenizer->path = file_kind(path, NULL) == FILE_FOLDER ? memory_format("%s/tokenizer.json", path) : memory_copy_string(path);
+    if (file_kind(path, NULL) != FILE_FOLDER) tokenizer->path = memory_copy_string(path);
+    else if (!(tokenizer->path = tokenizer_find(path))) tokenizer->path = memory_format("%s/tokenizer.json", path);
     tokenizer->unknown = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
     if (!read_any(tokenizer, pattern, error)) {

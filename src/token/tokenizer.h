@@ -29,10 +29,17 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a tokenizer.json, a folder that holds one, or a .tiktoken file (lines of base64 and rank). `pattern` names
+/* `path`: a tokenizer.json, a .tiktoken file, or a folder that holds one as tokenizer.json or tokenizer.model (lines of base64 and rank). `pattern` names
  * the pre-tokenizer of a .tiktoken file: gpt2, cl100k, o200k, llama3 or qwen; "" guesses it by the number of ranks.
  * It must be "" for a tokenizer.json, which holds its own. NULL with ERROR_DATA or ERROR_USAGE. */
 Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error);
+/* The tokenizer.json of a folder, else its tokenizer.model; NULL when it has neither. The caller frees. */
+char *tokenizer_find(const char *folder);
+/* Copies the file that `path` names as for tokenizer_open, and the tokenizer_config.json beside it, into a folder, which
+ * is made: as tokenizer.json or tokenizer.model. */
+bool tokenizer_copy(const char *path, const char *folder, Error *error);
+/* Whether the files that two paths name can both be read and differ. */
+bool tokenizer_differs(const char *path, const char *other);
 void tokenizer_free(Tokenizer *tokenizer); /* after all its encoders; NULL is fine */
 
 /* The largest id + 1, added tokens included. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "train/identity_internal.h"
@@ -11,44 +12,23 @@
 #include "train/source.h"
 #include "train/train.h"
 
-enum { TOKENIZER_LIMIT = 256 << 20 }; /* bytes of a file */
-
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-/* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
-static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
-    int64_t length;
-    SCOPED_FREE char *content = file_read(from, TOKENIZER_LIMIT, &length, error);
-    if (!content) return error_recode(error, ERROR_DATA);
-    if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
-    SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
-    return file_write(to, content, length, error);
-}
-
-/* With the tokenizer_config.json beside it, which names the token that ends a document. */
-static bool copy_tokenizer(const char *given, const char *folder, Error *error) {
-    static const char *const config = "tokenizer_config.json";
-    SCOPED_FREE char *found = source_tokenizer_file(given);
-    const char *file = found ? found : given, *slash = strrchr(file, '/');
-    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
-    return file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
-           (!file_exists(beside) || copy_file(beside, folder, config, error));
-}
+static bool names_tokenizer(const Config *config) { return config->data.tokenizer[0] && strcmp(config->data.tokenizer, NO_TOKENIZER); }
 
 /* RUN/tokenizer follows the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
-    const char *given = config->data.tokenizer;
     SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
     if (!file_remove(copy, error)) return false;
-    return given[0] ? copy_tokenizer(given, copy, error) && file_replace_folder(copy, folder, error) : file_remove(folder, error);
+    if (!names_tokenizer(config)) return file_remove(folder, error);
+    return tokenizer_copy(config->data.tokenizer, copy, error) && file_replace_folder(copy, folder, error);
 }
 
-/* `*path` receives that of the copy, for the caller to free; "" without data.tokenizer. */
+/* `*path` receives that of the copy, for the caller to free; "" without one. */
 static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = made || keep_tokenizer(config, folder, error), given = config->data.tokenizer[0];
-    char *file = given ? source_tokenizer_file(folder) : NULL;
-    *path = file ? file : memory_copy_string(given ? folder : "");
+    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
+    *path = memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
     if (!given) return kept;
     if (!corpus->tokenizer) return error_context(error, "data.tokenizer=%s", config->data.tokenizer);
@@ -92,11 +72,47 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
                               open_in_run(&corpus->train, config, "text-train", error)
                         : open_input(&corpus->train, config, made, data->train, "text", error);
     if (!opened) return error_context(error, "data.train=%s", data->train);
-    corpus->bytes = !corpus->tokenizer && corpus->train.max_token < BYTE_VOCABULARY;
+    corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
     corpus->has_valid = split ? open_in_run(&corpus->valid, config, "text-valid", error)
                               : open_input(&corpus->valid, config, made, data->valid, "valid", error);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
+}
+
+/* -- What settings leave to the data ------------------------------------------------------------------------------- */
+
+/* A shard that records another tokenizer than the one that is used is a mistake. */
+static bool check_record(const DataConfig *data, const char *setting, const char *prefix, Error *error) {
+    SCOPED_FREE char *record = prefix[0] && shard_exists(prefix) ? shard_tokenizer(prefix) : NULL;
+    if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
+    bool bytes = !*record, differs = bytes != !data->tokenizer[0] || (!bytes && tokenizer_differs(record, data->tokenizer));
+    return !differs || error_set(error, ERROR_USAGE,
+                           "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting,
+                           prefix, bytes ? "the byte tokenizer" : record, data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
+}
+
+static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
+    const DataConfig *data = &config->data;
+    if (data->tokenizer[0] || !shard_exists(data->train)) return true;
+    SCOPED_FREE char *record = shard_tokenizer(data->train), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
+    return options_set(&config_table, config, strings, setting, error);
+}
+
+/* Of a run that has started, the copy serves where the original is gone. */
+static bool take_vocabulary(Config *config, Error *error) {
+    enum { MULTIPLE = 64 };
+    if (config->model.vocabulary || !names_tokenizer(config)) return true;
+    SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
+    Tokenizer *tokenizer = tokenizer_open(file_exists(config->data.tokenizer) ? config->data.tokenizer : copy, "", error);
+    if (!tokenizer) return error_context(error, "model.vocabulary follows data.tokenizer=%s", config->data.tokenizer);
+    config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
+    tokenizer_free(tokenizer);
+    return true;
+}
+
+bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
+    return take_tokenizer(config, strings, error) && check_record(&config->data, "data.train", config->data.train, error) &&
+           check_record(&config->data, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
 }
 
 /* By the process that holds the run's lock, so that no other packs there. */
@@ -115,8 +131,8 @@ bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) 
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);
-    Config kept = *config;
-    kept.data.tokenizer = tokenizer;
+    Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
+    if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     opened = opened && open_shards(corpus, &kept, made, error);
     if (!opened) corpus_close(corpus);
     return opened;

@@ -57,18 +57,11 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */
 
-char *source_tokenizer_file(const char *folder) {
-    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
-    for (int i = 0; i < 2; i++)
-        if (exists(folder, names[i])) return memory_format("%s/%s", folder, names[i]);
-    return NULL;
-}
-
 static char *run_tokenizer(const char *name, const Config *config) {
-    if (!config->data.tokenizer[0]) return config->model.vocabulary < BYTE_VOCABULARY ? NULL : memory_copy_string("");
+    if (!config->data.tokenizer[0]) return memory_copy_string("");
     SCOPED(run_point_free) RunPoint point = run_point(name);
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", point.run);
-    return source_tokenizer_file(folder);
+    return tokenizer_find(folder);
 }
 
 char *source_tokenizer(const char *folder, const Config *config) {
@@ -77,7 +70,7 @@ char *source_tokenizer(const char *folder, const Config *config) {
     if (source_is_run(folder)) return run_tokenizer(folder, config);
     if (!hf_is_folder(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);
-    return model.bytes ? memory_copy_string("") : source_tokenizer_file(folder);
+    return model.bytes ? memory_copy_string("") : tokenizer_find(folder);
 }
 
 static void append_token(const json_t *value, TokenIds *ends) {

@@ -15,10 +15,8 @@ bool source_is_model_folder(const char *folder);
  * model and precision are set and all else has its default. ERROR_CHECKPOINT when the folder is of neither kind, or
  * its model is none of ours. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
-/* The tokenizer.json of a folder, else its tokenizer.model; NULL when it has neither. The caller frees. */
-char *source_tokenizer_file(const char *folder);
-/* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer (assumed of runs
- * with room for it that name no other, known of folders), or NULL when there is nothing. The caller frees. */
+/* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer, or NULL when it is not
+ * known. The caller frees. */
 char *source_tokenizer(const char *folder, const Config *config);
 /* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's
  * own. */

@@ -62,7 +62,7 @@ static void describe_data(Console *console, const Config *config, const Corpus *
     const Shard *train = &corpus->train;
     int64_t samples = (train->token_count - 1) / config->data.length;
     int64_t drawn = schedule_samples_before(&config->batch, config->data.length, config->steps + 1);
-    const char *tokenizer = config->data.tokenizer[0] ? config->data.tokenizer : corpus->bytes ? "bytes" : "of the shard";
+    const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? config->data.tokenizer : "not known";
     char valid[64] = "none";
     if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
     console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld; validation %s; tokenizer %s",

@@ -24,9 +24,16 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
 typedef struct Corpus {
     Shard train, valid;
     bool has_valid;
-    Tokenizer *tokenizer; /* of data.tokenizer; NULL: none is given */
+    Tokenizer *tokenizer; /* of data.tokenizer; NULL: bytes, or it is not known */
     bool bytes;           /* made by the byte tokenizer */
 } Corpus;
+
+/* What data.tokenizer is called where shards do not record theirs. */
+#define NO_TOKENIZER "none"
+/* Before config_check: sets what the settings leave to the data. data.tokenizer, when it is empty, becomes the one that
+ * the shard of data.train records, or NO_TOKENIZER; text is bytes then. model.vocabulary 0 becomes the tokens of a
+ * tokenizer, rounded up to a multiple of 64. ERROR_USAGE when a shard records another tokenizer. */
+bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. `made`:

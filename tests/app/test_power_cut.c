@@ -123,16 +123,18 @@ static void remove_checksums(void) {
 
 static void shards_survive(void **state) {
     (void)state;
-    static const char *const one[] = {"text.bin", "text.idx", NULL};
-    static const char *const split[] = {"text-train.bin", "text-train.idx", "text-valid.bin", "text-valid.idx", NULL};
+    static const char *const one[] = {"text.bin", "text.idx", "text.tokenizer", NULL};
+    static const char *const split[] = {
+        "text-train.bin", "text-train.idx", "text-train.tokenizer", "text-valid.bin", "text-valid.idx", "text-valid.tokenizer", NULL};
     write_other_text();
     check_command(&(Product){"a shard", NULL, "data pack text out/text", one, accepts_shards});
-    check_command(&(Product){"a shard over an older one", "data pack other out/text", "data pack text out/text", one, accepts_shards});
-    check_command(&(Product){
-        "a shard over Megatron's", "data pack other out/text", "data pack text out/text", one, accepts_shards, remove_checksums});
+    check_command(
+        &(Product){"a shard over an older one", "data pack other out/text", "data pack text out/text overwrite=true", one, accepts_shards});
+    check_command(&(Product){"a shard over Megatron's", "data pack other out/text", "data pack text out/text overwrite=true", one,
+        accepts_shards, remove_checksums});
     check_command(&(Product){"a split", NULL, "data pack text out/text valid=0.2", split, accepts_shards});
-    check_command(&(Product){
-        "a split over an older one", "data pack other out/text valid=0.2", "data pack text out/text valid=0.2", split, accepts_shards});
+    check_command(&(Product){"a split over an older one", "data pack other out/text valid=0.2",
+        "data pack text out/text valid=0.2 overwrite=true", split, accepts_shards});
 }
 
 static void tokenizers_survive(void **state) {

@@ -284,7 +284,7 @@ static void numbers_have_the_fewest_digits_that_read_back_equal(void **state) {
 
 static void token_ids_are_the_bytes(void **state) {
     (void)state;
-    json_t *tokenizer = hf_tokenizer(), *model = json_object_get(tokenizer, "model"), *vocabulary = json_object_get(model, "vocab");
+    json_t *tokenizer = byte_tokenizer(), *model = json_object_get(tokenizer, "model"), *vocabulary = json_object_get(model, "vocab");
     assert_int_equal(json_object_size(vocabulary), 256);
     assert_int_equal(json_array_size(json_object_get(model, "merges")), 0);
     const struct {

@@ -159,7 +159,7 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
 }
 
 static void pack_shard(const char *prefix) {
-    char *words = memory_format("data pack text %s", prefix);
+    char *words = memory_format("data pack text %s overwrite=true", prefix);
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_NONE, words);
     process_free(&result);

@@ -1,0 +1,31 @@
+/* The byte tokenizer as transformers and other readers of tokenizer.json know it, so that what it made can say so.
+ * Called by the writers of shards and model folders, and by their readers to recognise it. */
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/data.h"
+
+json_t *byte_tokenizer(void) {
+    json_t *vocabulary = json_object();
+    for (int byte = 0; byte < BYTE_SEPARATOR; byte++) {
+        char text[5];
+        tokenizer_spell_byte(byte, text);
+        json_object_set_new(vocabulary, text, json_integer(byte));
+    }
+    json_t *separator = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", BYTE_SEPARATOR, "content", BYTE_SEPARATOR_TEXT,
+        "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0, "use_regex", 0);
+    json_t *model =
+        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix",
+            "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0, "vocab", vocabulary, "merges");
+    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens",
+        separator, "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
+}
+
+bool byte_tokenizer_is(const char *folder) {
+    enum { LIMIT = 1 << 16 }; /* its file is smaller */
+    Error ignored = {0};
+    SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder), *text = file_read(path, LIMIT, NULL, &ignored);
+    json_auto_t *theirs = text ? json_loads(text, 0, NULL) : NULL, *ours = byte_tokenizer();
+    return json_equal(theirs, ours);
+}

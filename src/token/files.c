@@ -1,0 +1,55 @@
+/* The files of a tokenizer: where they are in a folder, and copies of them, which travel with what they made. Owns
+ * nothing beyond a call. Called when shards are packed, when a run starts, and by whoever reads either. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "token/tokenizer.h"
+
+enum { FILE_LIMIT = 256 << 20 };
+
+char *tokenizer_find(const char *folder) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = memory_format("%s/%s", folder, names[i]);
+        if (file_exists(path)) return path;
+        free(path);
+    }
+    return NULL;
+}
+
+/* The file that a path or a folder means; the caller frees. */
+static char *file_of(const char *path) {
+    char *found = tokenizer_find(path);
+    return found ? found : memory_copy_string(path);
+}
+
+/* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
+static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
+    int64_t length;
+    SCOPED_FREE char *content = file_read(from, FILE_LIMIT, &length, error);
+    if (!content) return error_recode(error, ERROR_DATA);
+    if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
+    return file_write(to, content, length, error);
+}
+
+bool tokenizer_copy(const char *path, const char *folder, Error *error) {
+    static const char *const config = "tokenizer_config.json";
+    SCOPED_FREE char *file = file_of(path);
+    const char *slash = strrchr(file, '/');
+    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
+    return file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
+           (!file_exists(beside) || copy_file(beside, folder, config, error));
+}
+
+bool tokenizer_differs(const char *path, const char *other) {
+    Error ignored = {0};
+    int64_t length, other_length;
+    SCOPED_FREE char *file = file_of(path), *other_file = file_of(other);
+    SCOPED_FREE char *content = file_read(file, FILE_LIMIT, &length, &ignored);
+    SCOPED_FREE char *other_content = content ? file_read(other_file, FILE_LIMIT, &other_length, &ignored) : NULL;
+    return other_content && (length != other_length || memcmp(content, other_content, (size_t)length));
+}
