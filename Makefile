@@ -74,6 +74,9 @@ $(BUILD)/%.o: src/%.c
 	@echo "  CC $@"
 	@$(CC) $(BASE_FLAGS) $(if $(filter $<,$(GPU_SOURCES)),-DGPU_MODULE='"$(call gpu_module,$<)"') $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
 
+# It holds files of configs/.
+$(BUILD)/app/example.o: $(wildcard configs/*)
+
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
 $(NORMALS_KERNEL:src/%.c=$(BUILD)/%).%.o: KERNEL_FLAGS += -ffp-contract=off

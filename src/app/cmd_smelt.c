@@ -10,7 +10,7 @@ static const Command *member(int index) {
 
 const Command command_smelt = {
     .name = "",
-    .explanation = "smelt trains large language models. smelt train --help lists the settings of a training, smelt --version "
-                   "says what was built.",
+    .explanation = "smelt trains large language models. smelt train --example llama prints a configuration to start from, "
+                   "smelt train --help lists all settings, smelt --version says what was built.",
     .member = member,
 };

@@ -114,6 +114,7 @@ static bool plan_alone(const Config *config, Error *error) {
 
 static bool run(Invocation *invocation, Error *error) {
     Config *config = invocation->options;
+    if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
     return read_arguments(invocation->argc, invocation->argv, config, &invocation->strings, error) &&
            (config->plan ? plan_alone : train_together)(config, error);
 }
@@ -123,7 +124,10 @@ const Command command_train = {
     .summary = "train a model, or continue a run: CONFIG.yaml [key=value ...]",
     .usage = "CONFIG.yaml [key=value ...]",
     .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-                   "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n",
+                   "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n\n"
+                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
+                   "  smelt train --example llama > llama.yaml\n"
+                   "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,
     .options_size = sizeof(Config),
     .run = run,

@@ -48,6 +48,9 @@ int command_run(const Command *command, int argc, char **argv);
  * ERROR_USAGE. */
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
 
+/* Prints a configuration to start from: llama, zaya, mpt, gpt2 or finetune. ERROR_USAGE for another name. */
+bool example_print(const char *name, Error *error);
+
 /* The precision that a row "same|bf16|fp32|fp64" names for a model that was trained in `own`. */
 Precision command_precision(int choice, Precision own);
 /* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have.

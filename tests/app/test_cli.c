@@ -179,6 +179,35 @@ static void bash_completes_commands_keys_values_and_files(void **state) {
     }
 }
 
+/* All are planned, and one family and the finetuning, which starts from what that trained, take steps. */
+static void every_example_trains_as_it_is_printed(void **state) {
+    (void)state;
+    static const char *const names[] = {"llama", "zaya", "mpt", "gpt2"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        SCOPED_FREE char *command =
+            memory_format("$SMELT train --example %s >%s.yaml && $SMELT train %s.yaml data.train=text device=cpu plan=true", names[i],
+                names[i], names[i]);
+        expect(command, 0, "");
+    }
+    expect("$SMELT train llama.yaml data.train=text device=cpu run=r stop_at=2", 0, "");
+    expect("$SMELT train --example finetune >f.yaml && $SMELT train f.yaml init=r data.train=text device=cpu run=s stop_at=2", 0, "");
+    expect("$SMELT train --example", ERROR_USAGE, "there is no example '': give llama, zaya, mpt, gpt2 or finetune");
+}
+
+/* In the command's own table: the names of other programs are suggested only where their row is. */
+static void names_of_other_programs_are_answered(void **state) {
+    (void)state;
+    static const char *const names[][2] = {{"train learning_rate=1", "optimizer.lr"}, {"train hidden_size=1", "model.width"},
+        {"train n_layers=1", "model.layers"}, {"train batch_size=1", "batch.tokens"}, {"train max_steps=1", "steps"},
+        {"train per_device_train_batch_size=1", "batch.sequences"}, {"train vocab_size=1", "model.vocabulary"},
+        {"train max_seq_length=1", "data.length"}, {"train gradient_checkpointing=1", "recompute"}, {"generate r x temp=1", "temperature"},
+        {"generate r x max_new_tokens=1", "tokens"}, {"launch nproc_per_node=2 -- train", "ranks"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        SCOPED_FREE char *command = memory_format("$SMELT %s", names[i][0]), *told = memory_format("did you mean '%s' (", names[i][1]);
+        expect(command, ERROR_USAGE, told);
+    }
+}
+
 /* As the README says: a text, and nothing else. The run folder is the default's. */
 static void a_text_alone_trains(void **state) {
     (void)state;
@@ -230,6 +259,8 @@ int main(void) {
         TRAIN_TEST(the_version_names_what_was_built),
         TRAIN_TEST(the_manual_page_explains_every_command_and_setting),
         TRAIN_TEST(bash_completes_commands_keys_values_and_files),
+        TRAIN_TEST(every_example_trains_as_it_is_printed),
+        TRAIN_TEST(names_of_other_programs_are_answered),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
         TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
