@@ -12,6 +12,7 @@ LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -l
 PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
 TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
 CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
+FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
@@ -122,12 +123,15 @@ $(BUILD)/tests/%.o: tests/%.c
 	@echo "  CC $@"
 	@$(CC) $(BASE_FLAGS) -Itests $(CFLAGS) -c -o $@ $<
 
+FUZZ_ENTRIES := $(filter-out tests/fuzz/test_%,$(wildcard tests/fuzz/*.c))
+$(BUILD)/tests/fuzz/test_corpus: $(FUZZ_ENTRIES:%.c=$(BUILD)/%.o)
+
 $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@echo "  LD $@"
-	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
+	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: FORCE help check host-objects test test-asan test-cluster run-tests demo packages gpu-report clean
+.PHONY: FORCE help check host-objects test test-asan test-cluster run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -159,6 +163,12 @@ test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehavi
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
 
+fuzz: packages ## every reader of foreign bytes under libFuzzer and sanitizers, MINUTES=10 for each; FUZZ="manifest shard" for some
+	@tools/install-packages.sh $(FUZZ_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(LIBRARY)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-fuzz BUILD=$(BUILD)/fuzz KERNELS=$(LIBRARY) CC=clang-19 \
+	    SANITIZE="-fsanitize=fuzzer-no-link,address,undefined" CFLAGS="-O1 -g"
+
 test-cluster: packages ## real Slurm, and nodes as network namespaces: preemption, requeue, dead nodes, cut links (root, 5 minutes)
 	@tools/install-packages.sh slurm-wlm iproute2
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
@@ -167,6 +177,22 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 
 run-tests: $(TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh $(SUITE) $(TESTS)
+
+# Readers are host code: kernels, which nobody fuzzes, are linked from the ordinary library.
+FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)
+MINUTES ?= 10
+
+$(BUILD)/libreaders.a: $(HOST_OBJECTS)
+	@rm -f $@
+	@ar rcs $@ $^
+
+$(BUILD)/fuzzers/%: tests/fuzz/%.c tests/fuzz/fuzz.h $(BUILD)/libreaders.a $(KERNELS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(filter-out -MMD -MP,$(BASE_FLAGS)) $(CFLAGS) -fsanitize=fuzzer,address,undefined -o $@ $< $(BUILD)/libreaders.a $(KERNELS) $(LIBRARIES)
+
+run-fuzz: $(FUZZ:%=$(BUILD)/fuzzers/%)
+	@tools/fuzz.sh $(BUILD) $(MINUTES) $(FUZZ)
 
 gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
 	@tools/install-packages.sh llvm-19

@@ -11,13 +11,14 @@
 #include "base/file.h"
 #include "base/array.h"
 #include "base/scope.h"
+#include "base/strings.h"
 
 static const double farthest = 2; /* sum of |log2| of the ratios of m, n and k up to which shapes compare */
 static const double most_size = 1e9, most_rate = 1e6;
 
 static bool get_size(const json_t *row, const char *name, int64_t *value) {
-    const json_t *number = json_object_get(row, name);
-    *value = json_is_number(number) && json_number_value(number) <= most_size ? (int64_t)json_number_value(number) : 0;
+    double number = json_number_value(json_object_get(row, name));
+    *value = number >= 1 && number <= most_size ? (int64_t)number : 0;
     return *value > 0;
 }
 
@@ -68,7 +69,8 @@ bool measured_read(Measured *measured, const char *path, Error *error) {
     if (!text) return error_recode(error, ERROR_DATA) || error_context(error, "bench=%s", path);
     json_t *root = json_loads(text, 0, &wrong);
     if (!root)
-        return error_set(error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, wrong.text, wrong.line);
+        return error_set(
+            error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, one_line(wrong.text), wrong.line);
     const json_t *rows = find_rows(root);
     for (size_t i = 0; i < json_array_size(rows); i++) read_row(measured, json_array_get(rows, i));
     json_decref(root);

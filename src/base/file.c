@@ -148,10 +148,18 @@ char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error) {
     return NULL;
 }
 
+/* Files of /proc and /sys are regular ones, whose size says nothing. */
+static bool is_readable(int descriptor) {
+    struct stat status;
+    if (fstat(descriptor, &status) != 0) return false;
+    errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    return S_ISREG(status.st_mode);
+}
+
 int64_t file_read_start(const char *path, char *text, size_t size) {
     size_t length = 0;
-    int descriptor = descriptor_open(path, O_RDONLY | O_NOCTTY);
-    ssize_t got = descriptor < 0 ? -1 : 1;
+    int descriptor = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    ssize_t got = descriptor >= 0 && is_readable(descriptor) ? 1 : -1;
     while (got > 0 && length < size - 1) {
         got = TEMP_FAILURE_RETRY(read(descriptor, text + length, size - 1 - length));
         if (got > 0) length += (size_t)got;

@@ -56,8 +56,8 @@ void file_close(File *file);
 
 /* A regular file of at most `limit` bytes, with a NUL behind it; the caller frees. `bytes` may be NULL. */
 char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error);
-/* The first size - 1 bytes at most of anything that can be read (/proc, a pipe), with a NUL behind them. Returns how
- * many they are; -1, and the empty text, on failure. */
+/* The first size - 1 bytes at most of a regular file, also one of /proc or /sys, with a NUL behind them. Returns how many
+ * they are; -1, and the empty text, on failure. errno is EINVAL for what is no file: a pipe would be waited for. */
 int64_t file_read_start(const char *path, char *text, size_t size);
 
 /* A regular file mapped for reading. An empty one has no bytes. A mapped file must not be overwritten in place. */

@@ -244,7 +244,9 @@ bool options_parse_yaml(
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
     SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
     int64_t length = file_read_start(path, text, TEXT_LIMIT + 2);
-    if (length < 0) return error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno));
+    if (length < 0)
+        return error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path,
+            errno == EINVAL ? "it is not a regular file" : strerror(errno));
     return options_parse_yaml(table, values, strings, text, (size_t)length, path, error);
 }
 

@@ -21,3 +21,8 @@ static inline void blank_controls(char *text, char mark, bool lines) {
         if (c1) c[1] = (unsigned char)mark;
     }
 }
+/* The same text with blanks for controls: for a library's message that quotes what it could not read. */
+static inline const char *one_line(char *text) {
+    blank_controls(text, ' ', false);
+    return text;
+}

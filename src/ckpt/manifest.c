@@ -12,6 +12,7 @@
 
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt_internal.h"
 
 static const char FORMAT[] = "smelt checkpoint 1";
@@ -156,7 +157,7 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
     if (good) {
         json_error_t reason;
         manifest->json = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
-        const char *fault = manifest->json ? manifest_parse(manifest) : reason.text;
+        const char *fault = manifest->json ? manifest_parse(manifest) : one_line(reason.text);
         if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path.text, fault);
     }
     if (!good) manifest_free(manifest);

@@ -11,6 +11,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt_internal.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are stored little-endian, as they lie in memory");
@@ -198,7 +199,8 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
     if (!file->header)
-        return error_set(error, ERROR_CHECKPOINT, "%s: the header is not valid JSON at byte %d: %s", path, reason.position, reason.text);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: the header is not valid JSON at byte %d: %s", path, reason.position, one_line(reason.text));
     *data_begin = LENGTH_BYTES + (size_t)length;
     file->metadata = json_object_get(file->header, METADATA_KEY);
     return !file->metadata || metadata_check(path, file->metadata, error);

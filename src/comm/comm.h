@@ -121,6 +121,8 @@ bool comm_barrier(Comm *comm, const char *name, Error *error);
 /* The first host of Slurm's compressed list ("node[07-12,15],login" is node07). False when it is not one. For
  * launchers. */
 bool comm_first_host(const char *list, char *host, size_t size);
+/* The number that a variable of the environment gives; one that is missing or empty changes nothing. ERROR_USAGE. */
+bool comm_read_number(const char *name, long least, long most, int *number, Error *error);
 
 /* -- For the watchdog and for reports ------------------------------------------------------------------------------ */
 

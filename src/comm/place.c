@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "base/strings.h"
 #include "comm/comm_internal.h"
 
 enum { PORT_BASE = 20000, PORT_SPAN = 20000, MOST_RANKS = 1 << 20 };
@@ -18,19 +19,19 @@ static bool present(const char *name) {
     return value && *value;
 }
 
-static bool read_number(const char *name, long least, long most, int *number, Error *error) {
-    char *end;
+bool comm_read_number(const char *name, long least, long most, int *number, Error *error) {
+    char shown[100], *end;
+    const char *text = getenv(name);
+    if (!present(name)) return true;
     errno = 0;
-    long value = strtol(getenv(name), &end, 10);
-    if (errno || *end || value < least || value > most)
-        return error_set(
-            error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", name, getenv(name), least, most);
-    *number = (int)value;
-    return true;
-}
-
-static bool read_optional(const char *name, long least, long most, int *number, Error *error) {
-    return !present(name) || read_number(name, least, most, number, error);
+    long value = strtol(text, &end, 10);
+    if (!errno && !*end && value >= least && value <= most) {
+        *number = (int)value;
+        return true;
+    }
+    snprintf(shown, sizeof shown, "%s", text);
+    return error_set(
+        error, ERROR_USAGE, "the environment has %s=%s; it must be a number from %ld to %ld", name, one_line(shown), least, most);
 }
 
 static bool copy_text(const char *name, char text[PLACE_TEXT], Error *error) {
@@ -41,9 +42,9 @@ static bool copy_text(const char *name, char text[PLACE_TEXT], Error *error) {
 }
 
 static bool read_rank(const char *rank, const char *size, Place *place, Error *error) {
-    if (!read_number(size, 1, MOST_RANKS, &place->size, error)) return false;
+    if (!comm_read_number(size, 1, MOST_RANKS, &place->size, error)) return false;
     if (!present(rank)) return error_set(error, ERROR_USAGE, "the environment has %s and no %s", size, rank);
-    return read_number(rank, 0, place->size - 1, &place->rank, error);
+    return comm_read_number(rank, 0, place->size - 1, &place->rank, error);
 }
 
 /* -- Slurm --------------------------------------------------------------------------------------------------------- */
@@ -74,14 +75,14 @@ static bool read_slurm(Place *place, Error *error) {
     place->transport = COMM_TCP;
     place->port = slurm_port();
     if (!read_rank("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", place, error)) return false;
-    if (!read_optional("SLURM_LOCALID", 0, place->size - 1, &place->local_rank, error)) return false;
+    if (!comm_read_number("SLURM_LOCALID", 0, place->size - 1, &place->local_rank, error)) return false;
     if (present("SLURM_NODEID")) snprintf(place->node, sizeof place->node, "%.200s", getenv("SLURM_NODEID"));
     if (present("MASTER_ADDR")) {
         if (!copy_text("MASTER_ADDR", place->address, error)) return false;
     } else if (!comm_first_host(list, place->address, PLACE_TEXT)) {
-        return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST=%.100s names no host: give MASTER_ADDR, the host of rank 0", list);
+        return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST names no host: give MASTER_ADDR, the host of rank 0");
     }
-    return read_optional("MASTER_PORT", 1, 65535, &place->port, error);
+    return comm_read_number("MASTER_PORT", 1, 65535, &place->port, error);
 }
 
 /* -- torchrun and smelt launch ------------------------------------------------------------------------------------- */
@@ -89,12 +90,12 @@ static bool read_slurm(Place *place, Error *error) {
 static bool read_torchrun(Place *place, Error *error) {
     place->transport = COMM_TCP;
     place->port = 29500;
-    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !read_optional("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
+    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !comm_read_number("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
         return false;
     if (place->size > 1 && !present("MASTER_ADDR"))
         return error_set(error, ERROR_USAGE, "the environment has RANK and WORLD_SIZE but no MASTER_ADDR, the host of rank 0");
     if (present("MASTER_ADDR") && !copy_text("MASTER_ADDR", place->address, error)) return false;
-    if (!read_optional("MASTER_PORT", 1, 65534, &place->port, error)) return false;
+    if (!comm_read_number("MASTER_PORT", 1, 65534, &place->port, error)) return false;
     /* torchrun's agent listens on the port itself. */
     if (present("TORCHELASTIC_USE_AGENT_STORE") && !strcmp(getenv("TORCHELASTIC_USE_AGENT_STORE"), "True")) place->port++;
     if (present("GROUP_RANK")) snprintf(place->node, sizeof place->node, "%.200s", getenv("GROUP_RANK"));
@@ -106,7 +107,7 @@ static bool read_torchrun(Place *place, Error *error) {
 static bool read_mpi(Place *place, Error *error) {
     place->transport = COMM_MPI; /* rank and size are asked of MPI itself */
     place->size = 2;
-    return read_optional("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT_MAX, &place->local_rank, error);
+    return comm_read_number("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT_MAX, &place->local_rank, error);
 }
 
 /* -- The choice ---------------------------------------------------------------------------------------------------- */

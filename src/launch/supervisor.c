@@ -419,19 +419,10 @@ static bool run(Supervisor *supervisor, Error *error) {
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
+/* The first of these variables that is there. */
 static bool read_variable(const char *const *names, long least, long most, int *value, Error *error) {
-    for (; *names; names++) {
-        const char *text = getenv(*names);
-        char *end;
-        if (!text || !*text) continue;
-        long number = strtol(text, &end, 10);
-        if (*end || number < least || number > most)
-            return error_set(
-                error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", *names, text, least, most);
-        *value = (int)number;
-        return true;
-    }
-    return true;
+    while (*names && !(getenv(*names) && *getenv(*names))) names++;
+    return !*names || comm_read_number(*names, least, most, value, error);
 }
 
 /* Which node this is, by torchrun's variables or, started by srun with one task for each node, by Slurm's. */

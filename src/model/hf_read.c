@@ -36,7 +36,8 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
     int64_t length;
     char *path = memory_format("%s/%s", folder, name), *text = file_read(path, JSON_LIMIT, &length, error);
     json_t *content = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason) : NULL;
-    if (text && !content) error_set(error, ERROR_CHECKPOINT, "%s is not valid JSON at line %d: %s", path, reason.line, reason.text);
+    if (text && !content)
+        error_set(error, ERROR_CHECKPOINT, "%s is not valid JSON at line %d: %s", path, reason.line, one_line(reason.text));
     free(text);
     free(path);
     return content;

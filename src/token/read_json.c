@@ -8,6 +8,7 @@
 #include <utf8proc.h>
 
 #include "base/memory.h"
+#include "base/strings.h"
 #include "token/token_internal.h"
 
 enum { TEMPLATE_LIMIT = 64 };
@@ -375,7 +376,7 @@ static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *erro
 static json_t *parse(const char *bytes, size_t size, Error *error) {
     json_error_t problem;
     json_t *root = json_loadb(bytes, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &problem);
-    if (!root) error_set(error, ERROR_DATA, "line %d: %s", problem.line, problem.text);
+    if (!root) error_set(error, ERROR_DATA, "line %d: %s", problem.line, one_line(problem.text));
     return root;
 }
 

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
@@ -106,7 +107,7 @@ json_t *lineage_read(const char *run, Error *error) {
     json_t *record = text ? json_loads(text, JSON_REJECT_DUPLICATES, &reason) : NULL;
     if (text && !record)
         error_set(error, ERROR_CHECKPOINT, "%s:%d: %s; remove it, and a new one is written when the run continues", path, reason.line,
-            reason.text);
+            one_line(reason.text));
     return record;
 }
 

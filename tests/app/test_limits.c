@@ -56,6 +56,38 @@ static void a_shard_that_is_cut_while_it_is_read_is_named(void **state) {
     process_free(&result);
 }
 
+/* Whatever is read may be a named pipe, whose writer would be awaited for ever: the limit of `timeout` is its 124. */
+static void a_named_pipe_is_refused_at_once(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *command;
+        int code;
+    } pipes[] = {
+        {"run/config.yaml", "show run", ERROR_USAGE},
+        {"run/config.yaml", "eval run s device=cpu", ERROR_USAGE},
+        {"run/config.yaml", "generate run 1 text=false device=cpu", ERROR_USAGE},
+        {"run/config.yaml", "convert run out", ERROR_USAGE},
+        {"run/config.yaml", "train " TINY " run=run", ERROR_CHECKPOINT},
+        {"run/run.json", "show run", ERROR_CHECKPOINT},
+        {"run/metrics.jsonl", "train " TINY " run=run", ERROR_CHECKPOINT},
+        {"run/metrics.jsonl", "report run", ERROR_INTERNAL},
+        {"pipe", "train pipe run=other", ERROR_USAGE},
+        {"pipe", "train " TINY " run=other data.train=pipe", ERROR_DATA},
+        {"pipe", "train " TINY " run=other data.tokenizer=pipe", ERROR_DATA},
+        {"pipe", "eval run pipe device=cpu", ERROR_DATA},
+        {"pipe", "size pipe", ERROR_USAGE},
+    };
+    train_good("run=run stop_at=2");
+    expect("$SMELT data pack text s", 0, "");
+    for (size_t i = 0; i < sizeof pipes / sizeof *pipes; i++) {
+        char *command =
+            memory_format("cp -r run kept && rm -f %s && mkfifo %s && timeout 60 $SMELT %s; code=$?; rm -rf run && mv kept run; exit $code",
+                pipes[i].name, pipes[i].name, pipes[i].command);
+        expect(command, pipes[i].code, "not a regular file");
+        free(command);
+    }
+}
+
 /* Not refused: a run may go on on a smaller machine, and its results do not depend on threads. */
 static void far_more_threads_than_processors_are_a_warning(void **state) {
     (void)state;
@@ -89,6 +121,7 @@ int main(void) {
         TRAIN_TEST(a_limit_on_the_size_of_files_is_named),
         TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
         TRAIN_TEST(a_model_far_too_large_is_refused_at_once),
+        TRAIN_TEST(a_named_pipe_is_refused_at_once),
         TRAIN_TEST(far_more_threads_than_processors_are_a_warning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -455,6 +455,10 @@ static void a_file_that_cannot_be_read_is_an_error_with_the_reason(void **state)
     assert_false(options_read_yaml(&table, &bench->values, &bench->strings, bench->folder, &bench->error));
     assert_non_null(strstr(bench->error.message, "Is a directory"));
     assert_false(options_read_yaml(&table, &bench->values, &bench->strings, "/dev/zero", &bench->error));
+    assert_non_null(strstr(bench->error.message, "it is not a regular file"));
+    fclose(fopen(path, "w"));
+    assert_int_equal(truncate(path, 1 << 30), 0);
+    assert_false(options_read_yaml(&table, &bench->values, &bench->strings, path, &bench->error));
     assert_non_null(strstr(bench->error.message, "is larger than"));
     free(path);
 }

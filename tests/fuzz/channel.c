@@ -1,6 +1,5 @@
 /* A libFuzzer entry for what strangers send over the network: as clients to an acceptor, and as servers to what
- * connects to them. Any bytes must be refused, by every length that they come in, and none may prove a secret. How to
- * build it: tests/fuzz/fuzz.h. Owns nothing beyond one call. */
+ * connects to them. Any bytes must be refused, by every length that they come in, and none may prove a secret. Owns nothing beyond one call. */
 #include <string.h>
 #include <unistd.h>
 

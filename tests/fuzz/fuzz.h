@@ -1,34 +1,67 @@
-/* What the fuzz programs share. Each tests/fuzz/NAME.c has one entry, FUZZ(NAME), which must survive any bytes.
- * libFuzzer finds bytes:
- *
- *   make BUILD=fuzz CC=clang SANITIZE="-fsanitize=fuzzer-no-link,address,undefined" CFLAGS="-O1 -g" WARNINGS=-w \
- *       fuzz/libsmelt.a
- *   clang -std=gnu17 -D_GNU_SOURCE -Isrc -g -fsanitize=fuzzer,address,undefined -o fuzz/NAME tests/fuzz/NAME.c \
- *       fuzz/libsmelt.a -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -ldl -lm -lpthread
- *   fuzz/NAME -max_total_time=600 NEW tests/corpus/NAME
- *
- * tests/fuzz/test_corpus.c replays tests/corpus: what broke something once, and inputs that together reach every
- * branch that fuzzing has found. */
+/* What the fuzz programs share. Each tests/fuzz/NAME.c has one entry, FUZZ(NAME), which must survive any bytes: whatever
+ * reads them refuses them with one line, or gives something whole. `make fuzz` runs the entries under libFuzzer and
+ * sanitizers, which find bytes; tests/fuzz/test_corpus.c replays tests/corpus: what broke something once, and inputs
+ * that together reach every branch that fuzzing has found. */
 #pragma once
 
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#ifdef FUZZ_REPLAY
-#define FUZZ(name) static void fuzz_##name(const uint8_t *data, size_t size)
-#else
+#include "base/file.h"
+
+/* Each NAME stands in FUZZ_ENTRIES too. libFuzzer calls the weak function; the program that replays has it many times. */
 #define FUZZ(name)                                                                                                                        \
-    static void fuzz_##name(const uint8_t *data, size_t size);                                                                            \
-    int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);                                                                         \
-    int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {                                                                        \
+    void fuzz_##name(const uint8_t *data, size_t size);                                                                                   \
+    __attribute__((weak)) int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);                                                   \
+    __attribute__((weak)) int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {                                                  \
         fuzz_##name(data, size);                                                                                                          \
         return 0;                                                                                                                         \
     }                                                                                                                                     \
-    static void fuzz_##name(const uint8_t *data, size_t size)
-#endif
+    void fuzz_##name(const uint8_t *data, size_t size)
+
+#define FUZZ_ENTRIES(ENTRY)                                                                                                               \
+    ENTRY(autotune) ENTRY(channel) ENTRY(hf_config) ENTRY(lease) ENTRY(llmc) ENTRY(manifest) ENTRY(measured) ENTRY(options) ENTRY(place)   \
+    ENTRY(records) ENTRY(rendezvous) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(shard) ENTRY(tokenizer)
 
 static inline void require(bool condition) {
     if (!condition) abort();
+}
+
+/* An error has a code, and a message of one line. */
+static inline void require_line(const Error *error) {
+    require(error->code != ERROR_NONE && *error->message && !strchr(error->message, '\n'));
+}
+
+static char fuzz_folder_path[32];
+static inline void fuzz_folder_remove(void) {
+    Error ignored;
+    file_remove(fuzz_folder_path, &ignored);
+}
+
+/* A folder for the files of an entry, in memory, which lasts as long as the program. */
+static inline const char *fuzz_folder(void) {
+    if (!*fuzz_folder_path) {
+        snprintf(fuzz_folder_path, sizeof fuzz_folder_path, "/dev/shm/smelt-fuzz-XXXXXX");
+        require(mkdtemp(fuzz_folder_path) && atexit(fuzz_folder_remove) == 0);
+    }
+    return fuzz_folder_path;
+}
+
+/* Writes FOLDER/NAME anew and returns its path, which is valid until the next call but one. */
+static inline const char *fuzz_file(const char *name, const void *data, size_t size) {
+    static char paths[2][64];
+    static int next;
+    char *path = paths[next = !next];
+    snprintf(path, sizeof *paths, "%s/%s", fuzz_folder(), name);
+    unlink(path); /* a map of the former stays whole */
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    require(file >= 0 && write(file, data, size) == (ssize_t)size && close(file) == 0);
+    return path;
 }

@@ -1,5 +1,5 @@
 /* A libFuzzer entry for the reader of config.json: any JSON must be refused with one line, or give a model that is
- * written in terms that are read back as the same model. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one
+ * written in terms that are read back as the same model. Owns nothing beyond one
  * call. */
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ FUZZ(hf_config) {
     if (!object) return;
     char *warnings;
     if (hf_parse_config(object, &model, &precision, &warnings, &error)) require_same_model(&model, precision);
-    else require(error.code == ERROR_CHECKPOINT && *error.message && !strchr(error.message, '\n'));
+    else require_line(&error);
     require(!warnings || !strchr(warnings, '\n'));
     free(warnings);
     json_decref(object);

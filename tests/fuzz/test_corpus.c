@@ -1,18 +1,24 @@
 /* Replays tests/corpus: every file of tests/corpus/NAME goes through the entry of tests/fuzz/NAME.c, which aborts
  * when something is wrong. */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 #include <cmocka.h>
 
-#define FUZZ_REPLAY
-#include "channel.c"
-#include "hf_config.c"
-#include "options.c"
-#include "safetensors.c"
-#include "tokenizer.c"
+#include "base/memory.h"
+#include "fuzz.h"
+
+typedef struct Entry {
+    const char *name;
+    void (*fuzz)(const uint8_t *data, size_t size);
+} Entry;
+
+#define DECLARE(name) void fuzz_##name(const uint8_t *data, size_t size);
+FUZZ_ENTRIES(DECLARE)
+#define ENTRY(name) {#name, fuzz_##name},
+static const Entry entries[] = {FUZZ_ENTRIES(ENTRY)};
+enum { ENTRIES = sizeof entries / sizeof *entries };
 
 /* A block of just the file's size, so that AddressSanitizer sees a read behind it. */
 static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const char *path) {
@@ -28,56 +34,26 @@ static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const ch
 }
 
 /* Ends the program by the entry's abort, after the name of the file. */
-static void replay(const char *name, void (*fuzz)(const uint8_t *data, size_t size)) {
-    char *folder = memory_format("tests/corpus/%s", name);
-    DIR *entries = opendir(folder);
-    assert_non_null(entries);
-    int count = 0;
-    for (const struct dirent *entry; (entry = readdir(entries));) {
-        if (entry->d_name[0] == '.') continue;
-        char *path = memory_format("%s/%s", folder, entry->d_name);
+static void replay(void **state) {
+    const Entry *entry = *state;
+    FileList list;
+    Error error = {0};
+    char *folder = memory_format("tests/corpus/%s", entry->name);
+    assert_true(file_list(folder, &list, &error));
+    assert_true(list.count > 0);
+    for (size_t i = 0; i < list.count; i++) {
+        char *path = memory_format("%s/%s", folder, list.entries[i].name);
         print_message("%s\n", path);
-        replay_file(fuzz, path);
+        replay_file(entry->fuzz, path);
         free(path);
-        count++;
     }
-    closedir(entries);
+    file_list_free(&list);
     free(folder);
-    assert_true(count > 0);
-}
-
-static void the_corpus_of_network_messages_holds(void **state) {
-    (void)state;
-    replay("channel", fuzz_channel);
-}
-
-static void the_corpus_of_model_configurations_holds(void **state) {
-    (void)state;
-    replay("hf_config", fuzz_hf_config);
-}
-
-static void the_corpus_of_yaml_holds(void **state) {
-    (void)state;
-    replay("options", fuzz_options);
-}
-
-static void the_corpus_of_safetensors_holds(void **state) {
-    (void)state;
-    replay("safetensors", fuzz_safetensors);
-}
-
-static void the_corpus_of_tokenizers_holds(void **state) {
-    (void)state;
-    replay("tokenizer", fuzz_tokenizer);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_corpus_of_network_messages_holds),
-        cmocka_unit_test(the_corpus_of_model_configurations_holds),
-        cmocka_unit_test(the_corpus_of_yaml_holds),
-        cmocka_unit_test(the_corpus_of_safetensors_holds),
-        cmocka_unit_test(the_corpus_of_tokenizers_holds),
-    };
+    struct CMUnitTest tests[ENTRIES];
+    for (int i = 0; i < ENTRIES; i++)
+        tests[i] = (struct CMUnitTest){.name = entries[i].name, .test_func = replay, .initial_state = (void *)&entries[i]};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,34 @@
+/* A libFuzzer entry for what a run's folder holds as text: metrics.jsonl, as a run that continues reads it and as the
+ * report does, and run.json. Later records are dropped, and what stays is read as the same history again. Owns the
+ * entries' folder, which is the run. */
+#include <math.h>
+
+#include "fuzz.h"
+#include "report/history_internal.h"
+#include "train/lineage.h"
+#include "train/metrics_internal.h"
+
+static void require_same_history(const char *path, int64_t lines) {
+    Error error = {0};
+    History *history = history_read(path, &error);
+    require(history && history->lines <= lines && history->ignored <= history->lines);
+    int64_t steps;
+    require(!isinf(history_recent_loss(history, &steps)) && steps <= HISTORY_RECENT);
+    sample_median(&history->speed);
+    history_free(history);
+}
+
+FUZZ(records) {
+    Error error = {0};
+    const char *path = fuzz_file("metrics.jsonl", data, size), *run = fuzz_folder();
+    require_same_history(path, (int64_t)size + 1);
+    Metrics *metrics = metrics_open(run, (int64_t)size % 5, false, &error);
+    require(metrics != NULL);
+    metrics_close(metrics);
+    require_same_history(path, (int64_t)size + 1);
+    fuzz_file("run.json", data, size);
+    json_t *record = lineage_read(run, &error);
+    if (!record) require_line(&error);
+    lineage_number(json_object_get(record, "identity"));
+    json_decref(record);
+}
