@@ -9,8 +9,8 @@ CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
-TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
+PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
+TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 libmicrohttpd12 swift-proxy swift-account swift-container swift-object librocm-smi64-1
 CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
 FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "infer/utf8.h"
 #include "report/chart.h"
 
 enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in its own units */
@@ -95,19 +96,26 @@ void chart_number(double value, int digits, char text[32]) {
     else snprintf(text, 32, "unknown");
 }
 
+static void escape_byte(FILE *out, char byte) {
+    switch (byte) {
+    case '&': fputs("&amp;", out); break;
+    case '<': fputs("&lt;", out); break;
+    case '>': fputs("&gt;", out); break;
+    case '"': fputs("&quot;", out); break;
+    case '\'': fputs("&#39;", out); break;
+    default:
+        if (((unsigned char)byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) fputs("\xEF\xBF\xBD", out);
+        else putc(byte, out);
+    }
+}
+
 void chart_escape(FILE *out, const char *text) {
-    for (; *text; text++) {
-        unsigned char byte = (unsigned char)*text;
-        switch (byte) {
-        case '&': fputs("&amp;", out); break;
-        case '<': fputs("&lt;", out); break;
-        case '>': fputs("&gt;", out); break;
-        case '"': fputs("&quot;", out); break;
-        case '\'': fputs("&#39;", out); break;
-        default:
-            if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) fputs("\xEF\xBF\xBD", out);
-            else putc(byte, out);
-        }
+    Utf8Stream stream = {0};
+    char whole[UTF8_OUTPUT];
+    for (const char *at = text;; at++) {
+        int bytes = *at ? utf8_put(&stream, (uint8_t)*at, whole) : utf8_finish(&stream, whole);
+        for (int i = 0; i < bytes; i++) escape_byte(out, whole[i]);
+        if (!*at) return;
     }
 }
 

@@ -25,7 +25,7 @@ double axis_place(const Axis *axis, double value); /* 0 at `low`, 1 at `high`; w
 
 /* "0.0005", "5e-5", "2.5", "12k": the shortest that keeps `digits` digits. */
 void chart_number(double value, int digits, char text[32]);
-/* Text in HTML, in elements and in attributes. Control characters become U+FFFD. */
+/* Text in HTML, in elements and in attributes. Control characters and what is not UTF-8 become U+FFFD. */
 void chart_escape(FILE *out, const char *text);
 
 typedef struct Chart {

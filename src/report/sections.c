@@ -171,7 +171,7 @@ void page_data(const Page *page) {
     }
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
     row(page, "validation", *data->valid ? data->valid : data->valid_fraction > 0 ? text : "none", note);
-    row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "bytes, or that of the data", "");
+    row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "that of the data, or bytes", "");
     snprintf(text, sizeof text, "%lld tokens", (long long)data->length);
     row(page, "sequence", text, data->document_mask ? "attention stays within a document" : "attention crosses documents");
     snprintf(text, sizeof text, "%lld tokens", (long long)batch->tokens);

@@ -463,6 +463,17 @@ static void every_text_of_the_run_is_escaped(void **state) {
     free(text);
 }
 
+static void what_is_not_utf8_becomes_a_replacement_character(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t length;
+    FILE *out = open_memstream(&text, &length);
+    chart_escape(out, "a\xff<\xe2\x82\xac>\xe2\x82");
+    fclose(out);
+    assert_string_equal(text, "a\xEF\xBF\xBD&lt;\xE2\x82\xAC&gt;\xEF\xBF\xBD");
+    free(text);
+}
+
 static void ignored_lines_are_one_warning(void **state) {
     (void)state;
     char *text = page_of("x\ny\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
@@ -762,6 +773,7 @@ int main(void) {
         TEST(a_straight_curve_stays_straight_when_smoothed),
         TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
         TEST(every_text_of_the_run_is_escaped),
+        TEST(what_is_not_utf8_becomes_a_replacement_character),
         TEST(ignored_lines_are_one_warning),
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
         TEST(models_with_too_many_experts_get_a_note),

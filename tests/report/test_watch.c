@@ -1,0 +1,304 @@
+/* `smelt watch` as a process of its own, asked over HTTP, while its run is written. Each test works in a folder of its own. */
+#include <arpa/inet.h>
+#include <jansson.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+
+#include "support/files.h"
+#include "support/process.h"
+
+#define LINE(step, loss) "{\"kind\":\"step\",\"step\":" #step ",\"loss\":" #loss "}\n"
+
+typedef struct Served {
+    Process process;
+    int port;
+} Served;
+
+static char *smelt;
+
+static void append_text(const char *path, const char *text) {
+    FILE *file = fopen(path, "ab");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static int setup(void **state) {
+    if (enter_folder(state) != 0 || mkdir("run", 0777) != 0) return -1;
+    write_text("run/metrics.jsonl", LINE(1, 3));
+    write_text("run/config.yaml", "steps: 40\n");
+    return 0;
+}
+
+static Served serve(const char *run, const char *host) {
+    Served served = {.process = process_start((char *[]){smelt, "watch", (char *)run, "port=0", (char *)host, NULL})};
+    process_await_lines(&served.process, 1);
+    char *text = process_text(served.process.output);
+    const char *port = strstr(text, "http://127.0.0.1:");
+    if (!port) fail_msg("no address in '%s'", text);
+    served.port = atoi(port + strlen("http://127.0.0.1:"));
+    free(text);
+    return served;
+}
+
+/* Ends it by a signal, which is no failure. */
+static void end(Served *served, int signal) {
+    kill(served->process.id, signal);
+    ProcessResult result = process_finish(&served->process);
+    assert_int_equal(result.code, 0);
+    assert_string_equal(result.errors, "");
+    process_free(&result);
+}
+
+static int connect_to(const char *address, int port) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    assert_int_equal(inet_pton(AF_INET, address, &to.sin_addr), 1);
+    int connection = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(connection, (struct sockaddr *)&to, sizeof to) == 0) return connection;
+    close(connection);
+    return -1;
+}
+
+/* The whole answer to `request`, of which each "$" is a line end; the caller frees. */
+static char *ask(const Served *served, const char *request) {
+    int connection = connect_to("127.0.0.1", served->port);
+    assert_true(connection >= 0);
+    for (const char *c = request; *c; c++) assert_true(*c == '$' ? send(connection, "\r\n", 2, 0) == 2 : send(connection, c, 1, 0) == 1);
+    size_t length = 0;
+    char *text = memory_allocate(1);
+    for (ssize_t got = 1; got > 0; length += (size_t)got) {
+        text = memory_resize(text, length + (1 << 16) + 1);
+        got = recv(connection, text + length, 1 << 16, 0);
+        assert_true(got >= 0);
+    }
+    text[length] = '\0';
+    close(connection);
+    return text;
+}
+
+static char *get(const Served *served, const char *path) {
+    char *request = memory_format("GET %s HTTP/1.1$Host: 127.0.0.1:%d$Connection: close$$", path, served->port),
+         *text = ask(served, request);
+    free(request);
+    return text;
+}
+
+static void assert_answer(const Served *served, const char *request, int status) {
+    char *text = ask(served, request), *start = memory_format("HTTP/1.1 %d ", status);
+    if (strncmp(text, start, strlen(start)) != 0) fail_msg("'%s' was answered with '%.40s'", request, text);
+    free(text);
+    free(start);
+}
+
+/* The parsed answer of /changes; the caller decrements it. */
+static json_t *changes(const Served *served, json_int_t from) {
+    char path[64];
+    snprintf(path, sizeof path, "/changes?from=%lld", (long long)from);
+    char *text = get(served, path);
+    const char *body = strstr(text, "\r\n\r\n");
+    assert_non_null(body);
+    json_t *object = json_loads(body, 0, NULL);
+    if (!object) fail_msg("no JSON: %s", text);
+    free(text);
+    return object;
+}
+
+static json_int_t version_of(const json_t *answer) { return json_integer_value(json_object_get(answer, "version")); }
+static const char *part_of(const json_t *answer, const char *id) {
+    return json_string_value(json_object_get(json_object_get(answer, "parts"), id));
+}
+
+/* Waits until a part has the text; the caller decrements what then came after version `from`. */
+static json_t *await(const Served *served, json_int_t from, const char *id, const char *text) {
+    json_t *answer = NULL;
+    const char *part = NULL;
+    WAIT_UNTIL((json_decref(answer), answer = changes(served, from), part = part_of(answer, id), part && strstr(part, text)),
+        "part %s never had '%s'", id, text);
+    return answer;
+}
+
+/* -- What is served ------------------------------------------------------------------------------------------------ */
+
+static void the_page_comes_with_its_script_and_a_policy_that_allows_no_other(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    char *page = get(&served, "/"), *script = get(&served, "/watch.js");
+    assert_non_null(strstr(page, "Content-Security-Policy: default-src 'none'; script-src 'self';"));
+    assert_non_null(strstr(page, "X-Content-Type-Options: nosniff"));
+    assert_non_null(strstr(page, "<script src=\"/watch.js\" defer></script>"));
+    assert_non_null(strstr(page, "<dd class=\"value\">3.0000</dd>"));
+    assert_null(strstr(page, "http-equiv"));
+    assert_non_null(strstr(script, "Content-Type: text/javascript"));
+    assert_non_null(strstr(script, "fetch('/changes?from='"));
+    free(page);
+    free(script);
+    end(&served, SIGINT);
+}
+
+static void only_the_parts_that_changed_are_sent(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    json_t *first = changes(&served, 0);
+    assert_non_null(part_of(first, "settings"));
+    json_t *none = changes(&served, version_of(first));
+    assert_int_equal(json_object_size(json_object_get(none, "parts")), 0);
+    append_text("run/metrics.jsonl", LINE(2, 2.125));
+    json_t *next = await(&served, version_of(first), "numbers", "2.1250");
+    assert_non_null(part_of(next, "loss"));
+    assert_null(part_of(next, "settings"));
+    json_decref(first);
+    json_decref(none);
+    json_decref(next);
+    end(&served, SIGTERM);
+}
+
+static void the_page_follows_a_run_that_begins_later_is_restarted_or_vanishes(void **state) {
+    (void)state;
+    assert_int_equal(remove("run/metrics.jsonl"), 0);
+    Served served = serve("run", NULL);
+    json_decref(await(&served, 0, "warnings", "there is no run/metrics.jsonl"));
+    append_text("run/metrics.jsonl", LINE(1, 3) LINE(2, 2.5) "{\"kind\":\"st");
+    json_decref(await(&served, 0, "numbers", "in 2 steps"));
+    append_text("run/metrics.jsonl", "ep\",\"step\":3,\"loss\":2.25}\n");
+    json_decref(await(&served, 0, "numbers", "2.2500"));
+    write_text("other", LINE(1, 3) LINE(2, 1.75));
+    assert_int_equal(rename("other", "run/metrics.jsonl"), 0);
+    json_decref(await(&served, 0, "numbers", "1.7500"));
+    assert_int_equal(truncate("run/metrics.jsonl", 0), 0);
+    json_decref(await(&served, 0, "loss", "No steps yet"));
+    append_text("run/metrics.jsonl", LINE(1, 1.5));
+    json_decref(await(&served, 0, "numbers", "1.5000"));
+    assert_int_equal(rename("run", "gone"), 0);
+    json_decref(await(&served, 0, "warnings", "there is no run/metrics.jsonl"));
+    json_decref(await(&served, 0, "numbers", "1.5000"));
+    end(&served, SIGINT);
+}
+
+static void hostile_texts_never_become_markup(void **state) {
+    (void)state;
+    const char *name = "<img src=x onerror=alert(1)>\xff";
+    assert_int_equal(rename("run", name), 0);
+    char *metrics = memory_format("%s/metrics.jsonl", name), *config = memory_format("%s/config.yaml", name);
+    append_text(metrics, "{\"kind\":\"start\",\"step\":1,\"machine\":\"<img src=y>\",\"<img>\":\"'\\\"><img src=z>\"}\n");
+    write_text(config, "data:\n  train: \"<img src=q>\xe2\x82\"\nx</pre><img>: 1\n");
+    Served served = serve(name, NULL);
+    json_t *answer = changes(&served, 0), *part;
+    const char *id;
+    json_object_foreach(json_object_get(answer, "parts"), id, part) {
+        assert_true(json_is_string(part));
+        assert_null(strstr(json_string_value(part), "<img"));
+    }
+    assert_non_null(strstr(part_of(answer, "head"), "&lt;img src=x onerror=alert(1)&gt;\xEF\xBF\xBD"));
+    assert_non_null(strstr(part_of(answer, "settings"), "x&lt;/pre&gt;&lt;img&gt;: 1"));
+    assert_non_null(strstr(part_of(answer, "starts"), "&lt;img src=z&gt;"));
+    char *page = get(&served, "/");
+    assert_null(strstr(page, "<img"));
+    free(page);
+    json_decref(answer);
+    free(metrics);
+    free(config);
+    end(&served, SIGINT);
+}
+
+/* -- Who is answered ----------------------------------------------------------------------------------------------- */
+
+static void only_hosts_that_can_be_this_server_are_answered(void **state) {
+    (void)state;
+    static const struct {
+        const char *host;
+        int status;
+    } cases[] = {{"127.0.0.1", 200}, {"localhost:99", 200}, {"LocalHost", 200}, {"[::1]:6160", 200}, {"192.0.2.7:80", 200},
+        {"attacker.example", 403}, {"127.0.0.1.attacker.example:80", 403}, {"localhost.attacker.example", 403}, {"", 403}, {"[", 403},
+        {"2130706433", 403}};
+    Served served = serve("run", NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *request = memory_format("GET /changes?from=0 HTTP/1.1$Host: %s$Connection: close$$", cases[i].host);
+        assert_answer(&served, request, cases[i].status);
+        free(request);
+    }
+    assert_answer(&served, "GET / HTTP/1.0$$", 403);
+    end(&served, SIGINT);
+}
+
+static void other_paths_and_methods_are_refused(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    static const char *const paths[] = {"/metrics.jsonl", "/../run/metrics.jsonl", "/%2e%2e/etc/passwd", "//", "/changes/", "/watch.js/"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        char *request = memory_format("GET %s HTTP/1.1$Host: localhost$Connection: close$$", paths[i]), *text = ask(&served, request);
+        if (strncmp(text, "HTTP/1.1 4", strlen("HTTP/1.1 4")) != 0) fail_msg("%s: %.80s", paths[i], text);
+        free(request);
+        free(text);
+    }
+    assert_answer(&served, "POST / HTTP/1.1$Host: localhost$Content-Length: 0$Connection: close$$", 405);
+    assert_answer(&served, "DELETE /changes HTTP/1.1$Host: localhost$Connection: close$$", 405);
+    assert_answer(&served, "HEAD / HTTP/1.1$Host: localhost$Connection: close$$", 200);
+    assert_answer(&served, "GET /changes?from=-99999999999999999999x HTTP/1.1$Host: localhost$Connection: close$$", 200);
+    end(&served, SIGINT);
+}
+
+/* A socket on all interfaces would answer at every address of the loopback. */
+static void it_listens_at_its_address_alone(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    assert_int_equal(connect_to("127.0.0.2", served.port), -1);
+    int connection = connect_to("127.0.0.1", served.port);
+    assert_true(connection >= 0);
+    close(connection);
+    end(&served, SIGINT);
+}
+
+static void an_idle_caller_holds_up_nobody(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    int idle = connect_to("127.0.0.1", served.port);
+    assert_int_equal(send(idle, "GET / HT", 8, 0), 8);
+    json_decref(changes(&served, 0));
+    end(&served, SIGINT);
+    close(idle);
+}
+
+static void what_cannot_be_served_is_a_usage_error(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    char *taken = memory_format("port=%d", served.port);
+    const struct {
+        char *words[3];
+        const char *message;
+    } cases[] = {
+        {{"elsewhere", "port=0", NULL}, "there is no elsewhere/metrics.jsonl"},
+        {{"run", taken, NULL}, "Address already in use; name another with port=, or port=0 for any"},
+        {{"run", "port=0", "host=192.0.2.1"}, "Cannot assign requested address; name an address of this machine with host="},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *const *words = cases[i].words;
+        Process process = process_start((char *[]){smelt, "watch", words[0], words[1], words[2], NULL});
+        ProcessResult result = process_finish(&process);
+        assert_int_equal(result.code, ERROR_USAGE);
+        if (!strstr(result.errors, cases[i].message)) fail_msg("'%s' lacks '%s'", result.errors, cases[i].message);
+        process_free(&result);
+    }
+    free(taken);
+    end(&served, SIGINT);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, leave_folder)
+
+int main(void) {
+    smelt = process_smelt();
+    const struct CMUnitTest tests[] = {
+        TEST(the_page_comes_with_its_script_and_a_policy_that_allows_no_other),
+        TEST(only_the_parts_that_changed_are_sent),
+        TEST(the_page_follows_a_run_that_begins_later_is_restarted_or_vanishes),
+        TEST(hostile_texts_never_become_markup),
+        TEST(only_hosts_that_can_be_this_server_are_answered),
+        TEST(other_paths_and_methods_are_refused),
+        TEST(it_listens_at_its_address_alone),
+        TEST(an_idle_caller_holds_up_nobody),
+        TEST(what_cannot_be_served_is_a_usage_error),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(smelt);
+    return failed;
+}
