@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "advise/hardware.h"
+#include "advise/plan_page.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "train/source.h"
@@ -66,16 +67,6 @@ static bool read_arguments(int argc, char **argv, Config *config, OptionStrings 
            corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
-static bool print_plan(const Config *config, Device *device, Error *error) {
-    SCOPED(session_free) Session session = {0};
-    printf("# configuration\n");
-    options_write_yaml(&config_table, config, stdout);
-    printf("\n");
-    if (!session_plan(&session, config, device, error)) return false;
-    session_print_plan(&session, stdout);
-    return true;
-}
-
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
     if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
     return device_open_local(config->device, comm_local_rank(comm), error);
@@ -107,7 +98,7 @@ static bool train_together(const Config *config, Error *error) {
 
 static bool plan_alone(const Config *config, Error *error) {
     Device *device = command_open_device(config->device, config->precision, error);
-    bool done = device && print_plan(config, device, error);
+    bool done = device && plan_print(config, device, device_available(device), stdout, error);
     device_close(device);
     return done;
 }

@@ -89,6 +89,7 @@ typedef struct CheckpointConfig {
 /* What a start may find otherwise than the checkpoint that it continues from (train/identity_internal.h). */
 typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 
+typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
@@ -96,7 +97,8 @@ typedef struct Config {
     int64_t seed, steps, stop_at, threads;
     int device; /* DeviceKind */
     int precision, recompute, on_nan;
-    bool exact_gemm, plan, tensorboard;
+    bool exact_gemm, tensorboard;
+    int plan; /* PlanChoice */
     ModelConfig model;
     LoraConfig lora;
     DataConfig data;

@@ -10,6 +10,7 @@
 #include "base/scope.h"
 #include "graph/op.h"
 #include "backend/backend.h"
+#include "train/fit.h"
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -83,6 +84,7 @@ Budget session_budget(const Session *session) {
     const OptimizerShard *shard = &session->layout->shard;
     int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
     Budget budget = {
+        .host = device_info(session->backend.device)->host_memory,
         .weights = plan->bytes[ARENA_WEIGHT],
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
@@ -96,99 +98,68 @@ Budget session_budget(const Session *session) {
     };
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer);
     budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch +
-                   budget.evaluation + budget.other + (device_info(session->backend.device)->host_memory ? budget.copy : 0);
+                   budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
     return budget;
 }
 
 static void print_row(FILE *file, const char *name, int64_t bytes, int64_t total, const char *note) {
     char text[32];
     log_format_bytes((double)bytes, text);
-    fprintf(file, "  %-22s %12s %5.1f%%  %s\n", name, text, total ? 100.0 * bytes / total : 0, note);
+    fprintf(file, "  %-20s %12s %5.1f%%  %s\n", name, text, total ? 100.0 * bytes / total : 0, note);
 }
 
-void budget_print(const Budget *budget, FILE *file) {
+/* "memory of the device: 43.10 GiB of 79.20 GiB" and how full that is. */
+static void print_sum(const Budget *budget, int64_t available, FILE *file) {
+    enum { CELLS = 50 };
+    char total[32], have[32], bar[CELLS + 1] = "";
+    log_format_bytes((double)budget->total, total);
+    log_format_bytes((double)available, have);
+    fprintf(file, "memory of %s: %s", budget->host ? "this machine" : "the device", total);
+    if (available <= 0) {
+        fputc('\n', file);
+        return;
+    }
+    double part = (double)budget->total / (double)available;
+    for (int i = 0; i < CELLS; i++) bar[i] = i < part * CELLS ? '#' : '.';
+    fprintf(file, " of %s: %s\n  [%s] %.0f%%\n", have, part <= 1 ? "fits" : "does not fit", bar, 100 * part);
+}
+
+void budget_print(const Budget *budget, int64_t available, FILE *file) {
     char floor[96], text[32];
     log_format_bytes((double)budget->activation_floor, text);
-    snprintf(floor, sizeof floor, "one microbatch; at least %s alive at once", text);
-    fprintf(file, "memory\n");
+    snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
+    print_sum(budget, available, file);
     print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
     print_row(file, "master weights", budget->master, budget->total, "");
     print_row(file, "gradients", budget->gradients, budget->total, "");
     print_row(file, "optimizer state", budget->optimizer, budget->total, "");
     print_row(file, "activations", budget->activations, budget->total, floor);
     print_row(file, "optimizer scratch", budget->scratch, budget->total, "");
-    print_row(file, "evaluation", budget->evaluation, budget->total, "what does not fit into the activations");
+    print_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
     print_row(file, "inputs and constants", budget->other, budget->total, "");
-    print_row(file, "checkpoint copy", budget->copy, budget->total, "in the host's memory; checkpoint.async=false does without");
-    print_row(file, "total", budget->total, budget->total, "");
-}
-
-void session_print_plan(const Session *session, FILE *file) {
-    const Graph *graph = session->model.graph;
-    const ModelConfig *model = &session->config->model;
-    double tokens = (double)session->model.sequences * session->model.length;
-    Budget budget = session_budget(session);
-    fprintf(file, "program of one microbatch (%lld sequences x %lld tokens)\n", (long long)session->model.sequences,
-        (long long)session->model.length);
-    graph_print(graph, file);
-    fprintf(file, "\nparameters             %lld\n", (long long)model_parameters(graph));
-    if (session->config->lora.rank) fprintf(file, "trained                %lld\n", (long long)model_trained_parameters(graph));
-    fprintf(file, "active per token       %lld\n", (long long)model_active_parameters(graph, model));
-    fprintf(file, "operations per token   %.4g\n", session->plan.flops / tokens);
-    fprintf(file, "nodes                  %d\n\n", graph->node_count);
-    budget_print(&budget, file);
-}
-
-static bool fits(const Config *config, Device *device, const Layout *layout, int64_t available) {
-    SCOPED(session_free) Session session = {0};
-    Error ignored = {0};
-    int rank = layout->replica * layout->size + layout->rank;
-    return session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) &&
-           session_budget(&session).total <= available;
-}
-
-/* Changes that cost little or no time of a step: no copy for checkpoints, then a higher ZeRO stage. */
-static bool find_sharing(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
-    Config trial = *config;
-    trial.checkpoint.async = false;
-    if (fits(&trial, device, layout, available)) return snprintf(change, size, "checkpoint.async=false") > 0;
-    trial = *config;
-    while (layout_all_ranks(layout) > 1 && ++trial.layout.zero <= 3)
-        if (fits(&trial, device, layout, available)) return snprintf(change, size, "layout.zero=%lld", (long long)trial.layout.zero) > 0;
-    return false;
-}
-
-/* The first of these changes that fits: recompute more, then smaller microbatches with the most recomputation. */
-static bool find_fitting(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
-    static const char *const policies[] = {"none", "norm", "attention", "block"};
-    Config trial = *config;
-    for (;;) {
-        for (int policy = config->recompute + (trial.batch.sequences == config->batch.sequences); policy <= RECOMPUTE_BLOCK; policy++) {
-            trial.recompute = policy;
-            if (!fits(&trial, device, layout, available)) continue;
-            int used = policy == config->recompute ? 0 : snprintf(change, size, "recompute=%s ", policies[policy]);
-            if (trial.batch.sequences != config->batch.sequences)
-                snprintf(change + used, size - used, "batch.sequences=%lld", (long long)trial.batch.sequences);
-            return true;
-        }
-        if (trial.batch.sequences % 2) return false;
-        trial.batch.sequences /= 2;
-    }
+    log_format_bytes((double)budget->copy, text);
+    if (budget->host) print_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
+    else if (budget->copy) fprintf(file, "memory of the host: %s for checkpoints; none with checkpoint.async=false\n", text);
 }
 
 bool session_check_memory(const Session *session, int64_t available, Error *error) {
+    const Layout *layout = session->layout;
     Budget budget = session_budget(session);
     if (available < 0 || budget.total <= available) return true;
-    char needed[32], have[32], change[128] = "";
+    char needed[32], have[32];
+    Fit fits[MOST_FITS];
+    int rank = layout->replica * layout->size + layout->rank, first = 0;
+    int count = fit_search(session->config, session->backend.device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
-    budget_print(&budget, stderr);
-    if (find_sharing(session->config, session->backend.device, session->layout, available, change, sizeof change) ||
-        find_fitting(session->config, session->backend.device, session->layout, available, change, sizeof change))
-        return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, change);
+    if (rank == 0) budget_print(&budget, available, stderr);
+    if (rank == 0) fit_print(fits, count, stderr);
+    while (first < count && !fits[first].fits) first++;
+    if (first < count)
+        return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, fits[first].change);
     return error_set(error, ERROR_MEMORY,
-        "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit: use a machine with more memory, "
-        "a smaller model, or a shorter data.length",
+        "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
+        "machine with more memory, a smaller model, or a shorter data.length",
         needed, have);
 }
 

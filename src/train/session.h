@@ -49,7 +49,8 @@ typedef struct Session {
 /* Bytes of a rank's memory that a session takes, by category. */
 typedef struct Budget {
     int64_t weights, master, gradients, optimizer, activations, scratch, evaluation, other, total;
-    int64_t copy; /* of the state, for asynchronous checkpoints, in host memory: in `total` on the CPU only */
+    int64_t copy; /* of the state, for asynchronous checkpoints, in host memory: in `total` with `host` only */
+    bool host;    /* the device's memory is the host's */
     int64_t activation_floor;
 } Budget;
 
@@ -61,10 +62,10 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 Budget session_budget(const Session *session);
 /* Rows (tokens) of the largest step that this rank takes, in whole microbatches. */
 int64_t session_step_rows(const Session *session);
-void budget_print(const Budget *budget, FILE *file);
-/* Parameters, program and memory table, for plan=true. */
-void session_print_plan(const Session *session, FILE *file);
-/* Fails with ERROR_MEMORY when the budget exceeds what this process may take, naming a change that would fit. */
+/* A table; `available` bytes are there, < 0: unknown. */
+void budget_print(const Budget *budget, int64_t available, FILE *file);
+/* Fails with ERROR_MEMORY when the budget exceeds what this process may take, naming a change that would fit (fit.h);
+ * rank 0 prints all of them. */
 bool session_check_memory(const Session *session, int64_t available, Error *error);
 
 /* Allocates everything and sets the initial weights. `comm` has the ranks that the session was planned for, and

@@ -1,0 +1,93 @@
+/* The page of plan=true. Memory is that of the plan, speed is a forecast's. Owns nothing. Called by `smelt train`. */
+#include "advise/plan_page.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "graph/op.h"
+#include "advise/forecast.h"
+#include "train/fit.h"
+
+static void print_model(const Session *session, FILE *file) {
+    const Config *config = session->config;
+    const Graph *graph = session->model.graph;
+    const DeviceInfo *device = device_info(session->backend.device);
+    int ranks = layout_all_ranks(session->layout);
+    double tokens = (double)session->model.sequences * (double)session->model.length;
+    int64_t microbatch = config->batch.sequences * config->data.length, trained = model_trained_parameters(graph);
+    char operations[32], family[16];
+    log_format_count(session->plan.flops / tokens, operations);
+    options_format_value(options_find(&config_table, "model.family", strlen("model.family")), config, family, sizeof family);
+    fprintf(file, "model       %s, %lld layers of width %lld\n", family, (long long)config->model.layers, (long long)config->model.width);
+    fprintf(file, "parameters  %lld, %lld active per token\n", (long long)model_parameters(graph),
+        (long long)model_active_parameters(graph, &config->model));
+    if (config->lora.rank) fprintf(file, "trained     %lld\n", (long long)trained);
+    fprintf(file, "device      %s, %s\n", device->kind == DEVICE_CPU ? "CPU" : device->name, precision_name(config->precision));
+    fprintf(file, "step        %lld tokens: %lld microbatch%s of %lld x %lld, over %d rank%s\n", (long long)config->batch.tokens,
+        (long long)(config->batch.tokens / microbatch), config->batch.tokens == microbatch ? "" : "es", (long long)config->batch.sequences,
+        (long long)config->data.length, ranks, plural(ranks));
+    fprintf(file, "program     %d operations, %s FLOP a token\n\n", graph->node_count, operations);
+}
+
+static void print_memory(const Session *session, int64_t available, FILE *file) {
+    Budget budget = session_budget(session);
+    budget_print(&budget, available, file);
+    if (available >= 0 && budget.total > available) {
+        Fit fits[MOST_FITS];
+        fputc('\n', file);
+        fit_print(fits, fit_search(session->config, session->backend.device, 0, layout_all_ranks(session->layout), available, fits), file);
+    }
+}
+
+/* Only of a processor that the table of hardware has. */
+static void print_forecast(const Session *session, FILE *file) {
+    const Config *config = session->config;
+    int ranks = layout_all_ranks(session->layout);
+    ForecastLayout layout = {session->layout->stage, config->recompute, config->batch.sequences};
+    Cluster cluster = {.gpus = ranks};
+    Forecast forecast;
+    Error ignored = {0};
+    char rate[32], left[32];
+    if (!hardware_of_device(&cluster.hardware, session->backend.device)) return;
+    cluster.per_node = cluster.hardware.per_node;
+    if (!forecast_layout(&forecast, config, &cluster, &layout, &ignored)) return;
+    log_format_count(forecast.tokens_per_second * ranks, rate);
+    log_format_duration(forecast.step * (double)config->steps, left);
+    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %.3g s a step, %s for %lld steps\n", rate,
+        forecast.step, left, (long long)config->steps);
+}
+
+static void print_settings(const Config *config, FILE *file) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config initial;
+    int count = 0;
+    options_defaults(&config_table, &initial, &strings);
+    fprintf(file, "\nsettings other than the defaults\n");
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *option = &config_table.rows[i];
+        char value[256], usual[256];
+        options_format_value(option, config, value, sizeof value);
+        options_format_value(option, &initial, usual, sizeof usual);
+        if (strcmp(value, usual) == 0 || strcmp(option->name, "plan") == 0) continue;
+        fprintf(file, "  %-26s %s\n", option->name, value);
+        count++;
+    }
+    if (!count) fprintf(file, "  none\n");
+}
+
+bool plan_print(const Config *config, Device *device, int64_t available, FILE *file, Error *error) {
+    SCOPED(session_free) Session session = {0};
+    if (!session_plan_rank(&session, config, device, 0, (int)int_max(config->layout.dp, 1), error)) return false;
+    print_model(&session, file);
+    print_memory(&session, available, file);
+    print_forecast(&session, file);
+    print_settings(config, file);
+    if (config->plan != PLAN_PROGRAM) return true;
+    fprintf(file, "\nprogram of one microbatch (%lld sequences x %lld tokens)\n", (long long)session.model.sequences,
+        (long long)session.model.length);
+    graph_print(session.model.graph, file);
+    return true;
+}

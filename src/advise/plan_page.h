@@ -1,0 +1,11 @@
+/* The page of plan=true: what a configuration trains, whether it fits into the memory of this machine's device, what
+ * would make it fit, how fast it should be, and which settings were chosen. Nothing is allocated. */
+#pragma once
+
+#include <stdio.h>
+
+#include "config/config.h"
+
+/* For one of layout.dp ranks (0: one), whether or not there are so many, on a device with `available` bytes (< 0:
+ * unknown); with plan=program every operation too. ERROR_USAGE. */
+bool plan_print(const Config *config, Device *device, int64_t available, FILE *file, Error *error);

@@ -1,0 +1,185 @@
+/* Search for changes that make a plan fit. A table has the kinds of changes from cheap to dear; each has a function that
+ * makes one step further in its direction. A kind that does not suffice alone is tried on top of full recomputation,
+ * then of the smallest microbatch as well. Owns nothing. Called where a plan is refused, and by plan=true. */
+#include "train/fit.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "base/scope.h"
+
+enum { MOST_RANKS = 1024, USUAL_LORA_RANK = 16 };
+
+typedef struct Trial {
+    Config config;
+    int rank, ranks;
+    bool more; /* ranks than there are */
+} Trial;
+
+/* -- Kinds of changes ---------------------------------------------------------------------------------------------- */
+
+/* Each makes the trial's change stronger by one step; false: there is no stronger one. */
+
+static bool without_copy(Trial *trial) {
+    bool had = trial->config.checkpoint.async;
+    trial->config.checkpoint.async = false;
+    return had;
+}
+
+static bool higher_stage(Trial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
+
+static bool more_recomputation(Trial *trial) { return ++trial->config.recompute <= RECOMPUTE_BLOCK; }
+
+static bool smaller_microbatch(Trial *trial) {
+    bool even = trial->config.batch.sequences % 2 == 0;
+    if (even) trial->config.batch.sequences /= 2;
+    return even;
+}
+
+static bool pure_bf16(Trial *trial) {
+    bool may = trial->config.precision == PRECISION_BF16;
+    trial->config.precision = PRECISION_PURE_BF16;
+    return may;
+}
+
+/* Stages 1 to 3 of twice as many ranks, then of four times as many, and so on. */
+static bool more_ranks(Trial *trial) {
+    LayoutConfig *layout = &trial->config.layout;
+    if (!trial->more || layout->zero >= 3) {
+        trial->ranks *= 2;
+        layout->zero = 0;
+    }
+    layout->zero++;
+    layout->dp = trial->ranks;
+    layout->shard = 0;
+    trial->rank = 0;
+    trial->more = true;
+    return trial->ranks <= MOST_RANKS;
+}
+
+/* Where this is too little, no number of ranks will do. */
+static void most_ranks(Trial *trial) {
+    trial->config.layout =
+        (LayoutConfig){.dp = MOST_RANKS, .zero = 3, .bucket_mb = trial->config.layout.bucket_mb, .reduce = trial->config.layout.reduce};
+    trial->ranks = MOST_RANKS;
+    trial->rank = 0;
+}
+
+static bool adapters(Trial *trial) {
+    bool may = trial->config.lora.rank == 0;
+    trial->config.lora.rank = USUAL_LORA_RANK;
+    if (trial->config.model.experts) trial->config.lora.targets = LORA_ATTENTION;
+    return may;
+}
+
+typedef struct Kind {
+    bool (*stronger)(Trial *trial);
+    const char *price;
+    bool alone;                      /* not on top of the others */
+    void (*strongest)(Trial *trial); /* tried first, since there are many steps; NULL: there are few */
+} Kind;
+
+static const Kind kinds[] = {
+    {without_copy, "training waits for checkpoints", true},
+    {higher_stage, "more communication", true},
+    {more_recomputation, "same results, more time", true},
+    {smaller_microbatch, "same batch, smaller GEMMs", false},
+    {pure_bf16, "no fp32 master weights: other results", false},
+    {more_ranks, "more devices", false, most_ranks},
+    {adapters, "trains adapters beside frozen weights", false},
+};
+_Static_assert(sizeof kinds / sizeof *kinds <= MOST_FITS, "a fit for each kind");
+
+/* -- Search -------------------------------------------------------------------------------------------------------- */
+
+typedef struct Question {
+    const Config *config;
+    Device *device;
+    int rank, ranks;
+    int64_t available;
+} Question;
+
+/* INT64_MAX: what training would refuse. */
+static int64_t plan_bytes(const Trial *trial, Device *device) {
+    SCOPED(session_free) Session session = {0};
+    Error ignored = {0};
+    bool planned = session_plan_rank(&session, &trial->config, device, trial->rank, trial->ranks, &ignored);
+    return planned ? session_budget(&session).total : INT64_MAX;
+}
+
+/* "recompute=block layout.zero=3 on 8 such machines" */
+static void describe(const Config *before, int ranks, const char *device, const Trial *trial, char *text, size_t size) {
+    size_t length = 0;
+    Config now = trial->config;
+    now.layout.dp = before->layout.dp;
+    now.layout.shard = before->layout.shard;
+    for (size_t i = 0; i < config_table.count && length < size; i++) {
+        const Option *option = &config_table.rows[i];
+        char value[64], old[64];
+        options_format_value(option, &now, value, sizeof value);
+        options_format_value(option, before, old, sizeof old);
+        if (strcmp(value, old) != 0)
+            length += (size_t)snprintf(text + length, size - length, "%s%s=%s", length ? " " : "", option->name, value);
+    }
+    if (now.lora.rank && !before->lora.rank && !before->init[0] && length < size)
+        length += (size_t)snprintf(text + length, size - length, " init=FOLDER");
+    if (trial->ranks != ranks && length < size)
+        snprintf(text + length, size - length, "%son %d such %s", length ? " " : "", trial->ranks, device);
+}
+
+/* What a kind is tried on top of: nothing, full recomputation, the smallest microbatch too. */
+enum { BASES = 3 };
+static Trial base_trial(const Question *question, int base) {
+    Trial trial = {.config = *question->config, .rank = question->rank, .ranks = question->ranks};
+    BatchConfig *batch = &trial.config.batch;
+    if (base >= 1) trial.config.recompute = RECOMPUTE_BLOCK;
+    if (base == 2) batch->sequences >>= __builtin_ctzll((unsigned long long)batch->sequences);
+    return trial;
+}
+
+/* Plans a trial, which becomes the answer when it needs less. Returns whether it fits. */
+static bool try_trial(const Question *question, const Trial *trial, Fit *best) {
+    int64_t bytes = plan_bytes(trial, question->device);
+    if (bytes >= best->bytes) return best->fits;
+    best->bytes = bytes;
+    best->fits = bytes <= question->available;
+    const char *device = device_info(question->device)->host_memory ? "machines" : "devices";
+    describe(question->config, question->ranks, device, trial, best->change, sizeof best->change);
+    return best->fits;
+}
+
+/* The first step of the kind that fits, else the one that needs least. */
+static Fit try_kind(const Kind *kind, const Question *question) {
+    Fit best = {.bytes = INT64_MAX, .price = kind->price};
+    for (int base = 0; base < (kind->alone ? 1 : BASES) && !best.fits; base++) {
+        Trial trial = base_trial(question, base), strongest = trial;
+        if (kind->strongest) kind->strongest(&strongest);
+        if (kind->strongest && !try_trial(question, &strongest, &best)) continue;
+        if (kind->strongest) best = (Fit){.bytes = INT64_MAX, .price = kind->price};
+        while (kind->stronger(&trial) && !try_trial(question, &trial, &best)) continue;
+    }
+    return best;
+}
+
+int fit_search(const Config *config, Device *device, int rank, int ranks, int64_t available, Fit fits[MOST_FITS]) {
+    const Question question = {config, device, rank, ranks, available};
+    Trial now = base_trial(&question, 0);
+    int64_t before = plan_bytes(&now, device);
+    int count = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        fits[count] = try_kind(&kinds[i], &question);
+        count += fits[count].bytes < before;
+    }
+    return count;
+}
+
+void fit_print(const Fit *fits, int count, FILE *file) {
+    if (count) fprintf(file, "what would save memory, from cheap to dear (each planned)\n");
+    for (int i = 0; i < count; i++) {
+        char bytes[32];
+        log_format_bytes((double)fits[i].bytes, bytes);
+        fprintf(file, "  %-4s %10s  %s\n                   %s\n", fits[i].fits ? "fits" : "", bytes, fits[i].change, fits[i].price);
+    }
+}

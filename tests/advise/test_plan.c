@@ -1,0 +1,202 @@
+/* Tests of plan=true and of what is said to make a plan fit: every change that is named is planned again, from its own
+ * words. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "advise/plan_page.h"
+#include "advise/settings.h"
+#include "train/fit.h"
+
+static Device *h100; /* a description of one */
+
+typedef struct Given {
+    Config config;
+    OptionStrings strings;
+} Given;
+
+static void set(Given *given, const char *setting) {
+    Error error = {0};
+    if (!options_set(&config_table, &given->config, &given->strings, setting, &error)) fail_msg("%s", error.message);
+}
+
+static Given give(const char *path) {
+    Given given = {0};
+    Error error = {0};
+    if (!settings_read(&given.config, path, &(OptionStrings){0}, &given.strings, &error)) fail_msg("%s", error.message);
+    return given;
+}
+
+static int64_t total(const Config *config, Device *device, int ranks) {
+    SCOPED(session_free) Session session = {0};
+    Error error = {0};
+    if (!session_plan_rank(&session, config, device, 0, ranks, &error)) fail_msg("%s", error.message);
+    return session_budget(&session).total;
+}
+
+static char *page(const Config *config, Device *device, int64_t available) {
+    char *text = NULL;
+    size_t length;
+    Error error = {0};
+    FILE *stream = open_memstream(&text, &length);
+    if (!plan_print(config, device, available, stream, &error)) fail_msg("%s", error.message);
+    fclose(stream);
+    return text;
+}
+
+/* -- The page ------------------------------------------------------------------------------------------------------ */
+
+static void expect_all(const char *text, const char *const *parts) {
+    const char *at = text;
+    for (; *parts; parts++)
+        if (!(at = strstr(at, *parts))) fail_msg("\"%s\" is not in its place in:\n%s", *parts, text);
+}
+
+static void the_page_has_model_memory_speed_and_chosen_settings(void **state) {
+    (void)state;
+    Given given = give("configs/zaya1-8b.yaml");
+    SCOPED_FREE char *text = page(&given.config, h100, 80LL << 30);
+    expect_all(
+        text, (const char *[]){"model       zaya, 40 layers of width 2048\n", "parameters  8840488784, 1290741584 active per token\n",
+                  "device      NVIDIA H100 80GB SXM, bf16\n", "memory of the device: 160.64 GiB of 80.00 GiB: does not fit\n  [#####",
+                  "] 201%\n", "  master weights", "memory of the host: 67.92 GiB for checkpoints", "what would save memory",
+                  "speed (modelled, not measured", " tok/s, ", "settings other than the defaults\n", "model.family               zaya\n",
+                  "optimizer.name             muon\n", NULL});
+    assert_null(strstr(text, "checkpoint.keep")); /* has its default */
+    assert_null(strstr(text, "program of one microbatch"));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        if (strlen(line) > 80 && !strstr(line, "lora.rank")) fail_msg("%zu columns: %s", strlen(line), line);
+    options_free_strings(&given.strings);
+}
+
+static void the_program_follows_when_it_is_asked_for(void **state) {
+    (void)state;
+    Given given = give("configs/llama-tiny.yaml");
+    given.config.plan = PLAN_PROGRAM;
+    SCOPED_FREE char *text = page(&given.config, device_cpu(), 1LL << 40);
+    expect_all(text,
+        (const char *[]){": fits\n", "\nprogram of one microbatch (32 sequences x 256 tokens)\n", "embed", "forward", "backward", NULL});
+    assert_null(strstr(text, "what would save memory"));
+    options_free_strings(&given.strings);
+}
+
+/* The copy for checkpoints is in the host's memory: on a CPU a row of the sum, on a GPU no part of it. */
+static void memory_of_device_and_host_are_never_added_up(void **state) {
+    (void)state;
+    Given given = give("configs/llama-tiny.yaml");
+    SCOPED_FREE char *on_gpu = page(&given.config, h100, -1), *on_cpu = page(&given.config, device_cpu(), -1);
+    assert_null(strstr(on_gpu, "checkpoint copy"));
+    assert_non_null(strstr(on_gpu, "memory of the host: 18.72 MiB for checkpoints"));
+    assert_non_null(strstr(on_cpu, "  checkpoint copy         18.72 MiB"));
+    assert_null(strstr(on_cpu, "memory of the host"));
+    SCOPED(session_free) Session session = {0};
+    Error error = {0};
+    assert_true(session_plan(&session, &given.config, h100, &error));
+    Budget b = session_budget(&session);
+    assert_true(b.copy > 0 && !b.host);
+    assert_int_equal(b.total, b.weights + b.master + b.gradients + b.optimizer + b.activations + b.scratch + b.evaluation + b.other);
+    options_free_strings(&given.strings);
+}
+
+static void ranks_that_are_not_there_are_planned(void **state) {
+    (void)state;
+    Given given = give("configs/llama-tiny.yaml");
+    set(&given, "layout.dp=64");
+    SCOPED_FREE char *text = page(&given.config, device_cpu(), -1);
+    assert_non_null(strstr(text, ", over 64 ranks\n"));
+    options_free_strings(&given.strings);
+}
+
+/* -- What would make it fit ---------------------------------------------------------------------------------------- */
+
+/* Plans what the words of a change say. */
+static int64_t planned(const char *path, Device *device, const char *change) {
+    Given given = give(path);
+    SCOPED_FREE char *words = memory_copy_string(change);
+    int ranks = 1;
+    char *rest = words;
+    for (char *word; (word = strsep(&rest, " "));) {
+        if (strcmp(word, "on") == 0) ranks = atoi(rest);
+        if (strchr(word, '=') && strcmp(word, "init=FOLDER") != 0) set(&given, word);
+    }
+    int64_t bytes = total(&given.config, device, ranks);
+    options_free_strings(&given.strings);
+    return bytes;
+}
+
+static void every_change_saves_what_it_says(void **state) {
+    (void)state;
+    static const char *const paths[] = {"configs/llama-tiny.yaml", "configs/zaya1-tiny.yaml"};
+    Device *const devices[] = {device_cpu(), h100};
+    for (int i = 0; i < 4; i++) {
+        Given given = give(paths[i / 2]);
+        Device *device = devices[i % 2];
+        int64_t now = total(&given.config, device, 1);
+        for (int part = 1; part <= 16; part *= 2) {
+            Fit fits[MOST_FITS];
+            int count = fit_search(&given.config, device, 0, 1, now / part - 1, fits);
+            assert_true(count >= 4);
+            for (int f = 0; f < count; f++) {
+                assert_int_equal(fits[f].bytes, planned(paths[i / 2], device, fits[f].change));
+                assert_true(fits[f].bytes < now);
+                assert_int_equal(fits[f].fits, fits[f].bytes <= now / part - 1);
+            }
+        }
+        options_free_strings(&given.strings);
+    }
+}
+
+/* With one byte too few the cheapest changes suffice, and each by its smallest step. */
+static void the_cheapest_change_comes_first(void **state) {
+    (void)state;
+    static const char *const changes[] = {
+        "recompute=norm", "batch.sequences=16", "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
+    Given given = give("configs/llama-tiny.yaml");
+    Fit fits[MOST_FITS];
+    int count = fit_search(&given.config, h100, 0, 1, total(&given.config, h100, 1) - 1, fits);
+    assert_int_equal(count, 5);
+    for (int i = 0; i < count; i++) {
+        if (i == 3) assert_string_equal(fits[i].change, "on 2 such devices");
+        else assert_string_equal(fits[i].change, changes[i]);
+        assert_true(fits[i].fits);
+    }
+    options_free_strings(&given.strings);
+}
+
+static void a_stage_of_zero_comes_before_recomputation_where_there_are_ranks(void **state) {
+    (void)state;
+    Given given = give("configs/llama-tiny.yaml");
+    set(&given, "layout.zero=0");
+    Fit fits[MOST_FITS];
+    assert_true(fit_search(&given.config, h100, 0, 4, total(&given.config, h100, 4) - 1, fits) >= 5);
+    assert_string_equal(fits[0].change, "layout.zero=1");
+    options_free_strings(&given.strings);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_page_has_model_memory_speed_and_chosen_settings),
+        cmocka_unit_test(the_program_follows_when_it_is_asked_for),
+        cmocka_unit_test(memory_of_device_and_host_are_never_added_up),
+        cmocka_unit_test(ranks_that_are_not_there_are_planned),
+        cmocka_unit_test(every_change_saves_what_it_says),
+        cmocka_unit_test(the_cheapest_change_comes_first),
+        cmocka_unit_test(a_stage_of_zero_comes_before_recomputation_where_there_are_ranks),
+    };
+    Hardware hardware;
+    Error error = {0};
+    if (!hardware_find(&hardware, "h100", &error)) return 1;
+    h100 = hardware_device(&hardware);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    device_close(h100);
+    return failed;
+}
