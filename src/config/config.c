@@ -14,8 +14,8 @@ static const Option rows[] = {
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to train", .free = true),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; results do not depend on it", .free = true),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
-        "type of weights and activations; sums and what stays from step to step (master weights, optimizer state) are fp32, or fp64; "
-        "pure_bf16 keeps those in bf16 too, without master weights"),
+        "type that is computed in; bf16 and fp32 update weights in fp32. pure_bf16 updates bf16 weights, rounding at random so that "
+        "small updates are not lost: 8 bytes a parameter in place of 18"),
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs"),
     CHOICE_OPTION(recompute, "none", "none|norm|attention|block",
@@ -81,7 +81,8 @@ static const Option rows[] = {
     INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together"),
-    INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences", "sequences of a microbatch, which decides the memory of activations"),
+    INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences",
+        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory"),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp"),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens"),
 
@@ -125,11 +126,13 @@ static const Option rows[] = {
     REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
     CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none"),
 
-    INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "data-parallel ranks; 0: all ranks of the run", .free = true),
     INT_OPTION(
-        layout.zero, "1", 0, 3, "", "ZeRO stage: shard 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing", .free = true),
+        layout.dp, "0", 0, 1 << 20, "ranks", "ranks (processes with a GPU each) that divide a batch; 0: all of the run", .free = true),
+    INT_OPTION(layout.zero, "1", 0, 3, "",
+        "what ranks divide among them in place of whole copies: 1: optimizer state, 2: gradients too, 3: weights too (FSDP); 0: nothing",
+        .free = true),
     INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks",
-        "ranks over which ZeRO shards, such as those of a node; each such group holds a copy; 0: all", .free = true),
+        "ranks that share one copy of what ZeRO divides, such as a node's 8 (HSDP); 0: all ranks share one", .free = true),
     REAL_OPTION(
         layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, reduced as one; 0: 256 on AMD GPUs, else 64", .free = true),
     CHOICE_OPTION(layout.reduce, "fp32", "fp32|bf16",

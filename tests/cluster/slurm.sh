@@ -36,13 +36,13 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=bf_interval=2,sched_interval=2
 GresTypes=gpu
-NodeName=node0 NodeHostname=$host NodeAddr=127.0.0.1 Port=26820 CPUs=$(nproc --all) Gres=gpu:8 State=UNKNOWN
-NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=26821 CPUs=$(nproc --all) Gres=gpu:8 State=UNKNOWN
+NodeName=node0 NodeHostname=$host NodeAddr=127.0.0.1 Port=26820 CPUs=$(nproc --all) Gres=gpu:1 State=UNKNOWN
+NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=26821 CPUs=$(nproc --all) Gres=gpu:1 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
 END
-touch "$folder"/gpu{0..7} # they are counted, but are no devices: ranks train on the CPU
-echo "Name=gpu File=$folder/gpu[0-7]" >"$folder/gres.conf"
+touch "$folder/gpu" # it is counted, but is no device: ranks train on the CPU
+echo "Name=gpu File=$folder/gpu" >"$folder/gres.conf"
 export SLURM_CONF=$folder/slurm.conf
 slurmctld -D >"$folder/slurmctld.log" 2>&1 & controller=$!
 slurmd -D -N node0 >"$folder/node0.log" 2>&1 & daemons=$!
