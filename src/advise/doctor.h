@@ -38,6 +38,8 @@ typedef struct Doctor {
 /* All checks, of the disk under `folder` unless that is "", and with `self_test` also computing, copying and communicating.
  * The caller frees with doctor_free. */
 void doctor_examine(Doctor *doctor, const char *root, const char *folder, bool self_test);
+/* Adds a line for each variable or tool of CUDA, beside that of ROCm which serves the same purpose. */
+void doctor_list_names(Doctor *doctor);
 void doctor_free(Doctor *doctor);
 int doctor_worst(const Doctor *doctor, int *warnings, int *errors); /* Health */
 void doctor_print(const Doctor *doctor, FILE *file);

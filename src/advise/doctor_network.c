@@ -155,6 +155,9 @@ static const Pair pairs[] = {
 void doctor_check_variables(Doctor *doctor) {
     check_rules(doctor);
     check_names(doctor);
+}
+
+void doctor_list_names(Doctor *doctor) {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const char *cuda = getenv(pairs[i].cuda), *rocm = getenv(pairs[i].rocm), *value = rocm ? rocm : cuda;
         doctor_ok(doctor, "variable.names", "%-28s %-20s %s%s%s", pairs[i].cuda, pairs[i].rocm, pairs[i].purpose, value ? "; set to " : "",

@@ -1,6 +1,7 @@
 /* Reading a configuration with settings on top, and the processor that it is judged for. */
 #include "advise/settings.h"
 
+#include "backend/backend.h"
 #include "base/file.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -14,9 +15,21 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     return read && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
+/* Of the device that training would choose on this machine. */
+static bool own_hardware(Hardware *hardware, Error *error) {
+    Device *device = device_open(DEVICE_AUTO, 0, error);
+    if (!device) return false;
+    bool found = hardware_of_device(hardware, device);
+    if (!found)
+        error_set(error, ERROR_USAGE, "this machine's %s is not in the table of hardware: give gpu=, one of %s", device_info(device)->name,
+            hardware_names());
+    device_close(device);
+    return found;
+}
+
 bool settings_hardware(const char *gpu, const char *bench, Hardware *hardware, Measured *measured, Error *error) {
     *measured = (Measured){0};
-    if (!hardware_find(hardware, gpu, error)) return false;
+    if (!(*gpu ? hardware_find(hardware, gpu, error) : own_hardware(hardware, error))) return false;
     if (!*bench) return true;
     if (!measured_read(measured, bench, error)) return false;
     hardware_calibrate(hardware, measured->best, measured->bandwidth);

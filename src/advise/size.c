@@ -84,7 +84,7 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
     if (hardware->kind != DEVICE_CPU && model->head_dim > LARGEST_HEAD) {
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
             LARGEST_HEAD);
-    } else if (model->head_dim % unit) {
+    } else if (model->head_dim % unit && width != model->head_dim) {
         ModelConfig fixed = *model;
         size_set_heads(&fixed, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit),
             model->heads * model->head_dim);
@@ -116,9 +116,8 @@ static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
             good     ? VERDICT_OK
             : padded ? VERDICT_NOTE
                      : VERDICT_FAULT,
-            rules[i].name, rules[i].value, 0,
-            good ? "divides over tensor=%lld" : "over tensor=%lld GPUs it is not a multiple of %lld on each", (long long)parts,
-            (long long)rules[i].unit);
+            rules[i].name, rules[i].value, 0, good ? "divides over tensor=%lld" : "over tensor=%lld it is not a multiple of %lld on each",
+            (long long)parts, (long long)rules[i].unit);
     }
     if (!hardware->switched && parts != hardware->per_node)
         add(sizing, VERDICT_NOTE, "tensor", parts, 0,
@@ -190,7 +189,7 @@ void size_check(Sizing *sizing, const SizeQuestion *question) {
         check_multiple(sizing, question, "model.router_width", offsetof(ModelConfig, router_width));
     check_tensor(sizing, question);
     if (question->config->model.experts) {
-        check_expert_count(sizing, question);
+        if (question->hardware.per_node > 1) check_expert_count(sizing, question);
         check_expert_tokens(sizing, question);
     }
     check_gemms(sizing, question);

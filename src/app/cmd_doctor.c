@@ -8,13 +8,14 @@
 
 typedef struct DoctorOptions {
     const char *folder;
-    bool self_test, json, strict;
+    bool self_test, names, json, strict;
 } DoctorOptions;
 
 #define FIELD(name) offsetof(DoctorOptions, name)
 static const Option rows[] = {
     STRING_OPTION(folder, ".", "", "folder whose disk is tried; empty: none"),
     BOOL_OPTION(self_test, "false", "compute, copy and communicate too, in under a minute"),
+    BOOL_OPTION(names, "false", "list variables and tools of CUDA and ROCm side by side, too"),
     BOOL_OPTION(json, "false", "print JSON in place of text"),
     BOOL_OPTION(strict, "false", "exit with 1 after warnings too"),
 };
@@ -27,6 +28,7 @@ static bool run(Invocation *invocation, Error *error) {
     int warnings, errors;
     (void)error;
     doctor_examine(&doctor, "", options->folder, options->self_test);
+    if (options->names) doctor_list_names(&doctor);
     (options->json ? doctor_print_json : doctor_print)(&doctor, stdout);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;

@@ -17,9 +17,9 @@ typedef struct ForecastOptions {
 
 #define FIELD(name) offsetof(ForecastOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
-    INT_OPTION(gpus, "8", 1, 1000000, "GPUs", "GPUs of the whole run"),
-    INT_OPTION(per_node, "0", 0, 1024, "GPUs", "GPUs of a node; 0: what is usual for this GPU"),
+    STRING_OPTION(gpu, "", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu; empty: this machine's device"),
+    INT_OPTION(gpus, "0", 0, 1000000, "devices", "devices of the whole run; 0: one node of gpu=X, or one such as this machine has"),
+    INT_OPTION(per_node, "0", 0, 1024, "devices", "devices of a node; 0: what is usual"),
     CHOICE_OPTION(
         zero, "best", "best|0|1|2|3", "ZeRO stage: shard 1: master weights and optimizer state, 2: gradients too, 3: weights too"),
     BOOL_OPTION(search, "true", "choose batch.sequences and recompute too; false: all as the configuration says"),
@@ -37,11 +37,12 @@ static bool run(Invocation *invocation, Error *error) {
     Forecast forecast;
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
+    if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
     if (*options->bench) cluster.measured = &measured;
     int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
     if (!forecast_best(&forecast, config, &cluster, zero, options->search, error)) return false;
     forecast_print(&forecast, config, &cluster, stdout);
-    return forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give more GPUs or ones with more memory%s",
+    return forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
                                 options->search ? "" : ", or search=true");
 }
 

@@ -15,7 +15,7 @@ typedef struct SizeOptions {
 
 #define FIELD(name) offsetof(SizeOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
+    STRING_OPTION(gpu, "", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu; empty: this machine's device"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of the rules"),
     INT_OPTION(tensor, "1", 1, 1024, "GPUs", "GPUs over which each matrix is split (tensor parallelism)"),
 };

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "base/memory.h"
 #include "advise/cost.h"
 #include "advise/forecast.h"
@@ -185,6 +186,37 @@ static void each_fault_of_a_spoiled_copy_is_reported_with_its_cost(void **state)
     }
     assert_true(fabs(fault_of(&sizing, "model.experts")->cost - 1.0 / 16) < 1e-9); /* one of 16 places stays empty */
     options_free_strings(&given.strings);
+}
+
+static void what_costs_nothing_is_no_fault(void **state) {
+    (void)state;
+    Given given;
+    Sizing sizing;
+    GIVE(&given, "configs/llama-tiny.yaml", "steps=1000"); /* heads of 32: attention has tiles of 32 columns */
+    size_check(&sizing, &(SizeQuestion){.config = &given.config, .hardware = hardware("h100"), .tensor = 1});
+    assert_null(fault_of(&sizing, "model.head_dim"));
+    options_free_strings(&given.strings);
+    GIVE(&given, "configs/llama-tiny.yaml", "model.head_dim=24");
+    size_check(&sizing, &(SizeQuestion){.config = &given.config, .hardware = hardware("h100"), .tensor = 1});
+    assert_non_null(strstr(fault_of(&sizing, "model.head_dim")->text, "attention computes 32 columns for each 24"));
+    options_free_strings(&given.strings);
+    GIVE(&given, "configs/zaya1-tiny.yaml", "model.experts=15"); /* a CPU has no node of 8 */
+    size_check(&sizing, &(SizeQuestion){.config = &given.config, .hardware = hardware("cpu"), .tensor = 1});
+    assert_null(fault_of(&sizing, "model.experts"));
+    for (int i = 0; i < sizing.count; i++) assert_null(strstr(sizing.findings[i].text, "GPU"));
+    options_free_strings(&given.strings);
+}
+
+static void without_a_name_the_processor_is_the_one_of_this_machine(void **state) {
+    (void)state;
+    Hardware found, expected;
+    Measured measured;
+    Error error = {0};
+    Device *device = device_open(DEVICE_AUTO, 0, &error);
+    assert_true(hardware_of_device(&expected, device));
+    device_close(device);
+    if (!settings_hardware("", "", &found, &measured, &error)) fail_msg("%s", error.message);
+    assert_string_equal(found.name, expected.name);
 }
 
 static void matrices_must_divide_over_the_gpus_that_share_them(void **state) {
@@ -490,6 +522,8 @@ int main(void) {
         cmocka_unit_test(files_that_are_no_bench_results_are_refused),
         cmocka_unit_test(zaya1_passes_on_the_processor_that_it_was_made_for),
         cmocka_unit_test(each_fault_of_a_spoiled_copy_is_reported_with_its_cost),
+        cmocka_unit_test(what_costs_nothing_is_no_fault),
+        cmocka_unit_test(without_a_name_the_processor_is_the_one_of_this_machine),
         cmocka_unit_test(matrices_must_divide_over_the_gpus_that_share_them),
         cmocka_unit_test(estimates_from_three_layers_are_those_of_the_whole_model),
         cmocka_unit_test(neighbours_have_as_many_parameters_and_no_faults),

@@ -45,6 +45,16 @@ static void lost_output_is_an_error_of_every_command_but_a_training(void **state
     expect("$SMELT train " TINY " stop_at=3 run=r >/dev/full", 0, "");
 }
 
+static void the_glossary_of_names_is_printed_on_request_alone(void **state) {
+    (void)state;
+    static const char *const commands[] = {"doctor folder=", "doctor folder= names=true"};
+    for (int i = 0; i < 2; i++) {
+        ProcessResult result = smelt(commands[i]);
+        assert_int_equal(strstr(result.output, "ROCR_VISIBLE_DEVICES hides them") != NULL, i);
+        process_free(&result);
+    }
+}
+
 static void help_stands_before_or_after(void **state) {
     (void)state;
     static const char *const others[] = {"help train", "train c.yaml --help", "train c.yaml steps=3 -h"};
@@ -249,6 +259,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(messages_never_go_into_files_when_descriptors_are_closed),
         TRAIN_TEST(lost_output_is_an_error_of_every_command_but_a_training),
+        TRAIN_TEST(the_glossary_of_names_is_printed_on_request_alone),
         TRAIN_TEST(help_stands_before_or_after),
         TRAIN_TEST(a_vocabulary_does_not_replace_the_text_that_it_is_learned_from),
         TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
