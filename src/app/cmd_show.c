@@ -75,7 +75,7 @@ static void print_history(const json_t *history, FILE *out) {
         snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
         fprintf(out, "  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
             text_in(start, "machine", "unknown"));
-        json_array_foreach(json_object_get(start, "changes"), line, change) fprintf(out, "    accepted: %s\n", json_string_value(change));
+        json_array_foreach(json_object_get(start, "changes"), line, change) fprintf(out, "    changed: %s\n", json_string_value(change));
     }
 }
 
@@ -127,7 +127,7 @@ const Command command_show = {
     .summary = "tell what a run was made from, and its history: RUN",
     .words = "RUN",
     .explanation = "Tells which run a folder holds: its number, data, tokenizer and first weights by their content, each start with the\n"
-                   "differences that were accepted, and its checkpoints, each with the one before it\n"
+                   "settings that it changed, and its checkpoints, each with the one before it\n"
                    "and the validation loss that was measured with it.\n",
     .table = &table,
     .options_size = sizeof(ShowOptions),

@@ -1,10 +1,11 @@
-/* `smelt train CONFIG.yaml [key=value ...]` */
+/* `smelt train CONFIG.yaml|RUN [key=value ...]` */
 #include <math.h>
 #include <stdio.h>
 #include <stdio_ext.h>
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -12,12 +13,25 @@
 #include "advise/plan_page.h"
 #include "app/command.h"
 #include "app/process.h"
+#include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
 
+/* The first argument: a configuration file, or a run folder, whose configuration is the base and which is continued. */
+static bool read_base(const char *path, Config *config, OptionStrings *strings, Error *error) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    SCOPED_FREE char *setting = memory_format("run=%.*s", (int)length, path);
+    if (source_is_run(path))
+        return run_read_config(path, config, strings, error) && options_set(&config_table, config, strings, setting, error);
+    if (file_kind(path, NULL) == FILE_FOLDER)
+        return error_set(error, ERROR_USAGE, "%s is no run folder: it has no config.yaml; a configuration file or a run comes first", path);
+    return options_read_yaml(&config_table, config, strings, path, error);
+}
+
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     bool file = argc > 1 && !strchr(argv[1], '=');
-    if (file && !options_read_yaml(&config_table, config, strings, argv[1], error)) return false;
+    if (file && !read_base(argv[1], config, strings, error)) return false;
     for (int i = 1 + file; i < argc; i++) {
         if (!strchr(argv[i], '=') && file)
             return error_set(
@@ -61,10 +75,15 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
+/* A run has remembered its model. */
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    bool continues = argc > 1 && source_is_run(argv[1]);
     options_defaults(&config_table, config, strings);
-    return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
-           corpus_resolve(config, strings, error) && config_check(config, error);
+    if (!apply_arguments(argc, argv, config, strings, error)) return false;
+    if (continues && !file_same(config->run, argv[1]))
+        return error_set(error, ERROR_USAGE, "run=%s, but %s is continued, which comes first: leave run= out", config->run, argv[1]);
+    return (continues || !config->init[0] || take_model(argc, argv, config, strings, error)) && corpus_resolve(config, strings, error) &&
+           config_check(config, error);
 }
 
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
@@ -112,10 +131,13 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_train = {
     .name = "train",
-    .summary = "train a model, or continue a run: CONFIG.yaml [key=value ...]",
-    .usage = "CONFIG.yaml [key=value ...]",
+    .summary = "train a model, or continue a run: CONFIG.yaml|RUN [key=value ...]",
+    .usage = "CONFIG.yaml|RUN [key=value ...]",
     .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-                   "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n\n"
+                   "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n\n"
+                   "A run that has started keeps its settings, but for those with a mark. (changes): another value holds from the\n"
+                   "next step on, and is printed and recorded (smelt show RUN). (free): no result depends on it. (once): it is of\n"
+                   "one start alone.\n\n"
                    "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",

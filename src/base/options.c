@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/options_internal.h"
+#include "base/scope.h"
 
 /* -- Text ------------------------------------------------------------------------------------------------------- */
 
@@ -372,6 +374,23 @@ int options_difference(const OptionTable *table, const void *old_values, const v
         if (used < size) used += (size_t)snprintf(text + used, size - used, "%s: %s -> %s\n", option->name, old_text, new_text);
     }
     return count;
+}
+
+/* "./text" and "text" are one path. */
+static char *absolute_path(const char *path) {
+    while (!strncmp(path, "./", 2)) path += 2 + strspn(path + 2, "/");
+    SCOPED_FREE char *folder = *path == '/' || !strcmp(path, "none") || strstr(path, "://") ? NULL : getcwd(NULL, 0);
+    return folder ? memory_format("%s/%s", folder, path) : memory_copy_string(path);
+}
+
+void options_remember(const OptionTable *table, void *values, OptionStrings *strings) {
+    for (size_t i = 0; i < table->count; i++) {
+        const Option *option = &table->rows[i];
+        const char *path = option->path ? options_string(option, values) : "";
+        SCOPED_FREE char *absolute = *path ? absolute_path(path) : NULL;
+        const char *text = option->class == OPTION_ONCE ? option->initial : absolute;
+        if (text) parse_value(option, values, strings, text, strlen(text));
+    }
 }
 
 void options_free_strings(OptionStrings *strings) {

@@ -19,6 +19,14 @@ typedef enum OptionType {
     OPTION_CHOICE, /* int: index into `choices` */
 } OptionType;
 
+/* Of a run's settings: what another value does to a run that has started. */
+typedef enum OptionClass {
+    OPTION_FIXED,   /* the run keeps the value that it was started with */
+    OPTION_CHANGES, /* results depend on it from the step on at which it changes, which is recorded */
+    OPTION_FREE,    /* no result depends on it */
+    OPTION_ONCE,    /* of one start alone: a run does not remember it */
+} OptionClass;
+
 typedef struct Option {
     const char *name; /* "optimizer.lr" */
     OptionType type;
@@ -28,12 +36,13 @@ typedef struct Option {
     const char *choices;     /* OPTION_CHOICE: "none|norm|attention|block" */
     const char *unit;        /* "tokens", "steps", "" (not NULL) */
     const char *help;        /* one line (not NULL) */
-    bool free;               /* of a run's settings: it may change from start to start, since no result depends on it */
+    OptionClass class;
+    bool path; /* OPTION_STRING: names a file, a folder or a URL; "none" names nothing */
 } Option;
 
 /* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
  * FIELD(path) as offsetof(Struct, path): `INT_OPTION(seed, "1", 0, 1e15, "", "decides data order")`. More arguments
- * are designated initializers: `.free = true`. */
+ * are designated initializers: `.class = OPTION_FREE`. */
 #define BOOL_OPTION(path, initial, help, ...) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help, ##__VA_ARGS__}
 #define INT_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
 #define REAL_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
@@ -80,4 +89,7 @@ void options_print_help(const OptionTable *table, FILE *file);
 /* Rows whose values differ between two structs, as "key: old -> new" lines in `text` (cut when it is full). Returns how
  * many differ. */
 int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
+/* Gives rows of OPTION_ONCE their defaults, and makes relative paths absolute (URLs stay): the values as a run remembers
+ * them, which mean the same from any folder. */
+void options_remember(const OptionTable *table, void *values, OptionStrings *strings);
 void options_free_strings(OptionStrings *strings);

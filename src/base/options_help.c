@@ -5,12 +5,17 @@
 #include "base/options_internal.h"
 #include "base/wrap.h"
 
+/* Fixed rows have no word, so that tables that are no run's settings show none. */
+static const char *const class_words[] = {
+    [OPTION_FIXED] = "", [OPTION_CHANGES] = "changes", [OPTION_FREE] = "free", [OPTION_ONCE] = "once"};
+
 void options_explain(const Option *option, char text[OPTIONS_EXPLANATION]) {
     char limits[512];
     options_format_limits(option, limits);
-    bool both = *option->unit && *limits, any = *option->unit || *limits;
-    snprintf(
-        text, OPTIONS_EXPLANATION, "%s%s%s%s%s%s", option->help, any ? " (" : "", option->unit, both ? ", " : "", limits, any ? ")" : "");
+    const char *class = class_words[option->class], *comma = *option->unit && *limits ? ", " : "";
+    bool ranged = *option->unit || *limits, any = ranged || *class;
+    snprintf(text, OPTIONS_EXPLANATION, "%s%s%s%s%s%s%s%s", option->help, any ? " (" : "", option->unit, comma, limits,
+        ranged && *class ? "; " : "", class, any ? ")" : "");
 }
 
 void options_print_help(const OptionTable *table, FILE *file) {

@@ -75,5 +75,5 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
 /* Tokens of the step's global batch: a multiple of `microbatch` growing linearly from ramp_tokens to tokens over
  * ramp_steps. */
 int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int64_t step);
-/* Samples (sequences) drawn before `step` (from 1): what resuming needs, a pure function of the configuration. */
+/* Samples (sequences) that the steps before `step` (from 1) draw in this configuration. */
 int64_t schedule_samples_before(const BatchConfig *batch, int64_t length, int64_t step);

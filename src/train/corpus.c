@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -64,18 +65,49 @@ static bool open_input(Shard *shard, const Config *config, bool made, const char
     return pack_once(config, made, input, name, 0, error) && open_in_run(shard, config, name, error);
 }
 
-/* Without data.valid, a fraction of text is the validation part. */
+static bool is_in_run(const Config *config, const char *name) {
+    SCOPED_FREE char *prefix = memory_format("%s/data/%s", config->run, name);
+    return shard_exists(prefix);
+}
+
+/* Other validation text is packed beside that of the steps so far. */
+static char *name_of_valid(const Config *config) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config remembered = *config;
+    options_remember(&config_table, &remembered, &strings);
+    const char *path = remembered.data.valid;
+    return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path)));
+}
+
+/* Whether the validation part is split off the training text: what was `made` stays as it is. */
+static bool is_split(const Config *config, bool made) {
+    const DataConfig *data = &config->data;
+    bool wanted = !data->valid[0] && data->valid_fraction > 0;
+    if (shard_exists(data->train)) return false;
+    return (made && is_in_run(config, "text-train")) || (wanted && !(made && is_in_run(config, "text")));
+}
+
+/* What a start before the first checkpoint left that split the text. */
+static bool remove_split(const Config *config, Error *error) {
+    SCOPED_FREE char *index = memory_format("%s/data/text-train.idx", config->run);
+    return file_remove(index, error);
+}
+
+/* Without data.valid, a fraction of text is the validation part. A run whose text was split keeps the training part when
+ * it gets other validation data. */
 static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *error) {
     const DataConfig *data = &config->data;
-    bool split = !data->valid[0] && data->valid_fraction > 0 && !shard_exists(data->train);
+    bool split = is_split(config, made);
+    if (!made && !split && !remove_split(config, error)) return false;
     bool opened = split ? pack_once(config, made, data->train, "text", data->valid_fraction, error) &&
                               open_in_run(&corpus->train, config, "text-train", error)
                         : open_input(&corpus->train, config, made, data->train, "text", error);
     if (!opened) return error_context(error, "data.train=%s", data->train);
     corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
-    corpus->has_valid = split ? open_in_run(&corpus->valid, config, "text-valid", error)
-                              : open_input(&corpus->valid, config, made, data->valid, "valid", error);
+    SCOPED_FREE char *name = name_of_valid(config);
+    corpus->has_valid = data->valid[0] ? open_input(&corpus->valid, config, made, data->valid, name, error)
+                                       : open_in_run(&corpus->valid, config, "text-valid", error);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
 }
 

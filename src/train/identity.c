@@ -22,11 +22,14 @@
 json_t *identity_settings(const Config *config, bool all) {
     enum { VALUE_BYTES = 8192 };
     SCOPED_FREE char *value = memory_allocate(VALUE_BYTES);
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config remembered = *config;
+    options_remember(&config_table, &remembered, &strings);
     json_t *settings = json_object();
     for (size_t i = 0; i < config_table.count; i++) {
         const Option *option = &config_table.rows[i];
-        if (option->free && !all) continue;
-        options_format_value(option, config, value, VALUE_BYTES);
+        if (!all && option->class != OPTION_FIXED && option->class != OPTION_CHANGES) continue;
+        options_format_value(option, all ? config : &remembered, value, VALUE_BYTES);
         json_object_set_new(settings, option->name, json_string(value));
     }
     return settings;
@@ -170,6 +173,18 @@ bool identity_check_words(const char *accepted, Error *error) {
     return true;
 }
 
+/* Whether the state that a run in this precision keeps, which is fp32, is that of others too. */
+static bool keeps_fp32(const char *precision) { return !strcmp(precision, "bf16") || !strcmp(precision, "fp32"); }
+
+/* Whether a run may go on with this difference. The content of what a setting names is of the setting's class. */
+static bool may_change(const char *name, const char *saved, const char *now) {
+    static const char content[] = ".content";
+    size_t length = strlen(name) - (ends_with(name, content) ? strlen(content) : 0);
+    const Option *option = options_find(&config_table, name, length);
+    bool carried = strcmp(name, "precision") || (keeps_fp32(saved) && keeps_fp32(now));
+    return option && option->class == OPTION_CHANGES && carried;
+}
+
 /* The differences of a check: those that are allowed, and the others as lines and as words for resume.accept. */
 typedef struct Differences {
     const char *accepted;
@@ -180,8 +195,9 @@ typedef struct Differences {
 
 static void sort_difference(void *context, const char *name, const char *saved, const char *now) {
     Differences *differences = context;
-    if (identity_accepts(differences->accepted, name)) {
-        json_array_append_new(differences->allowed, json_sprintf("%s: %s -> %s", name, saved, now));
+    bool changes = may_change(name, saved, now);
+    if (changes || identity_accepts(differences->accepted, name)) {
+        json_array_append_new(differences->allowed, json_sprintf("%s: %s -> %s%s", name, saved, now, changes ? "" : " (resume.accept)"));
         return;
     }
     fprintf(differences->refused, "%s: %s -> %s\n", name, saved, now);
@@ -198,11 +214,11 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     compare(complete, now, sort_difference, &differences);
     fclose(differences.refused);
     fclose(differences.words);
-    return !differences.count ||
-           error_set(error, ERROR_USAGE,
-               "%s was started with other settings or data (saved -> given):\n%sgive what it was started with, or another run folder; "
-               "resume.accept=%s continues with what is given now",
-               what, refused, words);
+    return !differences.count || error_set(error, ERROR_USAGE,
+                                     "%s was started with other settings or data, which a run keeps (saved -> given):\n%sgive what it was "
+                                     "started with, or another "
+                                     "run folder; resume.accept=%s continues with what is given now",
+                                     what, refused, words);
 }
 
 static void note_model(void *context, const char *name, const char *saved, const char *now) {
@@ -218,6 +234,14 @@ bool identity_check_model(const char *run, const json_t *saved, const Config *co
     json_object_update_existing(before, (json_t *)saved); /* what the program that saved did not know is no difference */
     compare(before, model, note_model, &difference);
     return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
+}
+
+json_t *identity_content(const json_t *identity) {
+    const char *name;
+    json_t *value, *content = json_object();
+    json_object_foreach((json_t *)identity, name, value) if (!options_find(&config_table, name, strlen(name)))
+        json_object_set(content, name, value);
+    return content;
 }
 
 /* -- Ranks --------------------------------------------------------------------------------------------------------- */

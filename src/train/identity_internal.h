@@ -15,7 +15,7 @@
 #include "config/config.h"
 #include "train/train.h"
 
-/* The values of all settings, or only of those that decide results. */
+/* The values of all settings as they were given, or only of those that decide results, as a run remembers them. */
 json_t *identity_settings(const Config *config, bool all);
 /* Those of a saved identity that decide results. What the program that saved it did not know has its default of now. */
 json_t *identity_saved_settings(const json_t *saved);
@@ -29,14 +29,17 @@ json_t *identity_create(const Config *config, const Corpus *corpus, const char *
 /* Whether each word of resume.accept is one of an identity's names, or the first part of some: "data" of "data.train".
  * ERROR_USAGE. */
 bool identity_check_words(const char *accepted, Error *error);
-/* Appends a line "NAME: SAVED -> NOW" to the array `changes` for each difference that a word of `accepted` names. Other
- * differences are ERROR_USAGE; `what` says in the message what was saved. */
+/* Appends a line "NAME: SAVED -> NOW" to the array `changes` for each difference of a setting that may change, or that a
+ * word of `accepted` names. Other differences are ERROR_USAGE; `what` says in the message what was saved. */
 bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error);
 /* Whether `saved`, the identity of a checkpoint of `run`, names the model of `config`, which its config.yaml gives:
  * ERROR_CHECKPOINT. */
 bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error);
 /* Whether a word of a list as in resume.accept is `name`, or what it begins with before a dot. */
 bool identity_accepts(const char *accepted, const char *name);
+/* An identity without the settings: run, version and the content of data, which is the same on all ranks, wherever each
+ * has it. */
+json_t *identity_content(const json_t *identity);
 /* Whether all ranks have the same texts in the object `mine`, called `what` in messages. Ranks that differ from rank 0
  * name what differs: ERROR_USAGE. Collective. */
 bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error);

@@ -176,11 +176,20 @@ bool lineage_compare(const Config *config, const Origin *origin, json_t *identit
     return newest && identity_check(config->run, saved, identity, config->resume.accept, changes, error);
 }
 
+/* Whether RUN/config.yaml says what this start was given. */
+static bool is_remembered(const Config *config) {
+    Config saved, now = *config;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Error absent = {0};
+    if (!run_read_config(config->run, &saved, &strings, &absent)) return false;
+    options_remember(&config_table, &now, &strings);
+    return options_difference(&config_table, &saved, &now, NULL, 0) == 0;
+}
+
 bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error) {
-    SCOPED_FREE char *settings = memory_format("%s/config.yaml", config->run);
     for (size_t i = 0; i < json_array_size(changes); i++)
-        log_warn("resume.accept allows another %s", json_string_value(json_array_get(changes, i)));
-    if ((config->resume.accept[0] || !file_exists(settings)) && !run_write_config(config, error)) return false;
+        log_info("%s from step %lld on", json_string_value(json_array_get(changes, i)), (long long)origin->step + 1);
+    if (!is_remembered(config) && !run_write_config(config, error)) return false;
     return write_record(config->run, identity, describe_start(origin->step, changes), error);
 }
 

@@ -4,7 +4,7 @@
  *                                      "machine": "...", "changes": ["optimizer.lr: 0.001 -> 0.0005"]}]}
  *
  * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it continued
- * from, and the differences to that checkpoint that resume.accept allowed. */
+ * from, and the settings that have changed since that checkpoint. */
 #pragma once
 
 #include <jansson.h>
@@ -23,10 +23,10 @@ typedef struct Origin {
  * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
 bool lineage_find(const Config *config, Origin *origin, Error *error);
 /* By the same process, with the identity of this start: compares it with that of the newest checkpoint, and takes over
- * from there what only the first start could read. Appends the differences that resume.accept allows to the array
- * `changes`; others are ERROR_USAGE. */
+ * from there what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
+ * ERROR_USAGE. */
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error);
-/* Writes RUN/run.json, and config.yaml where it is missing or resume.accept allows another: by the same process, once
+/* Says what has changed, and writes RUN/run.json, and config.yaml where it says something else: by the same process, once
  * everything is loaded, so that a start that fails leaves the run as it was. */
 bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error);
 /* Whether the newest checkpoint of `run`, whose metadata this is, was saved by the run of this folder, with the model

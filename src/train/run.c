@@ -14,8 +14,9 @@
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
 
-/* The first line of a config.yaml that may be replaced: a file without it was written by somebody else. */
-static const char mark[] = "# Written by smelt train; it changes with the command until the first checkpoint.\n";
+/* The first line of a config.yaml that a start without checkpoints may replace: a file without it was written by somebody
+ * else. */
+static const char mark[] = "# Written by smelt train; it changes with the command. `smelt train` and this folder continue the run.\n";
 
 bool run_lock(const char *run, int *lock, Error *error) {
     if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
@@ -44,8 +45,11 @@ bool run_write_config(const Config *config, Error *error) {
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return error_set(error, ERROR_INTERNAL, "open_memstream: %s", strerror(errno));
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config remembered = *config;
+    options_remember(&config_table, &remembered, &strings);
     fputs(mark, stream);
-    options_write_yaml(&config_table, config, stream);
+    options_write_yaml(&config_table, &remembered, stream);
     fclose(stream);
     return file_write(path, text, (int64_t)length, error);
 }
@@ -90,7 +94,9 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
     SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
     options_defaults(&config_table, config, strings);
     if (access(path, R_OK)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
-    return options_read_yaml(&config_table, config, strings, path, error) && config_check(config, error);
+    if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
+    options_remember(&config_table, config, strings);
+    return config_check(config, error);
 }
 
 /* -- Naming a checkpoint ------------------------------------------------------------------------------------------- */

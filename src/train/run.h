@@ -12,11 +12,12 @@ bool run_lock(const char *run, int *lock, Error *error);
 bool run_started(const Config *config, bool *started, Error *error);
 /* Where the checkpoints of `run`, configured so, are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
-/* Makes the folder, and its config.yaml before the first checkpoint. Settings that decide results must be those of a
+/* Makes the folder, and its config.yaml before the first checkpoint. Settings that a run keeps must be those of a
  * config.yaml that is there, but for those that resume.accept names: ERROR_USAGE. */
 bool run_open(const Config *config, Error *error);
 bool run_write_config(const Config *config, Error *error);
-/* Reads RUN/config.yaml; strings go to `strings`. ERROR_CHECKPOINT when it is missing. */
+/* Reads RUN/config.yaml, as a run remembers it (options_remember); strings go to `strings`. ERROR_CHECKPOINT when it is
+ * missing. */
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);
 
 /* A checkpoint as commands and init= name it: RUN, its newest good one; RUN@STEP; RUN@best, that with the lowest

@@ -39,6 +39,7 @@ typedef struct Session {
     Optimizer *optimizer;
     Saver *saver;           /* what saves need (state.c); NULL before session_resume */
     int64_t step;           /* completed */
+    int64_t samples;        /* consumed by these steps: the position in the data */
     int64_t parent;         /* the newest checkpoint that this state continues from; 0: none */
     const json_t *identity; /* of the run, for its checkpoints (identity_internal.h); of who started the session; NULL: none */
     Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
@@ -60,6 +61,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
 /* session_plan_rank for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
 Budget session_budget(const Session *session);
+/* Samples that the steps from here to the last draw. */
+int64_t session_samples_left(const Session *session);
 /* Rows (tokens) of the largest step that this rank takes, in whole microbatches. */
 int64_t session_step_rows(const Session *session);
 /* A table; `available` bytes are there, < 0: unknown. */

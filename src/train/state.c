@@ -1,6 +1,6 @@
 /* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state under
- * optimizer/KIND/NAME, and the step. The data cursor and the schedule are functions of step and configuration, so
- * nothing else is needed to continue bit for bit.
+ * optimizer/KIND/NAME, the step, and the samples that were consumed, which is the position in the data. The schedule
+ * is a function of step and configuration, so nothing else is needed to continue bit for bit.
  *
  * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever
  * wrote it, so any number of ranks continues what any other number started. A save copies the rank's shard into host
@@ -238,7 +238,7 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
 }
 
 /* A checkpoint's metadata, as jansson packs and unpacks it, without the end. */
-#define STATE_FORMAT "{s:I, s:I, s:{s:I, s:I, s:I}"
+#define STATE_FORMAT "{s:I, s:I, s:I, s:{s:I, s:I, s:I}"
 
 /* `loss` is left out where it is not finite, which JSON does not have, and the best where there is none. */
 static json_t *describe_validation(const Validation *validation, int64_t kept) {
@@ -262,22 +262,22 @@ static void take_validation(Session *session, const json_t *metadata) {
 }
 
 static json_t *describe_state(const Session *session) {
-    const Config *config = session->config;
-    int64_t samples = schedule_samples_before(&config->batch, config->data.length, session->step + 1);
-    return json_pack(STATE_FORMAT ", s:I, s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "skips",
-        "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound", (json_int_t)session->skips.sound, "samples",
-        (json_int_t)samples, "validation",
+    return json_pack(STATE_FORMAT ", s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "samples",
+        (json_int_t)session->samples, "skips", "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound",
+        (json_int_t)session->skips.sound, "validation",
         session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "identity", session->identity);
 }
 
-/* The inverse of describe_state, for what the configuration does not tell. */
+/* The inverse of describe_state. */
 static bool take_state(Session *session, const json_t *metadata, Error *error) {
-    json_int_t step, parent, row, all, sound;
-    if (json_unpack(
-            (json_t *)metadata, STATE_FORMAT "}", "step", &step, "parent", &parent, "skips", "row", &row, "all", &all, "sound", &sound))
+    json_int_t step, parent, samples, row, all, sound;
+    if (json_unpack((json_t *)metadata, STATE_FORMAT "}", "step", &step, "parent", &parent, "samples", &samples, "skips", "row", &row,
+            "all", &all, "sound", &sound))
         return error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld lacks its step, parent or skipped updates: another program wrote it", (long long)session->step);
+            "the checkpoint of step %lld lacks its step, parent, samples or skipped updates: another program wrote it",
+            (long long)session->step);
     session->parent = session->step;
+    session->samples = samples;
     session->skips = (Skips){row, all, row ? sound : session->step};
     take_validation(session, metadata);
     return true;

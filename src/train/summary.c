@@ -58,10 +58,11 @@ static void describe_device(Console *console, const Session *session) {
     console_print(console, "ranks    %s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
 }
 
-static void describe_data(Console *console, const Config *config, const Corpus *corpus) {
+static void describe_data(Console *console, const Session *session, const Corpus *corpus) {
+    const Config *config = session->config;
     const Shard *train = &corpus->train;
     int64_t samples = (train->token_count - 1) / config->data.length;
-    int64_t drawn = schedule_samples_before(&config->batch, config->data.length, config->steps + 1);
+    int64_t drawn = session->samples + session_samples_left(session);
     const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? config->data.tokenizer : "not known";
     char valid[64] = "none";
     if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
@@ -90,7 +91,7 @@ void summary_start(Console *console, const Session *session, const Corpus *corpu
     else console_print(console, "run      %s, new", config->run);
     describe_model(console, session);
     describe_device(console, session);
-    describe_data(console, config, corpus);
+    describe_data(console, session, corpus);
     describe_memory(console, session, available);
 }
 

@@ -59,7 +59,7 @@ typedef struct Loop {
     Corpus corpus;
     Origin origin;    /* rank 0's is every rank's */
     json_t *identity; /* of the run; the session borrows it */
-    json_t *changes;  /* that resume.accept allows (lineage.h) */
+    json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
     Loader *loader;
     Watchdog *watchdog;    /* NULL until the first step can start */
@@ -67,7 +67,6 @@ typedef struct Loop {
     StepInputs inputs;     /* this rank's share of the step, so that targets can be counted first */
     double measured_flops; /* per second and rank: of a large GEMM, or of the quickest step */
     Pace pace;
-    int64_t tokens_seen;
     int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
     bool dumped;
     bool unrecorded;    /* the last record could not be written */
@@ -294,8 +293,8 @@ static bool dump(Loop *loop, Error *error) {
 /* Seconds. */
 static double time_left(const Loop *loop) {
     const Config *config = loop->config;
-    int64_t step = loop->session.step, steps = config->steps, every = config->eval.every, length = config->data.length;
-    int64_t tokens = schedule_samples_before(&config->batch, length, steps + 1) * length - loop->tokens_seen;
+    int64_t step = loop->session.step, steps = config->steps, every = config->eval.every;
+    int64_t tokens = session_samples_left(&loop->session) * config->data.length;
     int64_t evaluations = every > 0 ? (steps - 1) / every - step / every + 1 : 1;
     return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
 }
@@ -316,7 +315,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .lr = lr,
         .seconds = seconds,
         .tokens = share->all * share->rows,
-        .tokens_seen = loop->tokens_seen,
+        .tokens_seen = loop->session.samples * config->data.length,
         .flops = flops,
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
         .measured_flops = loop->measured_flops * comm_size(loop->comm),
@@ -355,7 +354,7 @@ static bool run_step(Loop *loop, Error *error) {
     loop->profile.seconds += seconds;
     loop->profile.optimizer += log_seconds() - executed;
     pace_step(&loop->pace, share.all * share.rows, seconds);
-    loop->tokens_seen += share.all * share.rows;
+    session->samples += share.all * config->batch.sequences;
     session->step = step;
     report_step(loop, &share, &outcome, lr, seconds);
     return true;
@@ -546,7 +545,7 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
 /* `end` has the first step and the negative of the tokens until then. */
 static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
-    end.tokens += loop->tokens_seen;
+    end.tokens += loop->session.samples * loop->config->data.length;
     end.seconds = seconds;
     end.validation = loop->session.validation;
     console_end_steps(loop->host->console);
@@ -571,24 +570,34 @@ static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     return true;
 }
 
+/* Says of a run that has done `step` steps why it does no more, and how it would. */
+static void report_nothing_to_do(const Config *config, int64_t step) {
+    const char *run = config->run;
+    if (step == config->steps)
+        log_info("%s is finished, with all %lld steps done: smelt train %s steps=%lld goes on, init=%s starts another run from its weights",
+            run, (long long)step, run, 2 * (long long)step, run);
+    else if (config->stop_at && step >= config->stop_at)
+        log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond: leave it out, or give a later step", run, (long long)step,
+            (long long)config->steps, (long long)config->stop_at);
+}
+
 static bool run_steps(Loop *loop, Error *error) {
     const Config *config = loop->config;
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
     int signal = 0;
     double start = log_seconds();
-    SummaryEnd end = {.first = saved, .tokens = -loop->tokens_seen};
+    SummaryEnd end = {.first = saved, .tokens = -loop->session.samples * config->data.length};
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || !catch_up(loop, error)) return false;
-    if (leads(loop) && saved == config->steps)
-        log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
+    if (leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)
         if (!advance(loop, last, &saved, error)) return false;
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
     if (is_exhausted(loop)) report_exhaustion(loop);
     if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) {
-        if (leads(loop)) report_end(loop, end, log_seconds() - start);
+        if (leads(loop) && loop->session.step > end.first) report_end(loop, end, log_seconds() - start);
         return true;
     }
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
@@ -646,7 +655,7 @@ static bool open_loader(Loop *loop, Error *error) {
     int rank = comm_rank(loop->comm);
     loop->picker =
         (BatchPicker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
-    loop->loader = loader_open(&options, schedule_samples_before(&config->batch, config->data.length, loop->session.step + 1), error);
+    loop->loader = loader_open(&options, loop->session.samples, error);
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
 }
 
@@ -696,7 +705,8 @@ static bool identify(Loop *loop, Error *error) {
     loop->session.identity = loop->identity;
     loop->changes = json_array();
     if (!agree(loop, "identity", loop->identity, error)) return false;
-    return agree(loop, "data", identity_agree(loop->comm, "data", loop->identity, error), error) &&
+    json_auto_t *content = identity_content(loop->identity);
+    return agree(loop, "data", identity_agree(loop->comm, "data", content, error), error) &&
            (!leads(loop) || lineage_compare(loop->config, origin, loop->identity, loop->changes, error));
 }
 
@@ -786,7 +796,7 @@ static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
     int64_t held = loop->corpus.train.token_count;
-    int64_t read = schedule_samples_before(&config->batch, config->data.length, config->steps + 1) * config->data.length;
+    int64_t read = (loop->session.samples + session_samples_left(&loop->session)) * config->data.length;
     if (read / held < MUCH) return;
     log_warn("the %lld tokens of data.train are read %lld times in %lld steps, and learned by heart: give more text, or fewer steps (about "
              "%lld read it %d times)",
@@ -813,15 +823,16 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (!agree(loop, "data", ready, error)) return false;
     if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
     if (session->step > config->steps)
-        return error_set(error, ERROR_USAGE, "steps=%lld is below the %lld steps that %s has done: give more, or another run folder",
-            (long long)config->steps, (long long)session->step, config->run);
+        return error_set(error, ERROR_USAGE,
+            "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW "
+            "from=STEP goes on from an earlier checkpoint",
+            (long long)config->steps, (long long)session->step, config->run, config->run);
     if (leads(loop)) summary_start(loop->host->console, session, &loop->corpus, loop->available);
     if (leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);
         warn_of_rows(loop);
     }
-    loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, session->step + 1) * config->data.length;
     allocate_step(loop);
     loop->measured_flops = measure_gemm(config, device);
     return agree(loop, "start", open_loader(loop, error) && open_records(loop, error), error);

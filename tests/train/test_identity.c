@@ -1,7 +1,9 @@
 /* End to end: a run goes on only as what it was. Each test changes one thing between two starts, and demands that the
  * second start names it, that resume.accept lets it through, and that `smelt show` tells of it afterwards. */
+#include "base/strings.h"
 #include "config/config.h"
 #include "support/train_run.h"
+#include "train/run.h"
 
 enum { VALUE_BYTES = 512 };
 
@@ -14,9 +16,9 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.vocabulary", "384"}, {"model.experts", "5"}, {"model.experts_per_token", "2"}, {"model.context", "64"},
         {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.softmax_scale", NULL},
         {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
-        {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL},
-        {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"},
-        {"data.valid", "text2"}, {"data.tokenizer", "text"}, {"data.separator", "%"}, {"eval.patience", NULL},
+        {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"fork", NULL},
+        {"from", NULL}, {"lora.rank", NULL}, {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"},
+        {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"}, {"data.separator", "%"}, {"eval.patience", NULL},
         {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
@@ -32,7 +34,7 @@ static const char *other_value(const Option *option, const char *value, char oth
         return NULL;
     case OPTION_INT: snprintf(other, VALUE_BYTES, "%lld", atoll(value) + 1); return other;
     case OPTION_REAL:
-        snprintf(other, VALUE_BYTES, "%.17g", (atof(value) + option->minimum) / 2 + (atof(value) == option->minimum));
+        snprintf(other, VALUE_BYTES, "%.12g", (atof(value) + option->minimum) / 2 + (atof(value) == option->minimum));
         return other;
     default: return NULL;
     }
@@ -42,10 +44,10 @@ static const char *other_value(const Option *option, const char *value, char oth
 typedef struct SettingChange {
     size_t next;
     const Option *option;
-    char value[VALUE_BYTES]; /* another one than the configuration has */
+    char before[VALUE_BYTES], value[VALUE_BYTES]; /* that of the configuration, and another one */
 } SettingChange;
 
-static bool next_change(SettingChange *change, const char *path, bool free_too) {
+static bool next_change(SettingChange *change, const char *path) {
     Config config;
     OptionStrings strings = {0};
     Error error = {0};
@@ -53,44 +55,106 @@ static bool next_change(SettingChange *change, const char *path, bool free_too) 
     options_defaults(&config_table, &config, &strings);
     if (!options_read_yaml(&config_table, &config, &strings, path, &error)) fail_msg("%s", error.message);
     while (!other && change->next < config_table.count) {
-        char value[VALUE_BYTES], made[VALUE_BYTES];
+        char made[VALUE_BYTES];
         change->option = &config_table.rows[change->next++];
-        options_format_value(change->option, &config, value, sizeof value);
-        other = change->option->free && !free_too ? NULL : other_value(change->option, value, made);
+        options_format_value(change->option, &config, change->before, VALUE_BYTES);
+        other = other_value(change->option, change->before, made);
         if (other) snprintf(change->value, sizeof change->value, "%s", other);
     }
     options_free_strings(&strings);
     return other;
 }
 
-static void every_setting_that_decides_results_is_named_when_it_changes(void **state) {
+static void copy_run(const char *from, const char *to) {
+    char *command = memory_format("rm -rf %s && cp -r %s %s", to, from, to);
+    assert_int_equal(system(command), 0);
+    free(command);
+}
+
+static void expect_remembered(const char *run, const char *name, const char *value, bool expected) {
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    char text[VALUE_BYTES];
+    if (!run_read_config(run, &config, &strings, &error)) fail_msg("%s", error.message);
+    options_format_value(options_find(&config_table, name, strlen(name)), &config, text, sizeof text);
+    bool remembered = ends_with(text, value); /* paths are absolute */
+    if (remembered != expected) fail_msg("%s=%s is %sremembered: config.yaml says %s", name, value, remembered ? "" : "not ", text);
+    options_free_strings(&strings);
+}
+
+static void a_fixed_setting_is_named_and_refused(const SettingChange *change) {
+    char *line = memory_format("\n%s: ", change->option->name);
+    copy_run("run", "other");
+    assert_int_equal(remove("other/config.yaml"), 0); /* the checkpoint alone knows */
+    train_says(ERROR_USAGE, line, "run=other stop_at=2 %s=%s", change->option->name, change->value);
+    assert_true(access("other/config.yaml", F_OK) != 0);
+    free(line);
+}
+
+static void a_change_is_printed_recorded_and_remembered(const SettingChange *change) {
+    const char *name = change->option->name;
+    char *recorded = memory_format("changed: %s: ", name);
+    copy_run("run", "other");
+    train_says(ERROR_NONE, name, "run=other stop_at=2 %s=%s", name, change->value);
+    ProcessResult shown = smelt("show other");
+    if (!strstr(shown.output, recorded)) fail_msg("\"%s\" is not in:\n%s", recorded, shown.output);
+    process_free(&shown);
+    expect_remembered("other", name, change->value, true);
+    assert_true(has_checkpoint("other", 2));
+    free(recorded);
+}
+
+static void a_free_setting_changes_no_bit(const SettingChange *change) {
+    const char *name = change->option->name;
+    copy_run("run", "other");
+    train_good("run=other stop_at=2 %s=%s", name, change->value);
+    json_auto_t *record = json_load_file("other/run.json", 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(json_object_get(record, "history"), 1), "changes")), 0);
+    char *step = shard_path("other", 2), *expected = shard_path("whole", 2);
+    if (!same_bytes(step, expected)) fail_msg("%s=%s changes results", name, change->value);
+    expect_remembered("other", name, change->value, true);
+    free(step);
+    free(expected);
+}
+
+static void a_setting_of_one_start_is_not_remembered(const SettingChange *change) {
+    copy_run("run", "other");
+    train_good("run=other steps=5 %s=%s", change->option->name, change->value);
+    expect_remembered("other", change->option->name, change->option->initial, true);
+}
+
+static void every_setting_does_on_a_run_that_has_started_what_its_class_says(void **state) {
     (void)state;
-    SettingChange change = {0};
-    int tried = 0;
-    train_good("run=run stop_at=1");
+    static void (*const checks[])(const SettingChange *) = {
+        [OPTION_FIXED] = a_fixed_setting_is_named_and_refused,
+        [OPTION_CHANGES] = a_change_is_printed_recorded_and_remembered,
+        [OPTION_FREE] = a_free_setting_changes_no_bit,
+        [OPTION_ONCE] = a_setting_of_one_start_is_not_remembered,
+    };
+    int tried[OPTION_ONCE + 1] = {0};
     write_corpus("text2", 9000);
-    rename("run/config.yaml", "lost.yaml"); /* the checkpoint alone knows */
-    while (next_change(&change, "lost.yaml", false)) {
-        char *line = memory_format("\n%s: ", change.option->name);
-        train_says(ERROR_USAGE, line, "run=run stop_at=1 %s=%s", change.option->name, change.value);
-        assert_true(access("run/config.yaml", F_OK) != 0);
-        free(line);
-        tried++;
+    train_good("run=whole stop_at=2");
+    train_good("run=run stop_at=1");
+    for (SettingChange change = {0}; next_change(&change, "run/config.yaml");) {
+        if (!strcmp(change.option->name, "run") || !strcmp(change.option->name, "checkpoint.store")) continue; /* another place */
+        checks[change.option->class](&change);
+        tried[change.option->class]++;
     }
-    assert_true(tried > 50);
-    train_good("run=run");
+    assert_true(tried[OPTION_FIXED] >= 40 && tried[OPTION_CHANGES] >= 29 && tried[OPTION_FREE] >= 12 && tried[OPTION_ONCE] >= 5);
 }
 
 static void an_accepted_setting_is_recorded(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
-    train_says(ERROR_USAGE, "resume.accept=optimizer.lr continues", "run=run optimizer.lr=1e-3");
-    train_says(ERROR_USAGE, "'optimiser' decides no results", "run=run optimizer.lr=1e-3 resume.accept=optimiser");
-    train_says(ERROR_NONE, "optimizer.lr: 0.005 -> 0.001", "run=run optimizer.lr=1e-3 resume.accept=optimizer stop_at=20");
-    train_good("run=run optimizer.lr=1e-3");
+    train_says(ERROR_USAGE, "resume.accept=data.document_mask continues", "run=run data.document_mask=false");
+    train_says(ERROR_USAGE, "'dota' decides no results", "run=run data.document_mask=false resume.accept=dota");
+    train_says(ERROR_NONE, "data.document_mask: true -> false (resume.accept) from step 11 on",
+        "run=run data.document_mask=false resume.accept=data stop_at=20");
+    train_good("run=run data.document_mask=false");
     ProcessResult shown = smelt("show run");
     expect_code(&shown, 0, "show run");
-    assert_non_null(strstr(shown.output, "accepted: optimizer.lr: 0.005 -> 0.001"));
+    assert_non_null(strstr(shown.output, "changed: data.document_mask: true -> false (resume.accept)"));
     assert_non_null(strstr(shown.output, "continued after step 20"));
     assert_non_null(strstr(shown.output, "step 40, after that of step 20"));
     process_free(&shown);
@@ -111,7 +175,7 @@ static void checkpoints_of_another_run_are_not_evaluated(void **state) {
     train_good("run=second checkpoint.store=store resume.accept=run stop_at=20");
     ProcessResult result = smelt("eval first text");
     expect_code(&result, ERROR_CHECKPOINT, "eval first");
-    assert_non_null(strstr(result.errors, "the newest checkpoint in store is of run "));
+    assert_non_null(strstr(result.errors, "/store is of run "));
     process_free(&result);
     result = smelt("eval second text");
     expect_code(&result, 0, "eval second");
@@ -123,7 +187,7 @@ static void a_start_that_fails_leaves_the_run_as_it_was(void **state) {
     train_good("run=run stop_at=10");
     assert_true(rename("run/run.json", "before") == 0 && link("before", "run/run.json") == 0);
     train_says(ERROR_CHECKPOINT, "the model is not the one that was saved", "run=run model.width=64 resume.accept=model");
-    train_says(ERROR_USAGE, "steps=8 is below the 10 steps", "run=run steps=8 resume.accept=steps");
+    train_says(ERROR_USAGE, "steps=8 is below the 10 steps", "run=run steps=8");
     assert_true(same_bytes("before", "run/run.json"));
     train_good("run=run");
 }
@@ -192,7 +256,7 @@ static void a_lease_that_was_removed_by_hand_does_not_end_the_saves(void **state
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
     expect_code(&result, ERROR_PREEMPTED, "run");
-    assert_null(strstr(result.errors, "warning: "));
+    assert_null(strstr(result.errors, "was not saved"));
     process_free(&result);
 }
 
@@ -293,7 +357,7 @@ static void a_text_that_a_shard_of_the_same_name_shadows_is_refused(void **state
     train_good("run=run stop_at=10");
     assert_int_equal(rename("other/data/text-train.bin", "text.bin"), 0);
     assert_int_equal(rename("other/data/text-train.idx", "text.idx"), 0);
-    train_says(ERROR_USAGE, "\ndata.train.content: ", "run=run");
+    train_says(ERROR_USAGE, "\ndata.tokenizer: ", "run=run");
 }
 
 static void the_base_of_adapters_that_trained_on_is_refused(void **state) {
@@ -305,7 +369,7 @@ static void the_base_of_adapters_that_trained_on_is_refused(void **state) {
     train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=base model.experts=0 model.family=llama lora.rank=2");
     ProcessResult result = smelt("eval run text");
     expect_code(&result, ERROR_CHECKPOINT, "eval run");
-    assert_non_null(strstr(result.errors, "were trained beside init=base as run "));
+    assert_non_null(strstr(result.errors, "were trained beside init="));
     process_free(&result);
     train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 resume.accept=init");
 }
@@ -348,7 +412,7 @@ static void a_setting_of_one_rank_alone_is_named_before_anything_is_written(void
     SettingChange change = {0};
     int tried = 0;
     train_good("run=alone stop_at=1");
-    while (next_change(&change, "alone/config.yaml", true)) {
+    while (next_change(&change, "alone/config.yaml")) {
         if (strstr(elsewhere, change.option->name)) continue;
         char *setting = memory_format("%s=%s", change.option->name, change.value);
         expect_other_rank(setting, change.option->name);
@@ -362,7 +426,7 @@ static void a_setting_of_one_rank_alone_is_named_before_anything_is_written(void
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
-        TRAIN_TEST(every_setting_that_decides_results_is_named_when_it_changes),
+        TRAIN_TEST(every_setting_does_on_a_run_that_has_started_what_its_class_says),
         TRAIN_TEST(an_accepted_setting_is_recorded),
         TRAIN_TEST(the_store_of_another_run_is_refused),
         TRAIN_TEST(checkpoints_of_another_run_are_not_evaluated),
