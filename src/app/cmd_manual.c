@@ -150,15 +150,15 @@ static const char bash[] = "_smelt() {\n"
                            "complete -F _smelt smelt\n";
 
 static const char zsh[] = "_smelt() {\n"
-                          "    local first=${words[(I)--]} key=\n"
+                          "    local first=${words[(I)--]} key= none=1\n"
                           "    local -a all\n"
                           "    ((first = first && first < CURRENT ? first + 1 : 2))\n"
                           "    ((CURRENT > first)) && key=$words[first]\n"
                           "    [[ $key == (data|bench) ]] && ((CURRENT > first + 1)) && key+=\" $words[first + 1]\"\n"
                           "    all=($(_smelt_words $key))\n"
-                          "    compadd -S '' -- ${(M)all:#*=}\n"
-                          "    compadd -- ${all:#*=}\n"
-                          "    [[ -n $key ]] && { compset -P '*='; _files }\n"
+                          "    compadd -S '' -- ${(M)all:#*=} && none=0\n"
+                          "    compadd -- ${all:#*=} && none=0\n"
+                          "    [[ -n $key && ($none == 1 || $PREFIX != *=*) ]] && { compset -P '*='; _files }\n"
                           "}\n"
                           "_smelt \"$@\"\n";
 
@@ -205,10 +205,12 @@ static void print_fish(void) {
            "    string join ' ' -- $words\n"
            "end\n"
            "function __smelt_at\n"
-           "    test (__smelt_words) = \"$argv\"\n"
+           "    set -l words (__smelt_words)\n"
+           "    test \"$words\" = \"$argv\"\n"
            "end\n"
            "function __smelt_in\n"
-           "    string match -qr -- \"^$argv( |\\$)\" (__smelt_words)\n"
+           "    set -l words (__smelt_words)\n"
+           "    string match -qr -- \"^$argv( |\\$)\" \"$words\"\n"
            "end\n");
     put_fish_members(&command_smelt);
     for (int i = 0; command_smelt.member(i); i++)
