@@ -229,7 +229,9 @@ static void format_allowed(const Option *option, char text[512]) {
 
 void options_format_limits(const Option *option, char text[512]) {
     char range[80];
-    format_range(option, range);
+    Option shown = *option;
+    if (option->type == OPTION_INT && option->maximum >= 1e15) shown.maximum = 0x1p63; /* none that anyone meets */
+    format_range(&shown, range);
     snprintf(text, 512, "%s", *range ? range : option->choices ? option->choices : type_words[option->type].help);
 }
 
