@@ -44,12 +44,12 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 }
 
 /* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. */
-static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *strings, Error *error) {
-    SCOPED_FREE char *path = config->data.tokenizer[0] ? NULL : source_tokenizer(config->init, origin);
+static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
+    SCOPED_FREE char *path = config->data.tokenizer[0] ? NULL : source_tokenizer(folder, origin);
     if (!path || !*path) return true;
     SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
     if (!options_set(&config_table, config, strings, setting, error)) return false;
-    log_info("%s, as of init=%s", setting, config->init);
+    log_info("%s, as of init=%s", setting, folder);
     return true;
 }
 
@@ -59,6 +59,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     Config origin, wanted;
     char text[1024];
     const char *folder = config->init;
+    if (!file_exists(folder) && !source_is_run(folder) && source_is_run(config->run)) folder = config->run; /* which remembers its model */
     if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
     options_defaults(&config_table, config, strings);
     config->model = origin.model;
@@ -71,7 +72,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
     wanted.model.auxiliary_scope = config->model.auxiliary_scope;
     wanted.model.padding = config->model.padding;
-    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return take_tokenizer(&origin, config, strings, error);
+    if (!options_difference(&config_table, &wanted, config, text, sizeof text))
+        return take_tokenizer(folder, &origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 

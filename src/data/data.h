@@ -106,6 +106,9 @@ typedef struct PackResult {
  * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is what cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
+/* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free. ERROR_DATA. */
+bool pack_list(const char *input, FileList *files, Error *error);
+
 /* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the
  * tokenizer.json to write. Counts documents and bytes in `result`; *learned is the vocabulary reached. */
 bool pack_train_tokenizer(

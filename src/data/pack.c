@@ -412,6 +412,16 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     return packer && packer_close(packer, pack_all(packer, error), result);
 }
 
+bool pack_list(const char *input, FileList *files, Error *error) {
+    PackOptions options = {.input = input, .output = input, .separator = ""};
+    PackResult none;
+    Packer *packer = packer_open(&options, error);
+    bool listed = packer && list_files(packer, error);
+    if (listed) *files = packer->files;
+    if (listed) packer->files = (FileList){0};
+    return packer && packer_close(packer, listed, &none);
+}
+
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
     *result = (PackResult){0};

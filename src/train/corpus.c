@@ -1,6 +1,7 @@
 /* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
  * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
  * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -9,6 +10,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "train/identity_internal.h"
+#include "train/lineage.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -70,13 +72,21 @@ static bool is_in_run(const Config *config, const char *name) {
     return shard_exists(prefix);
 }
 
-/* Other validation text is packed beside that of the steps so far. */
-static char *name_of_valid(const Config *config) {
+/* Validation text is packed under its path, beside that of the steps so far. */
+static char *name_of_path(const char *path) { return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path))); }
+
+/* Where text has gone from a run that has started, the name is that of what the last start packed. */
+static char *name_of_valid(const Config *config, bool made) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config remembered = *config;
+    Error ignored = {0};
     options_remember(&config_table, &remembered, &strings);
-    const char *path = remembered.data.valid;
-    return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path)));
+    char *name = name_of_path(remembered.data.valid);
+    json_auto_t *record = made && !file_exists(config->data.valid) && !is_in_run(config, name) ? lineage_read(config->run, &ignored) : NULL;
+    const char *last = json_string_value(json_object_get(json_object_get(record, "identity"), "data.valid"));
+    if (!last) return name;
+    free(name);
+    return name_of_path(last);
 }
 
 /* Whether the validation part is split off the training text: what was `made` stays as it is. */
@@ -105,7 +115,7 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
     if (!opened) return error_context(error, "data.train=%s", data->train);
     corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
-    SCOPED_FREE char *name = name_of_valid(config);
+    SCOPED_FREE char *name = name_of_valid(config, made);
     corpus->has_valid = data->valid[0] ? open_input(&corpus->valid, config, made, data->valid, name, error)
                                        : open_in_run(&corpus->valid, config, "text-valid", error);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
@@ -153,13 +163,21 @@ static void remove_leftovers(const Config *config) {
     file_remove_partials(folder, "");
 }
 
+/* What resume.accept allows is packed anew. */
+static bool accepts_other_text(const Config *config) {
+    static const char *const names[] = {"data.train.text", "data.tokenizer.content", "data.separator", "data.valid_fraction"};
+    bool accepts = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) accepts = accepts || identity_accepts(config->resume.accept, names[i]);
+    return accepts;
+}
+
 bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
     bool others = made;
     *corpus = (Corpus){0};
     if (!made) remove_leftovers(config);
     if (!made && !run_started(config, &made, error)) return false;
-    made = made && (others || !identity_accepts(config->resume.accept, "data")); /* other data are packed anew */
+    made = made && (others || !accepts_other_text(config));
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);

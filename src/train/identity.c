@@ -92,6 +92,28 @@ static json_t *sample_path(const char *path, Error *error) {
     return read ? checksum_text(sum) : NULL;
 }
 
+json_t *identity_of_text(const char *path, Error *error) {
+    enum { READ = 64 }; /* files, spread evenly; of the others name and size count */
+    SCOPED(file_list_free) FileList files = {0};
+    if (!pack_list(path, &files, error)) return NULL;
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
+    XXH3_64bits_reset(hash);
+    size_t stride = files.count / READ + 1;
+    bool good = true;
+    for (size_t i = 0; i < files.count && good; i++) {
+        const char *file = files.entries[i].name, *name = file + strlen(path);
+        int64_t bytes;
+        good = file_kind(file, &bytes) == FILE_REGULAR || file_fail(error, "inspect", file);
+        XXH3_64bits_update(hash, name, strlen(name) + 1);
+        XXH3_64bits_update(hash, &bytes, sizeof bytes);
+        good = good && (i % stride || sample_file(file, hash, error));
+    }
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return good ? checksum_text(sum) : NULL;
+}
+
 /* -- Making one ---------------------------------------------------------------------------------------------------- */
 
 static json_t *describe_run(const char *name, Error *error) {
@@ -109,8 +131,8 @@ json_t *identity_of_source(const char *path, Error *error) {
     return source_is_run(path) ? describe_run(path, error) : sample_path(path, error);
 }
 
-static json_t *describe_tokenizer(const Config *config, Error *error) {
-    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
+json_t *identity_of_tokenizer(const char *run, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
     return sample_path(folder, error);
 }
 
@@ -120,7 +142,8 @@ json_t *identity_create(const Config *config, const Corpus *corpus, const char *
     json_object_update_new(identity, identity_settings(config, false));
     json_object_set_new(identity, "data.train.content", describe_shard(&corpus->train));
     if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_shard(&corpus->valid));
-    bool good = !corpus->tokenizer || json_object_set_new(identity, "data.tokenizer.content", describe_tokenizer(config, error)) == 0;
+    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
+    bool good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
     good = good && (!init || json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) == 0);
     if (good) return identity;
     json_decref(identity);
@@ -129,7 +152,7 @@ json_t *identity_create(const Config *config, const Corpus *corpus, const char *
 
 /* -- Comparing ----------------------------------------------------------------------------------------------------- */
 
-/* Calls `report` for each text that differs between two objects. */
+/* Calls `report` for each text that differs between two objects, but for paths whose content `may_move`. */
 typedef void Report(void *context, const char *name, const char *saved, const char *now);
 
 /* "none" is shown for what one of the objects lacks. */
@@ -138,12 +161,26 @@ static const char *text_of(const json_t *object, const char *name) {
     return text ? text : "none";
 }
 
-static void compare(const json_t *saved, const json_t *now, Report *report, void *context) {
+static bool differs(const json_t *saved, const json_t *now, const char *name) {
+    return strcmp(text_of(saved, name), text_of(now, name)) != 0;
+}
+
+/* A path means what is there: as long as that is the same, so is the setting. */
+static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
+    static const char *const paths[] = {"data.train", "data.valid", "data.tokenizer", "init"};
+    bool path = false;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) path = path || !strcmp(name, paths[i]);
+    SCOPED_FREE char *content = memory_format("%s.content", name);
+    bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
+    return (path && !text && !differs(saved, now, content)) || !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
+}
+
+static void compare(const json_t *saved, const json_t *now, bool may_move, Report *report, void *context) {
     const char *name;
     json_t *value;
     json_auto_t *all = json_copy((json_t *)now);
     json_object_update_missing(all, (json_t *)saved);
-    json_object_foreach(all, name, value) if (strcmp(text_of(saved, name), text_of(now, name)))
+    json_object_foreach(all, name, value) if (differs(saved, now, name) && !(may_move && is_moved(saved, now, name)))
         report(context, name, text_of(saved, name), text_of(now, name));
 }
 
@@ -157,8 +194,8 @@ bool identity_accepts(const char *list, const char *name) {
 
 bool identity_check_words(const char *accepted, Error *error) {
     json_auto_t *names = identity_saved_settings(NULL);
-    static const char *const others[] = {
-        "run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content", "init.content"};
+    static const char *const others[] = {"run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content",
+        "init.content", "data.train.text", "data.valid.text"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) json_object_set_new(names, others[i], json_null());
     for (const char *word = accepted; *word; word += strcspn(word, ","), word += *word == ',') {
         const char *name;
@@ -211,7 +248,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     json_object_update_missing(complete, (json_t *)saved);
     Differences differences = {accepted, changes, open_memstream(&refused, &sizes[0]), open_memstream(&words, &sizes[1]), 0};
     if (!differences.refused || !differences.words) return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
-    compare(complete, now, sort_difference, &differences);
+    compare(complete, now, true, sort_difference, &differences);
     fclose(differences.refused);
     fclose(differences.words);
     return !differences.count || error_set(error, ERROR_USAGE,
@@ -232,7 +269,7 @@ bool identity_check_model(const char *run, const json_t *saved, const Config *co
     json_auto_t *model = identity_settings(config, false), *before = json_copy(model);
     Error difference = {0};
     json_object_update_existing(before, (json_t *)saved); /* what the program that saved did not know is no difference */
-    compare(before, model, note_model, &difference);
+    compare(before, model, true, note_model, &difference);
     return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
 }
 
@@ -268,7 +305,7 @@ bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *err
     if (!strcmp(first, text)) return true;
     RankReport report = {0};
     json_auto_t *theirs = json_loads(first, 0, NULL);
-    compare(theirs, mine, append_rank, &report);
+    compare(theirs, mine, false, append_rank, &report);
     return error_set(error, ERROR_USAGE, "rank %d has other %s than rank 0: %s%s; start all ranks with the same command and files",
         comm_rank(comm), what, report.text, report.count > 8 ? "; and more" : "");
 }

@@ -4,7 +4,8 @@
  *     {"run": "5f0c...", "version": "0.9", "seed": "1", ..., "data.train": "bible",
  *      "data.train.content": "66 documents, 4345112 tokens, xxh3 ...", "init.content": "run 77ab... after step 400"}
  *
- * Texts are compared byte by byte and shown in messages. Every checkpoint keeps the identity of the run that wrote it in
+ * Texts are compared byte by byte and shown in messages. What a path names is compared in its place: data.train and init
+ * may move. Every checkpoint keeps the identity of the run that wrote it in
  * its metadata; RUN/run.json keeps that of the last start. A start compares its own identity with the newest
  * checkpoint's, and all ranks compare theirs with rank 0's. */
 #pragma once
@@ -22,6 +23,10 @@ json_t *identity_saved_settings(const json_t *saved);
 /* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of its files,
  * of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
+/* The content of a file or folder of text: names, sizes, and samples of the files. NULL on failure. */
+json_t *identity_of_text(const char *path, Error *error);
+/* The content of a run's copy of its tokenizer. NULL on failure. */
+json_t *identity_of_tokenizer(const char *run, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so
  * that the weights of init= are read no more, unless adapters train beside them. NULL on failure. */
 json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error);

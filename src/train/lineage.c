@@ -18,6 +18,7 @@
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
 #include "train/run.h"
+#include "train/source.h"
 
 enum { RECORD_LIMIT = 64 << 20 };
 
@@ -166,14 +167,74 @@ static bool write_record(const char *run, const json_t *identity, json_t *start,
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-/* The weights of init= are read by the first start alone, so later ones know them from the checkpoint. */
+/* A setting whose path a run that has started does not read: it goes on with what it kept. */
+typedef struct Kept {
+    const char *setting, *path; /* "data.train" and its value now */
+    const char *content;        /* the identity's name of what is there */
+    const char *copy;           /* that it goes on with, for messages */
+} Kept;
+
+/* Settles what `kept` is in `identity`: as it was saved, if it is gone, or has changed where it was; what another path
+ * holds is `there` (NULL: it is gone), for the comparison that follows. */
+static void settle(const Kept *kept, const json_t *saved, json_t *identity, json_t *there) {
+    json_t *before = json_object_get(saved, kept->content), *path = json_object_get(saved, kept->setting);
+    bool same_path = json_equal(path, json_object_get(identity, kept->setting)), changed = there && before && !json_equal(there, before);
+    if (before && !there) log_info("%s=%s is gone: %s is used", kept->setting, kept->path, kept->copy);
+    if (changed && same_path)
+        log_warn("%s=%s has changed since the run was started: %s is used, as before; resume.accept=%s takes it as it is now",
+            kept->setting, kept->path, kept->copy, kept->setting);
+    if (!before) json_object_del(identity, kept->content);
+    else json_object_set(identity, kept->content, changed && !same_path ? there : before);
+}
+
+static bool is_there(const char *path) { return file_exists(path) || source_is_run(path); }
+
+/* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
+static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
+    SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
+    bool text = *path && !shard_exists(path), read = text && is_there(path);
+    json_auto_t *there = read ? identity_of_text(path, error) : NULL;
+    json_t *before = json_object_get(saved, name);
+    if (read && !there) return false;
+    if (text && saved && !identity_accepts(config->resume.accept, name)) settle(&(Kept){setting, path, name, copy}, saved, identity, there);
+    else if (there || before) json_object_set(identity, name, there ? there : before); /* of a shard in place of text the content decides */
+    return true;
+}
+
+static bool settle_texts(const Config *config, const json_t *saved, json_t *identity, Error *error) {
+    return settle_text(config, "data.train", config->data.train, saved, identity, error) &&
+           settle_text(config, "data.valid", config->data.valid, saved, identity, error);
+}
+
+static void settle_tokenizer(const Config *config, const json_t *saved, json_t *identity) {
+    const char *path = config->data.tokenizer;
+    SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
+    json_t *now = json_object_get(identity, "data.tokenizer.content");
+    if (!*path || !strcmp(path, NO_TOKENIZER) || identity_accepts(config->resume.accept, "data.tokenizer")) return;
+    json_auto_t *there = !is_there(path) ? NULL : tokenizer_differs(path, copy) ? json_sprintf("that of %s", path) : json_incref(now);
+    settle(&(Kept){"data.tokenizer", path, "data.tokenizer.content", copy}, saved, identity, there);
+}
+
+/* Adapters train beside what is there now, which identity_create has described. */
+static bool settle_init(const Config *config, const json_t *saved, json_t *identity, Error *error) {
+    const char *path = config->init;
+    if (config->lora.rank || !*path || identity_accepts(config->resume.accept, "init")) return true;
+    bool same_path = json_equal(json_object_get(saved, "init"), json_object_get(identity, "init"));
+    json_t *before = json_object_get(saved, "init.content");
+    json_auto_t *there = same_path ? json_incref(before) : is_there(path) ? identity_of_source(path, error) : NULL;
+    if (!same_path && is_there(path) && !there) return false;
+    settle(&(Kept){"init", path, "init.content", "the newest checkpoint"}, saved, identity, there);
+    return true;
+}
+
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     int64_t step;
-    if (!origin->step) return true;
+    if (!origin->step) return settle_texts(config, NULL, identity, error);
     json_auto_t *newest = lineage_newest(run_checkpoints(config->run, config), &step, error);
-    json_t *saved = json_object_get(newest, "identity"), *init = json_object_get(saved, "init.content");
-    if (init && !json_object_get(identity, "init.content")) json_object_set(identity, "init.content", init);
-    return newest && identity_check(config->run, saved, identity, config->resume.accept, changes, error);
+    json_t *saved = json_object_get(newest, "identity");
+    if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
+    settle_tokenizer(config, saved, identity);
+    return identity_check(config->run, saved, identity, config->resume.accept, changes, error);
 }
 
 /* Whether RUN/config.yaml says what this start was given. */

@@ -79,7 +79,7 @@ static void a_run_starts_from_the_checkpoint_that_is_named(void **state) {
     train_good("run=b init=base@10 stop_at=3");
     assert_true(same_checkpoint("a", "b", 3));
     char *shown = output_of("show b");
-    if (!strstr(shown, "init            base@10: run ") || !strstr(shown, " after step 10\n")) fail_msg("%s", shown);
+    if (!strstr(shown, "/base@10: run ") || !strstr(shown, " after step 10\n")) fail_msg("%s", shown);
     free(shown);
 }
 
@@ -98,6 +98,31 @@ static void the_best_checkpoint_is_saved_kept_and_found(void **state) {
     free(line);
     train_good("run=run checkpoint.every=1 checkpoint.keep=1 checkpoint.keep_best=true " TURNING "steps=42 resume.accept=steps");
     assert_true(has_checkpoint("run", best) && has_checkpoint("run", 42) && !has_checkpoint("run", 40));
+}
+
+/* Every evaluation up to the newest checkpoint is known from it, and the lowest of them has a checkpoint. */
+static void the_best_survives_kills(void **state) {
+    (void)state;
+    enum { KILLS = 4 };
+    for (int i = 1; i <= KILLS; i++) {
+        Process process = train_start("run=run steps=1000000 checkpoint.every=7 checkpoint.keep=1 checkpoint.keep_best=true eval.every=2");
+        process_await_text(&process, "checkpoint of step", 2);
+        process_await_steps(&process, 13 * i);
+        assert_int_equal(kill(process.id, SIGKILL), 0);
+        ProcessResult killed = process_finish(&process);
+        process_free(&killed);
+        char *shown = output_of("show run json=true");
+        json_auto_t *record = json_loads(shown, 0, NULL), *list = records("run", "evaluation");
+        json_t *checkpoints = json_object_get(record, "checkpoints"), *one, *best = NULL;
+        double newest = number(json_array_get(checkpoints, 0), "step"), lowest = INFINITY;
+        size_t index;
+        json_array_foreach(checkpoints, index, one) if (json_object_get(one, "best")) best = one;
+        json_array_foreach(list, index, one) if (number(one, "step") <= newest) lowest = fmin(lowest, number(one, "loss"));
+        assert_non_null(best);
+        assert_float_equal(number(best, "loss"), lowest, 1e-6); /* records have seven digits */
+        free(shown);
+        free(output_of("eval run@best text"));
+    }
 }
 
 static void without_evaluations_no_checkpoint_is_the_best(void **state) {
@@ -175,6 +200,7 @@ int main(void) {
         TRAIN_TEST(a_folder_whose_own_name_has_an_at_sign_is_that_run),
         TRAIN_TEST(a_run_starts_from_the_checkpoint_that_is_named),
         TRAIN_TEST(the_best_checkpoint_is_saved_kept_and_found),
+        TRAIN_TEST(the_best_survives_kills),
         TRAIN_TEST(without_evaluations_no_checkpoint_is_the_best),
         TRAIN_TEST(checkpoints_of_some_steps_stay_for_ever),
         TRAIN_TEST(a_run_without_progress_stops_early),

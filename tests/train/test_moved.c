@@ -1,0 +1,153 @@
+/* End to end: a run whose data, tokenizer or first weights lie elsewhere by now goes on where the content is the same,
+ * or the run has a copy; what has changed or is missing is named. */
+#include "support/train_run.h"
+
+static char *gpt2, *llama3; /* tokenizers */
+
+static void good(const char *words) {
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    process_free(&result);
+}
+
+static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
+
+static void shards_that_have_moved_are_the_same_data(void **state) {
+    (void)state;
+    good("data pack text s valid=0.1");
+    train_good("run=whole data.train=s-train data.valid=s-valid");
+    train_good("run=run data.train=s-train data.valid=s-valid stop_at=10");
+    assert_int_equal(mkdir("away", 0777), 0);
+    move("s-train.bin", "away/t.bin"), move("s-train.idx", "away/t.idx"), move("s-train.tokenizer", "away/t.tokenizer");
+    move("s-valid.bin", "away/v.bin"), move("s-valid.idx", "away/v.idx"), move("s-valid.tokenizer", "away/v.tokenizer");
+    train_says(ERROR_DATA, "data.train=s-train: cannot read s-train", "run=run data.train=s-train data.valid=s-valid");
+    train_good("run=run data.train=away/t data.valid=away/v");
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+static void other_shards_are_refused_by_path_and_content(void **state) {
+    (void)state;
+    write_corpus("text2", 9000);
+    good("data pack text s"), good("data pack text2 t");
+    train_good("run=run data.train=s stop_at=10");
+    train_says(ERROR_USAGE, "/s -> /", "run=run data.train=t");
+    train_says(ERROR_USAGE, "\ndata.train.content: ", "run=run data.train=t");
+}
+
+static void text_that_has_moved_is_the_same_text(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=10");
+    move("text", "elsewhere");
+    train_good("run=run data.train=elsewhere stop_at=20");
+    move("elsewhere", "text");
+    train_good("run=run");
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+static void a_folder_of_text_that_has_moved_is_the_same_text(void **state) {
+    (void)state;
+    assert_true(mkdir("texts", 0777) == 0 && mkdir("texts/in", 0777) == 0);
+    write_corpus("texts/a", 6000), write_corpus("texts/in/b", 4000);
+    train_good("run=run data.train=texts stop_at=10");
+    move("texts", "moved");
+    train_good("run=run data.train=moved stop_at=20");
+    move("moved/in/b", "moved/in/c"), move("moved", "again");
+    train_says(ERROR_USAGE, "\ndata.train.text: ", "run=run data.train=again stop_at=30");
+}
+
+static void text_that_is_gone_is_in_the_run(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=10");
+    move("text", "elsewhere");
+    train_says(ERROR_NONE, "data.train=text is gone: the packed copy in run/data is used", "run=run stop_at=20");
+    train_says(ERROR_NONE, "data.train=typo is gone: the packed copy in run/data is used", "run=run data.train=typo");
+    assert_true(same_checkpoint("whole", "run", 40));
+    move("run/data", "lost");
+    train_says(ERROR_DATA, "data.train=text: cannot read text", "run=run steps=41");
+}
+
+static void text_that_was_edited_is_named_and_not_read(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=10");
+    write_corpus("text", 9999);
+    train_says(ERROR_NONE, "data.train=text has changed since the run was started: the packed copy in run/data is used", "run=run");
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+static void validation_text_may_move_and_go_too(void **state) {
+    (void)state;
+    write_corpus("v", 2000);
+    train_good("run=whole data.valid=v");
+    train_good("run=run data.valid=v stop_at=10");
+    move("v", "w");
+    train_good("run=run data.valid=w stop_at=20");
+    write_corpus("w", 1999);
+    train_says(ERROR_NONE, "data.valid=w has changed since the run was started", "run=run data.valid=w stop_at=30");
+    assert_int_equal(remove("w"), 0);
+    train_says(ERROR_NONE, "data.valid=x is gone: the packed copy in run/data is used", "run=run data.valid=x");
+    assert_float_equal(recorded("run", "evaluation", -1, "loss"), recorded("whole", "evaluation", -1, "loss"), 0);
+}
+
+static void other_text_is_refused_unless_it_is_wanted(void **state) {
+    (void)state;
+    write_corpus("text2", 9000);
+    train_good("run=fresh data.train=text2 stop_at=1");
+    train_good("run=run stop_at=10");
+    train_says(ERROR_USAGE, "/text -> /", "run=run data.train=text2");
+    train_says(ERROR_USAGE, "resume.accept=data.train", "run=run data.train=text2");
+    train_good("run=run data.train=text2 resume.accept=data.train,data.valid stop_at=20");
+    assert_true(same_bytes("run/data/text-train.bin", "fresh/data/text-train.bin"));
+    train_good("run=run data.train=text2");
+}
+
+static void a_tokenizer_may_move_and_go_but_not_change(void **state) {
+    (void)state;
+    char *copy = read_text(gpt2);
+    write_text("a.json", copy);
+    train_good("run=whole data.tokenizer=a.json");
+    train_good("run=run data.tokenizer=a.json stop_at=10");
+    move("a.json", "b.json");
+    train_good("run=run data.tokenizer=b.json stop_at=20");
+    train_says(ERROR_NONE, "data.tokenizer=a.json is gone: run/tokenizer is used", "run=run data.tokenizer=a.json stop_at=30");
+    train_says(ERROR_USAGE, "\ndata.tokenizer.content: ", "run=run data.tokenizer=%s model.vocabulary=704", llama3);
+    train_good("run=run data.tokenizer=b.json");
+    assert_true(same_checkpoint("whole", "run", 40));
+    free(copy);
+}
+
+static void a_run_that_has_started_does_not_need_what_it_started_from(void **state) {
+    (void)state;
+    train_good("run=base steps=5 data.tokenizer=%s", gpt2);
+    train_good("run=whole init=base");
+    train_good("run=run init=base stop_at=10");
+    move("base", "moved");
+    train_good("run=run init=moved stop_at=20");
+    train_says(ERROR_NONE, "init=base is gone: the newest checkpoint is used", "run=run init=base");
+    assert_true(same_checkpoint("whole", "run", 40));
+    train_good("run=other steps=6 data.tokenizer=%s", gpt2);
+    train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=other");
+    train_says(ERROR_CHECKPOINT, "init=base: base is neither", "run=new init=base");
+}
+
+int main(void) {
+    train_main();
+    gpt2 = realpath("tests/golden/tokenizers/gpt2.json", NULL);
+    llama3 = realpath("tests/golden/tokenizers/llama3.json", NULL);
+    assert_true(gpt2 && llama3);
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(shards_that_have_moved_are_the_same_data),
+        TRAIN_TEST(other_shards_are_refused_by_path_and_content),
+        TRAIN_TEST(text_that_has_moved_is_the_same_text),
+        TRAIN_TEST(a_folder_of_text_that_has_moved_is_the_same_text),
+        TRAIN_TEST(text_that_is_gone_is_in_the_run),
+        TRAIN_TEST(text_that_was_edited_is_named_and_not_read),
+        TRAIN_TEST(validation_text_may_move_and_go_too),
+        TRAIN_TEST(other_text_is_refused_unless_it_is_wanted),
+        TRAIN_TEST(a_tokenizer_may_move_and_go_but_not_change),
+        TRAIN_TEST(a_run_that_has_started_does_not_need_what_it_started_from),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
