@@ -88,7 +88,7 @@ static const Command *bench_member(int index) {
 
 const Command command_bench = {
     .name = "bench",
-    .summary = "measure this machine: gemm|memory|collective|attention|optimizer|storage|train|suite ...",
+    .summary = "measure what this machine can do",
     .explanation = "Measures what this machine can do, with the code that trains on it.",
     .member = bench_member,
 };

@@ -144,7 +144,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_convert = {
     .name = "convert",
-    .summary = "write the model of a run or folder as a Hugging Face folder: IN OUT",
+    .summary = "write the model of a run or folder as a Hugging Face folder",
     .words = "IN OUT",
     .explanation = "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
                    "Face folder or of one of llm.c's GPT-2 files, as a Hugging "

@@ -92,7 +92,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_cost = {
     .name = "cost",
-    .summary = "dollars and days of a token budget, offers side by side: tokens=1T NAME price=P rate=R ...",
+    .summary = "dollars and days of a token budget, offers side by side",
     .usage = "[tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]",
     .explanation =
         "Dollars and days of a token budget on several offers side by side. A word opens an offer, and the settings behind it are the "

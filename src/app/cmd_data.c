@@ -240,7 +240,7 @@ static const Command *data_member(int index) { return index < (int)(sizeof membe
 
 const Command command_data = {
     .name = "data",
-    .summary = "pack text into token shards, show them, or learn a vocabulary: pack|show|train-tokenizer ...",
+    .summary = "pack text into token shards, show them, or learn a vocabulary",
     .explanation = "Makes and shows the data that a model is trained on.",
     .member = data_member,
 };

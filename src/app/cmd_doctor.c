@@ -38,7 +38,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_doctor = {
     .name = "doctor",
-    .summary = "what this machine has for training, and what would hurt: [self_test=true]",
+    .summary = "what this machine has for training, and what would hurt",
     .words = "",
     .explanation =
         "Says what this machine has for training and what would hurt, line by line: ok, warning or error, with what fixes it. Needs "

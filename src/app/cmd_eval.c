@@ -312,7 +312,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_eval = {
     .name = "eval",
-    .summary = "the loss of a model on text or a token shard, or multiple choice: MODEL DATA",
+    .summary = "the loss of a model on text or a token shard, or multiple choice",
     .words = "MODEL DATA",
     .explanation =
         "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "

@@ -48,7 +48,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_forecast = {
     .name = "forecast",
-    .summary = "model memory and time of a configuration on other hardware: CONFIG [gpus=N] [gpu=X]",
+    .summary = "model memory and time of a configuration on other hardware",
     .words = "CONFIG",
     .usage = "CONFIG [gpus=N] [gpu=X] [key=value ...]",
     .explanation =

@@ -225,7 +225,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_generate = {
     .name = "generate",
-    .summary = "continue a prompt: RUN \"prompt\" [key=value ...]",
+    .summary = "continue a prompt",
     .words = "MODEL \"prompt\"",
     .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or a\n"
                    "Hugging Face folder. Text goes\n"

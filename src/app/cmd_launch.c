@@ -4,6 +4,9 @@
 
 #include "app/command.h"
 #include "app/process.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "launch/launch.h"
 
 /* A wrong word is named here, once, rather than by every rank. */
@@ -15,23 +18,22 @@ static bool is_command(const char *name, Error *error) {
 
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
-    for (int i = 1; i < argc; i++) {
-        char ranks[64];
-        const char *setting = argv[i];
-        if (!strcmp(setting, "--")) {
+    for (int i = 1; i < argc;) {
+        SCOPED_FREE char *assignment = NULL;
+        if (!strcmp(argv[i], "--")) {
             if (i + 1 == argc) break;
             return is_command(argv[i + 1], error) ? argv + i + 1 : NULL;
         }
-        if (!strcmp(setting, "-n") && i + 1 < argc) {
-            snprintf(ranks, sizeof ranks, "ranks=%.50s", argv[++i]);
-            setting = ranks;
-        }
-        if (!strchr(setting, '=')) {
+        if (!strcmp(argv[i], "-n") && i + 1 < argc) {
+            assignment = memory_format("ranks=%s", argv[i + 1]);
+            i += 2;
+        } else if (strchr(argv[i], '=') || starts_with(argv[i], "--")) {
+            assignment = command_assignment(&launch_table, argc, argv, &i, error);
+        } else {
             error_set(error, ERROR_USAGE,
-                "'%s' is not key=value: \"--\" stands before the command, as in smelt launch -n 4 -- train CONFIG.yaml", setting);
-            return NULL;
+                "'%s' is not key=value: \"--\" stands before the command, as in smelt launch -n 4 -- train CONFIG.yaml", argv[i]);
         }
-        if (!options_set(&launch_table, options, strings, setting, error)) return NULL;
+        if (!assignment || !options_set(&launch_table, options, strings, assignment, error)) return NULL;
     }
     error_set(error, ERROR_USAGE, "there is no command: smelt launch -n 4 -- train CONFIG.yaml");
     return NULL;
@@ -49,7 +51,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_launch = {
     .name = "launch",
-    .summary = "start the ranks of a run on this node and keep it alive: [-n N] -- train ...",
+    .summary = "start the ranks of a run on this node and keep it alive",
     .usage = "[-n N] [key=value ...] -- COMMAND ...",
     .explanation =
         "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and "

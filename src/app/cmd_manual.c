@@ -236,7 +236,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_manual = {
     .name = "manual",
-    .summary = "print the manual page, or the completions of a shell: [man|bash|zsh|fish]",
+    .summary = "print the manual page, or the completions of a shell",
     .words = "[FORM]",
     .explanation = "Prints the manual page (man), or completions for bash, zsh or fish, from the tables of options.\n"
                    "  smelt manual | man -l -\n"

@@ -45,7 +45,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_report = {
     .name = "report",
-    .summary = "write the page of a run, or of several beside each other: RUN...",
+    .summary = "write the page of a run, or of several beside each other",
     .words = "RUN...",
     .explanation = "Writes what a run folder tells as one page of HTML with everything in it. It may be run while the run trains.\n"
                    "Of two to eight runs the page compares figures, settings that differ, and curves.\n",

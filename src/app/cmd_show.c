@@ -124,7 +124,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_show = {
     .name = "show",
-    .summary = "tell what a run was made from, and its history: RUN",
+    .summary = "tell what a run was made from, and its history",
     .words = "RUN",
     .explanation = "Tells which run a folder holds: its number, data, tokenizer and first weights by their content, each start with the\n"
                    "settings that it changed, and its checkpoints, each with the one before it\n"

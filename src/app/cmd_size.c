@@ -38,7 +38,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_size = {
     .name = "size",
-    .summary = "check a model's dimensions against a processor: CONFIG [gpu=X]",
+    .summary = "check a model's dimensions against a processor",
     .words = "CONFIG",
     .usage = "CONFIG [gpu=X] [key=value ...]",
     .explanation =

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "advise/hardware.h"
 #include "advise/plan_page.h"
 #include "app/command.h"
@@ -30,15 +31,16 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
 }
 
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    bool file = argc > 1 && !strchr(argv[1], '=');
+    bool file = argc > 1 && !strchr(argv[1], '=') && !starts_with(argv[1], "--");
     if (file && !read_base(argv[1], config, strings, error)) return false;
-    for (int i = 1 + file; i < argc; i++) {
-        if (!strchr(argv[i], '=') && file)
-            return error_set(
-                error, ERROR_USAGE, "'%s' is not key=value, and a configuration file was given already: see smelt train --help", argv[i]);
-        if (!strchr(argv[i], '='))
-            return error_set(error, ERROR_USAGE, "'%s': the configuration file comes first, then key=value", argv[i]);
-        if (!options_set(&config_table, config, strings, argv[i], error)) return false;
+    for (int i = 1 + file; i < argc;) {
+        if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
+            return error_set(error, ERROR_USAGE,
+                file ? "'%s' is not key=value, and a configuration file was given already: see smelt train --help"
+                     : "'%s': the configuration file comes first, then key=value",
+                argv[i]);
+        SCOPED_FREE char *assignment = command_assignment(&config_table, argc, argv, &i, error);
+        if (!assignment || !options_set(&config_table, config, strings, assignment, error)) return false;
     }
     return true;
 }
@@ -133,7 +135,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_train = {
     .name = "train",
-    .summary = "train a model, or continue a run: CONFIG.yaml|RUN [key=value ...]",
+    .summary = "train a model, or continue a run",
     .usage = "CONFIG.yaml|RUN [key=value ...]",
     .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
                    "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n\n"

@@ -49,7 +49,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_watch = {
     .name = "watch",
-    .summary = "show a run, or several beside each other, while they train: RUN...",
+    .summary = "show a run, or several beside each other, while they train",
     .words = "RUN...",
     .explanation =
         "Serves the page of smelt report, which follows the run each second, to browsers of this machine. From another machine:\n"

@@ -21,10 +21,16 @@ static bool is_assignment(const char *text) {
     return letters > 0 && text[letters] == '=';
 }
 
-/* Whether "--key" stands alone: the row is a bool, and no value follows. */
+/* Whether "--key" stands alone: the row may be true (a bool, or false|true|...), and none of its values follows. */
 static bool is_flag(const OptionTable *table, const char *key, const char *next) {
     const Option *option = options_find(table, key, strlen(key));
-    return option && option->type == OPTION_BOOL && !(next && (!strcmp(next, "true") || !strcmp(next, "false")));
+    const char *choices = option && option->type == OPTION_BOOL ? "false|true" : option && option->choices ? option->choices : "";
+    for (const char *choice = choices; next && *choice; choice += strspn(choice, "|")) {
+        size_t length = strcspn(choice, "|");
+        if (strlen(next) == length && !memcmp(next, choice, length)) return false;
+        choice += length;
+    }
+    return starts_with(choices, "false|true");
 }
 
 /* Whether "key=value" or "key" belongs to the configuration: the command's own options come first and have no dots. */
@@ -34,22 +40,27 @@ static bool is_setting(const Command *command, const char *text) {
            (options_find(&config_table, text, length) || memchr(text, '.', length));
 }
 
-/* Applies or keeps argv[*at], which is "--key=value", "--key value", "--key" or "key=value", and steps over what it used. */
-static bool apply_option(const Command *command, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
+char *command_assignment(const OptionTable *table, int argc, char **argv, int *at, Error *error) {
     const char *text = argv[(*at)++], *next = *at < argc ? argv[*at] : NULL;
-    SCOPED_FREE char *assignment = NULL;
-    if (!strncmp(text, "--", 2)) text += 2;
-    bool setting = is_setting(command, text);
-    if (!strchr(text, '=')) {
-        bool flag = is_flag(setting ? &config_table : command->table, text, next);
-        if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
-        assignment = memory_format("%s=%s", text, flag ? "true" : next);
-        text = assignment;
-        *at += !flag;
+    if (starts_with(text, "--")) text += 2;
+    if (strchr(text, '=')) return memory_copy_string(text);
+    bool flag = is_flag(table, text, next);
+    if (!flag && !next) {
+        error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
+        return NULL;
     }
-    if (!setting) return options_set(command->table, invocation->options, &invocation->strings, text, error);
-    array_append(invocation->settings.items, invocation->settings.count, memory_copy_string(text));
-    return true;
+    *at += !flag;
+    return memory_format("%s=%s", text, flag ? "true" : next);
+}
+
+/* Applies or keeps the assignment at argv[*at], and steps over it. */
+static bool apply_option(const Command *command, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
+    bool setting = is_setting(command, argv[*at] + (starts_with(argv[*at], "--") ? 2 : 0));
+    char *assignment = command_assignment(setting ? &config_table : command->table, argc, argv, at, error);
+    if (assignment && setting) return array_append(invocation->settings.items, invocation->settings.count, assignment);
+    bool done = assignment && options_set(command->table, invocation->options, &invocation->strings, assignment, error);
+    free(assignment);
+    return done;
 }
 
 static int count_words(const char *words) {

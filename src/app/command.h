@@ -48,6 +48,10 @@ int command_run(const Command *command, int argc, char **argv);
  * ERROR_USAGE. */
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
 
+/* The argument at argv[*at], which is "--key=value", "--key value", "--key" (a row of type bool) or "key=value", as
+ * "key=value" for the caller to free; steps over what it used. NULL: ERROR_USAGE. */
+char *command_assignment(const OptionTable *table, int argc, char **argv, int *at, Error *error);
+
 /* Prints a configuration to start from: llama, zaya, mpt, gpt2 or finetune. ERROR_USAGE for another name. */
 bool example_print(const char *name, Error *error);
 

@@ -218,6 +218,16 @@ static void names_of_other_programs_are_answered(void **state) {
     }
 }
 
+static void settings_are_read_in_every_spelling_by_train_and_launch(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY " run=a --stop_at 2 --plan=false && $SMELT show a", 0, "");
+    expect("$SMELT train " TINY " run=b --plan && test ! -e b", 0, "");
+    expect("$SMELT launch --ranks 2 --self_test=false -- train " TINY " run=c --stop_at=2 && $SMELT show c", 0, "");
+    expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value; write --steps VALUE or steps=VALUE");
+    expect("$SMELT train --learning-rate 1", ERROR_USAGE, "did you mean 'optimizer.lr'");
+    expect("$SMELT train steps=1 c.yaml", ERROR_USAGE, "'c.yaml': the configuration file comes first, then key=value");
+}
+
 /* As the README says: a text, and nothing else. The run folder is the default's. */
 static void a_text_alone_trains(void **state) {
     (void)state;
@@ -272,6 +282,7 @@ int main(void) {
         TRAIN_TEST(bash_completes_commands_keys_values_and_files),
         TRAIN_TEST(every_example_trains_as_it_is_printed),
         TRAIN_TEST(names_of_other_programs_are_answered),
+        TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
         TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
