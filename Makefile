@@ -54,8 +54,8 @@ KERNEL_OBJECTS := $(call variants_of,$(KERNEL_SOURCES),$(VARIANTS)) $(call varia
                   $(call variants_of,$(NORMALS_KERNEL),$(filter %_fp32,$(VARIANTS)))
 LIBRARY := $(BUILD)/libsmelt.a
 
-# `smelt --version` names the commit: that of a tarball (COMMIT, made by `make dist`), else git's. main.o is compiled anew when it changes.
-COMMIT := $(shell cat COMMIT 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null)
+# `smelt --version` names the commit: that of a tarball (COMMIT, made by `make dist`), else git's, also where another user builds (sudo make install). main.o is compiled anew when it changes.
+COMMIT := $(shell cat COMMIT 2>/dev/null || git -c safe.directory='*' describe --always --dirty --abbrev=12 2>/dev/null)
 $(BUILD)/app/main.o: OWN_FLAGS := -DSMELT_COMMIT='"$(COMMIT)"' -DSMELT_GPU_TARGETS='"$(strip $(GPU_TARGETS))"'
 $(BUILD)/app/main.o: $(BUILD)/built-from
 $(BUILD)/built-from: FORCE

@@ -82,8 +82,8 @@ static void other_settings_are_named_once_a_checkpoint_binds_the_run(void **stat
     Process process = train_start("run=bound optimizer.lr=1e-4 seed=9 threads=1");
     result = process_finish(&process);
     expect_code(&result, ERROR_USAGE, "bound");
-    assert_non_null(strstr(result.errors, "optimizer.lr: 0.005 -> 0.0001\n"));
     assert_non_null(strstr(result.errors, "seed: 1 -> 9\n"));
+    assert_null(strstr(result.errors, "optimizer.lr")); /* it may change from a step on */
     assert_null(strstr(result.errors, "threads"));
     process_free(&result);
     assert_true(same_bytes("config", "bound/config.yaml"));
@@ -105,7 +105,7 @@ static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
     (void)state;
     assert_int_equal(mkdir("mine", 0777), 0);
     write_text("mine/config.yaml", "steps: 7 # by hand\nmodel: {experts: 4}\n");
-    train_says(ERROR_USAGE, "steps: 7 -> 40", "run=mine");
+    train_says(ERROR_USAGE, "model.width: 256 -> 32", "run=mine");
     write_text("copy", "steps: 7 # by hand\nmodel: {experts: 4}\n");
     assert_true(same_bytes("mine/config.yaml", "copy"));
     unlink("mine/config.yaml");
