@@ -360,6 +360,11 @@ bool file_open_append(File *file, const char *path, bool exclusive, Error *error
     return file_take(file, path, descriptor_open(path, flags), "open", error);
 }
 
+bool file_is_unlinked(const File *file) {
+    struct stat status;
+    return fstat(file->descriptor, &status) == 0 && status.st_nlink == 0;
+}
+
 bool file_append(File *file, const void *data, int64_t bytes, Error *error) {
     const char *from = data;
     for (int64_t done = 0; done < bytes;) {

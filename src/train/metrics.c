@@ -18,12 +18,15 @@
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
-/* The last step of each kind among the records that were there; -1: none. */
-typedef struct LastSteps { int64_t evaluation, checkpoint; } LastSteps;
+/* What the records that were there say. */
+typedef struct Kept {
+    int64_t evaluation, checkpoint; /* the last step of each; -1: none */
+    int64_t step, missing, gap;     /* the last step; how many steps before it have no record, and the first of them */
+} Kept;
 
 struct Metrics {
     File journal;
-    LastSteps last;
+    Kept kept;
     Tensorboard *tensorboard; /* NULL when off */
 };
 
@@ -35,28 +38,40 @@ static double unix_seconds(void) {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
+/* Notes that the next record of a step is of step `at`. */
+static void note_step(Kept *kept, int64_t at) {
+    if (at <= kept->step) return;
+    if (at > kept->step + 1 && !kept->missing) kept->gap = kept->step + 1;
+    kept->missing += at - kept->step - 1;
+    kept->step = at;
+}
+
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
  * the first step. Lines that open otherwise are not ours to judge and stay, unless they hold zeros, which a power cut
- * leaves where records were not synced. */
-static bool keeps(const FileReader *reader, int64_t step, LastSteps *last) {
+ * leaves where records were not synced. Half a record goes. */
+static bool keeps(const FileReader *reader, int64_t step, Kept *kept) {
     char kind[16];
     long long at;
     if (memchr(reader->line, '\0', reader->length)) return false;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
-    if (ours && at <= step && strcmp(kind, "evaluation") == 0) last->evaluation = at;
-    if (ours && at <= step && strcmp(kind, "checkpoint") == 0) last->checkpoint = at;
-    return !ours || at <= step || strcmp(kind, "start") == 0;
+    if (!ours) return true;
+    if (reader->line[reader->length - 1] != '}') return false;
+    if (at > step) return strcmp(kind, "start") == 0;
+    if (strcmp(kind, "step") == 0) note_step(kept, at);
+    if (strcmp(kind, "evaluation") == 0) kept->evaluation = at;
+    if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
+    return true;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*last` the
- * last steps of those that stay. */
-static bool filter(const char *path, int64_t step, File *copy, bool *dropped, LastSteps *last, Error *error) {
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*kept` what
+ * those that stay say. */
+static bool filter(const char *path, int64_t step, File *copy, bool *dropped, Kept *kept, Error *error) {
     FileReader reader;
     bool good = true;
     if (!file_reader_open(&reader, path, error)) return false;
     *dropped = false;
     for (FileLine line; good && (line = file_reader_next(&reader)) != FILE_LINE_END;) {
-        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, last)) {
+        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, kept)) {
             *dropped = true;
         } else if (copy) {
             reader.line[reader.length] = '\n';
@@ -70,32 +85,43 @@ static bool filter(const char *path, int64_t step, File *copy, bool *dropped, La
 static bool rewrite(const char *path, int64_t step, Error *error) {
     SCOPED(file_close) File copy = {0};
     bool dropped;
-    LastSteps last;
-    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &last, error) && file_replace_commit(&copy, error);
+    Kept kept = {0};
+    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
 }
 
-static bool drop_later_records(const char *path, int64_t step, LastSteps *last, Error *error) {
+static bool drop_later_records(const char *path, int64_t step, Kept *kept, Error *error) {
     bool dropped = false;
-    *last = (LastSteps){-1, -1};
+    *kept = (Kept){.evaluation = -1, .checkpoint = -1};
     if (!file_exists(path) && errno == ENOENT) return true;
-    return filter(path, step, NULL, &dropped, last, error) && (!dropped || rewrite(path, step, error));
+    return filter(path, step, NULL, &dropped, kept, error) && (!dropped || rewrite(path, step, error));
+}
+
+/* Reports draw no line where records are missing. */
+static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
+    note_step(kept, step + 1);
+    if (kept->missing)
+        log_warn(
+            "%s lacks the records of %lld of the %lld steps so far, from step %lld on: it was removed or damaged, or its disk was full; "
+            "training goes on, and reports show a gap",
+            path, (long long)kept->missing, (long long)step, (long long)kept->gap);
 }
 
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
-    file_remove_partials(run, "metrics.jsonl");
-    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->last, error) &&
+    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->kept, error) &&
         file_open_append(&metrics->journal, path, false, error) && file_sync_name(path, error) &&
-        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error))))
+        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
+        warn_of_gaps(path, step, &metrics->kept);
         return metrics;
+    }
     metrics_close(metrics);
     return NULL;
 }
 
-int64_t metrics_evaluated(const Metrics *metrics) { return metrics->last.evaluation; }
+int64_t metrics_evaluated(const Metrics *metrics) { return metrics->kept.evaluation; }
 
-int64_t metrics_saved(const Metrics *metrics) { return metrics->last.checkpoint; }
+int64_t metrics_saved(const Metrics *metrics) { return metrics->kept.checkpoint; }
 
 bool metrics_sync(const Metrics *metrics, Error *error) { return file_sync_data(&metrics->journal, error); }
 
@@ -128,6 +154,18 @@ static void put_finite(json_t *record, const char *name, double value) {
     if (!isfinite(value)) json_object_set_new(record, "finite", json_false());
 }
 
+/* A file without a name is lost with the process, so that records go on in a new one. */
+static bool reopen_removed(Metrics *metrics, Error *error) {
+    SCOPED(file_close) File fresh = {0};
+    if (!file_is_unlinked(&metrics->journal)) return true;
+    if (!file_open_append(&fresh, metrics->journal.path, false, error)) return false;
+    log_warn("%s was removed or replaced while the run trains: its records so far are lost, and reports show a gap", fresh.path);
+    File removed = metrics->journal;
+    metrics->journal = fresh;
+    fresh = removed;
+    return true;
+}
+
 /* Takes the record. */
 static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
     enum { DIGITS = 15 }; /* what a double keeps of any decimal number, so that 0.1 is written as 0.1 */
@@ -140,7 +178,7 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
         return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length, metrics->journal.path,
             (int)FILE_LINE_LIMIT);
     text[length] = '\n'; /* in place of the NUL */
-    return file_append(&metrics->journal, text, length + 1, error);
+    return reopen_removed(metrics, error) && file_append(&metrics->journal, text, length + 1, error);
 }
 
 /* -- Rates ---------------------------------------------------------------------------------------------------------- */

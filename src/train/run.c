@@ -81,8 +81,15 @@ static bool may_start_anew(const char *path, const Config *config, Error *error)
                config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
 }
 
+/* Of the files that nobody but a training writes, whose lock is held. */
+static void remove_leftovers(const char *run) {
+    static const char *const names[] = {"config.yaml", "run.json", "metrics.jsonl"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i]);
+}
+
 bool run_open(const Config *config, Error *error) {
     bool started;
+    remove_leftovers(config->run);
     if (!file_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);

@@ -1,5 +1,6 @@
 /* Tests of what a run records: JSON lines, TensorBoard events. Each test works in a folder of its own. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -228,6 +229,56 @@ static void a_torn_last_line_is_dropped(void **state) {
     json_decref(record(1));
 }
 
+/* The warnings of opening the records at step 5. */
+static char *reopened(void) {
+    fflush(stderr);
+    int before = dup(STDERR_FILENO), file = open("errors", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    dup2(file, STDERR_FILENO);
+    metrics_close(open_metrics(5, false));
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(file);
+    size_t length;
+    return (char *)read_bytes("errors", &length);
+}
+
+static void records_that_are_missing_are_counted(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    for (int step = 1; step <= 5; step++) report_step(metrics, step);
+    metrics_close(metrics);
+    char *none = reopened();
+    assert_string_equal(none, "");
+    size_t length;
+    char *text = (char *)read_bytes("run/metrics.jsonl", &length);
+    memset(strstr(text, "\"step\": 2,") - 5, '?', 10); /* garbled */
+    strstr(text, "\"step\": 4,")[30] = '\n';           /* torn in the middle */
+    write_bytes("run/metrics.jsonl", text, length);
+    char *garbled = reopened();
+    if (!strstr(garbled, "warning: run/metrics.jsonl lacks the records of 2 of the 5 steps so far, from step 2 on"))
+        fail_msg("%s", garbled);
+    assert_int_equal(unlink("run/metrics.jsonl"), 0);
+    char *absent = reopened();
+    if (!strstr(absent, "lacks the records of 5 of the 5 steps so far, from step 1 on")) fail_msg("%s", absent);
+    free(none);
+    free(garbled);
+    free(absent);
+    free(text);
+}
+
+static void records_go_on_in_a_new_file_when_theirs_is_removed(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    report_step(metrics, 1);
+    assert_int_equal(rename("run/metrics.jsonl", "run/moved"), 0); /* which keeps its records */
+    report_step(metrics, 2);
+    assert_int_equal(unlink("run/moved"), 0);
+    report_step(metrics, 3);
+    report_step(metrics, 4);
+    metrics_close(metrics);
+    assert_int_equal(count_lines(), 2);
+}
+
 static void a_file_with_nothing_to_drop_is_not_rewritten(void **state) {
     (void)state;
     struct stat before, after;
@@ -418,6 +469,8 @@ int main(void) {
         TEST(a_start_carries_its_details_but_not_a_false_kind),
         TEST(records_after_the_checkpoint_are_dropped_and_starts_stay),
         TEST(a_torn_last_line_is_dropped),
+        TEST(records_that_are_missing_are_counted),
+        TEST(records_go_on_in_a_new_file_when_theirs_is_removed),
         TEST(a_file_with_nothing_to_drop_is_not_rewritten),
         TEST(a_record_that_does_not_fit_on_the_disk_leaves_no_part_behind),
         TEST(a_named_pipe_is_refused_instead_of_waited_for),

@@ -218,6 +218,18 @@ static void profiling_leaves_records_and_checkpoints_as_they_are(void **state) {
     assert_true(same_checkpoint("whole", "run", 40));
 }
 
+static void what_a_killed_run_left_half_written_is_removed_and_lost_records_are_named(void **state) {
+    (void)state;
+    static const char *const leftovers[] = {"run/config.yaml.partial-99", "run/run.json.partial-99", "run/metrics.jsonl.partial-99"};
+    train_good("run=run stop_at=10");
+    for (int i = 0; i < 3; i++) write_text(leftovers[i], "half");
+    write_text("run/report.html.partial-99", "half"); /* of a report that is being written */
+    assert_int_equal(unlink("run/metrics.jsonl"), 0);
+    train_says(ERROR_NONE, "run/metrics.jsonl lacks the records of 10 of the 10 steps so far", "run=run stop_at=12");
+    for (int i = 0; i < 3; i++) assert_int_not_equal(access(leftovers[i], F_OK), 0);
+    assert_int_equal(access("run/report.html.partial-99", F_OK), 0);
+}
+
 static void only_one_process_trains_in_a_folder(void **state) {
     (void)state;
     Process first = train_start("run=shared steps=100000");
@@ -576,6 +588,7 @@ int main(void) {
         TRAIN_TEST(another_store_does_not_start_a_run_over),
         TRAIN_TEST(a_finished_run_is_left_as_it_is),
         TRAIN_TEST(profiling_leaves_records_and_checkpoints_as_they_are),
+        TRAIN_TEST(what_a_killed_run_left_half_written_is_removed_and_lost_records_are_named),
         TRAIN_TEST(only_one_process_trains_in_a_folder),
         TRAIN_TEST(broken_numbers_stop_the_run_name_step_and_tensor_and_leave_the_checkpoint),
         TRAIN_TEST(skipping_broken_updates_gives_up_after_twenty_in_a_row),
