@@ -100,6 +100,8 @@ bool run_open(const Config *config, Error *error) {
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
     options_defaults(&config_table, config, strings);
+    SCOPED(run_point_free) RunPoint point = run_point(run);
+    if (point.step != RUN_NEWEST) return error_set(error, ERROR_CHECKPOINT, "%s is a checkpoint: give its run, %s", run, point.run);
     if (access(path, R_OK)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
     options_remember(&config_table, config, strings);

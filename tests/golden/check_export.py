@@ -1,4 +1,5 @@
-"""Exported folders in transformers: random models of every family, exported by `smelt convert`, must give smelt's logits there.
+"""Exported folders in transformers: random models of every family, exported by `smelt convert`, must give smelt's logits there,
+and a run on a packed shard its tokenizer and text.
 
 Needs torch and transformers 5. Usage, from the repository after `make`:  python tests/golden/check_export.py [BUILD]
 Exits with 1 when a logit differs by more than 1e-4 in fp32, or the tokenizer gives other ids than the bytes of a text.
@@ -80,11 +81,30 @@ def check(name, settings, smelt, program, scratch):
     return difference < 1e-4
 
 
+def check_packed(smelt, scratch):
+    """A run on a shard that records its tokenizer: transformers' AutoTokenizer and generate() give smelt's text."""
+    vocabulary, shard, run, folder = (os.path.join(scratch, name) for name in ("bpe.json", "shard", "run", "folder"))
+    settings = ["data.train=" + shard, "model.family=llama", "model.width=64", "model.layers=2", "model.ffn=128", "data.length=64", "batch.sequences=8",
+                "batch.tokens=1024", "optimizer.lr=5e-3", "steps=150", "precision=fp32", "device=cpu", "run=" + run]
+    for arguments in (["data", "train-tokenizer", "docs", vocabulary, "vocabulary=600"], ["data", "pack", "docs", shard, "tokenizer=" + vocabulary],
+                      ["train", *settings], ["convert", run, folder]):
+        subprocess.run([smelt, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    prompt = "The checkpoint of a run"
+    ours = subprocess.run([smelt, "generate", run, prompt, "tokens=40", "temperature=0", "device=cpu"], check=True, capture_output=True, text=True).stdout
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), load(folder, torch.float32)
+    ids = tokenizer(prompt, return_tensors="pt")
+    theirs = tokenizer.decode(model.generate(**ids, max_new_tokens=40, do_sample=False)[0], skip_special_tokens=True)
+    same = ours.rstrip("\n") == theirs.rstrip("\n") and len(theirs) > len(prompt) + 20
+    print(f"a packed shard's tokenizer          {len(tokenizer)} tokens in {model.config.vocab_size} rows: {'the same text' if same else [ours, theirs]}")
+    return same
+
+
 def main():
     build_folder = sys.argv[1] if len(sys.argv) > 1 else "build"
     with tempfile.TemporaryDirectory() as scratch:
         program = random_run.build(build_folder, scratch)
         results = [check(name, settings, os.path.join(build_folder, "smelt"), program, scratch) for name, settings in MODELS.items()]
+        results.append(check_packed(os.path.join(build_folder, "smelt"), scratch))
     sys.exit(0 if all(results) else 1)
 
 

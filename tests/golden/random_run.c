@@ -48,5 +48,5 @@ int main(int argc, char **argv) {
                     ? logits(argv + 2, &error)
                     : error_set(&error, ERROR_USAGE, "usage: make RUN key=value... | logits RUN TEXT");
     if (!done) fprintf(stderr, "%s\n", error.message);
-    return (int)error.code;
+    return done ? 0 : (int)error.code;
 }

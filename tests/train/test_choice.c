@@ -54,6 +54,7 @@ static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
     assert_true(same_bytes("a/model.safetensors", "b/model.safetensors"));
     refuses(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
     refuses(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
+    refuses(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
 }
 
 static void checkpoints_in_another_store_have_the_same_names(void **state) {
