@@ -1,22 +1,28 @@
-/* `smelt watch RUN...`: the report page, live, until it is interrupted. */
+/* `smelt watch RUN...`: the report page, live, in a browser or in the terminal, until it is interrupted. */
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "app/command.h"
 #include "app/process.h"
+#include "app/screen.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "report/report.h"
+#include "report/terminal.h"
 #include "report/watch.h"
 
 typedef struct WatchOptions {
     const char *host;
     int64_t port;
+    bool terminal;
 } WatchOptions;
 
 #define FIELD(name) offsetof(WatchOptions, name)
 static const Option rows[] = {
     STRING_OPTION(host, "127.0.0.1", "", "address of this machine to listen at; others than the default let other machines read the page"),
     INT_OPTION(port, "6160", 0, 65535, "", "port to listen at; 0: any that is free"),
+    BOOL_OPTION(terminal, "false", "show the runs in this terminal instead; q ends"),
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
@@ -36,13 +42,29 @@ static bool watch_in_browser(Report *report, const WatchOptions *options, const 
     return true;
 }
 
+static bool watch_in_terminal(Report *report, const StopRequest *stop, Error *error) {
+    Screen screen;
+    const bool color = !getenv("NO_COLOR");
+    report_update(report);
+    if (!screen_open(&screen, error)) return false;
+    for (int key = 0; stop->count == 0 && key != 'q';) {
+        SCOPED_FREE char *frame = terminal_frame(report, screen.columns, screen.rows, color);
+        screen_show(frame);
+        key = screen_wait(&screen, update_seconds, stop);
+        report_update(report);
+    }
+    screen_close(&screen);
+    return true;
+}
+
 static bool run(Invocation *invocation, Error *error) {
     static StopRequest stop;
     Report *report = report_open(invocation->words, invocation->word_count, error);
     if (!report) return false;
     stop.heeded = 1;
     process_catch_stop(&stop, true);
-    bool good = watch_in_browser(report, invocation->options, &stop, error);
+    const WatchOptions *options = invocation->options;
+    bool good = options->terminal ? watch_in_terminal(report, &stop, error) : watch_in_browser(report, options, &stop, error);
     report_close(report);
     return good;
 }
@@ -52,8 +74,8 @@ const Command command_watch = {
     .summary = "show a run, or several beside each other, while they train",
     .words = "RUN...",
     .explanation =
-        "Serves the page of smelt report, which follows the run each second, to browsers of this machine. From another machine:\n"
-        "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there.\n",
+        "Serves the page of smelt report to browsers of this machine and follows the run each second. From another machine:\n"
+        "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. With terminal=true it fills this terminal.\n",
     .table = &table,
     .options_size = sizeof(WatchOptions),
     .run = run,

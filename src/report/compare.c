@@ -96,7 +96,7 @@ static double print_bits(const RunView *view, const RunView *first, char text[CE
 
 static double print_steps(const RunView *view, const RunView *first, char text[CELL]) {
     (void)first;
-    if (view->config && !view->unreadable.code)
+    if (view_knows_settings(view))
         snprintf(text, CELL, "%lld of %lld", (long long)view->history->last_step, (long long)view->settings.steps);
     else snprintf(text, CELL, "%lld", (long long)view->history->last_step);
     return NAN;
@@ -187,15 +187,13 @@ void page_figures(const Page *page) {
 
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
-static bool knows_settings(const RunView *view) { return view->config && !view->unreadable.code; }
-
 /* Returns whether the runs whose settings are known differ in it. */
 static bool setting_cells(const Page *page, const Option *option, char cells[][CELL]) {
     const char *first = NULL;
     bool differ = false;
     for (int i = 0; i < page->count; i++) {
         snprintf(cells[i], CELL, "unknown");
-        if (!knows_settings(&page->views[i])) continue;
+        if (!view_knows_settings(&page->views[i])) continue;
         options_format_value(option, &page->views[i].settings, cells[i], CELL);
         if (!first) first = cells[i];
         differ = differ || strcmp(first, cells[i]) != 0;
@@ -217,7 +215,7 @@ void page_differences(const Page *page) {
     else fputs("<p class=\"soft\">None does.</p>\n", page->out);
     for (int i = 0; i < page->count; i++) {
         const RunView *view = &page->views[i];
-        if (knows_settings(view)) continue;
+        if (view_knows_settings(view)) continue;
         fputs("<p class=\"soft\">", page->out);
         chart_escape(page->out, view->name);
         fputs(": ", page->out);

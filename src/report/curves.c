@@ -11,32 +11,7 @@
 
 enum { TICKS_X = 8, TICKS_Y = 8, STRIPES = 160, SMOOTHED_FROM = 30 /* points; fewer need no smoothing */ };
 
-typedef struct Curve {
-    SeriesName series;
-    const char *name, *id, *title; /* title: of the y axis */
-    double log_above;              /* logarithmic when the highest is that many times the lowest; 0: never */
-    bool from_zero;
-    bool fitted;   /* the y axis fits the late part */
-    bool smoothed; /* when there are points enough */
-} Curve;
-
-/* One curve of one run. */
-typedef struct Line {
-    size_t count;
-    bool smoothed;
-    double x[HISTORY_POINTS], means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS];
-    double soft[HISTORY_POINTS]; /* smoothed, or the means */
-} Line;
-
-/* A chart with a line for each run of the page. */
-typedef struct Plot {
-    const Page *page;
-    const Curve *curve;
-    bool tokens; /* x counts tokens, not steps */
-    Chart chart;
-    Line *lines; /* [page->count] */
-    double cut;  /* the highest value, when it lies above the axis; else NaN */
-} Plot;
+const Curve curve_loss = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
 
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
@@ -84,8 +59,7 @@ static void line_make(const Plot *plot, const History *history, Line *line) {
     else memcpy(line->soft, line->means, sizeof line->soft);
 }
 
-/* Where a step lies: in steps, or the tokens of the run at it. */
-static double step_x(const Plot *plot, const History *history, int64_t step) {
+double plot_x(const Plot *plot, const History *history, int64_t step) {
     if (!plot->tokens) return (double)step;
     size_t i = 0;
     while (i + 1 < history->thin.count && history->points[i].last < step) i++;
@@ -138,8 +112,8 @@ static Axis x_axis(const Plot *plot) {
         if (history->steps == 0) continue;
         from_zero = from_zero || history->first_step == 1;
         int64_t last = history->last_step > history->evaluations.last.step ? history->last_step : history->evaluations.last.step;
-        grow(&range, step_x(plot, history, history->first_step));
-        grow(&range, step_x(plot, history, last));
+        grow(&range, plot_x(plot, history, history->first_step));
+        grow(&range, plot_x(plot, history, last));
     }
     double air = range.low == range.high ? 1 : 0;
     Axis axis = axis_make(from_zero ? 0 : range.low - air, range.high + air, false, TICKS_X);
@@ -164,10 +138,9 @@ static bool counts_tokens(const Page *page) {
     return differ;
 }
 
-static void plot_free(Plot *plot) { free(plot->lines); }
+void plot_free(Plot *plot) { free(plot->lines); }
 
-/* The caller frees it with plot_free. */
-static Plot plot_make(const Page *page, const Curve *curve) {
+Plot plot_make(const Page *page, const Curve *curve) {
     Plot plot = {.page = page, .curve = curve, .tokens = counts_tokens(page)};
     plot.lines = memory_allocate((size_t)page->count * sizeof *plot.lines);
     for (int i = 0; i < page->count; i++) line_make(&plot, page->views[i].history, &plot.lines[i]);
@@ -214,7 +187,7 @@ static void draw_checkpoints(const Chart *chart, const Marks *marks) {
 static void draw_evaluation(const Plot *plot, const History *history, const char *style, const char *run, const Mark *mark) {
     char title[PAGE_TEXT], loss[32], bits[32];
     const Chart *chart = &plot->chart;
-    double x = step_x(plot, history, mark->step);
+    double x = plot_x(plot, history, mark->step);
     if (!isfinite(mark->value) || !isfinite(x) || mark->value > chart->y.high) return;
     page_loss(mark->value, loss);
     page_loss(mark->other, bits);
@@ -228,7 +201,7 @@ static void draw_evaluations(const Plot *plot, const History *history, const cha
     const Marks *marks = &history->evaluations;
     double x[HISTORY_MARKS] = {0}, y[HISTORY_MARKS] = {0};
     for (size_t i = 0; i < marks->thin.count; i++) {
-        x[i] = step_x(plot, history, marks->items[i].step);
+        x[i] = plot_x(plot, history, marks->items[i].step);
         y[i] = isfinite(x[i]) ? marks->items[i].value : NAN;
     }
     chart_clip_begin(&plot->chart);
@@ -403,12 +376,11 @@ static void losses_of_several(const Plot *plot) {
 }
 
 void page_loss_section(const Page *page) {
-    static const Curve curve = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
     if (!has_steps(page)) {
         fputs("<section><h2>No steps yet</h2><p class=\"soft\">Curves appear after the first training step.</p></section>\n", page->out);
         return;
     }
-    SCOPED(plot_free) Plot plot = plot_make(page, &curve);
+    SCOPED(plot_free) Plot plot = plot_make(page, &curve_loss);
     if (page->count == 1) loss_of_one(&plot);
     else losses_of_several(&plot);
 }

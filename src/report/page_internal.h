@@ -13,6 +13,8 @@ typedef struct Page {
     int count;
 } Page;
 
+Page report_page(const Report *report, FILE *out);
+
 /* -- Numbers as the pages write them ------------------------------------------------------------------------------- */
 
 void page_loss(double value, char text[32]);
@@ -21,6 +23,41 @@ void page_steps(int64_t first, int64_t last, char text[64]); /* "step 4", "steps
 double page_seconds_left(const RunView *view);
 const Start *page_last_start(const History *history); /* NULL: none is known */
 bool page_tells_setting(const Option *option);
+
+/* -- Curves -------------------------------------------------------------------------------------------------------- */
+
+typedef struct Curve {
+    SeriesName series;
+    const char *name, *id, *title; /* title: of the y axis */
+    double log_above;              /* logarithmic when the highest is that many times the lowest; 0: never */
+    bool from_zero;
+    bool fitted;   /* the y axis fits the late part */
+    bool smoothed; /* when there are points enough */
+} Curve;
+
+/* One curve of one run. */
+typedef struct Line {
+    size_t count;
+    bool smoothed;
+    double x[HISTORY_POINTS], means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS];
+    double soft[HISTORY_POINTS]; /* smoothed, or the means */
+} Line;
+
+/* A chart with a line for each run of the page. */
+typedef struct Plot {
+    const Page *page;
+    const Curve *curve;
+    bool tokens; /* x counts tokens, not steps */
+    Chart chart;
+    Line *lines; /* [page->count] */
+    double cut;  /* the highest value, when it lies above the axis; else NaN */
+} Plot;
+
+extern const Curve curve_loss;
+Plot plot_make(const Page *page, const Curve *curve); /* plot_free frees what it owns */
+void plot_free(Plot *plot);
+/* Where a step lies: in steps, or the tokens of the run at it. */
+double plot_x(const Plot *plot, const History *history, int64_t step);
 
 /* -- Sections ------------------------------------------------------------------------------------------------------ */
 

@@ -58,13 +58,15 @@ static const PartKind of_several[] = {{"head", print_head}, {"warnings", page_wa
     {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");
 
+Page report_page(const Report *report, FILE *out) { return (Page){out, report->views, report->count}; }
+
 /* The caller frees. */
 static char *print_part(const Report *report, const PartKind *kind) {
     char *html = NULL;
     size_t length;
     FILE *out = open_memstream(&html, &length);
     if (!out) memory_refused(0);
-    const Page page = {out, report->views, report->count};
+    const Page page = report_page(report, out);
     kind->print(&page);
     fclose(out);
     return html;

@@ -28,7 +28,7 @@ void page_steps(int64_t first, int64_t last, char text[64]) {
 double page_seconds_left(const RunView *view) {
     const History *history = view->history;
     int64_t left = view->settings.steps - history->last_step;
-    bool known = view->config && !view->unreadable.code && left >= 0 && history->steps > 0 && history->step_seconds > 0;
+    bool known = view_knows_settings(view) && left >= 0 && history->steps > 0 && history->step_seconds > 0;
     return known ? (double)left * history->step_seconds / (double)history->steps : NAN;
 }
 
@@ -162,7 +162,7 @@ void page_data(const Page *page) {
     const BatchConfig *batch = &view->settings.batch;
     const double evaluated = view->history->evaluated_tokens;
     char text[64], note[PAGE_TEXT] = "";
-    if (!view->config || view->unreadable.code) return;
+    if (!view_knows_settings(view)) return;
     fputs("<section>\n<h2>Data</h2>\n<table class=\"list\">\n", page->out);
     row(page, "training", data->train, "");
     if (isfinite(evaluated)) {

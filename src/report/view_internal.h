@@ -23,3 +23,4 @@ bool view_open(RunView *view, const char *folder, Error *error);
 /* Reads what is new. Returns whether the page may be another one now, a change of `trouble` included. */
 bool view_update(RunView *view);
 void view_free(RunView *view);
+static inline bool view_knows_settings(const RunView *view) { return view->config && !view->unreadable.code; }

@@ -19,6 +19,7 @@
 #include "report/chart.h"
 #include "report/history_internal.h"
 #include "report/report.h"
+#include "report/terminal.h"
 #include "support/files.h"
 
 static int setup(void **state) { return enter_folder(state) == 0 && mkdir("run", 0777) == 0 ? 0 : -1; }
@@ -664,6 +665,75 @@ static void runs_of_one_name_are_told_apart_by_their_folders(void **state) {
     free(text);
 }
 
+/* -- The terminal -------------------------------------------------------------------------------------------------- */
+
+/* The frame of these runs; the caller frees. */
+static char *frame_of(const char *const *runs, int count, int columns, int rows, bool color) {
+    Error error = {0};
+    Report *report = report_open(runs, count, &error);
+    if (!report) fail_msg("%s", error.message);
+    report_update(report);
+    char *text = terminal_frame(report, columns, rows, color);
+    report_close(report);
+    return text;
+}
+
+static int columns_of(const char *line, size_t length) {
+    int columns = 0;
+    for (size_t i = 0; i < length; i++) columns += ((unsigned char)line[i] & 0xC0) != 0x80;
+    return columns;
+}
+
+static void a_frame_fits_any_terminal(void **state) {
+    (void)state;
+    put_run("a", "steps: 60\n", 50, 2, 100, 1000);
+    put_run("b", "steps: 60\n", 50, 3, 100, 1000);
+    for (int columns = 1; columns <= 200; columns += 13)
+        for (int rows = 1; rows <= 60; rows += 7)
+            for (int count = 1; count <= 2; count++) {
+                char *text = frame_of((const char *[]){"a", "b"}, count, columns, rows, false);
+                int lines = 1;
+                for (const char *line = text, *end; *line; line = *end ? end + 1 : end) {
+                    end = strchrnul(line, '\n');
+                    lines += *end == '\n';
+                    int wide = columns_of(line, (size_t)(end - line));
+                    if (wide > columns) fail_msg("%d of %d columns: \"%.*s\"", wide, columns, (int)(end - line), line);
+                }
+                assert_int_equal(lines, rows);
+                free(text);
+            }
+}
+
+static void a_frame_has_the_curve_the_figures_and_the_events(void **state) {
+    (void)state;
+    put_run("a", "steps: 100\n", 50, 2, 100, 1000);
+    char *text = frame_of((const char *[]){"a"}, 1, 80, 24, false);
+    assert_has(text, "step 50 of 100");
+    assert_has(text, "\xE2\xA0\x92\xE2\xA0\x92"); /* Braille */
+    assert_has(text, "\xE2\x97\x8F");             /* the evaluation */
+    assert_has(text, "2.0000, mean of 50 steps");
+    assert_has(text, "1000 tok/s, median");
+    assert_has(text, " step 50      validation loss 3.0000");
+    assert_lacks(text, "\x1b");
+    free(text);
+    text = frame_of((const char *[]){"a"}, 1, 80, 24, true);
+    assert_has(text, "\x1b[36m");
+    free(text);
+}
+
+static void a_frame_holds_nothing_that_a_terminal_obeys(void **state) {
+    (void)state;
+    put_run("\x1b]0;x\x07\xc2\x9b"
+            "31m\xe2\x80\xae\xff",
+        "steps: 100\n", 50, 2, 100, 1000);
+    char *text = frame_of((const char *[]){"\x1b]0;x\x07\xc2\x9b"
+                                           "31m\xe2\x80\xae\xff"},
+        1, 80, 24, false);
+    assert_has(text, " ?]0;x??31m?\xEF\xBF\xBD ");
+    assert_lacks(text, "\x1b");
+    free(text);
+}
+
 /* -- The command ------------------------------------------------------------------------------------------------- */
 
 /* Runs with stdout and stderr closed to the terminal; `output` gets both and is freed by the caller. */
@@ -787,6 +857,9 @@ int main(void) {
         TEST(runs_with_other_batches_are_compared_at_the_same_tokens),
         TEST(names_and_settings_of_compared_runs_are_escaped),
         TEST(runs_of_one_name_are_told_apart_by_their_folders),
+        TEST(a_frame_fits_any_terminal),
+        TEST(a_frame_has_the_curve_the_figures_and_the_events),
+        TEST(a_frame_holds_nothing_that_a_terminal_obeys),
         TEST(the_command_writes_into_the_run_or_where_the_option_says),
         TEST(only_pages_and_empty_files_are_replaced),
         TEST(wrong_arguments_are_usage_errors),

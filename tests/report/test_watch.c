@@ -1,9 +1,14 @@
 /* `smelt watch` as a process of its own, asked over HTTP, while its run is written. Each test works in a folder of its own. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <netinet/in.h>
+#include <pty.h>
 #include <stdbool.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <termios.h>
+#include <utmp.h>
 
 #include "support/files.h"
 #include "support/process.h"
@@ -33,8 +38,9 @@ static int setup(void **state) {
 
 static Served serve(const char *run, const char *host) {
     Served served = {.process = process_start((char *[]){smelt, "watch", (char *)run, "port=0", (char *)host, NULL})};
-    process_await_lines(&served.process, 1);
     char *text = process_text(served.process.output);
+    WAIT_UNTIL(
+        (free(text), text = process_text(served.process.output), *text) || process_has_ended(&served.process), "nothing was printed");
     const char *port = strstr(text, "http://127.0.0.1:");
     if (!port) fail_msg("no address in '%s'", text);
     served.port = atoi(port + strlen("http://127.0.0.1:"));
@@ -283,6 +289,104 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
     end(&served, SIGINT);
 }
 
+/* -- In a terminal ------------------------------------------------------------------------------------------------- */
+
+/* A child on a terminal of its own, of which this is the other end. */
+typedef struct Terminal {
+    pid_t child;
+    int screen, child_end;
+    struct termios before;
+    char *text; /* all that it printed */
+    size_t length;
+} Terminal;
+
+static Terminal open_terminal(const char *run, int columns, int rows) {
+    Terminal terminal = {.text = memory_copy_string("")};
+    struct winsize size = {.ws_col = (unsigned short)columns, .ws_row = (unsigned short)rows};
+    assert_int_equal(openpty(&terminal.screen, &terminal.child_end, NULL, NULL, &size), 0);
+    tcgetattr(terminal.child_end, &terminal.before);
+    terminal.child = fork();
+    assert_true(terminal.child >= 0);
+    if (terminal.child == 0) {
+        setenv("TERM", "xterm", 1);
+        if (login_tty(terminal.child_end) == 0) execl(smelt, smelt, "watch", run, "terminal=true", (char *)NULL);
+        _exit(127);
+    }
+    fcntl(terminal.screen, F_SETFL, O_NONBLOCK);
+    return terminal;
+}
+
+static bool has_printed(Terminal *terminal, const char *text) {
+    terminal->text = memory_resize(terminal->text, terminal->length + (1 << 16) + 1);
+    ssize_t got = read(terminal->screen, terminal->text + terminal->length, 1 << 16);
+    terminal->length += got > 0 ? (size_t)got : 0;
+    terminal->text[terminal->length] = '\0';
+    return strstr(terminal->text, text) != NULL;
+}
+
+static void await_print(Terminal *terminal, const char *text) {
+    WAIT_UNTIL(has_printed(terminal, text), "the terminal never had '%s': %s", text, terminal->text);
+}
+
+/* The child ends, and the terminal is what it was before. */
+static void close_terminal(Terminal *terminal) {
+    int status;
+    struct termios after;
+    await_print(terminal, "\x1b[?25h\x1b[?1049l");
+    WAIT_UNTIL(waitpid(terminal->child, &status, WNOHANG) == terminal->child, "smelt watch did not end");
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    tcgetattr(terminal->child_end, &after);
+    assert_int_equal(after.c_lflag, terminal->before.c_lflag);
+    assert_memory_equal(after.c_cc, terminal->before.c_cc, sizeof after.c_cc);
+    close(terminal->screen);
+    close(terminal->child_end);
+    free(terminal->text);
+}
+
+static void the_terminal_shows_the_run_and_is_left_as_it_was(void **state) {
+    (void)state;
+    Terminal terminal = open_terminal("run", 80, 24);
+    await_print(&terminal, "\x1b[?1049h");
+    await_print(&terminal, "step 1 of 40");
+    append_text("run/metrics.jsonl", LINE(2, 2.5));
+    await_print(&terminal, "step 2 of 40");
+    assert_null(strstr(terminal.text, "\x1b[?1049l"));
+    assert_int_equal(write(terminal.screen, "q", 1), 1);
+    close_terminal(&terminal);
+}
+
+static void signals_leave_the_terminal_as_it_was(void **state) {
+    (void)state;
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        Terminal terminal = open_terminal("run", 80, 24);
+        await_print(&terminal, "step 1 of 40");
+        kill(terminal.child, signals[i]);
+        close_terminal(&terminal);
+    }
+}
+
+static void another_size_of_the_terminal_is_another_frame(void **state) {
+    (void)state;
+    Terminal terminal = open_terminal("run", 80, 24);
+    await_print(&terminal, " q ends");
+    const struct winsize size = {.ws_col = 31, .ws_row = 50};
+    assert_int_equal(ioctl(terminal.screen, TIOCSWINSZ, &size), 0);
+    await_print(&terminal, "run\x1b[0m              step 1 of 40 ");
+    assert_int_equal(write(terminal.screen, "q", 1), 1);
+    close_terminal(&terminal);
+}
+
+static void without_a_terminal_it_says_so(void **state) {
+    (void)state;
+    Process process = process_start((char *[]){smelt, "watch", "run", "terminal=true", NULL});
+    ProcessResult result = process_finish(&process);
+    assert_int_equal(result.code, ERROR_USAGE);
+    assert_non_null(strstr(result.errors, "terminal=true needs a terminal"));
+    assert_string_equal(result.output, "");
+    process_free(&result);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, leave_folder)
 
 int main(void) {
@@ -297,6 +401,10 @@ int main(void) {
         TEST(it_listens_at_its_address_alone),
         TEST(an_idle_caller_holds_up_nobody),
         TEST(what_cannot_be_served_is_a_usage_error),
+        TEST(the_terminal_shows_the_run_and_is_left_as_it_was),
+        TEST(signals_leave_the_terminal_as_it_was),
+        TEST(another_size_of_the_terminal_is_another_frame),
+        TEST(without_a_terminal_it_says_so),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(smelt);
