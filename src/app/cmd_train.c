@@ -27,7 +27,10 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
         return run_read_config(path, config, strings, error) && options_set(&config_table, config, strings, setting, error);
     if (file_kind(path, NULL) == FILE_FOLDER)
         return error_set(error, ERROR_USAGE, "%s is no run folder: it has no config.yaml; a configuration file or a run comes first", path);
-    return options_read_yaml(&config_table, config, strings, path, error);
+    if (options_read_yaml(&config_table, config, strings, path, error)) return true;
+    if (file_exists(path) && !ends_with(path, ".yaml") && !ends_with(path, ".yml"))
+        error_set(error, error->code, "%s; text to train on is given as data.train=%s", error->message, path);
+    return false;
 }
 
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {

@@ -225,6 +225,7 @@ static void settings_are_read_in_every_spelling_by_train_and_launch(void **state
     expect("$SMELT launch --ranks 2 --self_test=false -- train " TINY " run=c --stop_at=2 && $SMELT show c", 0, "");
     expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value; write --steps VALUE or steps=VALUE");
     expect("$SMELT train --learning-rate 1", ERROR_USAGE, "did you mean 'optimizer.lr'");
+    expect("$SMELT train text", ERROR_USAGE, "; text to train on is given as data.train=text\n");
     expect("$SMELT train steps=1 c.yaml", ERROR_USAGE, "'c.yaml': the configuration file comes first, then key=value");
 }
 
