@@ -65,6 +65,12 @@ static void print_identity(const char *run, const json_t *identity, FILE *out) {
     }
 }
 
+static void print_fork(const json_t *fork, FILE *out) {
+    if (fork)
+        fprintf(out, "  forked from     %s after step %lld: run %s\n", text_in(fork, "folder", "unknown"),
+            (long long)json_integer_value(json_object_get(fork, "step")), text_in(fork, "run", "unknown"));
+}
+
 static void print_history(const json_t *history, FILE *out) {
     size_t index, line;
     json_t *start, *change;
@@ -114,6 +120,7 @@ static bool run(Invocation *invocation, Error *error) {
     FILE *out = open_memstream(&text, &length);
     if (!out) return error_set(error, ERROR_MEMORY, "no memory to show %s; free some", folder);
     print_identity(folder, json_object_get(record, "identity"), out);
+    print_fork(json_object_get(record, "fork"), out);
     print_history(json_object_get(record, "history"), out);
     print_checkpoints(where, checkpoints, out);
     fclose(out);

@@ -18,13 +18,17 @@
 #include "train/source.h"
 #include "train/train.h"
 
-/* The first argument: a configuration file, or a run folder, whose configuration is the base and which is continued. */
+/* The first argument: a configuration file, or a run or one of its checkpoints; the run's configuration is the base. */
 static bool read_base(const char *path, Config *config, OptionStrings *strings, Error *error) {
-    size_t length = strlen(path);
-    while (length > 1 && path[length - 1] == '/') length--;
-    SCOPED_FREE char *setting = memory_format("run=%.*s", (int)length, path);
-    if (source_is_run(path))
-        return run_read_config(path, config, strings, error) && options_set(&config_table, config, strings, setting, error);
+    if (source_is_run(path)) {
+        SCOPED(run_point_free) RunPoint point = run_point(path);
+        size_t length = strlen(point.run);
+        while (length > 1 && point.run[length - 1] == '/') length--;
+        SCOPED_FREE char *setting = memory_format("run=%.*s", (int)length, point.run);
+        bool read = run_read_config(point.run, config, strings, error) && options_set(&config_table, config, strings, setting, error);
+        config->from = point.step;
+        return read;
+    }
     if (file_kind(path, NULL) == FILE_FOLDER)
         return error_set(error, ERROR_USAGE, "%s is no run folder: it has no config.yaml; a configuration file or a run comes first", path);
     if (options_read_yaml(&config_table, config, strings, path, error)) return true;
@@ -33,9 +37,10 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
     return false;
 }
 
-static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    bool file = argc > 1 && !strchr(argv[1], '=') && !starts_with(argv[1], "--");
-    if (file && !read_base(argv[1], config, strings, error)) return false;
+static bool has_base(int argc, char **argv) { return argc > 1 && !strchr(argv[1], '=') && !starts_with(argv[1], "--"); }
+
+static bool apply_settings(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    bool file = has_base(argc, argv);
     for (int i = 1 + file; i < argc;) {
         if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
             return error_set(error, ERROR_USAGE,
@@ -46,6 +51,10 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
         if (!assignment || !options_set(&config_table, config, strings, assignment, error)) return false;
     }
     return true;
+}
+
+static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
 }
 
 /* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. */
@@ -82,15 +91,47 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
-/* A run has remembered its model. */
+/* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. Once NEW is a run, its
+ * configuration is the base, so that the same command continues it. */
+static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    Config base;
+    const char *run = config->run, *fork = config->fork;
+    int64_t from = config->from;
+    if (file_same(run, fork)) return error_set(error, ERROR_USAGE, "fork=%s is the run itself: give a new folder", fork);
+    if (!run_read_config(run, &base, strings, error)) return false;
+    if (source_is_run(fork) && (!run_read_config(fork, config, strings, error) || !apply_settings(argc, argv, config, strings, error)))
+        return false;
+    if (base.checkpoint.store[0] && !strcmp(base.checkpoint.store, config->checkpoint.store))
+        return error_set(error, ERROR_USAGE,
+            "checkpoint.store=%s belongs to %s: give another for fork=%s, or checkpoint.store= for the run folder itself",
+            base.checkpoint.store, run, fork);
+    config->run = fork;
+    config->fork = run;
+    config->from = from;
+    return true;
+}
+
+/* After a configuration file a run of any name, after a run only that run or its fork. */
+static bool choose_run(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    SCOPED(run_point_free) RunPoint point = run_point(has_base(argc, argv) ? argv[1] : "");
+    bool continues = source_is_run(point.run);
+    if (continues && !file_same(config->run, point.run))
+        return error_set(
+            error, ERROR_USAGE, "run=%s, but %s is continued: leave run= out, or give fork=%s", config->run, point.run, config->run);
+    if (continues && config->fork[0]) return choose_fork(argc, argv, config, strings, error);
+    if (config->fork[0])
+        return error_set(
+            error, ERROR_USAGE, "fork=%s goes on from a run: give its folder first, smelt train RUN fork=%s", config->fork, config->fork);
+    if (config->from)
+        return error_set(
+            error, ERROR_USAGE, "a run goes on from its newest checkpoint: to go on from another, give a new run folder, fork=NEW");
+    return continues || !config->init[0] || take_model(argc, argv, config, strings, error); /* a run has remembered its model */
+}
+
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    bool continues = argc > 1 && source_is_run(argv[1]);
     options_defaults(&config_table, config, strings);
-    if (!apply_arguments(argc, argv, config, strings, error)) return false;
-    if (continues && !file_same(config->run, argv[1]))
-        return error_set(error, ERROR_USAGE, "run=%s, but %s is continued, which comes first: leave run= out", config->run, argv[1]);
-    return (continues || !config->init[0] || take_model(argc, argv, config, strings, error)) && corpus_resolve(config, strings, error) &&
-           config_check(config, error);
+    return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
+           corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
@@ -141,7 +182,8 @@ const Command command_train = {
     .summary = "train a model, or continue a run",
     .usage = "CONFIG.yaml|RUN [key=value ...]",
     .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-                   "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n\n"
+                   "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n"
+                   "smelt train RUN fork=NEW goes on from a checkpoint of RUN in a new run folder and leaves RUN as it is.\n\n"
                    "A run that has started keeps its settings, but for those with a mark. (changes): another value holds from the\n"
                    "next step on, and is printed and recorded (smelt show RUN). (free): no result depends on it. (once): it is of\n"
                    "one start alone.\n\n"

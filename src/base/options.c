@@ -378,8 +378,7 @@ int options_difference(const OptionTable *table, const void *old_values, const v
     return count;
 }
 
-/* "./text" and "text" are one path. */
-static char *absolute_path(const char *path) {
+char *options_absolute_path(const char *path) {
     while (!strncmp(path, "./", 2)) path += 2 + strspn(path + 2, "/");
     SCOPED_FREE char *folder = *path == '/' || !strcmp(path, "none") || strstr(path, "://") ? NULL : getcwd(NULL, 0);
     return folder ? memory_format("%s/%s", folder, path) : memory_copy_string(path);
@@ -389,7 +388,7 @@ void options_remember(const OptionTable *table, void *values, OptionStrings *str
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
         const char *path = option->path ? options_string(option, values) : "";
-        SCOPED_FREE char *absolute = *path ? absolute_path(path) : NULL;
+        SCOPED_FREE char *absolute = *path ? options_absolute_path(path) : NULL;
         const char *text = option->class == OPTION_ONCE ? option->initial : absolute;
         if (text) parse_value(option, values, strings, text, strlen(text));
     }

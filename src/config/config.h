@@ -94,8 +94,8 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
     const char *run, *init, *dump;
-    const char *fork; /* as given, the new run folder; read by cmd_train.c, `run` is that, and this the run that it is forked from */
-    int64_t from;
+    const char *fork; /* as given, a new run folder; cmd_train.c makes that `run`, and this the run that it is forked from */
+    int64_t from;     /* RunPoint.step of `fork` (train/run.h) */
     int64_t seed, steps, stop_at, threads;
     int device; /* DeviceKind */
     int precision, recompute, on_nan;

@@ -171,13 +171,39 @@ static bool accepts_other_text(const Config *config) {
     return accepts;
 }
 
-bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
+static bool give_file(const char *from, const char *to, Error *error) {
+    SCOPED(file_unmap) FileMap map = {0};
+    Error other_disk = {0};
+    return file_link(from, to, &other_disk) || (file_map(&map, from, error) && file_write(to, map.bytes, (int64_t)map.size, error));
+}
+
+static bool give_folder(const char *from, const char *to, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (file_kind(from, NULL) != FILE_FOLDER) return true;
+    bool given = file_list(from, &list, error) && file_make_folder(to, error);
+    for (size_t i = 0; i < list.count && given; i++) {
+        SCOPED_FREE char *source = memory_format("%s/%s", from, list.entries[i].name);
+        SCOPED_FREE char *target = memory_format("%s/%s", to, list.entries[i].name);
+        given = list.entries[i].kind != FILE_REGULAR || give_file(source, target, error);
+    }
+    return given;
+}
+
+bool corpus_fork(const Config *config, Error *error) {
+    static const char *const folders[] = {"data", "tokenizer"};
+    bool given = true;
+    for (int i = 0; i < 2 && given; i++) {
+        SCOPED_FREE char *from = memory_format("%s/%s", config->fork, folders[i]), *to = memory_format("%s/%s", config->run, folders[i]);
+        given = give_folder(from, to, error);
+    }
+    return given;
+}
+
+bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
-    bool others = made;
     *corpus = (Corpus){0};
-    if (!made) remove_leftovers(config);
-    if (!made && !run_started(config, &made, error)) return false;
-    made = made && (others || !accepts_other_text(config));
+    if (state != CORPUS_MADE) remove_leftovers(config);
+    bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !accepts_other_text(config));
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);

@@ -133,18 +133,60 @@ static bool compare_settings(const Config *config, const json_t *newest, Error *
     return identity_check(config->run, saved, now, config->resume.accept, changes, error);
 }
 
+/* The metadata of what a start goes on from: the newest checkpoint of the run, or, of a fork that has none, the chosen one
+ * of the run that it is forked from; {} of a new run. NULL on failure. */
+static json_t *find_start(const Config *config, Origin *origin, Error *error) {
+    Config base;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    RunPoint point = {(char *)config->fork, origin->forked ? origin->step : config->from};
+    json_auto_t *newest = origin->forked ? NULL : lineage_newest(run_checkpoints(config->run, config), &origin->step, error);
+    if (!origin->forked && (!newest || origin->step || !config->fork[0])) return json_incref(newest);
+    origin->forked = true;
+    if (!run_read_config(config->fork, &base, &strings, error)) return NULL;
+    json_t *chosen = lineage_at(&point, &base, &origin->step, error);
+    if (origin->step || !chosen) return chosen;
+    json_decref(chosen);
+    error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint to fork from: train it first", config->fork);
+    return NULL;
+}
+
+/* A run that has started is continued by the command that forked it, and by no other fork=. */
+static bool check_fork(const Config *config, const json_t *record, const Origin *origin, Error *error) {
+    Error absent = {0};
+    const json_t *fork = json_object_get(record, "fork");
+    const char *folder = json_string_value(json_object_get(fork, "folder")), *number = json_string_value(json_object_get(fork, "run"));
+    int64_t from = json_integer_value(json_object_get(fork, "step"));
+    if (!config->fork[0] && fork && !origin->step)
+        return error_set(error, ERROR_USAGE, "%s was forked and has no checkpoint yet: smelt train %s fork=%s from=%lld does it again",
+            config->run, folder, config->run, (long long)from);
+    if (!config->fork[0] || origin->forked) return true;
+    json_auto_t *base = lineage_read(config->fork, &absent);
+    bool same = number && !strcmp(number, lineage_number(json_object_get(base, "identity"))) && (config->from <= 0 || config->from == from);
+    return same || error_set(error, ERROR_USAGE,
+                       "%s is a run already, and no fork of %s at that step: smelt train %s continues it, and fork= takes a new folder",
+                       config->run, config->fork, config->run);
+}
+
 /* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be another
  * run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
     Error absent = {0};
-    json_auto_t *newest = lineage_newest(run_checkpoints(config->run, config), &origin->step, error);
+    json_auto_t *newest = find_start(config, origin, error);
     json_auto_t *record = lineage_read(config->run, &absent);
     const char *known = lineage_number(json_object_get(record, "identity"));
-    if (!newest || (origin->step && !compare_settings(config, newest, error))) return false;
-    if (!*known && !config->checkpoint.store[0]) known = lineage_number(json_object_get(newest, "identity"));
+    if (!newest || !check_fork(config, record, origin, error)) return false;
+    if (origin->step && !compare_settings(config, newest, error)) return false;
+    if (!*known && !config->checkpoint.store[0] && !origin->forked) known = lineage_number(json_object_get(newest, "identity"));
     if (strlen(known) != RUN_NUMBER_DIGITS) return draw_number(origin->number, error);
     memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);
     return true;
+}
+
+char *lineage_store(const Config *config, const Origin *origin, Error *error) {
+    Config base;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    if (!origin->forked) return memory_copy_string(run_checkpoints(config->run, config));
+    return run_read_config(config->fork, &base, &strings, error) ? memory_copy_string(run_checkpoints(config->fork, &base)) : NULL;
 }
 
 static json_t *describe_start(int64_t step, json_t *changes) {
@@ -157,13 +199,25 @@ static json_t *describe_start(int64_t step, json_t *changes) {
         "changes", changes);
 }
 
-static bool write_record(const char *run, const json_t *identity, json_t *start, Error *error) {
+/* What run.json says of a fork; NULL for other runs. */
+static json_t *describe_fork(const Config *config, const Origin *origin, const json_t *record) {
     Error absent = {0};
-    json_auto_t *record = lineage_read(run, &absent);
+    Origin again = *origin;
+    if (!origin->forked) return json_incref(json_object_get(record, "fork"));
+    SCOPED_FREE char *folder = options_absolute_path(config->fork);
+    json_auto_t *start = find_start(config, &again, &absent);
+    return json_pack(
+        "{s:s, s:s, s:I}", "run", lineage_number(json_object_get(start, "identity")), "folder", folder, "step", (json_int_t)origin->step);
+}
+
+static bool write_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
+    Error absent = {0};
+    json_auto_t *record = lineage_read(config->run, &absent);
     json_t *known = json_object_get(record, "history"), *history = json_is_array(known) ? json_incref(known) : json_array();
     json_array_append_new(history, start);
-    json_auto_t *content = json_pack("{s:O, s:o}", "identity", identity, "history", history);
-    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1)), *path = memory_format("%s/run.json", run);
+    json_auto_t *content =
+        json_pack("{s:O, s:o*, s:o}", "identity", identity, "fork", describe_fork(config, origin, record), "history", history);
+    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1)), *path = memory_format("%s/run.json", config->run);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
@@ -228,10 +282,11 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
 }
 
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
-    int64_t step;
+    Origin again = *origin;
     if (!origin->step) return settle_texts(config, NULL, identity, error);
-    json_auto_t *newest = lineage_newest(run_checkpoints(config->run, config), &step, error);
+    json_auto_t *newest = find_start(config, &again, error);
     json_t *saved = json_object_get(newest, "identity");
+    if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
     if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
     settle_tokenizer(config, saved, identity);
     return identity_check(config->run, saved, identity, config->resume.accept, changes, error);
@@ -250,8 +305,9 @@ static bool is_remembered(const Config *config) {
 bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error) {
     for (size_t i = 0; i < json_array_size(changes); i++)
         log_info("%s from step %lld on", json_string_value(json_array_get(changes, i)), (long long)origin->step + 1);
-    if (!is_remembered(config) && !run_write_config(config, error)) return false;
-    return write_record(config->run, identity, describe_start(origin->step, changes), error);
+    if (origin->forked) log_info("%s is forked from %s after step %lld", config->run, config->fork, (long long)origin->step);
+    return write_record(config, origin, identity, describe_start(origin->step, changes), error) &&
+           (is_remembered(config) || run_write_config(config, error));
 }
 
 /* -- Reading a run ------------------------------------------------------------------------------------------------- */

@@ -1,10 +1,12 @@
 /* RUN/run.json: which run this is, and how it came about:
  *
- *     {"identity": {...}, "history": [{"time": "2026-01-31T12:00:00Z", "step": 0, "version": "0.9",
+ *     {"identity": {...}, "fork": {"run": "5f0c...", "folder": "/runs/a", "step": 150},
+ *      "history": [{"time": "2026-01-31T12:00:00Z", "step": 0, "version": "0.9",
  *                                      "machine": "...", "changes": ["optimizer.lr: 0.001 -> 0.0005"]}]}
  *
  * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it continued
- * from, and the settings that have changed since that checkpoint. */
+ * from, and the settings that have changed since that checkpoint. `fork` says of a run that was forked
+ * from which run, its folder then, and after which step. */
 #pragma once
 
 #include <jansson.h>
@@ -16,12 +18,15 @@ enum { RUN_NUMBER_DIGITS = 32 };
 
 /* What a start continues. */
 typedef struct Origin {
-    int64_t step;                       /* of the newest checkpoint; 0: there is none */
+    int64_t step;                       /* of the checkpoint; 0: there is none */
+    bool forked;                        /* it is one of the run that config->fork names: this run has none yet */
     char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
 } Origin;
 /* By the process that holds the run's lock. A run keeps the number of its folder; a new one gets a random number. The
  * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
 bool lineage_find(const Config *config, Origin *origin, Error *error);
+/* Where the checkpoint of `origin` is (ckpt.h); the caller frees. NULL on failure. */
+char *lineage_store(const Config *config, const Origin *origin, Error *error);
 /* By the same process, with the identity of this start: compares it with that of the newest checkpoint, and takes over
  * from there what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
  * ERROR_USAGE. */

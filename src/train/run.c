@@ -94,7 +94,8 @@ bool run_open(const Config *config, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     if (exists && !replaced) return same_run(path, config, error);
-    return started || ((!replaced || may_start_anew(path, config, error)) && run_write_config(config, error));
+    bool later = started || config->fork[0]; /* a fork is no run of its own before its record says so */
+    return later || ((!replaced || may_start_anew(path, config, error)) && run_write_config(config, error));
 }
 
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {

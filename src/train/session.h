@@ -111,8 +111,9 @@ bool session_save_holds(const Session *session);
 /* Whether a save has ended since the last call; *report says how. */
 bool session_save_end(Session *session, SaveReport *report);
 
-/* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise). Collective. */
-bool session_resume(Session *session, Error *error);
+/* Loads the newest good checkpoint of the run, which is at `where` (ckpt.h), if there is one (session->step stays 0
+ * otherwise); with `only`, of another run the checkpoint of that step, or fails. Collective. */
+bool session_resume(Session *session, const char *where, int64_t only, Error *error);
 /* Loads only the weights of the checkpoint `name` (RunPoint), of a run configured so, into `master` (a WIDE arena of
  * `graph`); but for what is frozen, which is in none. */
 bool session_load_weights(const Graph *graph, const Config *config, const char *name, void *master, int64_t *step, Error *error);

@@ -327,14 +327,19 @@ bool session_save_end(Session *session, SaveReport *report) {
 
 enum { MOST_CANDIDATES = 1000 };
 
-/* The steps of complete checkpoints, newest first, as rank 0 sees them; -1 after a failure on any rank. */
-static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
+/* The steps of complete checkpoints, newest first, as rank 0 sees them, or `only` one of them (0: all); -1 after a failure
+ * on any rank. */
+static int list_steps(const char *where, int64_t only, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
     SCOPED_FREE int64_t *found = NULL;
     int64_t result = 0;
     size_t count = 0;
     if (comm_rank(comm) == 0) {
         result = checkpoint_list(where, &found, &count, error) ? (int64_t)(count < MOST_CANDIDATES ? count : MOST_CANDIDATES) : -1;
         for (int64_t i = 0; i < result; i++) steps[i] = found[i];
+        if (only && result >= 0) {
+            result = 1;
+            steps[0] = only;
+        }
     }
     Error lost = {0};
     if (!comm_host_broadcast(comm, "checkpoint count", &result, 1, COMM_I64, 0, &lost) ||
@@ -358,9 +363,10 @@ static int64_t newest_step(const char *where, int64_t most) {
 
 /* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
  * over. *step is 0 when there is none, else the caller owns *metadata. False when there are some and none is good. */
-static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
+static bool load_newest(
+    const char *where, int64_t only, Comm *comm, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
-    int count = list_steps(where, comm, steps, error), i = 0;
+    int count = list_steps(where, only, comm, steps, error), i = 0;
     bool good = count >= 0;
     Error reason = {0};
     for (int64_t loaded = 0; good && i < count && !loaded; i += !loaded) {
@@ -378,22 +384,21 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
     return good;
 }
 
-bool session_resume(Session *session, Error *error) {
-    const Config *config = session->config;
-    const char *where = run_checkpoints(config->run, config);
+bool session_resume(Session *session, const char *where, int64_t only, Error *error) {
     Device *device = session->backend.device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
     json_auto_t *metadata = NULL;
     int64_t step = 0;
     /* This process holds the run, so what is half-written is no save in progress. */
-    if (comm_rank(session->comm) == 0) checkpoint_report_leftovers(where);
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(where, session->comm, &list, &step, &metadata, error);
+    if (comm_rank(session->comm) == 0 && !only) checkpoint_report_leftovers(where);
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(where, only, session->comm, &list, &step, &metadata, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
     session->step = step;
     loaded = loaded && (!step || take_state(session, metadata, error));
+    if (loaded && only) session->parent = session->skips.sound = session->validation.kept = 0; /* of the other run */
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
-    if (loaded && !config->profile) saver_open(session);
+    if (loaded && !session->config->profile) saver_open(session);
     return loaded;
 }
 
@@ -404,7 +409,7 @@ static bool load_newest_of_living(const char *where, const IntervalList *list, i
     bool loaded;
     do {
         before = newest;
-        loaded = load_newest(where, comm_alone(), list, step, metadata, error);
+        loaded = load_newest(where, 0, comm_alone(), list, step, metadata, error);
         newest = newest_step(where, INT64_MAX);
     } while (!(loaded && *step) && newest > before);
     return loaded;

@@ -589,7 +589,7 @@ static bool run_steps(Loop *loop, Error *error) {
     SummaryEnd end = {.first = saved, .tokens = -loop->session.samples * config->data.length};
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
-    if (!loop->watchdog || !catch_up(loop, error)) return false;
+    if (!loop->watchdog || (loop->origin.forked && !save(loop, error)) || !catch_up(loop, error)) return false;
     if (leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)
         if (!advance(loop, last, &saved, error)) return false;
@@ -734,9 +734,10 @@ static bool open_run(Loop *loop, Error *error) {
     if (leads(loop))
         opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
                  lineage_find(config, &loop->origin, error) && take_store(loop, loop->origin.number, error) &&
-                 corpus_open(&loop->corpus, config, false, error);
+                 (!loop->origin.forked || corpus_fork(config, error)) &&
+                 corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!agree(loop, "run folder", opened, error) || !agree(loop, "store", see_store(loop, error), error)) return false;
-    opened = leads(loop) || corpus_open(&loop->corpus, config, true, error);
+    opened = leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error);
     return agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
@@ -815,13 +816,20 @@ static void warn_of_rows(const Loop *loop) {
             (long long)tokens, corpus->bytes ? "the byte tokenizer" : "data.tokenizer");
 }
 
+static bool resume(Loop *loop, Error *error) {
+    const Origin *origin = &loop->origin;
+    SCOPED_FREE char *where = lineage_store(loop->config, origin, error);
+    return agree(loop, "store of the checkpoint", where, error) &&
+           session_resume(&loop->session, where, origin->forked ? origin->step : 0, error);
+}
+
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
     bool ready = same_settings(loop, error) && agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) &&
                  evaluate_check(session, &loop->corpus, error);
     if (!agree(loop, "data", ready, error)) return false;
-    if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
+    if (!session_start(session, loop->comm, error) || !resume(loop, error) || !load_initial(loop, error)) return false;
     if (session->step > config->steps)
         return error_set(error, ERROR_USAGE,
             "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW "

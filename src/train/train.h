@@ -35,10 +35,13 @@ typedef struct Corpus {
  * tokenizer, rounded up to a multiple of 64. ERROR_USAGE when a shard records another tokenizer. */
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 
+/* What RUN/data holds: nothing that binds, what an earlier start packed, or what another process has just packed. */
+typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
- * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. `made`:
- * another process has just done this. */
-bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error);
+ * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
+bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
+/* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
+bool corpus_fork(const Config *config, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */

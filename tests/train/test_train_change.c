@@ -1,0 +1,182 @@
+/* End to end: runs that are extended, changed and forked. A run that was changed on its way must be, bit for bit, what it
+ * would have been with the change known from the start, and a fork what its run would have become. */
+#include "support/train_run.h"
+
+/* No learning rate of these depends on the number of steps. */
+#define CONSTANT "schedule.kind=constant checkpoint.every=10 checkpoint.keep=9"
+
+/* smelt with these words: demands the exit code and `fragment` on stderr. */
+__attribute__((format(printf, 3, 4))) static void smelt_says(int code, const char *fragment, const char *format, ...) {
+    char *words = NULL;
+    va_list values;
+    va_start(values, format);
+    assert_true(vasprintf(&words, format, values) >= 0);
+    va_end(values);
+    ProcessResult result = smelt(words);
+    expect_code(&result, code, words);
+    if (!strstr(result.errors, fragment)) fail_msg("%s: \"%s\" is not in:\n%s", words, fragment, result.errors);
+    process_free(&result);
+    free(words);
+}
+
+static void an_extended_run_is_the_longer_one_to_the_bit(void **state) {
+    (void)state;
+    train_good("run=long " CONSTANT);
+    train_good("run=short steps=20 " CONSTANT);
+    smelt_says(ERROR_NONE, "short is finished, with all 20 steps done: smelt train short steps=40 goes on", "train short");
+    assert_int_equal(mkdir("elsewhere", 0777), 0);
+    assert_true(chdir("elsewhere") == 0 && remove("../text") == 0);
+    smelt_says(ERROR_NONE, "steps: 20 -> 40 from step 21 on\n", "train ../short steps=40");
+    assert_int_equal(chdir(".."), 0);
+    assert_true(same_checkpoint("long", "short", 40));
+    assert_same_steps("long", "short");
+    smelt_says(ERROR_NONE, "short has done 40 of 80 steps, and stop_at=30 is not beyond", "train short steps=80 stop_at=30");
+    smelt_says(ERROR_USAGE, "smelt train short fork=NEW from=STEP goes on from an earlier checkpoint", "train short steps=30");
+}
+
+static void a_rate_that_changes_is_that_of_a_fork(void **state) {
+    (void)state;
+    train_good("run=run stop_at=20 " CONSTANT);
+    smelt_says(ERROR_NONE, "fork is forked from run after step 20\n", "train run/ fork=fork optimizer.lr=1e-3");
+    smelt_says(ERROR_NONE, "optimizer.lr: 0.005 -> 0.001 from step 21 on\n", "train run optimizer.lr=1e-3");
+    assert_true(same_checkpoint("run", "fork", 40));
+    assert_true(recorded("run", "step", 19, "lr") == 5e-3 && recorded("run", "step", 20, "lr") == 1e-3);
+    assert_true(recorded("fork", "step", 0, "step") == 21 && recorded("fork", "step", 0, "tokens_seen") == 21 * 256);
+}
+
+static void a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own(void **state) {
+    (void)state;
+    train_good("run=run " CONSTANT);
+    assert_int_equal(system("cp -r run before"), 0);
+    smelt_says(ERROR_NONE, "fork is forked from run after step 20\n", "train run fork=fork from=20 stop_at=30");
+    assert_int_equal(system("diff -r run before"), 0);
+    assert_int_equal(remove("text"), 0);
+    smelt_says(ERROR_NONE, "", "train run fork=fork from=20 stop_at=35"); /* the same command goes on */
+    assert_int_equal(system("rm -r run"), 0);
+    smelt_says(ERROR_NONE, "", "train fork");
+    assert_true(same_checkpoint("before", "fork", 40));
+    ProcessResult shown = smelt("show fork");
+    assert_non_null(strstr(shown.output, "/run after step 20: run "));
+    assert_non_null(strstr(shown.output, "step 20, the first"));
+    process_free(&shown);
+}
+
+static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
+    (void)state;
+    train_good("run=run stop_at=20 " CONSTANT);
+    smelt_says(ERROR_CHECKPOINT, "there are those of steps 20, 10", "train run fork=fork from=15");
+    smelt_says(ERROR_USAGE, "fork=run is the run itself", "train run fork=run");
+    smelt_says(ERROR_USAGE, "smelt train RUN fork=new", "train fork=new data.train=text");
+    smelt_says(ERROR_USAGE, "give a new run folder, fork=NEW", "train run@10");
+    smelt_says(ERROR_USAGE, "or give fork=new", "train run run=new");
+    smelt_says(ERROR_USAGE, "\nmodel.width: 32 -> 64", "train run fork=fork model.width=64");
+    train_good("run=other stop_at=5 " CONSTANT);
+    smelt_says(ERROR_USAGE, "other is a run already, and no fork of run", "train run fork=other");
+    train_good("run=stored stop_at=10 checkpoint.store=store " CONSTANT);
+    smelt_says(ERROR_USAGE, "belongs to stored: give another for fork=fork", "train stored fork=fork");
+    smelt_says(ERROR_NONE, "", "train stored fork=fork checkpoint.store= steps=20");
+    assert_true(has_checkpoint("fork", 20));
+}
+
+/* As a kill after the fork's record and before its first checkpoint leaves it. */
+static void a_fork_without_a_checkpoint_does_not_start_anew(void **state) {
+    (void)state;
+    train_good("run=run stop_at=20 " CONSTANT);
+    smelt_says(ERROR_NONE, "", "train run@10 fork=fork stop_at=15");
+    assert_int_equal(system("rm -r fork/checkpoints"), 0);
+    smelt_says(ERROR_USAGE, "fork=fork from=10 does it again", "train fork");
+    smelt_says(ERROR_NONE, "fork is forked from run after step 10\n", "train run fork=fork from=10");
+    smelt_says(ERROR_NONE, "", "train run");
+    assert_true(same_checkpoint("run", "fork", 40));
+}
+
+static void the_decay_of_a_wsd_schedule_is_branched(void **state) {
+    (void)state;
+    train_good("run=run schedule.kind=wsd schedule.decay=10 checkpoint.every=10 checkpoint.keep=9");
+    train_good("run=early schedule.kind=wsd schedule.decay=10 steps=30");
+    smelt_says(ERROR_NONE, "", "train run@20 fork=branch steps=30");
+    assert_true(same_checkpoint("early", "branch", 30));
+}
+
+/* The tokens of the first step of a start, by dump=; the caller frees. */
+static unsigned char *dumped_tokens(const char *folder, size_t *bytes) {
+    char *path = memory_format("%s/step.safetensors", folder);
+    Safetensors file;
+    Error error = {0};
+    if (!safetensors_open(&file, path, &error)) fail_msg("%s", error.message);
+    const StoredTensor *tokens = safetensors_find(&file, "tokens");
+    *bytes = stored_type_bytes(tokens->type);
+    for (int i = 0; i < tokens->rank; i++) *bytes *= (size_t)tokens->shape[i];
+    unsigned char *copy = malloc(*bytes);
+    memcpy(copy, tokens->data, *bytes);
+    safetensors_close(&file);
+    free(path);
+    return copy;
+}
+
+static void another_batch_goes_on_where_the_data_was(void **state) {
+    (void)state;
+    size_t bytes, other_bytes;
+    train_good("run=small stop_at=10 batch.tokens=256");
+    train_good("run=large stop_at=5 batch.tokens=512");
+    smelt_says(ERROR_NONE, "batch.tokens: 256 -> 512 from step 11 on\n", "train small batch.tokens=512 stop_at=15 dump=a");
+    smelt_says(ERROR_NONE, "", "train large stop_at=6 dump=b");
+    unsigned char *tokens = dumped_tokens("a", &bytes), *other = dumped_tokens("b", &other_bytes);
+    assert_int_equal(bytes, 512 * sizeof(int32_t));
+    assert_true(bytes == other_bytes && !memcmp(tokens, other, bytes));
+    free(tokens);
+    free(other);
+    assert_true(recorded("small", "step", -1, "tokens_seen") == 10 * 256 + 5 * 512);
+    smelt_says(ERROR_NONE, "batch.tokens: 512 -> 256 from step 16 on\n", "train small batch.tokens=256");
+    assert_true(recorded("small", "step", -1, "tokens_seen") == 35 * 256 + 5 * 512);
+}
+
+/* Losses of two runs from step 21 to 40. */
+static void assert_near_losses(const char *run, const char *other, double tolerance) {
+    for (int i = -20; i < 0; i++) {
+        double loss = recorded(run, "step", i, "loss"), other_loss = recorded(other, "step", i, "loss");
+        if (!(fabs(loss - other_loss) < tolerance)) fail_msg("%d steps before the end: %.9g and %.9g", -i, loss, other_loss);
+    }
+}
+
+/* Sums of the same gradients in another order: some fp32 roundings of 6e-8 in 20 steps. */
+static void half_the_microbatch_keeps_the_losses(void **state) {
+    (void)state;
+    train_good("run=run precision=fp32 stop_at=20 " CONSTANT);
+    smelt_says(ERROR_NONE, "batch.sequences: 4 -> 2 from step 21 on\n", "train run fork=half batch.sequences=2");
+    smelt_says(ERROR_NONE, "", "train run");
+    assert_near_losses("run", "half", 1e-6 * recorded("run", "step", -1, "loss"));
+}
+
+static void another_number_of_ranks_and_zero_stage_keep_the_losses(void **state) {
+    (void)state;
+    train_good("run=run precision=fp32 stop_at=20 " CONSTANT);
+    assert_int_equal(system("cp -r run ranks"), 0);
+    int port = process_free_port();
+    static const char settings[] = "run=ranks precision=fp32 layout.zero=3 " CONSTANT;
+    Process ranks[2] = {rank_start(0, port, settings), rank_start(1, port, settings)};
+    for (int r = 0; r < 2; r++) {
+        ProcessResult result = process_finish(&ranks[r]);
+        expect_code(&result, 0, settings);
+        assert_true(!strstr(result.errors, "layout.zero: 1 -> 3 from step 21 on\n") == (r == 1));
+        process_free(&result);
+    }
+    smelt_says(ERROR_NONE, "", "train run");
+    assert_near_losses("run", "ranks", 1e-5);
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(an_extended_run_is_the_longer_one_to_the_bit),
+        TRAIN_TEST(a_rate_that_changes_is_that_of_a_fork),
+        TRAIN_TEST(a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own),
+        TRAIN_TEST(a_fork_that_cannot_be_is_refused_with_what_would_be),
+        TRAIN_TEST(a_fork_without_a_checkpoint_does_not_start_anew),
+        TRAIN_TEST(the_decay_of_a_wsd_schedule_is_branched),
+        TRAIN_TEST(another_batch_goes_on_where_the_data_was),
+        TRAIN_TEST(half_the_microbatch_keeps_the_losses),
+        TRAIN_TEST(another_number_of_ranks_and_zero_stage_keep_the_losses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
