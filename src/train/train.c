@@ -799,9 +799,10 @@ static void warn_of_repetition(const Loop *loop) {
     int64_t held = loop->corpus.train.token_count;
     int64_t read = (loop->session.samples + session_samples_left(&loop->session)) * config->data.length;
     if (read / held < MUCH) return;
-    log_warn("the %lld tokens of data.train are read %lld times in %lld steps, and learned by heart: give more text, or fewer steps (about "
-             "%lld read it %d times)",
-        (long long)held, (long long)(read / held), (long long)config->steps, (long long)int_max(1, GOOD * held / config->batch.tokens),
+    log_warn(
+        "%lld steps read the %lld tokens of data.train %lld times, and the model will memorise them: give more text, or fewer steps (%lld "
+        "read it %d times)",
+        (long long)config->steps, (long long)held, (long long)(read / held), (long long)int_max(1, GOOD * held / config->batch.tokens),
         GOOD);
 }
 

@@ -368,7 +368,7 @@ static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touche
 
 static void a_text_that_is_read_many_times_gets_a_remark(void **state) {
     (void)state;
-    static const char remark[] = "tokens of data.train are read ";
+    static const char remark[] = "times, and the model will memorise them: give more text, or fewer steps (";
     write_corpus("few", 100);
     ProcessResult result = smelt("train " TINY " run=r data.train=few data.valid_fraction=0 stop_at=1");
     expect_code(&result, 0, "train");
