@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
+#include "optim/optim.h"
 #include "train/identity_internal.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -281,6 +282,23 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     return true;
 }
 
+/* Another number of steps or schedule moves the learning rate, which those settings do not show. */
+static void note_rate(const Config *config, const json_t *saved, int64_t step, json_t *changes) {
+    Config before = *config;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)saved, name, value) {
+        Error unknown = {0};
+        SCOPED_FREE char *setting = memory_format("%s=%s", name, json_string_value(value));
+        options_set(&config_table, &before, &strings, setting, &unknown);
+    }
+    double was = schedule_lr(&before.schedule, before.optimizer.lr, step + 1, before.steps);
+    double is = schedule_lr(&config->schedule, config->optimizer.lr, step + 1, config->steps);
+    if (before.optimizer.lr == config->optimizer.lr && was != is)
+        json_array_append_new(changes, json_sprintf("the learning rate: %.3g -> %.3g", was, is));
+}
+
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     Origin again = *origin;
     if (!origin->step) return settle_texts(config, NULL, identity, error);
@@ -289,7 +307,9 @@ bool lineage_compare(const Config *config, const Origin *origin, json_t *identit
     if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
     if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
     settle_tokenizer(config, saved, identity);
-    return identity_check(config->run, saved, identity, config->resume.accept, changes, error);
+    if (!identity_check(config->run, saved, identity, config->resume.accept, changes, error)) return false;
+    note_rate(config, saved, origin->step, changes);
+    return true;
 }
 
 /* Whether RUN/config.yaml says what this start was given. */

@@ -50,6 +50,34 @@ static const Option rows[] = {
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 
+/* What a run remembers of its settings. */
+static const Option run_rows[] = {
+    {.name = "run",
+        .type = OPTION_STRING,
+        .offset = offsetof(Settings, run),
+        .initial = "none",
+        .unit = "",
+        .help = "a folder",
+        .path = true},
+    {.name = "width",
+        .type = OPTION_INT,
+        .offset = offsetof(Settings, width),
+        .initial = "8",
+        .maximum = 99,
+        .unit = "",
+        .help = "once",
+        .class = OPTION_ONCE},
+    {.name = "lr",
+        .type = OPTION_REAL,
+        .offset = offsetof(Settings, lr),
+        .initial = "1",
+        .maximum = 9,
+        .unit = "",
+        .help = "a rate",
+        .class = OPTION_CHANGES},
+};
+static const OptionTable run_table = {run_rows, sizeof run_rows / sizeof *run_rows};
+
 typedef struct Bench {
     Settings values;
     OptionStrings strings;
@@ -655,6 +683,46 @@ static void differences_are_listed_and_counted(void **state) {
 /* -- Damage ------------------------------------------------------------------------------------------------------- */
 
 /* Whatever is done to a configuration, it is either refused in one line or gives values that survive a round trip. */
+static void expect_absolute(const char *path, const char *folder, const char *expected) {
+    char *absolute = options_absolute_path(path), *whole = memory_format("%s%s", folder, expected);
+    assert_string_equal(absolute, whole);
+    free(absolute);
+    free(whole);
+}
+
+static void paths_become_absolute_in_one_spelling(void **state) {
+    (void)state;
+    char *folder = getcwd(NULL, 0);
+    expect_absolute("text", folder, "/text");
+    expect_absolute("././/text", folder, "/text");
+    expect_absolute("../text", folder, "/../text");
+    expect_absolute("/text", "", "/text");
+    expect_absolute("s3://bucket/run", "", "s3://bucket/run");
+    expect_absolute("none", "", "none");
+    free(folder);
+}
+
+static void a_run_remembers_absolute_paths_and_forgets_what_is_of_one_start(void **state) {
+    Bench *bench = *state;
+    options_defaults(&run_table, &bench->values, &bench->strings);
+    assert_true(options_set(&run_table, &bench->values, &bench->strings, "run=runs/a", &bench->error));
+    assert_true(options_set(&run_table, &bench->values, &bench->strings, "width=9", &bench->error));
+    assert_true(options_set(&run_table, &bench->values, &bench->strings, "lr=2", &bench->error));
+    options_remember(&run_table, &bench->values, &bench->strings);
+    assert_true(bench->values.run[0] == '/' && strstr(bench->values.run, "/runs/a"));
+    assert_int_equal(bench->values.width, 8);
+    assert_true(bench->values.lr == 2);
+}
+
+static void a_class_is_told_behind_the_limits(void **state) {
+    (void)state;
+    char text[OPTIONS_EXPLANATION];
+    options_explain(&run_rows[2], text);
+    assert_string_equal(text, "a rate (0 to 9; changes)");
+    options_explain(&run_rows[0], text);
+    assert_string_equal(text, "a folder");
+}
+
 static void a_damaged_configuration_is_refused_or_read_whole(void **state) {
     Bench *bench = *state;
     static const char sound[] = "run: \"r\\u00e9\" # c\nmodel:\n  width: 4Ki\n  recompute: norm\noptimizer: {lr: 1e-3, "
@@ -721,6 +789,9 @@ int main(void) {
         TEST(help_is_wrapped_below_its_column),
         TEST(explanations_are_wrapped_at_80_columns),
         TEST(differences_are_listed_and_counted),
+        TEST(paths_become_absolute_in_one_spelling),
+        TEST(a_run_remembers_absolute_paths_and_forgets_what_is_of_one_start),
+        TEST(a_class_is_told_behind_the_limits),
         TEST(a_damaged_configuration_is_refused_or_read_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

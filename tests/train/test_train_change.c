@@ -34,6 +34,13 @@ static void an_extended_run_is_the_longer_one_to_the_bit(void **state) {
     smelt_says(ERROR_USAGE, "smelt train short fork=NEW from=STEP goes on from an earlier checkpoint", "train short steps=30");
 }
 
+static void a_schedule_that_is_drawn_again_tells_how_the_rate_jumps(void **state) {
+    (void)state;
+    train_good("run=run steps=20 schedule.minimum=0.1");
+    smelt_says(ERROR_NONE, "the learning rate: 0.0005 -> 0.00295 from step 21 on\n", "train run steps=40 stop_at=21");
+    assert_true(fabs(recorded("run", "step", -1, "lr") - 0.00295) < 5e-6);
+}
+
 static void a_rate_that_changes_is_that_of_a_fork(void **state) {
     (void)state;
     train_good("run=run stop_at=20 " CONSTANT);
@@ -48,9 +55,9 @@ static void a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own(void **sta
     (void)state;
     train_good("run=run " CONSTANT);
     assert_int_equal(system("cp -r run before"), 0);
+    assert_int_equal(remove("text"), 0);
     smelt_says(ERROR_NONE, "fork is forked from run after step 20\n", "train run fork=fork from=20 stop_at=30");
     assert_int_equal(system("diff -r run before"), 0);
-    assert_int_equal(remove("text"), 0);
     smelt_says(ERROR_NONE, "", "train run fork=fork from=20 stop_at=35"); /* the same command goes on */
     assert_int_equal(system("rm -r run"), 0);
     smelt_says(ERROR_NONE, "", "train fork");
@@ -169,6 +176,7 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(an_extended_run_is_the_longer_one_to_the_bit),
+        TRAIN_TEST(a_schedule_that_is_drawn_again_tells_how_the_rate_jumps),
         TRAIN_TEST(a_rate_that_changes_is_that_of_a_fork),
         TRAIN_TEST(a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own),
         TRAIN_TEST(a_fork_that_cannot_be_is_refused_with_what_would_be),
