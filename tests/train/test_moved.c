@@ -132,6 +132,18 @@ static void a_run_that_has_started_does_not_need_what_it_started_from(void **sta
     train_says(ERROR_CHECKPOINT, "init=base: base is neither", "run=new init=base");
 }
 
+/* The frozen weights are in no checkpoint. */
+static void adapters_follow_their_base_and_need_it(void **state) {
+    (void)state;
+    static const char adapt[] = "run=run lora.rank=2 lora.targets=attention model.family=llama model.experts=0";
+    train_good("run=base steps=5 model.family=llama model.experts=0");
+    train_good("%s init=base stop_at=10", adapt);
+    move("base", "moved");
+    train_says(ERROR_CHECKPOINT, "init=base: cannot open base", "%s init=base", adapt);
+    train_good("%s init=moved", adapt);
+    good("eval run text");
+}
+
 int main(void) {
     train_main();
     gpt2 = realpath("tests/golden/tokenizers/gpt2.json", NULL);
@@ -148,6 +160,7 @@ int main(void) {
         TRAIN_TEST(other_text_is_refused_unless_it_is_wanted),
         TRAIN_TEST(a_tokenizer_may_move_and_go_but_not_change),
         TRAIN_TEST(a_run_that_has_started_does_not_need_what_it_started_from),
+        TRAIN_TEST(adapters_follow_their_base_and_need_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
