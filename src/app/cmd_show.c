@@ -81,6 +81,8 @@ static void print_history(const json_t *history, FILE *out) {
         snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
         fprintf(out, "  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
             text_in(start, "machine", "unknown"));
+        json_int_t ranks = json_integer_value(json_object_get(start, "ranks"));
+        if (ranks) fprintf(out, "    %lld rank%s of %s\n", (long long)ranks, plural(ranks), text_in(start, "device", "unknown"));
         json_array_foreach(json_object_get(start, "changes"), line, change) fprintf(out, "    changed: %s\n", json_string_value(change));
     }
 }

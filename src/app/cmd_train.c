@@ -163,9 +163,13 @@ static bool train_together(const Config *config, Error *error) {
     return done;
 }
 
-static bool plan_alone(const Config *config, Error *error) {
-    Device *device = command_open_device(config->device, config->precision, error);
-    bool done = device && plan_print(config, device, device_available(device), stdout, error);
+/* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
+static bool plan_together(const Config *config, Error *error) {
+    Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
+    bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
+    Device *device = prints ? command_open_device(config->device, config->precision, error) : NULL;
+    bool done = prints ? device && plan_print(config, device, device_available(device), stdout, error) : agreed;
+    comm_close(comm);
     device_close(device);
     return done;
 }
@@ -174,7 +178,7 @@ static bool run(Invocation *invocation, Error *error) {
     Config *config = invocation->options;
     if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
     return read_arguments(invocation->argc, invocation->argv, config, &invocation->strings, error) &&
-           (config->plan ? plan_alone : train_together)(config, error);
+           (config->plan ? plan_together : train_together)(config, error);
 }
 
 const Command command_train = {

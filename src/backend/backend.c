@@ -44,15 +44,37 @@ extern KernelTable kernel_table_generic_fp64, kernel_table_generic_fp32, kernel_
 extern KernelTable kernel_table_avx2_fp32, kernel_table_avx2_bf16, kernel_table_avx512_fp32, kernel_table_avx512_bf16;
 #endif
 
-static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) {
-    if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
-    bool bf16 = precision_is_bf16(precision), any = isa == NULL || isa[0] == '\0';
-    (void)any;
+/* Best first; the last runs anywhere. */
+static const struct CpuVariant {
+    CpuIsa isa;
+    const OpKernel *const *fp32, *const *bf16;
+} cpu_variants[] = {
 #ifdef __x86_64__
-    if ((any || !strcmp(isa, "avx512")) && cpu_has(CPU_AVX512)) return bf16 ? kernel_table_avx512_bf16 : kernel_table_avx512_fp32;
-    if ((any || !strcmp(isa, "avx2")) && cpu_has(CPU_AVX2)) return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
+    {CPU_AVX512, kernel_table_avx512_fp32, kernel_table_avx512_bf16},
+    {CPU_AVX2, kernel_table_avx2_fp32, kernel_table_avx2_bf16},
 #endif
-    return bf16 ? kernel_table_generic_bf16 : kernel_table_generic_fp32;
+    {CPU_GENERIC, kernel_table_generic_fp32, kernel_table_generic_bf16},
+};
+
+static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) {
+    const struct CpuVariant *variant = cpu_variants;
+    bool any = isa == NULL || isa[0] == '\0';
+    if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
+    while (variant->isa != CPU_GENERIC && !((any || !strcmp(isa, cpu_isa_name(variant->isa))) && cpu_has(variant->isa))) variant++;
+    return precision_is_bf16(precision) ? variant->bf16 : variant->fp32;
+}
+
+static const char *kernels_name(const OpKernel *const *kernels) {
+    const struct CpuVariant *variant = cpu_variants;
+    while (variant->isa != CPU_GENERIC && kernels != variant->fp32 && kernels != variant->bf16) variant++;
+    return cpu_isa_name(variant->isa);
+}
+
+char *op_describe(const Backend *backend) {
+    const DeviceInfo *info = device_info(backend->device);
+    const char *library = device_gemm_library(backend->device);
+    if (info->kind == DEVICE_CPU) return memory_format("CPU, kernels for %s, GEMM for %s", kernels_name(backend->kernels), gemm_variant());
+    return memory_format("%s (%s), %s", info->name, info->target, library ? library : "smelt's own GEMM");
 }
 
 bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {

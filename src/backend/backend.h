@@ -16,5 +16,8 @@ Device *device_describe(const DeviceInfo *info);
 /* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names:
  * "" or "avx512", "avx2", "generic". GPUs have them for PRECISION_BF16: ERROR_USAGE. */
 bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error);
+/* What decides the last bits of results beside configuration and ranks: "CPU, kernels for avx512, GEMM for avx512vnni",
+ * "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller frees. */
+char *op_describe(const Backend *backend);
 /* The CPU's, which cannot fail. */
 Backend op_cpu_backend(Precision precision);

@@ -155,6 +155,7 @@ static const char *parse_real(const char *text, double *value) {
     Number number;
     if (!scan_number(text, &number)) return not_a_number;
     *value = strtod(text, NULL) * (double)number.scale;
+    if (*value == 0 && (number.mantissa || number.too_long)) return "is closer to 0 than any double";
     return isfinite(*value) ? NULL : "is larger than any double";
 }
 

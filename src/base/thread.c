@@ -8,7 +8,8 @@
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context) {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* raised by what the thread reads itself: while it is blocked the kernel kills instead */
+    sigdelset(&all, SIGBUS);  /* raised by what the thread reads itself: while it is blocked the kernel kills instead */
+    sigdelset(&all, SIGUSR2); /* sent to this thread alone, for its stack, when the process hangs */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int status = pthread_create(thread, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -52,5 +52,7 @@ void gemm_serial(const Gemm *g);
 void gemm_batch(const Gemm *gemms, int64_t count);
 /* Whether bf16 is multiplied in bf16, however slow, or (the default) in the CPU's fastest format. Not thread-safe. */
 void gemm_exact(bool exact);
+/* The instruction set that they run on here: "avx512vnni". */
+const char *gemm_variant(void);
 /* The largest rounding error of an element of A or B, relative to the root mean square of its block: 0 or 2^-11.5. */
 double gemm_rounding(GemmType input);

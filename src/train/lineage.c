@@ -190,14 +190,14 @@ char *lineage_store(const Config *config, const Origin *origin, Error *error) {
     return run_read_config(config->fork, &base, &strings, error) ? memory_copy_string(run_checkpoints(config->fork, &base)) : NULL;
 }
 
-static json_t *describe_start(int64_t step, json_t *changes) {
+static json_t *describe_start(int64_t step, const Computer *computer, json_t *changes) {
     char text[32];
     time_t now = time(NULL);
     struct tm parts;
     SCOPED_FREE char *machine = run_describe_machine();
     strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
-    return json_pack("{s:s, s:I, s:s, s:s, s:O}", "time", text, "step", (json_int_t)step, "version", SMELT_VERSION, "machine", machine,
-        "changes", changes);
+    return json_pack("{s:s, s:I, s:s, s:s, s:i, s:s, s:O}", "time", text, "step", (json_int_t)step, "version", SMELT_VERSION, "machine",
+        machine, "ranks", computer->ranks, "device", computer->device, "changes", changes);
 }
 
 /* What run.json says of a fork; NULL for other runs. */
@@ -211,10 +211,22 @@ static json_t *describe_fork(const Config *config, const Origin *origin, const j
         "{s:s, s:s, s:I}", "run", lineage_number(json_object_get(start, "identity")), "folder", folder, "step", (json_int_t)origin->step);
 }
 
+/* Sums are rounded in another order, and kernels and libraries round as they do. */
+static void warn_of_other_bits(const json_t *before, const json_t *start) {
+    const char *device = json_string_value(json_object_get(before, "device")), *now = json_string_value(json_object_get(start, "device"));
+    json_int_t ranks = json_integer_value(json_object_get(before, "ranks")), here = json_integer_value(json_object_get(start, "ranks"));
+    json_int_t step = json_integer_value(json_object_get(start, "step"));
+    if (step && device && (strcmp(device, now) || ranks != here))
+        log_warn("bits may differ from step %lld on: %lld rank%s of %s before, %lld of %s now", (long long)step, (long long)ranks,
+            plural(ranks), device, (long long)here, now);
+}
+
 static bool write_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
     Error absent = {0};
     json_auto_t *record = lineage_read(config->run, &absent);
     json_t *known = json_object_get(record, "history"), *history = json_is_array(known) ? json_incref(known) : json_array();
+    size_t count = json_array_size(history);
+    if (count > 0) warn_of_other_bits(json_array_get(history, count - 1), start);
     json_array_append_new(history, start);
     json_auto_t *content =
         json_pack("{s:O, s:o*, s:o}", "identity", identity, "fork", describe_fork(config, origin, record), "history", history);
@@ -322,11 +334,12 @@ static bool is_remembered(const Config *config) {
     return options_difference(&config_table, &saved, &now, NULL, 0) == 0;
 }
 
-bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error) {
+bool lineage_write(
+    const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error) {
     for (size_t i = 0; i < json_array_size(changes); i++)
         log_info("%s from step %lld on", json_string_value(json_array_get(changes, i)), (long long)origin->step + 1);
     if (origin->forked) log_info("%s is forked from %s after step %lld", config->run, config->fork, (long long)origin->step);
-    return write_record(config, origin, identity, describe_start(origin->step, changes), error) &&
+    return write_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
            (is_remembered(config) || run_write_config(config, error));
 }
 

@@ -22,6 +22,12 @@ typedef struct Origin {
     bool forked;                        /* it is one of the run that config->fork names: this run has none yet */
     char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
 } Origin;
+/* What decides the last bits of results beside the configuration. Where it is another one than at the start before, a
+ * warning says that bits may differ from here on. */
+typedef struct Computer {
+    int ranks;
+    const char *device; /* op_describe */
+} Computer;
 /* By the process that holds the run's lock. A run keeps the number of its folder; a new one gets a random number. The
  * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
 bool lineage_find(const Config *config, Origin *origin, Error *error);
@@ -33,7 +39,8 @@ char *lineage_store(const Config *config, const Origin *origin, Error *error);
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error);
 /* Says what has changed, and writes RUN/run.json, and config.yaml where it says something else: by the same process, once
  * everything is loaded, so that a start that fails leaves the run as it was. */
-bool lineage_write(const Config *config, const Origin *origin, const json_t *identity, json_t *changes, Error *error);
+bool lineage_write(
+    const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error);
 /* Whether the newest checkpoint of `run`, whose metadata this is, was saved by the run of this folder, with the model
  * that its config.yaml, `config`, gives: ERROR_CHECKPOINT. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error);

@@ -26,6 +26,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/version.h"
+#include "backend/backend.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
 #include "model/hf.h"
@@ -769,7 +770,9 @@ static bool open_records(Loop *loop, Error *error) {
     if (!loop->metrics) return false;
     console_open_log(loop->host->console, loop->config->run);
     record_checkpoint(loop);
-    return report_start(loop, error) && lineage_write(loop->config, &loop->origin, loop->identity, loop->changes, error);
+    SCOPED_FREE char *device = op_describe(&loop->session.backend);
+    Computer computer = {comm_size(loop->comm), device};
+    return report_start(loop, error) && lineage_write(loop->config, &loop->origin, &computer, loop->identity, loop->changes, error);
 }
 
 static void allocate_step(Loop *loop) {
@@ -859,6 +862,11 @@ static void finish(Loop *loop) {
     json_decref(loop->identity);
     json_decref(loop->changes);
     if (loop->lock >= 0) close(loop->lock);
+}
+
+bool train_settings_agree(const Config *config, Comm *comm, Error *error) {
+    Loop loop = {.config = config, .comm = comm, .lock = -1};
+    return same_settings(&loop, error);
 }
 
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {

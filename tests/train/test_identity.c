@@ -202,6 +202,27 @@ static void other_text_that_is_accepted_is_packed_anew(void **state) {
     train_good("run=run data.train=text2");
 }
 
+static void a_start_on_another_device_says_that_bits_may_differ(void **state) {
+    (void)state;
+    json_error_t reason;
+    train_good("run=run stop_at=5");
+    train_says(ERROR_NONE, "continuing run after step 5", "run=run stop_at=10");
+    json_t *record = json_load_file("run/run.json", 0, &reason), *history = json_object_get(record, "history");
+    json_t *start = json_array_get(history, json_array_size(history) - 1);
+    assert_int_equal(json_integer_value(json_object_get(start, "ranks")), 1);
+    assert_non_null(strstr(json_string_value(json_object_get(start, "device")), "CPU, kernels for "));
+    json_object_set_new(start, "device", json_string("NVIDIA H200 (sm_90a), cuBLASLt 130100"));
+    assert_int_equal(json_dump_file(record, "run/run.json", 0), 0);
+    json_decref(record);
+    train_says(ERROR_NONE, "warning: bits may differ from step 10 on: 1 rank of NVIDIA H200 (sm_90a), cuBLASLt 130100 before, 1 of CPU,",
+        "run=run stop_at=15");
+    Process process = train_start("run=run stop_at=20");
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, "run");
+    assert_null(strstr(result.errors, "bits may differ"));
+    process_free(&result);
+}
+
 static void a_broken_model_is_no_success(void **state) {
     (void)state;
     train_says(ERROR_NUMERICS, "the validation loss after step 2 is",
@@ -408,7 +429,7 @@ static void expect_other_rank(const char *setting, const char *name) {
 
 static void a_setting_of_one_rank_alone_is_named_before_anything_is_written(void **state) {
     (void)state;
-    static const char *const elsewhere = "plan device"; /* these decide whether ranks meet at all */
+    static const char *const elsewhere = "device"; /* decides whether ranks meet at all */
     SettingChange change = {0};
     int tried = 0;
     train_good("run=alone stop_at=1");
@@ -432,6 +453,7 @@ int main(void) {
         TRAIN_TEST(checkpoints_of_another_run_are_not_evaluated),
         TRAIN_TEST(a_start_that_fails_leaves_the_run_as_it_was),
         TRAIN_TEST(other_text_that_is_accepted_is_packed_anew),
+        TRAIN_TEST(a_start_on_another_device_says_that_bits_may_differ),
         TRAIN_TEST(a_broken_model_is_no_success),
         TRAIN_TEST(two_living_runs_do_not_share_a_store),
         TRAIN_TEST(a_run_that_has_lost_its_store_ends_before_it_saves_again),

@@ -84,11 +84,15 @@ static const GemmIsa *choose_isa(void) {
     return &gemm_isas[i];
 }
 
-static const GemmKernel *kernel_for(GemmType type) {
+static const GemmIsa *current_isa(void) {
     const GemmIsa *isa = atomic_load_explicit(&chosen_isa, memory_order_relaxed);
     if (!isa) atomic_store_explicit(&chosen_isa, isa = choose_isa(), memory_order_relaxed);
-    return isa->kernels[type];
+    return isa;
 }
+
+static const GemmKernel *kernel_for(GemmType type) { return current_isa()->kernels[type]; }
+
+const char *gemm_variant(void) { return cpu_isa_name(current_isa()->isa); }
 
 void gemm_exact(bool exact) {
     exact_gemm = exact;
