@@ -117,7 +117,7 @@ static void end_line(Ranks *ranks, int rank, int stream) {
     s->line[s->length] = 0;
     int length = snprintf(text, sizeof text, "[%d] %s\n", ranks_number(ranks->plan, rank), s->line);
     if (ranks->plan->show_all) write_all(stream + 1, text, (size_t)length);
-    else if (!is_shown(ranks, rank)) keep(&ranks->ranks[rank], s->line, s->length);
+    else keep(&ranks->ranks[rank], s->line, s->length);
     if (ranks->on_line) ranks->on_line(ranks->context, rank, s->line);
     s->length = 0;
 }
@@ -139,9 +139,16 @@ static void read_stream(Ranks *ranks, int rank, int stream) {
     s->file = -1;
 }
 
+/* Of a wrong setting each rank says the same, and once is enough. The shown rank is the first of its node. */
+static bool was_shown(const Ranks *ranks, int rank) {
+    const Rank *r = &ranks->ranks[rank], *first = &ranks->ranks[0];
+    bool same = r->tail_length == first->tail_length && !memcmp(r->tail, first->tail, r->tail_length);
+    return is_shown(ranks, rank) || (is_shown(ranks, 0) && same);
+}
+
 void ranks_print_tail(const Ranks *ranks, int rank) {
     const Rank *r = &ranks->ranks[rank];
-    if (!r->tail_length) return;
+    if (!r->tail_length || was_shown(ranks, rank)) return;
     log_info("the last output of rank %d:", ranks_number(ranks->plan, rank));
     write_all(STDERR_FILENO, r->tail, r->tail_length);
 }

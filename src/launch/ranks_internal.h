@@ -22,7 +22,7 @@ typedef struct Rank {
     int status;
     Stream streams[STREAMS]; /* stdout, stderr */
     size_t tail_length;
-    char tail[TAIL_BYTES]; /* the last output of a rank that is not shown */
+    char tail[TAIL_BYTES]; /* the last output */
 } Rank;
 
 /* The place of this node's ranks in the run: first + count <= total. */
@@ -53,6 +53,6 @@ int ranks_poll(Ranks *ranks, int milliseconds);
 /* Of a rank of this node in the whole run. */
 int ranks_number(const RankPlan *plan, int rank);
 void ranks_signal(Ranks *ranks, int number);
-/* The last output of a rank that is not shown, to stderr. */
+/* The last output of a rank to stderr, unless it was shown or is that of the rank that was. */
 void ranks_print_tail(const Ranks *ranks, int rank);
 void ranks_free(Ranks *ranks); /* all have ended */

@@ -128,6 +128,16 @@ static void a_wrong_word_after_the_dashes_of_launch_is_named_once(void **state) 
     process_free(&result);
 }
 
+static void a_wrong_setting_of_a_launched_training_is_printed_once(void **state) {
+    (void)state;
+    ProcessResult result = smelt("launch -n 3 -- train stesp=3");
+    expect_code(&result, ERROR_USAGE, "launch");
+    const char *told = strstr(result.errors, "did you mean 'steps'?\n");
+    assert_non_null(told);
+    assert_null(strstr(told + 1, "did you mean"));
+    process_free(&result);
+}
+
 /* Every command, by the lists of commands: none is forgotten. One word may be wider: a default that is a list of files. */
 static void every_help_fits_into_80_columns(void **state) {
     (void)state;
@@ -279,6 +289,7 @@ int main(void) {
         TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
         TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
         TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
+        TRAIN_TEST(a_wrong_setting_of_a_launched_training_is_printed_once),
         TRAIN_TEST(every_help_fits_into_80_columns),
         TRAIN_TEST(the_version_names_what_was_built),
         TRAIN_TEST(the_manual_page_explains_every_command_and_setting),
