@@ -11,6 +11,7 @@ LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -l
 
 PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
 TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 libmicrohttpd12 swift-proxy swift-account swift-container swift-object librocm-smi64-1
+BROWSER_PACKAGES := chromium-headless-shell
 CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
 FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
@@ -131,7 +132,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: FORCE help check host-objects test test-asan test-cluster run-tests fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -174,6 +175,16 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/cluster/slurm.sh $(BUILD)/smelt
 	@tests/cluster/network.sh $(BUILD)/smelt
+
+test-browser: packages ## the live page and the report in headless Chromium (a minute)
+	@tools/install-packages.sh $(BROWSER_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tests/browser/watch.sh $(BUILD)/smelt
+
+screenshots: packages ## make the pictures of docs/screenshots anew
+	@tools/install-packages.sh $(BROWSER_PACKAGES) tmux aha pngquant fonts-dejavu-core fonts-freefont-ttf
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tools/screenshots $(BUILD)/smelt docs/screenshots
 
 run-tests: $(TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh $(SUITE) $(TESTS)
