@@ -83,6 +83,27 @@ static void an_echoed_access_key_is_not_printed(void **state) {
     assert_non_null(strstr(error.message, "Credential=**************/x"));
 }
 
+/* Amazon's answers to If-None-Match where the object exists, or another request creates it; 501 is a server's that does not
+ * know it, which is then asked without. */
+static void an_object_that_exists_is_not_created(void **state) {
+    (void)state;
+    static const struct {
+        int status;
+        bool created, exists;
+    } answers[] = {{200, true, false}, {412, false, true}, {409, false, true}, {403, false, false}, {501, false, false}};
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        Error error = {0};
+        bool exists;
+        pid_t server = server_start(answers[i].status, "");
+        Store *store = store_open("s3://smelt-tests/run", &error);
+        bool created = store_create(store, "lease.json", &(StoreSpan){.data = "{}", .bytes = 2}, &exists, &error);
+        store_close(store);
+        kill(server, SIGKILL);
+        waitpid(server, NULL, 0);
+        if (created != answers[i].created || exists != answers[i].exists) fail_msg("%d: %s", answers[i].status, error.message);
+    }
+}
+
 static int group_setup(void **state) {
     (void)state;
     setenv("AWS_ACCESS_KEY_ID", KEY, 1);
@@ -98,6 +119,7 @@ int main(void) {
         cmocka_unit_test(a_listing_that_repeats_its_token_is_refused),
         cmocka_unit_test(control_characters_of_a_server_do_not_reach_messages),
         cmocka_unit_test(an_echoed_access_key_is_not_printed),
+        cmocka_unit_test(an_object_that_exists_is_not_created),
     };
     return cmocka_run_group_tests(tests, group_setup, NULL);
 }
