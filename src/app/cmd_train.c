@@ -188,9 +188,9 @@ const Command command_train = {
     .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
                    "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n"
                    "smelt train RUN fork=NEW goes on from a checkpoint of RUN in a new run folder and leaves RUN as it is.\n\n"
-                   "A run that has started keeps its settings, but for those with a mark. (changes): another value holds from the\n"
-                   "next step on, and is printed and recorded (smelt show RUN). (free): no result depends on it. (once): it is of\n"
-                   "one start alone.\n\n"
+                   "A run that has started keeps its settings, but for those whose last word below is one of these. changes: another\n"
+                   "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
+                   "once: of one start alone.\n\n"
                    "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",

@@ -10,13 +10,13 @@
 
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
-    STRING_OPTION(
-        fork, "", "", "new run folder that goes on from a checkpoint of the run that is given first: smelt train RUN fork=NEW", ONCE),
-    INT_OPTION(from, "0", 0, MANY, "step", "fork: the step of that checkpoint; 0: the newest", ONCE),
     STRING_OPTION(init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run", CHANGES),
     INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", ONCE),
+    STRING_OPTION(
+        fork, "", "", "new run folder that goes on from a checkpoint of the run that is given first: smelt train RUN fork=NEW", ONCE),
+    INT_OPTION(from, "0", 0, MANY, "step", "fork: the step of that checkpoint; 0: the newest", ONCE),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to train", CHANGES),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; results do not depend on it", FREE),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
@@ -91,7 +91,8 @@ static const Option rows[] = {
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
     INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences",
-        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory", CHANGES),
+        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory and round otherwise",
+        CHANGES),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
 

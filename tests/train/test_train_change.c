@@ -77,6 +77,7 @@ static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
     smelt_says(ERROR_USAGE, "give a new run folder, fork=NEW", "train run@10");
     smelt_says(ERROR_USAGE, "or give fork=new", "train run run=new");
     smelt_says(ERROR_USAGE, "\nmodel.width: 32 -> 64", "train run fork=fork model.width=64");
+    smelt_says(ERROR_USAGE, "\nprecision: bf16 -> fp64", "train run fork=fork precision=fp64"); /* another state; fp32 has the same */
     train_good("run=other stop_at=5 " CONSTANT);
     smelt_says(ERROR_USAGE, "other is a run already, and no fork of run", "train run fork=other");
     train_good("run=stored stop_at=10 checkpoint.store=store " CONSTANT);
