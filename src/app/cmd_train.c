@@ -78,6 +78,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     options_defaults(&config_table, config, strings);
     config->model = origin.model;
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
+    if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
     wanted = *config;
     wanted.model = origin.model;
     bool fixed = origin.model.family == FAMILY_GPT2; /* its positions are weights */

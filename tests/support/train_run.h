@@ -78,6 +78,22 @@ static inline ProcessResult smelt(const char *words) {
     return process_finish(&process);
 }
 
+/* Runs smelt and demands the exit code 0. */
+static inline void smelt_good(const char *words) {
+    ProcessResult result = smelt(words);
+    if (result.code || result.signal) fail_msg("%s: exit code %d, signal %d:\n%s", words, result.code, result.signal, result.errors);
+    process_free(&result);
+}
+
+/* Runs smelt and demands this exit code, and `fragment` on stdout or stderr. */
+static inline void smelt_says(int code, const char *fragment, const char *words) {
+    ProcessResult result = smelt(words);
+    if (result.code != code) fail_msg("%s: exit code %d instead of %d:\n%s", words, result.code, code, result.errors);
+    if (!strstr(result.output, fragment) && !strstr(result.errors, fragment))
+        fail_msg("\"%s\" is not in:\n%s\nnor in:\n%s", fragment, result.output, result.errors);
+    process_free(&result);
+}
+
 /* The tiny model with more settings, which win. */
 static inline Process train_start(const char *settings) {
     char *words = memory_format("train %s %s", TINY, settings);

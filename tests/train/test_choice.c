@@ -20,13 +20,6 @@ static void assert_same_output(const char *words, const char *other) {
     free(other_output);
 }
 
-static void refuses(int code, const char *fragment, const char *words) {
-    ProcessResult result = smelt(words);
-    expect_code(&result, code, words);
-    if (!strstr(result.errors, fragment)) fail_msg("\"%s\" is not in:\n%s", fragment, result.errors);
-    process_free(&result);
-}
-
 /* The step of the lowest validation loss among the records of a run, the first of equals. */
 static int64_t best_step(const char *run) {
     json_t *list = records(run, "evaluation"), *record;
@@ -52,23 +45,23 @@ static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
     free(output_of("convert short a"));
     free(output_of("convert run@20 b"));
     assert_true(same_bytes("a/model.safetensors", "b/model.safetensors"));
-    refuses(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
-    refuses(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
-    refuses(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
+    smelt_says(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
+    smelt_says(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
+    smelt_says(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
 }
 
 static void checkpoints_in_another_store_have_the_same_names(void **state) {
     (void)state;
     train_good("run=run checkpoint.every=10 checkpoint.store=store");
     assert_same_output("eval run@30 text json=true", "eval run/checkpoints/step-00000030 text json=true");
-    refuses(ERROR_CHECKPOINT, "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30)", "eval run@10 text");
+    smelt_says(ERROR_CHECKPOINT, "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30)", "eval run@10 text");
 }
 
 static void a_folder_whose_own_name_has_an_at_sign_is_that_run(void **state) {
     (void)state;
     train_good("run=run stop_at=2");
     train_good("run=run@2 stop_at=4");
-    refuses(ERROR_CHECKPOINT, "run@2@9: no checkpoint of step 9", "eval run@2@9 text");
+    smelt_says(ERROR_CHECKPOINT, "run@2@9: no checkpoint of step 9", "eval run@2@9 text");
     assert_same_output("eval run@2 text json=true", "eval run@2@4 text json=true");
 }
 
@@ -129,7 +122,7 @@ static void the_best_survives_kills(void **state) {
 static void without_evaluations_no_checkpoint_is_the_best(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
-    refuses(ERROR_CHECKPOINT, "run has no checkpoint that was evaluated when it was saved", "eval run@best text");
+    smelt_says(ERROR_CHECKPOINT, "run has no checkpoint that was evaluated when it was saved", "eval run@best text");
 }
 
 static void checkpoints_of_some_steps_stay_for_ever(void **state) {

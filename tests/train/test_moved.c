@@ -4,17 +4,11 @@
 
 static char *gpt2, *llama3; /* tokenizers */
 
-static void good(const char *words) {
-    ProcessResult result = smelt(words);
-    expect_code(&result, ERROR_NONE, words);
-    process_free(&result);
-}
-
 static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
 
 static void shards_that_have_moved_are_the_same_data(void **state) {
     (void)state;
-    good("data pack text s valid=0.1");
+    smelt_good("data pack text s valid=0.1");
     train_good("run=whole data.train=s-train data.valid=s-valid");
     train_good("run=run data.train=s-train data.valid=s-valid stop_at=10");
     assert_int_equal(mkdir("away", 0777), 0);
@@ -28,7 +22,7 @@ static void shards_that_have_moved_are_the_same_data(void **state) {
 static void other_shards_are_refused_by_path_and_content(void **state) {
     (void)state;
     write_corpus("text2", 9000);
-    good("data pack text s"), good("data pack text2 t");
+    smelt_good("data pack text s"), smelt_good("data pack text2 t");
     train_good("run=run data.train=s stop_at=10");
     train_says(ERROR_USAGE, "/s -> /", "run=run data.train=t");
     train_says(ERROR_USAGE, "\ndata.train.content: ", "run=run data.train=t");
@@ -141,7 +135,7 @@ static void adapters_follow_their_base_and_need_it(void **state) {
     move("base", "moved");
     train_says(ERROR_CHECKPOINT, "init=base: cannot open base", "%s init=base", adapt);
     train_good("%s init=moved", adapt);
-    good("eval run text");
+    smelt_good("eval run text");
 }
 
 int main(void) {
