@@ -156,6 +156,12 @@ static void row(const Page *page, const char *name, const char *value, const cha
     fputs("</td></tr>\n", page->out);
 }
 
+/* What run.json says of the data that a setting names: "12 documents, 34567 tokens, xxh3 ..."; "" when it is unknown. */
+static const char *content_of(const RunView *view, const char *name) {
+    const char *text = json_string_value(json_object_get(json_object_get(view->record, "identity"), name));
+    return text ? text : "";
+}
+
 void page_data(const Page *page) {
     const RunView *view = page->views;
     const DataConfig *data = &view->settings.data;
@@ -164,11 +170,11 @@ void page_data(const Page *page) {
     char text[64], note[PAGE_TEXT] = "";
     if (!view_knows_settings(view)) return;
     fputs("<section>\n<h2>Data</h2>\n<table class=\"list\">\n", page->out);
-    row(page, "training", data->train, "");
-    if (isfinite(evaluated)) {
-        chart_number(evaluated, 6, text);
-        snprintf(note, sizeof note, "%s tokens in each evaluation", text);
-    }
+    row(page, "training", data->train, content_of(view, "data.train.content"));
+    const char *content = content_of(view, "data.valid.content");
+    chart_number(evaluated, 6, text);
+    if (isfinite(evaluated)) snprintf(note, sizeof note, "%s%s%s tokens in each evaluation", content, *content ? "; " : "", text);
+    else snprintf(note, sizeof note, "%s", content);
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
     row(page, "validation", *data->valid ? data->valid : data->valid_fraction > 0 ? text : "none", note);
     row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "that of the data, or bytes", "");

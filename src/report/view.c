@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "train/lineage.h"
 
 enum { CONFIG_LIMIT = 1 << 20 }; /* bytes, as in base/options.h */
 
@@ -55,6 +56,11 @@ bool view_update(RunView *view) {
     if (history_update(view->history, &changed, &error)) update_config(view, &changed, &error);
     if (strcmp(error.message, view->trouble.message) != 0) changed = true;
     view->trouble = error;
+    if (changed) {
+        Error ignored = {0}; /* a run that was not trained by this version has none */
+        json_decref(view->record);
+        view->record = lineage_read(view->folder, &ignored);
+    }
     return changed;
 }
 
@@ -64,4 +70,5 @@ void view_free(RunView *view) {
     history_free(view->history);
     free(view->config);
     options_free_strings(&view->strings);
+    json_decref(view->record);
 }

@@ -1,7 +1,9 @@
-/* What the pages tell of one run folder: its records (RUN/metrics.jsonl) and its settings (RUN/config.yaml). It follows a
+/* What the pages tell of one run folder: its records (RUN/metrics.jsonl), its settings (RUN/config.yaml)
+ * and what its data is (RUN/run.json). It follows a
  * run that is being written. */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 
 #include "base/error.h"
@@ -14,6 +16,7 @@ typedef struct RunView {
     char *config;              /* the text of config.yaml; NULL: there is none */
     Config settings, defaults; /* `settings`: as far as they are known */
     OptionStrings strings;
+    json_t *record;   /* run.json; NULL: there is none, or it is damaged */
     Error trouble;    /* why the files could not be read the last time; code 0: they could */
     Error unreadable; /* why config.yaml is no configuration of this version; code 0: it is one */
 } RunView;

@@ -566,14 +566,15 @@ static void starts_without_a_step_are_no_restarts(void **state) {
 static void settings_that_differ_from_defaults_come_first(void **state) {
     (void)state;
     write_text("run/config.yaml", "run: somewhere\nsteps: 30\nseed: 1\noptimizer: {lr: 0.5}\ndata: {train: \"<b>.txt\"}\n");
+    write_text("run/run.json", "{\"identity\": {\"data.train.content\": \"7 <i>documents\", \"data.valid.content\": \"1 document\"}}");
     char *text = page_of(LINE(1, 3) "{\"kind\":\"evaluation\",\"step\":1,\"loss\":2,\"tokens\":4096}\n");
     assert_has(text, "<th scope=\"row\">optimizer.lr</th><td>0.5</td><td class=\"soft\">default: 0.001</td>");
     assert_has(text, "<th scope=\"row\">steps</th><td>30</td>");
     assert_lacks(text, "<th scope=\"row\">seed</th>");
     assert_lacks(text, "<th scope=\"row\">run</th>");
     assert_true(strstr(text, "optimizer.lr</th>") < strstr(text, "<summary>All settings: config.yaml</summary>"));
-    assert_has(text, "<th scope=\"row\">training</th><td>&lt;b&gt;.txt</td>");
-    assert_has(text, "4096 tokens in each evaluation");
+    assert_has(text, "<th scope=\"row\">training</th><td>&lt;b&gt;.txt</td><td class=\"soft\">7 &lt;i&gt;documents</td>");
+    assert_has(text, "1 document; 4096 tokens in each evaluation");
     assert_lacks(text, "<b>.txt");
     free(text);
 }
