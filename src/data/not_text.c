@@ -64,10 +64,12 @@ static const char *utf16_order(const unsigned char *bytes, size_t size) {
     return NULL;
 }
 
-/* A line that begins as a JSON object and ends as one, or goes on beyond what is seen. */
-static bool is_json_line(const char *line, size_t length, bool whole) {
+/* A line that begins as a JSON object and, where it ends within what is seen, ends as one. */
+static bool is_json_line(const char *line, size_t length, bool ends) {
+    size_t at = 1;
     if (length > 0 && line[length - 1] == '\r') length--;
-    return length >= 4 && line[0] == '{' && line[1 + strspn(line + 1, " ")] == '"' && (!whole || line[length - 1] == '}');
+    while (at < length && line[at] == ' ') at++;
+    return at < length && line[0] == '{' && line[at] == '"' && (!ends || line[length - 1] == '}');
 }
 
 /* The first two lines are objects; or the only one is. */
