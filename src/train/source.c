@@ -23,7 +23,7 @@ static bool exists(const char *folder, const char *name) {
 
 bool source_is_run(const char *folder) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
-    return exists(point.run, "config.yaml");
+    return *point.run && exists(point.run, "config.yaml"); /* the folder of no name is not / */
 }
 
 bool source_is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }

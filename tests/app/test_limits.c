@@ -56,6 +56,36 @@ static void a_shard_that_is_cut_while_it_is_read_is_named(void **state) {
     process_free(&result);
 }
 
+static ProcessResult train_within(int megabytes) {
+    char *command = memory_format("rm -rf r; ulimit -v %d; exec $SMELT train " TINY " run=r stop_at=2", megabytes << 10);
+    char *arguments[] = {"/bin/sh", "-c", command, NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    free(command);
+    return result;
+}
+
+/* From a limit at which the program does not start to one at which it trains: wherever memory runs out, be it for threads,
+ * arenas or the scratch of a GEMM, the program says so and ends by itself. */
+static void memory_that_is_refused_is_an_error_wherever_it_is_needed(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* it takes terabytes of addresses */
+#endif
+    bool starts = false, trains = false;
+    int refused = 0;
+    for (int megabytes = 16; !trains; megabytes += megabytes / 12) {
+        if (megabytes > 1 << 18) fail_msg("it does not train");
+        ProcessResult result = train_within(megabytes);
+        starts = starts || strstr(result.errors, "error: ");
+        if (starts && result.signal) fail_msg("%d MiB: signal %d: %s", megabytes, result.signal, result.errors);
+        refused += result.code == ERROR_MEMORY;
+        trains = result.code == 0;
+        process_free(&result);
+    }
+    assert_true(refused > 0);
+}
+
 /* Whatever is read may be a named pipe, whose writer would be awaited for ever: the limit of `timeout` is its 124. */
 static void a_named_pipe_is_refused_at_once(void **state) {
     (void)state;
@@ -121,6 +151,7 @@ int main(void) {
         TRAIN_TEST(a_limit_on_the_size_of_files_is_named),
         TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
         TRAIN_TEST(a_model_far_too_large_is_refused_at_once),
+        TRAIN_TEST(memory_that_is_refused_is_an_error_wherever_it_is_needed),
         TRAIN_TEST(a_named_pipe_is_refused_at_once),
         TRAIN_TEST(far_more_threads_than_processors_are_a_warning),
     };
