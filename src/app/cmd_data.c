@@ -125,22 +125,30 @@ static void print_byte(int byte) {
     }
 }
 
-/* Tokens of the byte tokenizer as text, others as numbers: their text needs the model's tokenizer. */
-static void print_tokens(const Shard *shard) {
+/* A token as text: by `decoder`, or, where it has no tokenizer, as a byte. */
+static void print_text(TokenizerDecoder *decoder, int32_t token) {
+    const char byte = (char)token, *text = &byte;
+    size_t length = 1;
+    int32_t end = decoder->tokenizer ? tokenizer_end_of_text(decoder->tokenizer) : BYTE_SEPARATOR;
+    if (decoder->tokenizer) text = tokenizer_decode(decoder, token, &length);
+    if (token == end) fputs("<end>", stdout);
+    for (size_t i = 0; i < length && token != end; i++) print_byte((unsigned char)text[i]);
+}
+
+/* As text where what made them is recorded (`record` as of shard_tokenizer), else as numbers. */
+static void print_tokens(const Shard *shard, const char *record) {
+    Error ignored = {0};
     int64_t count = shard->token_count < SHOWN_TOKENS ? shard->token_count : SHOWN_TOKENS;
-    bool bytes = true;
-    for (int64_t i = 0; i < count; i++) {
-        int32_t token = shard_token(shard, i);
-        bytes = bytes && token >= 0 && token < BYTE_VOCABULARY;
-    }
-    printf("first tokens:     %s", bytes ? "\"" : "");
-    for (int64_t i = 0; i < count; i++) {
-        int32_t token = shard_token(shard, i);
-        if (!bytes) printf("%s%" PRId32, i > 0 ? " " : "", token);
-        else if (token == BYTE_SEPARATOR) fputs("<end>", stdout);
-        else print_byte(token);
-    }
-    printf("%s%s\n", bytes ? "\"" : "", count < shard->token_count ? " ..." : "");
+    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, "", &ignored) : NULL;
+    TokenizerDecoder decoder = {0};
+    if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
+    bool text = record && (tokenizer || !*record);
+    printf("first tokens:     %s", text ? "\"" : "");
+    for (int64_t i = 0; i < count; i++)
+        if (text) print_text(&decoder, shard_token(shard, i));
+        else printf("%s%" PRId32, i > 0 ? " " : "", shard_token(shard, i));
+    printf("%s%s\n", text ? "\"" : "", count < shard->token_count ? " ..." : "");
+    tokenizer_free(tokenizer);
 }
 
 static int64_t longest_document(const Shard *shard) {
@@ -165,7 +173,7 @@ static void print_shard(const Shard *shard) {
     printf("size:             %zu bytes (%s)\n", shard->map.size, size);
     printf("longest document: %" PRId64 " tokens\n", longest_document(shard));
     printf("mean document:    %.1f tokens\n", (double)shard->token_count / (double)shard->document_count);
-    print_tokens(shard);
+    print_tokens(shard, tokenizer);
 }
 
 static bool print_check(Shard *shard, Error *error) {

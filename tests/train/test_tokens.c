@@ -18,6 +18,10 @@ static void a_shard_brings_its_tokenizer_to_run_text_and_folder(void **state) {
     pack("s", gpt2, "valid=0.1");
     assert_true(same_bytes(gpt2, "s-train.tokenizer/tokenizer.json") && same_bytes(gpt2, "s-valid.tokenizer/tokenizer.json"));
     smelt_says(ERROR_NONE, "tokenizer:        s-train.tokenizer\n", "data show s-train");
+    char *text = read_text("text"), *shown = memory_format("first tokens:     \"%.40s", text);
+    smelt_says(ERROR_NONE, shown, "data show s-train");
+    free(text);
+    free(shown);
     train_good("run=run data.train=s-train data.valid=s-valid steps=3 schedule.warmup=0");
     char *settings = read_text("run/config.yaml");
     assert_non_null(strstr(settings, "  vocabulary: 704"));
