@@ -85,13 +85,19 @@ static inline void smelt_good(const char *words) {
     process_free(&result);
 }
 
-/* Runs smelt and demands this exit code, and `fragment` on stdout or stderr. */
-static inline void smelt_says(int code, const char *fragment, const char *words) {
+/* Runs smelt with these words and demands this exit code, and `fragment` on stdout or stderr. */
+__attribute__((format(printf, 3, 4))) static inline void smelt_says(int code, const char *fragment, const char *format, ...) {
+    char *words = NULL;
+    va_list values;
+    va_start(values, format);
+    assert_true(vasprintf(&words, format, values) >= 0);
+    va_end(values);
     ProcessResult result = smelt(words);
     if (result.code != code) fail_msg("%s: exit code %d instead of %d:\n%s", words, result.code, code, result.errors);
     if (!strstr(result.output, fragment) && !strstr(result.errors, fragment))
-        fail_msg("\"%s\" is not in:\n%s\nnor in:\n%s", fragment, result.output, result.errors);
+        fail_msg("%s: \"%s\" is not in:\n%s\nnor in:\n%s", words, fragment, result.output, result.errors);
     process_free(&result);
+    free(words);
 }
 
 /* The tiny model with more settings, which win. */

@@ -5,20 +5,6 @@
 /* No learning rate of these depends on the number of steps. */
 #define CONSTANT "schedule.kind=constant checkpoint.every=10 checkpoint.keep=9"
 
-/* smelt with these words: demands the exit code and `fragment` on stderr. */
-__attribute__((format(printf, 3, 4))) static void smelt_says(int code, const char *fragment, const char *format, ...) {
-    char *words = NULL;
-    va_list values;
-    va_start(values, format);
-    assert_true(vasprintf(&words, format, values) >= 0);
-    va_end(values);
-    ProcessResult result = smelt(words);
-    expect_code(&result, code, words);
-    if (!strstr(result.errors, fragment)) fail_msg("%s: \"%s\" is not in:\n%s", words, fragment, result.errors);
-    process_free(&result);
-    free(words);
-}
-
 static void an_extended_run_is_the_longer_one_to_the_bit(void **state) {
     (void)state;
     train_good("run=long " CONSTANT);
