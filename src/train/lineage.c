@@ -145,6 +145,7 @@ static json_t *find_start(const Config *config, Origin *origin, Error *error) {
     origin->forked = true;
     if (!run_read_config(config->fork, &base, &strings, error)) return NULL;
     json_t *chosen = lineage_at(&point, &base, &origin->step, error);
+    snprintf(origin->base, sizeof origin->base, "%s", lineage_number(json_object_get(chosen, "identity")));
     if (origin->step || !chosen) return chosen;
     json_decref(chosen);
     error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint to fork from: train it first", config->fork);
@@ -202,13 +203,9 @@ static json_t *describe_start(int64_t step, const Computer *computer, json_t *ch
 
 /* What run.json says of a fork; NULL for other runs. */
 static json_t *describe_fork(const Config *config, const Origin *origin, const json_t *record) {
-    Error absent = {0};
-    Origin again = *origin;
     if (!origin->forked) return json_incref(json_object_get(record, "fork"));
     SCOPED_FREE char *folder = options_absolute_path(config->fork);
-    json_auto_t *start = find_start(config, &again, &absent);
-    return json_pack(
-        "{s:s, s:s, s:I}", "run", lineage_number(json_object_get(start, "identity")), "folder", folder, "step", (json_int_t)origin->step);
+    return json_pack("{s:s, s:s, s:I}", "run", origin->base, "folder", folder, "step", (json_int_t)origin->step);
 }
 
 /* Sums are rounded in another order, and kernels and libraries round as they do. */

@@ -19,7 +19,8 @@ enum { RUN_NUMBER_DIGITS = 32 };
 /* What a start continues. */
 typedef struct Origin {
     int64_t step;                       /* of the checkpoint; 0: there is none */
-    bool forked;                        /* it is one of the run that config->fork names: this run has none yet */
+    bool forked;                        /* it is of the run that config->fork names: this run has none yet */
+    char base[RUN_NUMBER_DIGITS + 1];   /* the number of that run */
     char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
 } Origin;
 /* What decides the last bits of results beside the configuration. Where it is another one than at the start before, a
