@@ -4,9 +4,9 @@
  *      "history": [{"time": "2026-01-31T12:00:00Z", "step": 0, "version": "0.9",
  *                                      "machine": "...", "changes": ["optimizer.lr: 0.001 -> 0.0005"]}]}
  *
- * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it continued
- * from, and the settings that have changed since that checkpoint. `fork` says of a run that was forked
- * from which run, its folder then, and after which step. */
+ * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it
+ * continued from, and the settings that have changed since that checkpoint. `fork` says of a run that was forked from
+ * which run, its folder then, and after which step. */
 #pragma once
 
 #include <jansson.h>
@@ -29,13 +29,13 @@ typedef struct Computer {
     int ranks;
     const char *device; /* op_describe */
 } Computer;
-/* By the process that holds the run's lock. A run keeps the number of its folder; a new one gets a random number. The
- * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
+/* By the process that holds the run's lock. A run keeps the number of its folder; a new one, also a fork, gets a random
+ * number. What a run keeps must be as in the checkpoint already here, before its data is looked for: ERROR_USAGE. */
 bool lineage_find(const Config *config, Origin *origin, Error *error);
 /* Where the checkpoint of `origin` is (ckpt.h); the caller frees. NULL on failure. */
 char *lineage_store(const Config *config, const Origin *origin, Error *error);
-/* By the same process, with the identity of this start: compares it with that of the newest checkpoint, and takes over
- * from there what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
+/* By the same process, with the identity of this start: compares it with that of the checkpoint, and takes over from there
+ * what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
  * ERROR_USAGE. */
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error);
 /* Says what has changed, and writes RUN/run.json, and config.yaml where it says something else: by the same process, once
