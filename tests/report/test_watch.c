@@ -304,6 +304,7 @@ static Terminal open_terminal(const char *run, int columns, int rows) {
     Terminal terminal = {.text = memory_copy_string("")};
     struct winsize size = {.ws_col = (unsigned short)columns, .ws_row = (unsigned short)rows};
     assert_int_equal(openpty(&terminal.screen, &terminal.child_end, NULL, NULL, &size), 0);
+    fcntl(terminal.screen, F_SETFD, FD_CLOEXEC); /* a child that held this end would never be hung up */
     tcgetattr(terminal.child_end, &terminal.before);
     terminal.child = fork();
     assert_true(terminal.child >= 0);
