@@ -56,8 +56,9 @@ static void print_forecast(const Session *session, FILE *file) {
     if (!forecast_layout(&forecast, config, &cluster, &layout, &ignored)) return;
     log_format_count(forecast.tokens_per_second * ranks, rate);
     log_format_duration(forecast.step * (double)config->steps, left);
-    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %.3g s a step, %s for %lld steps\n", rate,
-        forecast.step, left, (long long)config->steps);
+    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %.3g s a step", rate, forecast.step);
+    if (config->epochs > 0) fprintf(file, "; epochs=%g of data that is not counted yet\n", config->epochs);
+    else fprintf(file, ", %s for %lld steps\n", left, (long long)config->steps);
 }
 
 static void print_settings(const Config *config, FILE *file) {

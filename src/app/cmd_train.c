@@ -41,6 +41,9 @@ static bool has_base(int argc, char **argv) { return argc > 1 && !strchr(argv[1]
 
 static bool apply_settings(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     bool file = has_base(argc, argv);
+    const Config base = *config;
+    config->steps = config->tokens = 0;
+    config->epochs = 0;
     for (int i = 1 + file; i < argc;) {
         if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
             return error_set(error, ERROR_USAGE,
@@ -50,10 +53,11 @@ static bool apply_settings(int argc, char **argv, Config *config, OptionStrings 
         SCOPED_FREE char *assignment = command_assignment(&config_table, argc, argv, &i, error);
         if (!assignment || !options_set(&config_table, config, strings, assignment, error)) return false;
     }
-    return true;
+    return config_settle_length(config, &base, error);
 }
 
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    config->steps = 0; /* not given */
     return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
 }
 
@@ -165,7 +169,10 @@ static bool train_together(const Config *config, Error *error) {
 }
 
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
-static bool plan_together(const Config *config, Error *error) {
+static bool plan_together(const Config *given, Error *error) {
+    Config settings = *given;
+    const Config *config = &settings;
+    if (!corpus_resolve_steps(&settings, NULL, error)) return false;
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
     Device *device = prints ? command_open_device(config->device, config->precision, error) : NULL;

@@ -1,6 +1,8 @@
 /* The table of settings, and the checks that span several of them. Owns nothing. Called by commands. */
 #include "config/config.h"
 
+#include "base/scope.h"
+
 #define FIELD(path) offsetof(Config, path)
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
 #define CHANGES .class = OPTION_CHANGES
@@ -13,6 +15,8 @@ static const Option rows[] = {
     STRING_OPTION(init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run", CHANGES),
+    INT_OPTION(tokens, "0", 0, MANY, "tokens", "in place of steps: train on at least so many tokens", ONCE),
+    REAL_OPTION(epochs, "0", 0, 1e9, "", "in place of steps: read the training data so many times", ONCE),
     INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", ONCE),
     STRING_OPTION(
         fork, "", "", "new run folder that goes on from a checkpoint of the run that is given first: smelt train RUN fork=NEW", ONCE),
@@ -295,6 +299,24 @@ static bool check_saves(const Config *config, Error *error) {
     return true;
 }
 
+static int lengths_given(const Config *config) { return (config->steps > 0) + (config->tokens > 0) + (config->epochs > 0); }
+
+bool config_settle_length(Config *config, const Config *base, Error *error) {
+    if (!lengths_given(config)) {
+        config->steps = base->steps;
+        config->tokens = base->tokens;
+        config->epochs = base->epochs;
+    }
+    if (lengths_given(config) > 1)
+        return error_set(error, ERROR_USAGE, "more than one of steps, tokens and epochs is given: one decides the length of a run");
+    if (config->steps) return true;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config initial;
+    options_defaults(&config_table, &initial, &strings);
+    config->steps = initial.steps;
+    return true;
+}
+
 bool config_check(Config *config, Error *error) {
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
@@ -305,7 +327,8 @@ bool config_check(Config *config, Error *error) {
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    if (config->schedule.warmup + config->schedule.decay > config->steps)
+    bool known = config->tokens == 0 && config->epochs <= 0;
+    if (known && config->schedule.warmup + config->schedule.decay > config->steps)
         return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld are more than steps=%lld",
             (long long)config->schedule.warmup, (long long)config->schedule.decay, (long long)config->steps);
     return true;

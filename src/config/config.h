@@ -96,8 +96,9 @@ typedef struct Config {
     const char *run, *init, *dump;
     const char *fork; /* as given, a new run folder; cmd_train.c makes that `run`, and this the run that it is forked from */
     int64_t from;     /* RunPoint.step of `fork` (train/run.h) */
-    int64_t seed, steps, stop_at, threads;
-    int device; /* DeviceKind */
+    int64_t seed, steps, tokens, stop_at, threads;
+    double epochs; /* with tokens: 0 once steps are known (corpus_resolve_steps) */
+    int device;    /* DeviceKind */
     int precision, recompute, on_nan;
     bool exact_gemm, tensorboard;
     int plan; /* PlanChoice */
@@ -117,6 +118,10 @@ typedef struct Config {
 } Config;
 
 extern const OptionTable config_table;
+
+/* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
+ * was applied to; 0: not given. Without any it is the default. ERROR_USAGE when several are given. */
+bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */
 bool config_check(Config *config, Error *error);

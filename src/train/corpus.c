@@ -157,6 +157,33 @@ bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
            check_record(&config->data, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
 }
 
+/* -- Length -------------------------------------------------------------------------------------------------------- */
+
+static double step_tokens(const Config *config, int64_t steps) {
+    return (double)schedule_samples_before(&config->batch, config->data.length, steps + 1) * (double)config->data.length;
+}
+
+bool corpus_resolve_steps(Config *config, const Shard *train, Error *error) {
+    const double most = 1e15;
+    double tokens = (double)config->tokens;
+    if (config->epochs > 0 && train)
+        tokens = config->epochs * (double)((train->token_count - 1) / config->data.length) * (double)config->data.length;
+    if (tokens <= 0) return true;
+    if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
+    int64_t below = 0, enough = 1;
+    while (step_tokens(config, enough) < tokens) enough *= 2;
+    while (enough - below > 1) {
+        int64_t middle = below + (enough - below) / 2;
+        *(step_tokens(config, middle) < tokens ? &below : &enough) = middle;
+    }
+    config->steps = enough;
+    config->tokens = 0;
+    config->epochs = 0;
+    return config_check(config, error);
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
+
 /* By the process that holds the run's lock, so that no other packs there. */
 static void remove_leftovers(const Config *config) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);

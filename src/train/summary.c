@@ -4,6 +4,7 @@
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -111,11 +112,35 @@ static void print_result(Console *console, const SummaryEnd *end) {
     if (last->step) console_print(console, "valid    %.5f at step %lld%s", last->loss, (long long)last->step, best);
 }
 
-void summary_end(Console *console, const Config *config, const SummaryEnd *end) {
-    const char *run = config->run;
-    print_result(console, end);
-    console_print(console, "next     smelt report %s: writes %s/report.html", run, run);
+/* As a shell reads it back. The caller frees. */
+static char *quote(const char *text) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./:@%,";
+    if (*text && text[strspn(text, plain)] == '\0') return memory_copy_string(text);
+    char *quoted = memory_allocate(4 * strlen(text) + 3), *to = quoted;
+    *to++ = '\'';
+    for (; *text; text++) to += sprintf(to, *text == '\'' ? "'\\''" : "%c", *text);
+    *to = '\'';
+    return quoted;
+}
+
+char *summary_command(const Config *config, const char *words) {
+    SCOPED_FREE char *run = quote(config->run);
+    return memory_format("smelt train %s%s%s", run, *words ? " " : "", words);
+}
+
+/* The whole of a run can be extended; a part of it goes on. */
+static void print_next(Console *console, const Config *config, int64_t step) {
+    char more[64] = "";
+    if (step >= config->steps) snprintf(more, sizeof more, "steps=%lld", (long long)(2 * config->steps));
+    SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, more);
+    console_print(console, "next     smelt report %s    (writes report.html there)", run);
     console_print(console, "         smelt generate %s \"Once upon a time\"", run);
     console_print(console, "         smelt eval %s other-texts/", run);
     console_print(console, "         smelt convert %s my-model", run);
+    console_print(console, "         %s", command);
+}
+
+void summary_end(Console *console, const Config *config, const SummaryEnd *end) {
+    print_result(console, end);
+    print_next(console, config, end->step);
 }

@@ -52,7 +52,8 @@ typedef struct BatchPicker {
 } BatchPicker;
 
 typedef struct Loop {
-    const Config *config;
+    Config settings;      /* as given, with the steps that they come to */
+    const Config *config; /* they */
     Comm *comm;
     const TrainHost *host;
     int lock; /* a descriptor: of the run folder; -1: none */
@@ -539,8 +540,9 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
     int64_t step = loop->session.step;
     if (step == 0)
         return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
-    return error_set(error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written, the same command continues", name,
-        (long long)step);
+    SCOPED_FREE char *command = comm_size(loop->comm) > 1 ? memory_copy_string("the same command") : summary_command(loop->config, "");
+    return error_set(error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written; continue with: %s", name,
+        (long long)step, command);
 }
 
 /* `end` has the first step and the negative of the tokens until then. */
@@ -738,7 +740,8 @@ static bool open_run(Loop *loop, Error *error) {
                  (!loop->origin.forked || corpus_fork(config, error)) &&
                  corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!agree(loop, "run folder", opened, error) || !agree(loop, "store", see_store(loop, error), error)) return false;
-    opened = leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error);
+    opened = (leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error)) &&
+             corpus_resolve_steps(&loop->settings, &loop->corpus.train, error);
     return agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
@@ -870,7 +873,7 @@ bool train_settings_agree(const Config *config, Comm *comm, Error *error) {
 }
 
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {
-    Loop loop = {.config = config, .comm = comm, .host = host, .lock = -1};
+    Loop loop = {.settings = *config, .config = &loop.settings, .comm = comm, .host = host, .lock = -1};
     gemm_exact(config->exact_gemm);
     bool done = start(&loop, device, error);
     host->stop->heeded = 1;

@@ -44,6 +44,9 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
+/* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;
+ * then config_check. Without `train` epochs stay. ERROR_USAGE. */
+bool corpus_resolve_steps(Config *config, const Shard *train, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* End to end: the real program trains tiny models. What is shown here is what people rely on: stopping, killing,
  * other threads or less memory change no bit of a run, signals and broken numbers lose nothing, evaluation only
  * looks, and the reports are there. */
+#include "base/scope.h"
 #include "support/checkpoint.h"
 #include "support/train_run.h"
 
@@ -57,6 +58,68 @@ static void another_seed_gives_another_run(void **state) {
     train_good("run=second seed=2 steps=5");
     assert_false(same_checkpoint("first", "second", 5));
     assert_true(recorded("first", "step", 0, "loss") != recorded("second", "step", 0, "loss"));
+}
+
+/* -- Length ------------------------------------------------------------------------------------------------------- */
+
+static const char *const tiny_file = "data: {train: text, length: 32}\n"
+                                     "model: {width: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 32}\n"
+                                     "batch: {sequences: 4, tokens: 256, ramp_tokens: 128, ramp_steps: 30}\n"
+                                     "threads: 2\ntensorboard: false\n";
+
+static void train_file(int code, const char *words) {
+    SCOPED_FREE char *whole = memory_format("train c.yaml %s", words);
+    ProcessResult result = smelt(whole);
+    expect_code(&result, code, whole);
+    if (code == ERROR_USAGE) assert_non_null(strstr(result.errors, "error: more than one of steps, tokens and epochs is given"));
+    process_free(&result);
+}
+
+/* The fewest steps that read so many tokens, of batches that grow. */
+static void tokens_come_to_steps_and_replace_those_of_the_file(void **state) {
+    (void)state;
+    SCOPED_FREE char *file = memory_format("steps: 700\n%s", tiny_file);
+    write_text("c.yaml", file);
+    train_file(ERROR_NONE, "run=t tokens=10k");
+    int steps = count_records("t", "step");
+    double last = recorded("t", "step", -1, "tokens_seen"), before = recorded("t", "step", -2, "tokens_seen");
+    assert_true(last >= 10000 && before < 10000 && before > 9000);
+    SCOPED_FREE char *same = memory_format("run=s steps=%d", steps);
+    train_file(ERROR_NONE, same);
+    assert_same_steps("t", "s"); /* the schedule of the learning rate too */
+    size_t length;
+    SCOPED_FREE char *config = (char *)read_bytes("t/config.yaml", &length), *line = memory_format("\nsteps: %d ", steps);
+    assert_non_null(strstr(config, line));
+    assert_non_null(strstr(config, "\ntokens: 0 "));
+}
+
+static void epochs_read_the_training_data_so_many_times(void **state) {
+    (void)state;
+    write_corpus("text", 600);
+    SCOPED_FREE char *file = memory_format("epochs: 1.5\n%s", tiny_file);
+    write_text("c.yaml", file);
+    train_file(ERROR_NONE, "run=e batch.ramp_tokens=0");
+    ProcessResult shard = smelt("data show e/data/text-train");
+    const char *at = strstr(shard.output, "tokens:");
+    assert_non_null(at);
+    double samples = (strtod(at + strlen("tokens:"), NULL) - 1) / 32;
+    assert_int_equal(count_records("e", "step"), (int)ceil(1.5 * floor(samples) * 32 / 256));
+    process_free(&shard);
+    ProcessResult more = smelt("train e epochs=2"); /* extends the run */
+    expect_code(&more, ERROR_NONE, "epochs=2");
+    assert_int_equal(count_records("e", "step"), (int)ceil(2 * floor(samples) * 32 / 256));
+    process_free(&more);
+}
+
+static void one_setting_decides_the_length(void **state) {
+    (void)state;
+    write_text("c.yaml", tiny_file);
+    train_file(ERROR_USAGE, "run=r steps=10 epochs=1");
+    train_file(ERROR_USAGE, "run=r tokens=10k epochs=1");
+    SCOPED_FREE char *file = memory_format("steps: 700\ntokens: 10k\n%s", tiny_file);
+    write_text("c.yaml", file);
+    train_file(ERROR_USAGE, "run=r");
+    assert_int_not_equal(access("r", F_OK), 0);
 }
 
 /* -- Learning ------------------------------------------------------------------------------------------------------ */
@@ -130,7 +193,8 @@ static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **sta
         ProcessResult result = process_finish(&process);
         expect_code(&result, ERROR_PREEMPTED, settings);
         int64_t step = process_steps(result.output);
-        char *message = memory_format("paused by %s after step %lld: a checkpoint was written", signals[i].name, (long long)step);
+        char *message = memory_format("paused by %s after step %lld: a checkpoint was written; continue with: smelt train %s\n",
+            signals[i].name, (long long)step, run);
         if (!strstr(result.errors, message)) fail_msg("\"%s\" is not in:\n%s", message, result.errors);
         assert_int_equal(process_lines(result.errors, "error: "), 0);
         assert_true(has_checkpoint(run, step));
@@ -414,8 +478,9 @@ static void a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end(vo
             "2 threads, bf16\n", "data     ", " tokens in 1 document: ", " sequences of 32; validation ", "tokenizer bytes\n",
             "steps    40 of 256 tokens: 10.2k tokens, ", "memory   ", " of ", ": weights ", "     step/steps ", "          10/40 ",
             "validation at step 10: ", "checkpoint of step 10: ", "done     10 steps, 2.56k tokens in ", "loss     ", "valid    ",
-            " at step 10\n", "smelt report r: ", "smelt generate r \"", "smelt eval r ", "smelt convert r ", NULL});
-    expect_lines("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens", NULL});
+            " at step 10\n", "smelt report r ", "smelt generate r \"", "smelt eval r ", "smelt convert r ", "smelt train r\n", NULL});
+    expect_lines("run=r",
+        (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens", "smelt train r steps=80\n", NULL});
 }
 
 static void assert_fields(const json_t *record, const char *const *names) {
@@ -580,6 +645,9 @@ int main(void) {
         TRAIN_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
         TRAIN_TEST(every_recomputation_and_any_number_of_threads_gives_the_same_bits),
         TRAIN_TEST(another_seed_gives_another_run),
+        TRAIN_TEST(tokens_come_to_steps_and_replace_those_of_the_file),
+        TRAIN_TEST(epochs_read_the_training_data_so_many_times),
+        TRAIN_TEST(one_setting_decides_the_length),
         TRAIN_TEST(the_loss_starts_at_that_of_a_guess_and_falls),
         TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
         TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),
