@@ -17,9 +17,9 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.softmax_scale", NULL},
         {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
         {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"fork", NULL},
-        {"from", NULL}, {"lora.rank", NULL}, {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"},
-        {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"}, {"data.separator", "%"}, {"eval.patience", NULL},
-        {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
+        {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"lora.rank", NULL}, {"run", "run2"}, {"resume.accept", "seed"},
+        {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"},
+        {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {
