@@ -1,0 +1,71 @@
+/* The state of a training while it runs, and what its files share: start.c brings it up and takes it down, step.c makes
+ * one step, train.c does what comes between steps. */
+#pragma once
+
+#include <jansson.h>
+
+#include "train/lineage.h"
+#include "train/metrics_internal.h"
+#include "train/pace_internal.h"
+#include "train/profile_internal.h"
+#include "train/train.h"
+
+/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the
+ * rank's next microbatch of `step`, whose first one has the number `first` in the run: next % size == rank. */
+typedef struct BatchPicker {
+    const Config *config;
+    int rank, size;
+    int64_t step, first, next;
+} BatchPicker;
+
+/* Owns everything but what its comments except. */
+typedef struct Loop {
+    Config settings;      /* as given, with the steps that they come to */
+    const Config *config; /* they */
+    Comm *comm;
+    const TrainHost *host;
+    int lock; /* a descriptor: of the run folder; -1: none */
+    Session session;
+    Corpus corpus;
+    Origin origin;    /* rank 0's is every rank's */
+    json_t *identity; /* of the run; the session borrows it */
+    json_t *changes;  /* since the newest checkpoint (lineage.h) */
+    BatchPicker picker;
+    Loader *loader;
+    Watchdog *watchdog;    /* NULL until the first step can start */
+    Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    StepInputs inputs;     /* this rank's share of the step, so that targets can be counted first */
+    double measured_flops; /* per second and rank: of a large GEMM, or of the quickest step */
+    Pace pace;
+    int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
+    bool dumped;
+    bool unrecorded;    /* the last record could not be written */
+    bool unevaluated;   /* the last evaluation was given up for a signal */
+    Error save_failure; /* of the last save that ended */
+    double save_wait;   /* seconds that training stood still for saves, beside what reports know */
+    Profile profile;    /* used when config->profile asks for it */
+} Loop;
+
+static inline bool loop_leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }
+
+/* Whether `good` is true on all ranks: the same answer on each. A rank with `good` false keeps its error. */
+bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
+/* Takes note of whether a record was written: a full disk costs records, not the run. Clears the error. */
+void loop_note_record(Loop *loop, bool written, Error *error);
+
+/* -- Start and end (start.c) --------------------------------------------------------------------------------------- */
+
+/* Everything up to the first step: all ranks agree on settings and data, the run folder is opened, the newest
+ * checkpoint or the weights of init= are loaded. */
+bool loop_start(Loop *loop, Device *device, Error *error);
+/* Frees everything in the loop, also of one that did not start. */
+void loop_close(Loop *loop);
+
+/* -- Steps (step.c) ------------------------------------------------------------------------------------------------ */
+
+/* Prepares the data of the rank's steps, from the session's step on. */
+bool loop_open_loader(Loop *loop, Error *error);
+/* Makes the next step and reports it. Afterwards the session is that of a whole step. */
+bool loop_step(Loop *loop, Error *error);
+/* The error of a run that skips too many updates. */
+bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error);

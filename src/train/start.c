@@ -1,0 +1,270 @@
+/* How a training starts and ends: settings and data that all ranks agree on, the run folder and its lock, the checkpoint
+ * that the run continues from, the first lines and records. Rank 0 makes what the others then open. Called by the
+ * training loop. */
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/version.h"
+#include "backend/backend.h"
+#include "ckpt/ckpt.h"
+#include "device/gemm.h"
+#include "model/hf.h"
+#include "train/adapter.h"
+#include "train/identity_internal.h"
+#include "train/loop_internal.h"
+#include "train/run.h"
+#include "train/source.h"
+#include "train/summary_internal.h"
+
+/* -- The machine --------------------------------------------------------------------------------------------------- */
+
+/* FLOP/s of the best of a few large GEMMs in the run's precision: the machine's measured peak. About 50 ms. */
+static double measure_gemm(const Config *config, Device *device) {
+    enum { TRIES = 5 };
+    GemmType type = precision_is_bf16(config->precision) ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
+    int64_t size = device_info(device)->massively_parallel ? 8192 : 768,
+            bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
+    if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* for checks, not for speed */
+    Error ignored = {0};
+    char *memory = device_allocate(device, 3 * bytes, &ignored);
+    if (!memory) return 0;
+    Gemm gemm = {.transpose_b = true, .input = type, .output = type, .a = memory, .b = memory + bytes, .c = memory + 2 * bytes};
+    gemm.m = gemm.n = gemm.k = gemm.lda = gemm.ldb = gemm.ldc = size;
+    double best = 0;
+    for (int i = 0; i < TRIES; i++) {
+        device_timer_start(device);
+        device_gemm(device, &gemm);
+        double rate = 2.0 * size * size * size / device_timer_stop(device);
+        if (rate > best) best = rate;
+    }
+    device_free(device, memory, 3 * bytes);
+    return best;
+}
+
+static bool report_start(Loop *loop, Error *error) {
+    const Graph *graph = loop->session.model.graph;
+    const DeviceInfo *device = device_info(loop->session.backend.device);
+    SCOPED_FREE char *machine = run_describe_machine();
+    json_auto_t *details =
+        json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
+            (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
+            "precision", precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
+    return metrics_start(loop->metrics, loop->session.step, details, error);
+}
+
+/* -- First weights ------------------------------------------------------------------------------------------------- */
+
+static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
+    if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
+    if (!session->layout->stage) return source_load_program(folder, origin, session->executor, error);
+    SCOPED(host_model_close) HostModel whole = {0};
+    return host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) &&
+           source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error) &&
+           session_set_master(session, whole.model.graph, whole.master, error);
+}
+
+/* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any. */
+static bool load_initial(Loop *loop, Error *error) {
+    const char *folder = loop->config->init;
+    Config origin;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
+    if (!source_read_config(folder, &origin, &strings, error) || !load_weights(&loop->session, folder, &origin, error))
+        return error_context(error, "init=%s", folder);
+    if (loop_leads(loop)) log_info("starting from the weights of %s", folder);
+    return true;
+}
+
+/* -- Settings, run folder, data ------------------------------------------------------------------------------------ */
+
+/* Bytes for this rank: the ranks of a node share host memory. */
+static int64_t available_memory(const Loop *loop, const Device *device) {
+    int64_t available = device_available(device);
+    return available < 0 || !device_info(device)->host_memory ? available : available / comm_local_size(loop->comm);
+}
+
+static bool check_settings(const Config *config, int ranks, Error *error) {
+    if (config->lora.rank && !config->init[0])
+        return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
+            (long long)config->lora.rank);
+    if (config->lora.rank && config->dump[0])
+        return error_set(error, ERROR_USAGE,
+            "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out", config->dump);
+    return ranks == 1 || !config->dump[0] ||
+           error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
+}
+
+/* All ranks must mean the same data. Rank 0 knows the origin, and compares the run with its newest checkpoint. */
+static bool identify(Loop *loop, Error *error) {
+    Origin *origin = &loop->origin;
+    if (!comm_host_broadcast(loop->comm, "origin", origin, sizeof *origin, COMM_U8, 0, error)) return false;
+    loop->identity = identity_create(loop->config, &loop->corpus, origin->number, origin->step > 0, error);
+    loop->session.identity = loop->identity;
+    loop->changes = json_array();
+    if (!loop_agree(loop, "identity", loop->identity, error)) return false;
+    json_auto_t *content = identity_content(loop->identity);
+    return loop_agree(loop, "data", identity_agree(loop->comm, "data", content, error), error) &&
+           (!loop_leads(loop) || lineage_compare(loop->config, origin, loop->identity, loop->changes, error));
+}
+
+static bool take_store(Loop *loop, const char *number, Error *error) {
+    const Config *config = loop->config;
+    loop->session.lease = config->profile ? NULL : lease_take(run_checkpoints(config->run, config), number, config->run, error);
+    return loop->session.lease || config->profile;
+}
+
+/* All ranks save into one store. */
+static bool see_store(Loop *loop, Error *error) {
+    const double limit = 20; /* seconds */
+    const Config *config = loop->config;
+    char holder[LEASE_HOLDER_BYTES] = "";
+    if (config->profile) return true;
+    if (loop_leads(loop)) snprintf(holder, sizeof holder, "%s", lease_holder(loop->session.lease));
+    return comm_host_broadcast(loop->comm, "store", holder, sizeof holder, COMM_U8, 0, error) &&
+           (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
+}
+
+/* Rank 0 makes the run folder and packs text; then the others open what it made. */
+static bool open_run(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
+    if (loop_leads(loop))
+        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
+                 lineage_find(config, &loop->origin, error) && take_store(loop, loop->origin.number, error) &&
+                 (!loop->origin.forked || corpus_fork(config, error)) &&
+                 corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
+    if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
+    opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error)) &&
+             corpus_resolve_steps(&loop->settings, &loop->corpus.train, error);
+    return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
+}
+
+static bool same_settings(Loop *loop, Error *error) {
+    json_auto_t *settings = identity_settings(loop->config, true);
+    json_object_set_new(settings, "version", json_string(SMELT_VERSION));
+    return loop_agree(loop, "settings", identity_agree(loop->comm, "settings", settings, error), error);
+}
+
+static bool plan(Loop *loop, Device *device, Error *error) {
+    Session *session = &loop->session;
+    loop->available = available_memory(loop, device);
+    return session_plan_rank(session, loop->config, device, comm_rank(loop->comm), comm_size(loop->comm), error) &&
+           session_check_memory(session, loop->available, error);
+}
+
+/* A process that was killed after a save and before its record left a checkpoint without one. */
+static void record_checkpoint(Loop *loop) {
+    Error error = {0};
+    int64_t step = loop->session.step;
+    if (step == 0 || metrics_saved(loop->metrics) >= step) return;
+    loop_note_record(loop, metrics_checkpoint(loop->metrics, step, NAN, -1, &error), &error);
+}
+
+static bool open_records(Loop *loop, Error *error) {
+    if (loop->config->profile || !loop_leads(loop)) return true;
+    if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
+    loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
+    if (!loop->metrics) return false;
+    console_open_log(loop->host->console, loop->config->run);
+    record_checkpoint(loop);
+    SCOPED_FREE char *device = op_describe(&loop->session.backend);
+    Computer computer = {comm_size(loop->comm), device};
+    return report_start(loop, error) && lineage_write(loop->config, &loop->origin, &computer, loop->identity, loop->changes, error);
+}
+/* -- Warnings ------------------------------------------------------------------------------------------------------ */
+
+/* Says before the first step what `smelt convert` will refuse after the last: a model that no class of transformers
+ * computes. A llama with experts is a Mixtral there, whose routers have no biases. */
+static void warn_of_export(const Config *config) {
+    Error reason = {0};
+    if (!hf_check(&config->model, &reason))
+        log_warn("smelt convert will refuse to write this model as a Hugging Face folder: %s", reason.message);
+    else if (config->model.family == FAMILY_LLAMA && config->model.experts && config->optimizer.balance_lr > 0)
+        log_warn(
+            "optimizer.balance_lr=%g trains load-balancing biases, which MixtralForCausalLM lacks: smelt convert will refuse the model; "
+            "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
+            config->optimizer.balance_lr);
+}
+
+/* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
+ * al. 2023, arXiv 2305.16264, figure 5). */
+static void warn_of_repetition(const Loop *loop) {
+    enum { GOOD = 4, MUCH = 16 };
+    const Config *config = loop->config;
+    int64_t held = loop->corpus.train.token_count;
+    int64_t read = (loop->session.samples + session_samples_left(&loop->session)) * config->data.length;
+    if (read / held < MUCH) return;
+    log_warn(
+        "%lld steps read the %lld tokens of data.train %lld times, and the model will memorise them: give more text, or fewer steps (%lld "
+        "read it %d times)",
+        (long long)config->steps, (long long)held, (long long)(read / held), (long long)int_max(1, GOOD * held / config->batch.tokens),
+        GOOD);
+}
+
+/* Rows that no token reaches cost memory and time; so many mean that the tokenizer is not the model's. */
+static void warn_of_rows(const Loop *loop) {
+    const Corpus *corpus = &loop->corpus;
+    int64_t rows = loop->config->model.vocabulary, tokens = corpus->tokenizer ? tokenizer_vocabulary(corpus->tokenizer)
+                                                            : corpus->bytes   ? BYTE_VOCABULARY
+                                                                              : rows;
+    if (rows > 2 * tokens)
+        log_warn("model.vocabulary=%lld is more than twice the %lld tokens of %s: model.vocabulary=0 follows it", (long long)rows,
+            (long long)tokens, corpus->bytes ? "the byte tokenizer" : "data.tokenizer");
+}
+
+/* -- All of it ----------------------------------------------------------------------------------------------------- */
+
+static bool resume(Loop *loop, Error *error) {
+    const Origin *origin = &loop->origin;
+    SCOPED_FREE char *where = lineage_store(loop->config, origin, error);
+    return loop_agree(loop, "store of the checkpoint", where, error) &&
+           session_resume(&loop->session, where, origin->forked ? origin->step : 0, error);
+}
+
+bool loop_start(Loop *loop, Device *device, Error *error) {
+    const Config *config = loop->config;
+    Session *session = &loop->session;
+    bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) &&
+                 evaluate_check(session, &loop->corpus, error);
+    if (!loop_agree(loop, "data", ready, error)) return false;
+    if (!session_start(session, loop->comm, error) || !resume(loop, error) || !load_initial(loop, error)) return false;
+    if (session->step > config->steps)
+        return error_set(error, ERROR_USAGE,
+            "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW "
+            "from=STEP goes on from an earlier checkpoint",
+            (long long)config->steps, (long long)session->step, config->run, config->run);
+    if (loop_leads(loop)) summary_start(loop->host->console, session, &loop->corpus, loop->available);
+    if (loop_leads(loop) && !session->step) {
+        warn_of_export(config);
+        warn_of_repetition(loop);
+        warn_of_rows(loop);
+    }
+    loop->measured_flops = measure_gemm(config, device);
+    return loop_agree(loop, "start", loop_open_loader(loop, error) && open_records(loop, error), error);
+}
+
+void loop_close(Loop *loop) {
+    watchdog_stop(loop->watchdog);
+    if (loop->metrics) metrics_close(loop->metrics);
+    loader_close(loop->loader);
+    free(loop->inputs.tokens);
+    Lease *lease = loop->session.lease;
+    session_free(&loop->session);
+    lease_release(lease);
+    corpus_close(&loop->corpus);
+    json_decref(loop->identity);
+    json_decref(loop->changes);
+    if (loop->lock >= 0) close(loop->lock);
+}
+
+bool train_settings_agree(const Config *config, Comm *comm, Error *error) {
+    Loop loop = {.config = config, .comm = comm, .lock = -1};
+    return same_settings(&loop, error);
+}

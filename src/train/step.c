@@ -1,0 +1,299 @@
+/* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients are checked for NaN,
+ * the weights are updated, and the step is reported.
+ *
+ * Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which add zeros, since
+ * what travels between ranks in a run of the program does so on all of them. Owns nothing. Called by the training loop. */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "train/loop_internal.h"
+
+/* on_nan=skip gives up after so many skipped updates in a row, or when, after so many in all, most of a run's were. */
+enum { MOST_SKIPS = 20 };
+
+/* -- The rank's share of a step ------------------------------------------------------------------------------------ */
+
+static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
+
+static int64_t step_microbatches(const Config *config, int64_t step) {
+    int64_t rows = microbatch_rows(config);
+    return schedule_batch_tokens(&config->batch, rows, step) / rows;
+}
+
+static int64_t pick(void *context) {
+    BatchPicker *picker = context;
+    for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
+        if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps)
+            break; /* the rank never has one: any batch will do, it is not read */
+        picker->first += count;
+        picker->next = picker->rank;
+    }
+    assert(picker->next % picker->size == picker->rank);
+    int64_t batch = picker->first + picker->next;
+    picker->next += picker->size;
+    return batch;
+}
+
+/* mine <= rounds, and the sum of `mine` over ranks is `all`. */
+typedef struct Share {
+    int64_t all;    /* microbatches of the step, on all ranks */
+    int64_t mine;   /* microbatches of this rank */
+    int64_t rounds; /* runs of the program, on every rank as many */
+    int64_t rows;   /* tokens of a microbatch */
+} Share;
+
+static Share share_of(const Loop *loop, int64_t step) {
+    int64_t all = step_microbatches(loop->config, step), size = comm_size(loop->comm);
+    return (Share){.all = all,
+        .mine = (all - comm_rank(loop->comm) + size - 1) / size,
+        .rounds = (all + size - 1) / size,
+        .rows = microbatch_rows(loop->config)};
+}
+
+/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
+static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
+    int64_t rows = share->rows;
+    loop->inputs.rows = share->mine * rows;
+    assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
+    *targets = 0;
+    for (int64_t i = 0; i < share->mine; i++) {
+        const Batch *batch = loader_next(loop->loader);
+        memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
+        memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
+        memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
+        for (int64_t j = 0; j < rows; j++) *targets += batch->targets[j] >= 0;
+    }
+    return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
+}
+
+/* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and
+ * gradients are 0. */
+static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
+    const Model *model = &loop->session.model;
+    Executor *executor = loop->session.executor;
+    int64_t rows = share->rows;
+    bool empty = index >= share->mine;
+    executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / share->all);
+    if (empty) {
+        memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
+        return;
+    }
+    memcpy(executor_tensor(executor, model->tokens), loop->inputs.tokens + index * rows, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->targets), loop->inputs.targets + index * rows, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->positions), loop->inputs.positions + index * rows, rows * sizeof(int32_t));
+}
+
+static void allocate_inputs(Loop *loop) {
+    int64_t rows = session_step_rows(&loop->session);
+    int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
+    loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
+}
+
+bool loop_open_loader(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    LoaderOptions options = {.shard = &loop->corpus.train,
+        .sequences = config->batch.sequences,
+        .length = config->data.length,
+        .vocabulary = (int32_t)config->model.vocabulary,
+        .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
+        .document_mask = config->data.document_mask,
+        .shuffle = true,
+        .seed = config->seed,
+        .pick = pick,
+        .pick_context = &loop->picker};
+    int rank = comm_rank(loop->comm);
+    loop->picker =
+        (BatchPicker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
+    allocate_inputs(loop);
+    loop->loader = loader_open(&options, loop->session.samples, error);
+    return loop->loader || error_context(error, "data.train=%s", config->data.train);
+}
+
+/* -- One step ------------------------------------------------------------------------------------------------------ */
+
+/* The result of a step, over all ranks. */
+typedef struct Outcome { double loss, auxiliary, norm; } Outcome;
+
+/* Adds in the order of the ranks, so that all have the same bits. */
+static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
+    const Session *session = &loop->session;
+    enum { LOSS, AUXILIARY, SQUARES, VALUES };
+    int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
+    SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
+    double *mine = values + rank * VALUES, sum[VALUES] = {0};
+    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
+    mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
+    mine[SQUARES] = norm * norm;
+    bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
+    for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
+    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES])};
+    return done;
+}
+
+static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
+
+static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *error) {
+    Session *session = &loop->session;
+    executor_set_scalar(session->executor, session->model.scale, 1.0 / (targets ? targets : 1));
+    executor_zero(session->executor);
+    for (int64_t i = 0; i < share->rounds; i++) {
+        load_microbatch(loop, share, i);
+        exchange_set_last(session->exchange, i == share->rounds - 1);
+        if (loop->config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
+        else executor_run(session->executor);
+    }
+    exchange_finish_gradients(session->exchange);
+    return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
+}
+
+/* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank that has one. */
+static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, Error *error) {
+    enum { TEXT = 256 };
+    int ranks = comm_size(loop->comm);
+    SCOPED_FREE char *texts = memory_allocate((size_t)ranks * TEXT);
+    char *mine = texts + comm_rank(loop->comm) * TEXT;
+    exchange_set_last(loop->session.exchange, false);
+    for (int64_t i = 0; i < share->rounds; i++) {
+        exchange_finish_gradients(loop->session.exchange);
+        load_microbatch(loop, share, i);
+        numerics_find(&loop->session, mine, TEXT);
+    }
+    bool done = comm_host_all_gather(loop->comm, "NaN", texts, TEXT, COMM_U8, error);
+    snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
+    for (int r = ranks - 1; r >= 0; r--)
+        if (texts[r * TEXT] && ranks > 1) snprintf(where, size, "%s, on rank %d", texts + r * TEXT, r);
+        else if (texts[r * TEXT]) snprintf(where, size, "%s", texts + r * TEXT);
+    return done;
+}
+
+bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
+    return error_set(error, ERROR_NUMERICS,
+        "%lld of %lld updates had NaN or infinity and were skipped: that is no training. Lower optimizer.lr; the checkpoints are untouched",
+        (long long)skips->all, (long long)step);
+}
+
+/* Reports where the step has NaN or infinity; an error unless on_nan=skip allows one more skipped update. */
+static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
+    char where[320];
+    if (!find_nan(loop, share, where, sizeof where, error)) return false;
+    if (loop->config->on_nan == ON_NAN_STOP)
+        return error_set(error, ERROR_NUMERICS,
+            "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
+            "or set on_nan=skip to leave such updates out",
+            (long long)step, where);
+    Skips *skips = &loop->session.skips;
+    skips->all++;
+    if (++skips->row > MOST_SKIPS)
+        return error_set(error, ERROR_NUMERICS, "step %lld: %lld updates in a row had NaN or infinity, this time in %s", (long long)step,
+            (long long)skips->row, where);
+    if (skips->all > MOST_SKIPS && 2 * skips->all > step) return loop_refuse_skips(skips, step, error);
+    if (loop_leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
+    return true;
+}
+
+static void report_load(Loop *loop, int64_t step) {
+    const Graph *graph = loop->session.model.graph;
+    const ModelConfig *model = &loop->config->model;
+    if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return;
+    Error error = {0};
+    const void *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
+    SCOPED_FREE double *load = memory_allocate(model->layers * model->experts * sizeof *load);
+    SCOPED_FREE float *excess = memory_allocate(model->experts * sizeof *excess);
+    int64_t layer = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->kind != PARAMETER_BALANCE_BIAS) continue;
+        device_download(loop->session.backend.device, excess, parameter_in(p, gradients), model->experts * sizeof *excess);
+        for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
+        layer++;
+    }
+    loop_note_record(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
+}
+
+/* Bytes: the peak of the process where device memory is the host's, else what the plan takes. */
+static int64_t memory_used(const Session *session) {
+    return device_info(session->backend.device)->host_memory ? memory_peak() : session_budget(session).total;
+}
+
+/* Writes inputs and results of the first step, for comparison with other programs. */
+static bool dump(Loop *loop, Error *error) {
+    if (!loop->config->dump[0] || loop->dumped) return true;
+    loop->dumped = true;
+    return dump_step(&loop->session, loop->config->dump, &loop->inputs, error) || error_context(error, "dump=%s", loop->config->dump);
+}
+
+/* Seconds. */
+static double time_left(const Loop *loop) {
+    const Config *config = loop->config;
+    int64_t step = loop->session.step, steps = config->steps, every = config->eval.every;
+    int64_t tokens = session_samples_left(&loop->session) * config->data.length;
+    int64_t evaluations = every > 0 ? (steps - 1) / every - step / every + 1 : 1;
+    return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
+}
+
+/* The record and the printed line of a step that took `seconds`. What a step reaches, the machine can: a GEMM that was
+ * measured in a bad moment is no best. */
+static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
+    const Config *config = loop->config;
+    int64_t step = loop->session.step;
+    Error error = {0};
+    double flops = loop->session.plan.flops * share->all;
+    if (loop->measured_flops > 0) loop->measured_flops = fmax(loop->measured_flops, flops / seconds / comm_size(loop->comm));
+    StepMetrics metrics = {.step = step,
+        .steps = config->steps,
+        .loss = outcome->loss,
+        .auxiliary = outcome->auxiliary,
+        .gradient_norm = outcome->norm,
+        .lr = lr,
+        .seconds = seconds,
+        .tokens = share->all * share->rows,
+        .tokens_seen = loop->session.samples * config->data.length,
+        .flops = flops,
+        .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
+        .measured_flops = loop->measured_flops * comm_size(loop->comm),
+        .memory = memory_used(&loop->session),
+        .skipped = !is_finite(outcome),
+        .seconds_left = time_left(loop)};
+    if (!loop->metrics) return;
+    console_step(loop->host->console, &metrics);
+    loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
+}
+
+/* Updates the weights, or leaves the update out after NaN. */
+static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, double lr, Error *error) {
+    if (!is_finite(outcome)) return handle_nan(loop, step, share, error);
+    report_load(loop, step);
+    session_update(&loop->session, step, lr, outcome->norm);
+    loop->session.skips.row = 0;
+    return true;
+}
+
+bool loop_step(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    Session *session = &loop->session;
+    int64_t step = session->step + 1, targets;
+    Share share = share_of(loop, step);
+    Outcome outcome;
+    double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
+    if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
+        return error_context(error, "step %lld", (long long)step);
+    double executed = log_seconds();
+    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
+        return false;
+    if (config->profile) device_synchronize(session->backend.device);
+    double seconds = log_seconds() - start;
+    loop->profile.steps++;
+    loop->profile.seconds += seconds;
+    loop->profile.optimizer += log_seconds() - executed;
+    pace_step(&loop->pace, share.all * share.rows, seconds);
+    session->samples += share.all * config->batch.sequences;
+    session->step = step;
+    report_step(loop, &share, &outcome, lr, seconds);
+    return true;
+}
