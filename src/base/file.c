@@ -536,8 +536,8 @@ bool file_replace_folder(const char *from, const char *to, Error *error) {
            file_remove(aside, error);
 }
 
-bool file_lock_folder(const char *path, int *lock) {
-    *lock = descriptor_open(path, O_RDONLY | O_DIRECTORY);
+bool file_lock(const char *path, int *lock) {
+    *lock = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
     bool taken = errno == EWOULDBLOCK;
     close(*lock);

@@ -162,8 +162,9 @@ bool file_exchange_folder(const char *from, const char *to, const char *aside, E
 /* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
 
-/* Holds a folder for this process until `*lock` is closed. False: another one holds it. *lock is -1 without locking. */
-bool file_lock_folder(const char *path, int *lock);
+/* Holds a file or folder for this process until `*lock` is closed. False: another one holds it. *lock is -1 without
+ * locking, also where there is no such file. */
+bool file_lock(const char *path, int *lock);
 
 /* Opens /dev/null as each standard stream that the parent closed, so that no other file gets its descriptor and then
  * the messages. Input is opened for writing and output for reading, so that using such a stream still fails. */

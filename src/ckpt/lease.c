@@ -173,14 +173,19 @@ static bool is_own_run(const Lease *lease, const json_t *found) {
     return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
 }
 
-/* In place of a lease that has ended. A folder decides which of several processes creates a new one, but not between
- * reading the old lease and removing it, and a bucket may not decide at all: then the one whose lease is there a moment
- * later has it. */
+/* In place of a lease that has ended. In a folder, who holds the lock of its file removes it, after another look: it may be
+ * a new one by then. In a bucket the one whose lease is there a moment later has it. */
 static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
-    if (ended && !store_remove(lease->store, object, error)) return false;
-    if (!create_lease(lease, error)) return false;
-    if (ended || !store_renames(lease->store)) thread_sleep(SETTLE_SECONDS);
-    return true;
+    int lock = -1;
+    bool folder = store_renames(lease->store), alone = !ended || !folder || file_lock(store_path(lease->store, object).text, &lock);
+    json_auto_t *found = ended ? read_lease(lease->store) : NULL;
+    bool good = alone ? is_free(lease, found, error)
+                      : error_set(error, ERROR_USAGE, "%s is being taken over by another run: give another checkpoint.store",
+                            store_path(lease->store, object).text);
+    good = good && (!found || store_remove(lease->store, object, error)) && create_lease(lease, error);
+    if (lock >= 0) close(lock);
+    if (good && !folder) thread_sleep(SETTLE_SECONDS);
+    return good;
 }
 
 static bool take(Lease *lease, Error *error) {

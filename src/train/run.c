@@ -21,7 +21,7 @@ static const char mark[] = "# Written by smelt train; it changes with the comman
 bool run_lock(const char *run, int *lock, Error *error) {
     if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
     if (!file_make_folder(run, error)) return false;
-    return file_lock_folder(run, lock) ||
+    return file_lock(run, lock) ||
            error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
 }
 
