@@ -434,9 +434,12 @@ static bool folder_make_one(const char *path, Error *error) {
     return file_fail(error, "create folder", path);
 }
 
-bool file_make_parents(const char *path, Error *error) {
+bool file_make_parents(const char *path, Error *error) { return file_make_parents_below("", path, error); }
+
+bool file_make_parents_below(const char *folder, const char *path, Error *error) {
     SCOPED_FREE char *prefix = memory_copy_string(path);
-    for (char *slash = strchr(prefix + (prefix[0] != '\0'), '/'); slash; slash = strchr(slash + 1, '/')) {
+    size_t first = *path ? strlen(folder) + 1 : 0;
+    for (char *slash = strchr(prefix + first, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         if (!folder_make_one(prefix, error)) return false;
         *slash = '/';

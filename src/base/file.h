@@ -135,6 +135,8 @@ bool file_open_unnamed(File *file, const char *folder, Error *error);
 
 bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */
 bool file_make_parents(const char *path, Error *error); /* the folders that `path` is to lie in */
+/* Those of them below `folder`, with which `path` begins, and which must exist. */
+bool file_make_parents_below(const char *folder, const char *path, Error *error);
 /* "$TMPDIR/NAME-XXXXXX", or in /tmp; the caller frees. NULL on failure. */
 char *file_make_temporary_folder(const char *name, Error *error);
 

@@ -102,7 +102,7 @@ typedef struct CheckpointPlan {
     double timeout;   /* seconds that rank 0 waits for the other ranks' shards after its own */
 } CheckpointPlan;
 
-/* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
+/* Saves a step into a store whose folder exists (lease_take makes it). Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
  * touched unless the new one is complete and synced. Then all up to `step` are removed but the newest `keep` good ones, where
  * good means an intact manifest and the right file sizes, and what `protect` and `keep_every` name. The disk must hold
  * one more than stay. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the

@@ -189,6 +189,7 @@ static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
 }
 
 static bool take(Lease *lease, Error *error) {
+    if (!store_make(lease->store, error)) return false;
     json_auto_t *found = read_lease(lease->store);
     if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
         return false;

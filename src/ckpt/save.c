@@ -93,6 +93,8 @@ static void failure_write(Save *save, const Error *reason) {
 
 /* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
+static bool is_ours(const Save *save, Error *error) { return !save->plan->lease || lease_check(save->plan->lease, error); }
+
 /* How many of the rank manifests are there; `missing` is the first rank whose is not. */
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     SCOPED(file_list_free) FileList listing = {0};
@@ -111,7 +113,7 @@ static bool ranks_wait(const Save *save, Error *error) {
     const double longest_pause = 1, start = log_seconds();
     for (double pause = 0.01;; pause = pause * 2 < longest_pause ? pause * 2 : longest_pause) {
         int there, missing;
-        if (!ranks_count(save, &there, &missing, error)) return false;
+        if (!ranks_count(save, &there, &missing, error) || !is_ours(save, error)) return false;
         if (there == save->plan->ranks) return true;
         if (log_seconds() - start > save->plan->timeout)
             return error_set(error, ERROR_CHECKPOINT, "%d of %d ranks wrote their shard within %g s, rank %d is the first that did not",
@@ -252,8 +254,6 @@ static void failure_explain(const Save *save, Error *error) {
     error_context(error, "the checkpoint of step %lld was not saved (%s; older ones are untouched)", (long long)save->plan->step, room);
 }
 
-static bool is_ours(const Save *save, Error *error) { return !save->plan->lease || lease_check(save->plan->lease, error); }
-
 static bool save_first_rank(Save *save, Error *error) {
     if (!is_ours(save, error)) return false;
     leftovers_remove(save);
@@ -264,6 +264,7 @@ static bool save_first_rank(Save *save, Error *error) {
         if (good) remove_or_warn(save->store, save->aside.text);
     }
     if (good) checkpoints_prune(save);
+    else is_ours(save, error); /* where the folder was moved away, that is the reason of what failed */
     return good;
 }
 

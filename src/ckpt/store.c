@@ -37,6 +37,8 @@ StorePath store_format(const char *format, ...) {
 
 StorePath store_path(const Store *store, const char *name) { return store_format("%s/%s", store->where, name); }
 
+bool store_make(Store *store, Error *error) { return !store->kind->make || store->kind->make(store, error); }
+
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
     return store->kind->put(store, store_path(store, name).text, spans, count, error);
 }

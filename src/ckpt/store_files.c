@@ -98,14 +98,16 @@ bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Er
 
 /* -- The kind of stores on a file system ---------------------------------------------------------------------------- */
 
+static bool make(Store *store, Error *error) { return file_make_folder(store->where, error); }
+
+static bool make_parents(const Store *store, const char *path, Error *error) { return file_make_parents_below(store->where, path, error); }
+
 static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
-    (void)store;
-    return file_make_parents(path, error) && file_write_spans(path, spans, count, error);
+    return make_parents(store, path, error) && file_write_spans(path, spans, count, error);
 }
 
 static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
-    (void)store;
-    bool created = file_make_parents(path, error) && file_create(path, span->data, span->bytes, error);
+    bool created = make_parents(store, path, error) && file_create(path, span->data, span->bytes, error);
     *exists = !created && errno == EEXIST;
     return created;
 }
@@ -126,8 +128,7 @@ static bool list(Store *store, const char *folder, FileList *list, Error *error)
 }
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
-    (void)store;
-    return file_make_parents(to, error) && file_link(from, to, error);
+    return make_parents(store, to, error) && file_link(from, to, error);
 }
 
 static bool remove_object(Store *store, const char *path, Error *error) {
@@ -142,6 +143,7 @@ static bool rename_folder(Store *store, const char *from, const char *to, const 
 
 static const StoreKind files_kind = {
     .block_bytes = BLOCK_BYTES,
+    .make = make,
     .put = put,
     .create = create,
     .object_open = object_open,

@@ -25,10 +25,13 @@ StorePath store_format(const char *format, ...) __attribute__((format(printf, 1,
 
 typedef struct Store Store;
 
-/* `where` is a folder, which need not exist yet, or s3://BUCKET or s3://BUCKET/PREFIX. Nothing is sent yet. */
+/* `where` is a folder, or s3://BUCKET or s3://BUCKET/PREFIX. Nothing is sent yet. */
 Store *store_open(const char *where, Error *error);
 void store_close(Store *store);
 static inline void store_release(Store **store) { store_close(*store); } /* for SCOPED */
+/* Makes the folder of a store on a file system, with parents. The other functions never do, so that a folder that is moved
+ * away while they write into it is not made again. */
+bool store_make(Store *store, Error *error);
 /* "WHERE/NAME", for messages. */
 StorePath store_path(const Store *store, const char *name);
 

@@ -8,6 +8,7 @@
 typedef struct StoreKind {
     int64_t block_bytes;
     int parallelism; /* 0: one for each core */
+    bool (*make)(Store *store, Error *error);
     bool (*put)(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error);
     bool (*create)(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error);
     bool (*object_open)(StoreObject *object, Error *error);

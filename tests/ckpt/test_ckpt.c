@@ -14,17 +14,19 @@
 /* -- System calls that fail on demand ------------------------------------------------------------------------------ */
 
 static struct {
-    atomic_int countdown; /* the call that brings it to zero fails with `code` */
+    atomic_int countdown; /* the call that brings it to zero fails with `code`, or finds `folder` moved to `elsewhere` */
     int code;
+    const char *folder, *elsewhere;
     bool short_transfers; /* at most 1000 bytes at a time, and every other attempt is interrupted */
     bool no_exchange;     /* the file system cannot exchange two names */
     atomic_int interruptions;
 } fault;
 
 static bool fault_hits(void) {
-    if (fault.code == 0 || atomic_fetch_sub(&fault.countdown, 1) != 1) return false;
+    if ((fault.code == 0 && !fault.folder) || atomic_fetch_sub(&fault.countdown, 1) != 1) return false;
+    if (fault.folder) syscall(SYS_rename, fault.folder, fault.elsewhere);
     errno = fault.code;
-    return true;
+    return fault.code;
 }
 
 static bool fault_shortens(size_t *bytes) {
@@ -469,7 +471,7 @@ static void short_and_interrupted_transfers_are_continued(void **state) {
 static int saves_survive(const Fixture *fixture, int64_t step, int code) {
     for (int call = 1;; call++) {
         Error error = {0};
-        assert_true(file_remove(fixture->run, &error));
+        assert_true(file_remove(fixture->run, &error) && file_make_folder(fixture->run, &error));
         save_good(fixture->run, 1, 2);
         fault.code = code;
         fault.countdown = call;
@@ -495,6 +497,43 @@ static void no_failing_system_call_costs_a_checkpoint(void **state) {
     assert_true(saves_survive(*state, 1, EIO) >= LEAST_CALLS);
     fault.no_exchange = true;
     assert_true(saves_survive(*state, 1, EIO) >= LEAST_CALLS);
+}
+
+/* Saves step 2 while the folder is moved away at the system call of number `call`; false: the save has no such call. */
+static bool save_while_moved(const Fixture *fixture, const char *elsewhere, int call) {
+    Error error = {0};
+    Lease *lease = lease_take(fixture->run, "number", fixture->run, &error);
+    assert_non_null(lease);
+    Model *model = model_new(SMALL, 200);
+    CheckpointPlan plan = {
+        .where = fixture->run, .step = 2, .intervals = model->intervals, .count = MODEL_TENSORS, .keep = 2, .ranks = 1, .lease = lease};
+    fault.countdown = call;
+    fault.folder = fixture->run;
+    fault.elsewhere = elsewhere;
+    bool saved = checkpoint_write(&plan, NULL, &error), reached = fault.countdown <= 0;
+    fault.folder = NULL;
+    if (!saved) assert_message(&error, "lease.json, which this run wrote, is gone");
+    assert_int_equal(access(fixture->run, F_OK) == 0, !reached);
+    if (reached) assert_int_equal(rename(elsewhere, fixture->run), 0);
+    assert_int_equal(latest_good(fixture->run), saved ? 2 : 1);
+    lease_release(lease);
+    model_free(model);
+    return reached;
+}
+
+static void a_folder_that_is_moved_away_at_any_moment_of_a_save_is_not_made_again(void **state) {
+    enum { LEAST_CALLS = 12 };
+    Fixture *fixture = *state;
+    char *elsewhere = memory_format("%s/elsewhere", fixture->folder);
+    int calls = 0;
+    for (bool reached = true; reached; calls++) {
+        Error error = {0};
+        assert_true(file_remove(fixture->run, &error) && file_make_folder(fixture->run, &error));
+        save_good(fixture->run, 1, 2);
+        reached = save_while_moved(fixture, elsewhere, calls + 1);
+    }
+    assert_true(calls > LEAST_CALLS);
+    free(elsewhere);
 }
 
 static void mount_small_or_skip(const Fixture *fixture) {
@@ -628,6 +667,7 @@ int main(int argc, char **argv) {
         TEST(a_checkpoint_whose_replacement_was_interrupted_is_in_use_again),
         TEST(short_and_interrupted_transfers_are_continued),
         TEST(no_failing_system_call_costs_a_checkpoint),
+        TEST(a_folder_that_is_moved_away_at_any_moment_of_a_save_is_not_made_again),
         TEST(a_full_disk_costs_nothing_but_the_new_checkpoint),
         TEST(a_read_only_folder_is_reported_with_its_path),
         TEST(kill_at_any_moment_keeps_every_acknowledged_step),

@@ -47,6 +47,7 @@ static inline int fixture_setup(void **state) {
     snprintf(fixture->folder, sizeof fixture->folder, "%s/smelt-test-ckpt-XXXXXX", fixture_base());
     assert_non_null(mkdtemp(fixture->folder));
     fixture->run = memory_format("%s/run", fixture->folder);
+    assert_int_equal(mkdir(fixture->run, 0700), 0);
     fixture->old_stderr = dup(STDERR_FILENO);
     char *path = memory_format("%s/log", fixture->folder);
     int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

@@ -221,7 +221,9 @@ static int save(int argc, char **argv) {
     for (int64_t i = 0; i < saver.elements; i++) still[i] = (float)(saver.value + i);
     Interval intervals[] = {{.name = "still", .rank = 1, .shape = {saver.elements}, .count = saver.elements, .data = still},
         {.name = "moving", .rank = 1, .shape = {3}, .count = 3, .data = moving}};
+    Error unmade = {0};
     cannot_exchange = !saver.exchanges;
+    if (!file_make_folder(saver.run, &unmade)) return unmade.code;
     for (int64_t step = saver.first; step <= saver.last; step++) {
         Error error = {0};
         CheckpointPlan plan = {
