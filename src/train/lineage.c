@@ -23,16 +23,26 @@
 
 enum { RECORD_LIMIT = 64 << 20 };
 
-json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
+/* *newest: the first of the list, 0 when there is none. */
+static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
-    *step = 0;
+    *newest = *step = 0;
     if (!checkpoint_list(where, &steps, &count, error)) return NULL;
     json_t *metadata = count ? NULL : json_object();
     for (size_t i = 0; i < count && !metadata; i++) {
         metadata = checkpoint_metadata(where, steps[i], error);
         *step = steps[i];
     }
+    if (count) *newest = steps[0];
+    return metadata;
+}
+
+/* Beside a training all checkpoints that were listed may have made way for newer ones before they are read. */
+json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
+    int64_t newest, before = 0;
+    json_t *metadata = read_newest(where, &newest, step, error);
+    for (; !metadata && newest > before; metadata = read_newest(where, &newest, step, error)) before = newest;
     return metadata;
 }
 
