@@ -263,6 +263,23 @@ static void settle(const Kept *kept, const json_t *saved, json_t *identity, json
 
 static bool is_there(const char *path) { return file_exists(path) || source_is_run(path); }
 
+/* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
+ * go on with its copy as if it were used. */
+static bool check_given(const Config *config, const Origin *origin, const json_t *saved, const json_t *identity, Error *error) {
+    Error absent = {0};
+    json_auto_t *record = lineage_read(origin->forked ? config->fork : config->run, &absent);
+    const json_t *last = json_object_get(record, "identity");
+    for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
+        const json_t *path = option->path ? json_object_get(identity, option->name) : NULL;
+        const char *given = json_string_value(path);
+        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_exists(given)) continue;
+        if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
+            return error_set(error, ERROR_USAGE, "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has",
+                option->name, given, config->run);
+    }
+    return true;
+}
+
 /* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
@@ -295,8 +312,9 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     if (config->lora.rank || !*path || identity_accepts(config->resume.accept, "init")) return true;
     bool same_path = json_equal(json_object_get(saved, "init"), json_object_get(identity, "init"));
     json_t *before = json_object_get(saved, "init.content");
-    json_auto_t *there = same_path ? json_incref(before) : is_there(path) ? identity_of_source(path, error) : NULL;
-    if (!same_path && is_there(path) && !there) return false;
+    bool exists = is_there(path);
+    json_auto_t *there = !exists ? NULL : same_path ? json_incref(before) : identity_of_source(path, error);
+    if (exists && !same_path && !there) return false;
     settle(&(Kept){"init", path, "init.content", "the newest checkpoint"}, saved, identity, there);
     return true;
 }
@@ -324,7 +342,9 @@ bool lineage_compare(const Config *config, const Origin *origin, json_t *identit
     json_auto_t *newest = find_start(config, &again, error);
     json_t *saved = json_object_get(newest, "identity");
     if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
-    if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
+    if (!newest || !check_given(config, origin, saved, identity, error) || !settle_texts(config, saved, identity, error) ||
+        !settle_init(config, saved, identity, error))
+        return false;
     settle_tokenizer(config, saved, identity);
     if (!identity_check(config->run, saved, identity, config->resume.accept, changes, error)) return false;
     note_rate(config, saved, origin->step, changes);

@@ -56,7 +56,7 @@ static void text_that_is_gone_is_in_the_run(void **state) {
     train_good("run=run stop_at=10");
     move("text", "elsewhere");
     train_says(ERROR_NONE, "data.train=text is gone: the packed copy in run/data is used", "run=run stop_at=20");
-    train_says(ERROR_NONE, "data.train=typo is gone: the packed copy in run/data is used", "run=run data.train=typo");
+    train_says(ERROR_NONE, "data.train=text is gone: the packed copy in run/data is used", "run=run");
     assert_true(same_checkpoint("whole", "run", 40));
     move("run/data", "lost");
     train_says(ERROR_DATA, "data.train=text: cannot read text", "run=run steps=41");
@@ -81,7 +81,7 @@ static void validation_text_may_move_and_go_too(void **state) {
     write_corpus("w", 1999);
     train_says(ERROR_NONE, "data.valid=w has changed since the run was started", "run=run data.valid=w stop_at=30");
     assert_int_equal(remove("w"), 0);
-    train_says(ERROR_NONE, "data.valid=x is gone: the packed copy in run/data is used", "run=run data.valid=x");
+    train_says(ERROR_NONE, "data.valid=w is gone: the packed copy in run/data is used", "run=run data.valid=w");
     assert_float_equal(recorded("run", "evaluation", -1, "loss"), recorded("whole", "evaluation", -1, "loss"), 0);
 }
 
@@ -105,9 +105,10 @@ static void a_tokenizer_may_move_and_go_but_not_change(void **state) {
     train_good("run=run data.tokenizer=a.json stop_at=10");
     move("a.json", "b.json");
     train_good("run=run data.tokenizer=b.json stop_at=20");
-    train_says(ERROR_NONE, "data.tokenizer=a.json is gone: run/tokenizer is used", "run=run data.tokenizer=a.json stop_at=30");
+    move("b.json", "c.json");
+    train_says(ERROR_NONE, "data.tokenizer=b.json is gone: run/tokenizer is used", "run=run data.tokenizer=b.json stop_at=30");
     train_says(ERROR_USAGE, "\ndata.tokenizer.content: ", "run=run data.tokenizer=%s model.vocabulary=704", llama3);
-    train_good("run=run data.tokenizer=b.json");
+    train_good("run=run data.tokenizer=c.json");
     assert_true(same_checkpoint("whole", "run", 40));
     free(copy);
 }
@@ -119,11 +120,34 @@ static void a_run_that_has_started_does_not_need_what_it_started_from(void **sta
     train_good("run=run init=base stop_at=10");
     move("base", "moved");
     train_good("run=run init=moved stop_at=20");
-    train_says(ERROR_NONE, "init=base is gone: the newest checkpoint is used", "run=run init=base");
+    move("moved", "again");
+    train_says(ERROR_NONE, "init=moved is gone: the newest checkpoint is used", "run=run init=moved");
     assert_true(same_checkpoint("whole", "run", 40));
     train_good("run=other steps=6 data.tokenizer=%s", gpt2);
     train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=other");
     train_says(ERROR_CHECKPOINT, "init=base: base is neither", "run=new init=base");
+}
+
+static void a_path_that_is_given_anew_must_exist(void **state) {
+    (void)state;
+    write_corpus("v", 2000);
+    train_good("run=base steps=5 data.tokenizer=%s", gpt2);
+    char *start = memory_format("run=run init=base data.valid=v data.tokenizer=%s", gpt2);
+    train_good("%s stop_at=10", start);
+    assert_int_equal(remove("text"), 0); /* those that are remembered may go */
+    assert_int_equal(remove("v"), 0);
+    move("base", "moved");
+    static const char *const settings[] = {"data.train", "data.valid", "data.tokenizer", "init"};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        char *line = memory_format("error: %s=%s/typo does not exist", settings[i], getcwd((char[PATH_MAX]){0}, PATH_MAX));
+        train_says(ERROR_USAGE, line, "%s %s=typo stop_at=20", start, settings[i]);
+        free(line);
+    }
+    train_says(ERROR_USAGE, "typo does not exist", "%s init=typo resume.accept=init stop_at=20", start);
+    train_good("%s stop_at=20", start);
+    smelt_says(ERROR_USAGE, "typo does not exist", "train run fork=other data.train=typo");
+    smelt_good("train run fork=other stop_at=21");
+    free(start);
 }
 
 /* The frozen weights are in no checkpoint. */
@@ -154,6 +178,7 @@ int main(void) {
         TRAIN_TEST(other_text_is_refused_unless_it_is_wanted),
         TRAIN_TEST(a_tokenizer_may_move_and_go_but_not_change),
         TRAIN_TEST(a_run_that_has_started_does_not_need_what_it_started_from),
+        TRAIN_TEST(a_path_that_is_given_anew_must_exist),
         TRAIN_TEST(adapters_follow_their_base_and_need_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
