@@ -45,6 +45,7 @@ static const Option train_rows[] = {
     CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
     INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
     SEPARATOR_ROW,
+    BOOL_OPTION(overwrite, "false", "replace a file of that name"),
 };
 
 static const Option show_rows[] = {
@@ -53,15 +54,21 @@ static const Option show_rows[] = {
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
 
-/* Runs may train on the shards that are there. */
-static bool refuse_existing(const DataOptions *options, const char *output, Error *error) {
-    static const char *const parts[] = {"", "-train", "-valid"};
-    for (int i = options->valid > 0; i < (options->valid > 0 ? 3 : 1); i++) {
-        SCOPED_FREE char *prefix = memory_format("%s%s", output, parts[i]);
-        if (shard_exists(prefix) && !options->overwrite)
-            return error_set(error, ERROR_USAGE, "the shard %s exists: give another name, or overwrite=true to replace it", prefix);
-    }
-    return true;
+static bool refuse_existing(const DataOptions *options, const char *path, Error *error) {
+    return options->overwrite || !file_exists(path) ||
+           error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", path);
+}
+
+/* Runs may train on the shards that are there, and files of such a name may be no shard's. */
+static bool refuse_existing_shards(const DataOptions *options, const char *output, Error *error) {
+    static const char *const parts[] = {"", "-train", "-valid"}, *const suffixes[] = {".idx", ".bin", ".tokenizer"};
+    bool free_names = true;
+    for (int i = options->valid > 0; i < (options->valid > 0 ? 3 : 1); i++)
+        for (int j = 0; j < 3 && free_names; j++) {
+            SCOPED_FREE char *path = memory_format("%s%s%s", output, parts[i], suffixes[j]);
+            free_names = refuse_existing(options, path, error);
+        }
+    return free_names;
 }
 
 static bool run_pack(Invocation *invocation, Error *error) {
@@ -70,7 +77,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
     PackOptions pack = {invocation->words[0], output, options->valid, options->separator, options->tokenizer, !options->special};
     PackResult result;
     double start = log_seconds();
-    if (!refuse_existing(options, output, error)) return false;
+    if (!refuse_existing_shards(options, output, error)) return false;
     if (!pack_text(&pack, &result, error)) return false;
     double seconds = log_seconds() - start;
     char size[32], duration[32], rate[32];
@@ -100,6 +107,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     PackResult result;
     int32_t learned;
     if (lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
+    if (!refuse_existing(options, output, error)) return false;
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
     char size[32], duration[32];

@@ -63,7 +63,8 @@ static inline int32_t shard_token(const Shard *shard, int64_t index) {
 }
 
 /* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx appear under their names only when
- * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. */
+ * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. A shard of
+ * that name is replaced; a PREFIX.tokenizer with other files than a tokenizer's is refused (ERROR_USAGE). */
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
 /* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which appears

@@ -81,8 +81,25 @@ static bool output_sync(OutputFile *output, Error *error) { return output_flush(
 
 /* -- Tokens ------------------------------------------------------------------------------------------------------ */
 
+/* PREFIX.tokenizer is replaced as a whole, so it must be a folder with nothing but the files of a tokenizer. */
+static bool check_tokenizer(const char *prefix, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s.tokenizer", prefix);
+    SCOPED(file_list_free) FileList list = {0};
+    FileKind kind = file_kind(folder, NULL);
+    if (kind == FILE_ABSENT) return true;
+    if (kind != FILE_FOLDER)
+        return error_set(error, ERROR_USAGE, "%s is no folder, and the shard's tokenizer goes there: give another name", folder);
+    if (!file_list(folder, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++)
+        if (!tokenizer_copies(list.entries[i].name))
+            return error_set(error, ERROR_USAGE, "%s holds %s, which is no file of a shard's tokenizer: give another name, or move it away",
+                folder, list.entries[i].name);
+    return true;
+}
+
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {
     assert(token_bytes == 1 || token_bytes == 2 || token_bytes == 4);
+    if (!check_tokenizer(prefix, error)) return NULL;
     ShardWriter *writer = memory_allocate(sizeof *writer);
     writer->prefix = memory_copy_string(prefix);
     writer->token_bytes = token_bytes;

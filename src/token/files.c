@@ -8,11 +8,11 @@
 #include "base/scope.h"
 #include "token/tokenizer.h"
 
-enum { FILE_LIMIT = 256 << 20 };
+enum { FILE_LIMIT = 256 << 20, TOKENIZER_NAMES = 2 };
+static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"}; /* the first two hold tokens */
 
 char *tokenizer_find(const char *folder) {
-    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (int i = 0; i < TOKENIZER_NAMES; i++) {
         char *path = memory_format("%s/%s", folder, names[i]);
         if (file_exists(path)) return path;
         free(path);
@@ -31,18 +31,24 @@ static bool copy_file(const char *from, const char *folder, const char *name, Er
     int64_t length;
     SCOPED_FREE char *content = file_read(from, FILE_LIMIT, &length, error);
     if (!content) return error_recode(error, ERROR_DATA);
-    if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
+    if (!name) name = names[content[strspn(content, " \t\r\n")] != '{'];
     SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
     return file_write(to, content, length, error);
 }
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {
-    static const char *const config = "tokenizer_config.json";
+    const char *config = names[TOKENIZER_NAMES];
     SCOPED_FREE char *file = file_of(path);
     const char *slash = strrchr(file, '/');
     SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
     return file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
            (!file_exists(beside) || copy_file(beside, folder, config, error));
+}
+
+bool tokenizer_copies(const char *name) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
 }
 
 bool tokenizer_differs(const char *path, const char *other) {

@@ -78,7 +78,8 @@ static void a_vocabulary_does_not_replace_the_text_that_it_is_learned_from(void 
     expect("$SMELT data train-tokenizer link texts/a vocabulary=300", ERROR_USAGE, "texts/a is both input and output");
     expect("cmp before text && cmp before texts/a", 0, "");
     expect("$SMELT data train-tokenizer texts texts.json vocabulary=300", 0, "");
-    expect("$SMELT data train-tokenizer texts texts.json vocabulary=300", 0, "");
+    expect("$SMELT data train-tokenizer texts texts.json vocabulary=300", ERROR_USAGE, "texts.json exists: give another name");
+    expect("$SMELT data train-tokenizer texts texts.json vocabulary=300 overwrite=true", 0, "");
 }
 
 static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {

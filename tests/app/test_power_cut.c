@@ -140,7 +140,7 @@ static void shards_survive(void **state) {
 static void tokenizers_survive(void **state) {
     (void)state;
     static const char *const paths[] = {"tokenizer.json", NULL};
-    const char *words = "data train-tokenizer text out/tokenizer.json vocabulary=300";
+    const char *words = "data train-tokenizer text out/tokenizer.json vocabulary=300 overwrite=true";
     check_command(&(Product){"a tokenizer", NULL, words, paths});
     write_other_text();
     check_command(

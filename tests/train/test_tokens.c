@@ -107,7 +107,7 @@ static void a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported
     (void)state;
     train_good("run=run data.tokenizer=%s steps=1 schedule.warmup=0", llama3);
     train_good("run=small data.tokenizer=%s steps=1 schedule.warmup=0", gpt2);
-    smelt_good("data train-tokenizer text run/tokenizer/tokenizer.json vocabulary=257");
+    smelt_good("data train-tokenizer text run/tokenizer/tokenizer.json vocabulary=257 overwrite=true");
     assert_int_equal(rename("run/tokenizer/tokenizer.json", "few.json"), 0);
     train_good("run=few data.tokenizer=few.json steps=1 schedule.warmup=0");
     assert_int_equal(rename("small/tokenizer/tokenizer.json", "few/tokenizer/tokenizer.json"), 0);
@@ -124,11 +124,29 @@ static void an_existing_shard_is_replaced_only_when_that_is_wanted(void **state)
     (void)state;
     pack("s", gpt2, "");
     pack("t", "", "valid=0.1");
-    smelt_says(ERROR_USAGE, "the shard s exists: give another name, or overwrite=true", "data pack text s");
-    smelt_says(ERROR_USAGE, "the shard t-train exists", "data pack text t valid=0.2");
+    smelt_says(ERROR_USAGE, "s.idx exists: give another name, or overwrite=true", "data pack text s");
+    smelt_says(ERROR_USAGE, "t-train.idx exists", "data pack text t valid=0.2");
     smelt_says(ERROR_NONE, "tokenizer:        s.tokenizer\n", "data show s");
     smelt_good("data pack text s overwrite=true");
     smelt_says(ERROR_NONE, "tokenizer:        bytes\n", "data show s");
+}
+
+/* A folder or file of the user's under one of the names that a shard takes. */
+static void what_is_no_shard_is_never_replaced(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("s.tokenizer", 0777), 0);
+    write_text("s.tokenizer/mine", "mine");
+    smelt_says(ERROR_USAGE, "s.tokenizer exists: give another name, or overwrite=true", "data pack text s");
+    smelt_says(ERROR_USAGE, "s.tokenizer holds mine, which is no file of a shard's tokenizer", "data pack text s overwrite=true");
+    write_text("t.bin", "mine");
+    smelt_says(ERROR_USAGE, "t.bin exists: give another name", "data pack text t");
+    smelt_good("data pack text u");
+    assert_int_equal(rename("u.tokenizer/tokenizer.json", "kept.json"), 0);
+    smelt_good("data train-tokenizer text u.tokenizer/tokenizer.json vocabulary=257");
+    smelt_says(ERROR_USAGE, "u.tokenizer/tokenizer.json exists", "data train-tokenizer text u.tokenizer/tokenizer.json vocabulary=258");
+    smelt_good("data pack text u tokenizer=u.tokenizer overwrite=true");
+    smelt_says(ERROR_NONE, "tokenizer:        u.tokenizer\n", "data show u");
+    assert_true(access("s.tokenizer/mine", F_OK) == 0 && access("s.bin", F_OK) != 0);
 }
 
 int main(void) {
@@ -145,6 +163,7 @@ int main(void) {
         TRAIN_TEST(a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported),
         TRAIN_TEST(rows_that_no_token_reaches_are_named),
         TRAIN_TEST(an_existing_shard_is_replaced_only_when_that_is_wanted),
+        TRAIN_TEST(what_is_no_shard_is_never_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
