@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/command.h"
+#include "base/scope.h"
 #include "advise/doctor.h"
 
 typedef struct DoctorOptions {
@@ -29,7 +30,9 @@ static bool run(Invocation *invocation, Error *error) {
     (void)error;
     doctor_examine(&doctor, "", options->folder, options->self_test);
     if (options->names) doctor_list_names(&doctor);
-    (options->json ? doctor_print_json : doctor_print)(&doctor, stdout);
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    (options->json ? doctor_print_json : doctor_print)(&doctor, page.file);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;
     doctor_free(&doctor);

@@ -41,7 +41,9 @@ static bool run(Invocation *invocation, Error *error) {
     if (*options->bench) cluster.measured = &measured;
     int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
     if (!forecast_best(&forecast, config, &cluster, zero, options->search, error)) return false;
-    forecast_print(&forecast, config, &cluster, stdout);
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    forecast_print(&forecast, config, &cluster, page.file);
     return forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
                                 options->search ? "" : ", or search=true");
 }

@@ -2,10 +2,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "app/command.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/wrap.h"
 #include "ckpt/ckpt.h"
 #include "config/config.h"
 #include "train/lineage.h"
@@ -127,7 +129,7 @@ static bool run(Invocation *invocation, Error *error) {
     print_checkpoints(where, checkpoints, out);
     fclose(out);
     blank_controls(text, '?', true); /* files of a run may hold anything */
-    fputs(text, stdout);
+    wrap_lines(stdout, text, wrap_columns(STDOUT_FILENO));
     return true;
 }
 

@@ -31,7 +31,9 @@ static bool run(Invocation *invocation, Error *error) {
     if (!settings_hardware(options->gpu, options->bench, &question.hardware, &measured, error)) return false;
     if (*options->bench) question.measured = &measured;
     size_check(&sizing, &question);
-    size_print(&sizing, &question, stdout);
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    size_print(&sizing, &question, page.file);
     if (sizing.faults) invocation->code = ERROR_INTERNAL;
     return true;
 }

@@ -176,7 +176,9 @@ static bool plan_together(const Config *given, Error *error) {
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
     Device *device = prints ? command_open_device(config->device, config->precision, error) : NULL;
-    bool done = prints ? device && plan_print(config, device, device_available(device), stdout, error) : agreed;
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    bool done = prints ? device && plan_print(config, device, device_available(device), page.file, error) : agreed;
     comm_close(comm);
     device_close(device);
     return done;

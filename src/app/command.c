@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/backend.h"
 #include "base/array.h"
@@ -157,6 +158,19 @@ int command_run(const Command *command, int argc, char **argv) {
     options_free_strings(&invocation.settings);
     free(invocation.options);
     return done ? invocation.code : (int)error.code;
+}
+
+void command_page_open(CommandPage *page) {
+    *page = (CommandPage){0};
+    page->file = open_memstream(&page->text, &page->length);
+    if (!page->file) page->file = stdout;
+}
+
+void command_page_print(CommandPage *page) {
+    if (page->file == stdout) return;
+    fclose(page->file);
+    wrap_lines(stdout, page->text, wrap_columns(STDOUT_FILENO));
+    free(page->text);
 }
 
 Precision command_precision(int choice, Precision own) { return choice ? (Precision)(choice - 1) : own; }

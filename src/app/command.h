@@ -3,6 +3,8 @@
  * code. */
 #pragma once
 
+#include <stdio.h>
+
 #include "base/options.h"
 #include "graph/graph.h"
 
@@ -51,6 +53,15 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
 /* The argument at argv[*at], which is "--key=value", "--key value", "--key" (a row of type bool) or "key=value", as
  * "key=value" for the caller to free; steps over what it used. NULL: ERROR_USAGE. */
 char *command_assignment(const OptionTable *table, int argc, char **argv, int *at, Error *error);
+
+/* Text for stdout, which is printed when it is complete: on a terminal no line is wider, unless a word is. */
+typedef struct CommandPage {
+    FILE *file; /* where the text is written */
+    char *text;
+    size_t length;
+} CommandPage;
+void command_page_open(CommandPage *page);
+void command_page_print(CommandPage *page); /* and closes it */
 
 /* Prints a configuration to start from: llama, zaya, mpt, gpt2 or finetune. ERROR_USAGE for another name. */
 bool example_print(const char *name, Error *error);

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/wrap.h"
+
 static const double progress_delay_seconds = 2.0;
 static const double progress_terminal_seconds = 0.1;
 static const double progress_plain_seconds = 10.0;
@@ -36,20 +38,28 @@ static void neutralise_controls(char *text) {
         if ((*c < 0x20 && *c != '\n' && *c != '\t') || *c == 0x7f) *c = '?';
 }
 
-/* One write per line, so that lines of several processes do not mix. On a terminal a line first clears the progress
- * line that may be there; the next update draws it again. */
+/* One write per line, so that lines of several processes do not mix; its first `label` bytes are coloured. On a terminal
+ * a line first clears the progress line that may be there; the next update draws it again. */
+static void print_whole(const char *line, const char *colour, size_t label) {
+    char *text = NULL;
+    size_t size;
+    FILE *whole = open_memstream(&text, &size);
+    if (!whole) return;
+    wrap_lines(whole, line, wrap_columns(STDERR_FILENO));
+    fclose(whole);
+    fprintf(
+        stderr, "%s%s%.*s%s%s\n", on_terminal() ? LOG_CLEAR_LINE : "", colour, (int)label, text, *colour ? "\033[0m" : "", text + label);
+    free(text);
+}
+
 static void print_line(const char *label, const char *colour, const char *format, va_list arguments) {
     char message[8192], line[sizeof message + 64];
     int needed = vsnprintf(message, sizeof message, format, arguments);
     if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
     neutralise_controls(message);
-    bool coloured = *colour && in_colour();
-    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? LOG_CLEAR_LINE : "", coloured ? colour : "", label,
-        coloured ? "\033[0m" : "", message);
-    fputs(line, stderr);
-    if (!copy_line) return;
     snprintf(line, sizeof line, "%s%s", label, message);
-    copy_line(copy_context, line);
+    print_whole(line, in_colour() ? colour : "", *label ? strlen(label) - 1 : 0);
+    if (copy_line) copy_line(copy_context, line);
 }
 
 #define LOG_FUNCTION(NAME, LABEL, COLOUR)               \

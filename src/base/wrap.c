@@ -1,8 +1,14 @@
-/* Line breaks for a terminal of 80 columns. Texts are ours, in ASCII: a byte is a column. Called by --help. */
+/* Line breaks. Texts of --help are ours, in ASCII: a byte is a column. Other lines may hold names in UTF-8, of which each
+ * character counts as a column. Called by whatever prints for people. */
 #include "base/wrap.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { HANG = 4, MOST_COLUMNS = 1000 };
 
 /* Prints the `length` bytes of words at `text`, and a newline. */
 static void print_words(FILE *file, const char *text, size_t length, int column, int indent) {
@@ -28,13 +34,18 @@ static void print_words(FILE *file, const char *text, size_t length, int column,
 
 void wrap_words(FILE *file, const char *text, int column, int indent) { print_words(file, text, strlen(text), column, indent); }
 
+/* Where the second column of "  NAME    what it is" begins; `none` without one. */
+static size_t second_column(const char *line, size_t length, size_t none) {
+    for (size_t i = strspn(line, " "); i + 1 < length; i++)
+        if (line[i] == ' ' && line[i + 1] == ' ') return i + strspn(line + i, " ");
+    return none;
+}
+
 /* A line of its own: "  NAME    what it is". */
 static void print_line(FILE *file, const char *line, size_t length) {
-    size_t start = strspn(line, " "), indent = start + 4, head = start;
-    for (size_t i = start; i + 1 < length && head == start; i++)
-        if (line[i] == ' ' && line[i + 1] == ' ') head = indent = i + strspn(line + i, " ");
+    size_t start = strspn(line, " "), head = second_column(line, length, start);
     fprintf(file, "%.*s", (int)head, line);
-    print_words(file, line + head, length - head, (int)head, (int)indent);
+    print_words(file, line + head, length - head, (int)head, (int)(head == start ? start + HANG : head));
 }
 
 /* A paragraph ends before an empty line and before a line of its own. */
@@ -56,5 +67,58 @@ void wrap_text(FILE *file, const char *text) {
         if (line) print_line(file, text, length);
         else print_words(file, text, length, 0, 0);
         text += length + (text[length] == '\n');
+    }
+}
+
+/* -- Lines for the terminal ---------------------------------------------------------------------------------------- */
+
+const char *wrap_variable(int descriptor) { return descriptor == STDERR_FILENO ? "SMELT_STDERR_COLUMNS" : "SMELT_STDOUT_COLUMNS"; }
+
+static long number_in(const char *variable) {
+    const char *text = getenv(variable);
+    return text ? strtol(text, NULL, 10) : 0;
+}
+
+int wrap_columns(int descriptor) {
+    struct winsize size = {0};
+    bool terminal = isatty(descriptor);
+    long columns = number_in(terminal ? "COLUMNS" : wrap_variable(descriptor));
+    if (columns <= 0 && terminal && ioctl(descriptor, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
+    if (columns <= 0) return terminal ? WRAP_WIDTH : 0;
+    return columns < MOST_COLUMNS ? (int)columns : MOST_COLUMNS;
+}
+
+static size_t characters(const char *text, size_t bytes) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++) count += (text[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static void print_broken(FILE *file, const char *line, size_t length, size_t columns) {
+    size_t start = strspn(line, " "), indent = second_column(line, length, start + HANG), used = 0;
+    bool first = true; /* of the words of a printed line */
+    if (indent > columns / 2) indent = start + HANG;
+    for (size_t at = 0; at < length;) {
+        size_t blanks = strspn(line + at, " "), word = strcspn(line + at + blanks, " \n"), width = characters(line + at + blanks, word);
+        if (first || used + blanks + width <= columns) {
+            used += blanks + width;
+            fprintf(file, "%.*s", (int)(blanks + word), line + at);
+        } else {
+            used = indent + width;
+            fprintf(file, "\n%*s%.*s", (int)indent, "", (int)word, line + at + blanks);
+        }
+        first = false;
+        at += blanks + word;
+    }
+}
+
+void wrap_lines(FILE *file, const char *text, int columns) {
+    for (;;) {
+        size_t length = strcspn(text, "\n");
+        if (columns > 0 && characters(text, length) > (size_t)columns) print_broken(file, text, length, (size_t)columns);
+        else fprintf(file, "%.*s", (int)length, text);
+        if (!text[length]) return;
+        fputc('\n', file);
+        text += length + 1;
     }
 }

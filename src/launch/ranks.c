@@ -18,10 +18,21 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/wrap.h"
 
 int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
 /* -- Starting ------------------------------------------------------------------------------------------------------ */
+
+/* What a rank prints goes through a pipe to the terminal of this process, beside its number with output=all. Lines are
+ * not broken where patterns are looked for in them. */
+static void describe_terminal(const RankPlan *plan, int rank, ChildVariables *variables) {
+    int number = plan->show_all ? snprintf(NULL, 0, "[%d] ", ranks_number(plan, rank)) : 0;
+    for (int file = STDOUT_FILENO; file <= STDERR_FILENO; file++) {
+        int columns = plan->whole_lines ? 0 : wrap_columns(file);
+        child_set_variable(variables, memory_format("%s=%d", wrap_variable(file), columns > number ? columns - number : 0));
+    }
+}
 
 /* The place of a rank as torchrun describes it, its secret, devices, threads and heartbeat. */
 static ChildVariables describe_rank(const Ranks *ranks, int rank) {
@@ -39,6 +50,7 @@ static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     if (plan->devices) child_set_variable(&variables, memory_format("HIP_VISIBLE_DEVICES=%s", plan->devices));
     if (plan->devices) child_set_variable(&variables, memory_format("CUDA_VISIBLE_DEVICES=%s", plan->devices));
     if (!getenv("OMP_NUM_THREADS")) child_set_variable(&variables, memory_format("OMP_NUM_THREADS=%d", threads > 1 ? threads : 1));
+    describe_terminal(plan, rank, &variables);
     child_set_variable(&variables, memory_format("SMELT_HEARTBEATS=%d", ranks->heartbeat_file));
     return variables;
 }

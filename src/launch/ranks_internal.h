@@ -35,6 +35,7 @@ typedef struct RankPlan {
     Secret secret; /* by which the ranks of this attempt recognise each other */
     char *devices; /* for the vendors' variables; NULL: as they are */
     bool show_all;
+    bool whole_lines; /* the ranks break no line where the terminal ends */
 } RankPlan;
 
 typedef struct Ranks {

@@ -480,8 +480,10 @@ static bool compile_pattern(const char *name, const char *text, LinePattern *pat
 bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
     *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1};
-    supervisor->plan =
-        (RankPlan){.command = rank_command(command), .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
+    supervisor->plan = (RankPlan){.command = rank_command(command),
+        .count = (int)options->ranks,
+        .show_all = options->output == LAUNCH_OUTPUT_ALL,
+        .whole_lines = *options->restart_on || *options->stop_on};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
     supervisor->health = health_open("");
     bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error) &&

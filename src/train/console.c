@@ -1,15 +1,15 @@
 /* The console of a training. Steps have one table of columns, of which a terminal gets those that fit its width, now
- * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts. Other lines
- * are broken at blanks where the terminal ends. Owns the log file. Called by the training loop. */
+ * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts; a pipe to
+ * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the log file. Called by the training loop. */
 #include "train/console.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,33 +18,47 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/wrap.h"
 #include "train/metrics_internal.h"
 
-enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24, USUAL_WIDTH = 80, MOST_WIDTH = 1000 };
+enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24 };
 static const double line_seconds = 1, status_seconds = 0.1;
 
 struct Console {
     int64_t every;
-    bool terminal, status; /* of stdout; whether it gets a status line */
+    bool terminal, status; /* lines fit a terminal; stdout is one, and gets a status line */
     bool drawn;            /* the status line is there */
     unsigned columns;      /* of the last header, a bit for each; 0: none was printed */
     int below;             /* lines since that header */
     double printed, drew;  /* log_seconds() of the last step line and status line */
     double smooth;         /* loss, over some ten steps */
     int64_t smoothed;      /* steps in it */
-    bool logged_header;
     /* Of any thread: */
+    atomic_bool logged_header;
     pthread_mutex_t lock;
     File log;
-    bool open, failed;
-    char *early; /* lines from before the log was open; what is beyond MOST_EARLY bytes is left out */
+    bool open, failed, removed; /* removed: the log is a new file, of which nobody was told */
+    char *early;                /* lines from before the log was open; what is beyond MOST_EARLY bytes is left out */
     size_t early_bytes;
 };
 
 /* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
 
+/* A file without a name is lost with the process, so that lines go on in a new one. */
+static bool reopen_removed(Console *console, Error *error) {
+    SCOPED(file_close) File fresh = {0};
+    if (!file_is_unlinked(&console->log)) return true;
+    if (!file_open_append(&fresh, console->log.path, false, error)) return false;
+    File removed = console->log;
+    console->log = fresh;
+    fresh = removed;
+    console->logged_header = false;
+    console->removed = true;
+    return true;
+}
+
 static bool append(Console *console, const char *text, size_t bytes, Error *error) {
-    if (console->open) return file_append(&console->log, text, (int64_t)bytes, error);
+    if (console->open) return reopen_removed(console, error) && file_append(&console->log, text, (int64_t)bytes, error);
     if (console->early_bytes + bytes > MOST_EARLY) return true;
     console->early = memory_resize(console->early, console->early_bytes + bytes);
     memcpy(console->early + console->early_bytes, text, bytes);
@@ -52,11 +66,13 @@ static bool append(Console *console, const char *text, size_t bytes, Error *erro
     return true;
 }
 
-/* A full disk costs lines of the log, and one warning. */
+/* A full disk costs lines of the log, and one warning. Gives the lock back. */
 static void note_failure(Console *console, bool failed, const Error *error) {
-    bool first = failed && !console->failed;
+    bool first = failed && !console->failed, removed = console->removed;
     console->failed |= failed;
+    console->removed = false;
     pthread_mutex_unlock(&console->lock);
+    if (removed) log_warn("%s was removed or replaced while the run trains: its lines so far are lost", console->log.path);
     if (first) log_warn("%s; training goes on, and this log lacks lines", error->message);
 }
 
@@ -173,26 +189,19 @@ static void format_line(const Console *console, const StepMetrics *step, unsigne
 
 /* -- The terminal -------------------------------------------------------------------------------------------------- */
 
-/* COLUMNS, where it is set, else what the terminal says. */
-static int terminal_width(void) {
-    struct winsize size = {0};
-    const char *given = getenv("COLUMNS");
-    long width = given ? strtol(given, NULL, 10) : 0;
-    if (width <= 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) width = size.ws_col;
-    return width <= 0 ? USUAL_WIDTH : width < MOST_WIDTH ? (int)width : MOST_WIDTH;
-}
-
 /* One write for the line, so that lines of several processes do not mix. */
 static void show_line(Console *console, const char *line) {
-    printf("%s%s\n", console->status ? LOG_CLEAR_LINE : "", line);
+    if (console->status) printf(LOG_CLEAR_LINE);
+    wrap_lines(stdout, line, wrap_columns(STDOUT_FILENO));
+    printf("\n");
     fflush(stdout);
     console->drawn = false;
 }
 
 static void show_step(Console *console, const StepMetrics *step) {
     char line[512];
-    unsigned chosen =
-        choose_columns(console->terminal ? terminal_width() : FIXED_WIDTH, step->steps, !console->terminal || step->peak_flops > 0);
+    unsigned chosen = choose_columns(
+        console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step->steps, !console->terminal || step->peak_flops > 0);
     bool header = chosen != console->columns || (console->terminal && console->below >= HEADER_EVERY);
     if (header) {
         format_line(NULL, step, chosen, line, sizeof line);
@@ -209,7 +218,7 @@ static void show_step(Console *console, const StepMetrics *step) {
 static void draw_status(Console *console, const StepMetrics *step) {
     enum { LEAST_BAR = 10, MOST_BAR = 50 };
     char speed[32], left[32], loss[32], text[256], bar[MOST_BAR + 1];
-    int width = terminal_width() - 1;
+    int width = wrap_columns(STDOUT_FILENO) - 1;
     double part = (double)step->step / (double)step->steps;
     log_format_count(metrics_rates(step).tokens_per_second, speed);
     log_format_duration(step->seconds_left, left);
@@ -271,24 +280,6 @@ void console_end_steps(Console *console) {
     console->drawn = false;
 }
 
-/* Breaks the line at blanks where it is wider than the terminal. */
-static void show_text(Console *console, const char *line) {
-    enum { INDENT = 9 }; /* below the text of summary.c's lines */
-    int width = console->terminal ? terminal_width() : MOST_LINE, indent = 0;
-    while ((int)strlen(line) > width - indent && width > 2 * INDENT) {
-        int cut = width - indent;
-        while (cut > 0 && line[cut] != ' ') cut--;
-        if (cut == 0) break;
-        char part[MOST_WIDTH + 1];
-        snprintf(part, sizeof part, "%*s%.*s", indent, "", cut, line);
-        show_line(console, part);
-        line += cut + 1;
-        indent = INDENT;
-    }
-    SCOPED_FREE char *last = memory_format("%*s%s", indent, "", line);
-    show_line(console, last);
-}
-
 void console_print(Console *console, const char *format, ...) {
     char line[MOST_LINE];
     va_list arguments;
@@ -296,7 +287,7 @@ void console_print(Console *console, const char *format, ...) {
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
     blank_controls(line, '?', false);
-    show_text(console, line);
+    show_line(console, line);
     log_line(console, line);
 }
 
@@ -306,8 +297,8 @@ Console *console_create(int64_t every) {
     Console *console = memory_allocate(sizeof *console);
     const char *kind = getenv("TERM");
     console->every = every;
-    console->terminal = isatty(STDOUT_FILENO);
-    console->status = console->terminal && !(kind && strcmp(kind, "dumb") == 0);
+    console->terminal = wrap_columns(STDOUT_FILENO) > 0;
+    console->status = isatty(STDOUT_FILENO) && !(kind && strcmp(kind, "dumb") == 0);
     pthread_mutex_init(&console->lock, NULL);
     return console;
 }

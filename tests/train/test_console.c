@@ -248,6 +248,50 @@ static void a_long_line_is_broken_at_blanks_where_the_terminal_ends(void **state
     }
 }
 
+static void a_pipe_to_a_launcher_on_a_terminal_gets_lines_that_fit_it(void **state) {
+    (void)state;
+    StepMetrics step = plain;
+    step.steps = 60;
+    step.peak_flops = NAN;
+    setenv("SMELT_STDOUT_COLUMNS", "80", 1);
+    SCOPED_FREE char *all = show(0, 1, step, 1, 59), *quick = show(0, 0, step, 1, 59);
+    unsetenv("SMELT_STDOUT_COLUMNS");
+    assert_true(widest(all) <= 80);
+    assert_int_equal(count(all, "/60 "), 59);
+    assert_true(count(quick, "/60 ") < 30);
+    assert_null(strchr(all, '\033'));
+    assert_null(strstr(all, "unknown"));
+}
+
+/* What `print` writes on stderr, for the caller to free. */
+static char *errors_of(void (*print)(void)) {
+    size_t length;
+    int before = dup(STDERR_FILENO);
+    assert_non_null(freopen("errors", "w", stderr));
+    setvbuf(stderr, NULL, _IONBF, 0);
+    print();
+    dup2(before, STDERR_FILENO);
+    close(before);
+    return (char *)read_bytes("errors", &length);
+}
+
+static void print_long_warning(void) {
+    log_warn("the folder /a/very/long/path/of/some/45/characters/and/more was moved; go on with: smelt train it  and  more words");
+}
+
+static void a_warning_is_broken_at_blanks_and_no_word_is_cut(void **state) {
+    (void)state;
+    SCOPED_FREE char *whole = errors_of(print_long_warning);
+    setenv("SMELT_STDERR_COLUMNS", "40", 1);
+    SCOPED_FREE char *broken = errors_of(print_long_warning);
+    unsetenv("SMELT_STDERR_COLUMNS");
+    assert_int_equal(count(whole, "\n"), 1);
+    assert_string_equal(broken, "warning: the folder\n"
+                                "    /a/very/long/path/of/some/45/characters/and/more\n"
+                                "    was moved; go on with: smelt train\n"
+                                "    it  and  more words\n");
+}
+
 static void a_name_does_not_become_a_control_sequence(void **state) {
     (void)state;
     Screen screen;
@@ -311,6 +355,26 @@ static void the_log_has_every_step_and_every_line_over_restarts(void **state) {
     assert_null(strchr(text, '\033'));
 }
 
+static void a_log_that_was_removed_goes_on_in_a_new_file(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("run", 0777), 0);
+    Screen screen;
+    screen_open(&screen, 0);
+    Console *console = console_create(0);
+    log_copy(console_take, console);
+    console_open_log(console, "run");
+    console_step(console, &plain);
+    assert_int_equal(unlink("run/log.txt"), 0);
+    console_print(console, "after");
+    console_step(console, &plain);
+    log_copy(NULL, NULL);
+    console_close(console);
+    free(screen_text(&screen));
+    SCOPED_FREE char *text = log_text();
+    static const char *const lines[] = {"Z after\n", "run/log.txt was removed", "%peak", " 3/10 "};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) assert_int_equal(count(text, lines[i]), 1);
+}
+
 static void a_log_on_a_full_disk_is_one_warning(void **state) {
     (void)state;
     struct rlimit old, tight;
@@ -363,9 +427,12 @@ int main(void) {
         TEST(a_terminal_gets_few_lines_and_a_header_now_and_then),
         TEST(the_status_line_shows_how_far_the_run_is),
         TEST(a_long_line_is_broken_at_blanks_where_the_terminal_ends),
+        TEST(a_pipe_to_a_launcher_on_a_terminal_gets_lines_that_fit_it),
+        TEST(a_warning_is_broken_at_blanks_and_no_word_is_cut),
         TEST(a_name_does_not_become_a_control_sequence),
         TEST(the_time_left_is_right_from_the_second_step_though_the_first_is_slow),
         TEST(the_log_has_every_step_and_every_line_over_restarts),
+        TEST(a_log_that_was_removed_goes_on_in_a_new_file),
         TEST(a_log_on_a_full_disk_is_one_warning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
