@@ -183,7 +183,7 @@ static void draw_checkpoints(const Chart *chart, const Marks *marks) {
     }
 }
 
-/* `run` is "" or the run's name and a colon. */
+/* `run` is "" or the run's name and a colon. The best one is hollow. */
 static void draw_evaluation(const Plot *plot, const History *history, const char *style, const char *run, const Mark *mark) {
     char title[PAGE_TEXT], loss[32], bits[32];
     const Chart *chart = &plot->chart;
@@ -191,10 +191,12 @@ static void draw_evaluation(const Plot *plot, const History *history, const char
     if (!isfinite(mark->value) || !isfinite(x) || mark->value > chart->y.high) return;
     page_loss(mark->value, loss);
     page_loss(mark->other, bits);
-    snprintf(title, sizeof title, "%sstep %lld: validation loss %s%s%s", run, (long long)mark->step, loss,
-        isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
+    bool best = mark->step == history->best.step && mark->value <= history->best.value;
+    snprintf(title, sizeof title, "%sstep %lld: validation loss %s%s%s%s", run, (long long)mark->step, loss,
+        isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "", best ? ", the best" : "");
     chart_dot(chart, "ring", x, mark->value, title);
     chart_dot(chart, style, x, mark->value, title);
+    if (best) chart_dot(chart, "best", x, mark->value, title);
 }
 
 static void draw_evaluations(const Plot *plot, const History *history, const char *style, const char *run) {
@@ -211,6 +213,7 @@ static void draw_evaluations(const Plot *plot, const History *history, const cha
     size_t stride = marks->thin.count / DOTS + 1;
     for (size_t i = 0; i < marks->thin.count; i += stride) draw_evaluation(plot, history, style, run, &marks->items[i]);
     if (marks->thin.seen > 0) draw_evaluation(plot, history, style, run, &marks->last);
+    draw_evaluation(plot, history, style, run, &history->best);
 }
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */
@@ -316,7 +319,7 @@ static void loss_legend(const Plot *plot) {
     fputs("<div class=\"legend\">", out);
     legend_item(out, smoothed, "k-train", "", "training, smoothed", 0);
     legend_item(out, true, smoothed ? "k-raw" : "k-train", "", smoothed ? "each step" : "training", 0);
-    legend_item(out, history->evaluations.thin.seen > 0, "k-valid", "round", "validation", 0);
+    legend_item(out, history->evaluations.thin.seen > 0, "k-valid", "round", "validation (the best is hollow)", 0);
     legend_item(out, history->checkpoints.thin.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.thin.seen);
     legend_item(out, history->skipped.thin.seen + history->broken.thin.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
     legend_item(out, history->restarts > 0, "k-start", "dashed", "restart", history->restarts);

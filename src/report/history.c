@@ -131,10 +131,12 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
 }
 
 static bool add_evaluation(History *history, int64_t step, const json_t *record) {
+    const double tokens = number(record, "tokens");
     Mark mark = {step, number(record, "loss"), number(record, "bits_per_byte")};
+    if (fabs(tokens - history->evaluated_tokens) > 0) history->best.value = NAN; /* losses over other data do not compare */
     if (isfinite(mark.value) && !(history->best.value <= mark.value)) history->best = mark;
     marks_add(&history->evaluations, mark);
-    history->evaluated_tokens = number(record, "tokens");
+    history->evaluated_tokens = tokens;
     return true;
 }
 

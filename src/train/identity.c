@@ -51,8 +51,8 @@ static json_t *checksum_text(uint64_t hash) { return json_sprintf("xxh3 %016" PR
 static json_t *describe_shard(const Shard *shard) {
     size_t bytes = (size_t)shard->document_count * sizeof *shard->document_end;
     const uint64_t parts[] = {shard->checksum, hash_bytes(shard->document_end, bytes), (uint64_t)shard->token_bytes};
-    return json_sprintf("%" PRId64 " documents, %" PRId64 " tokens, xxh3 %016" PRIx64, shard->document_count, shard->token_count,
-        hash_bytes(parts, sizeof parts));
+    return json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, shard->document_count,
+        plural(shard->document_count), shard->token_count, hash_bytes(parts, sizeof parts));
 }
 
 /* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small file. */

@@ -20,8 +20,8 @@
 
 /* What the records that were there say. */
 typedef struct Kept {
-    int64_t evaluation, checkpoint; /* the last step of each; -1: none */
-    int64_t step, missing, gap;     /* the last step; how many steps before it have no record, and the first of them */
+    int64_t checkpoint;         /* the step of the last one; -1: none */
+    int64_t step, missing, gap; /* the last step; how many steps before it have no record, and the first of them */
 } Kept;
 
 struct Metrics {
@@ -46,32 +46,38 @@ static void note_step(Kept *kept, int64_t at) {
     kept->step = at;
 }
 
+/* Which records stay: those up to `step`, and starts; of the run that a fork is made of only starts before it. */
+typedef struct Cut {
+    int64_t step;
+    bool fork;
+} Cut;
+
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
  * the first step. Lines that open otherwise are not ours to judge and stay, unless they hold zeros, which a power cut
  * leaves where records were not synced. Half a record goes. */
-static bool keeps(const FileReader *reader, int64_t step, Kept *kept) {
+static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     char kind[16];
     long long at;
     if (memchr(reader->line, '\0', reader->length)) return false;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
     if (!ours) return true;
     if (reader->line[reader->length - 1] != '}') return false;
-    if (at > step) return strcmp(kind, "start") == 0;
+    if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
+    if (at > cut.step) return false;
     if (strcmp(kind, "step") == 0) note_step(kept, at);
-    if (strcmp(kind, "evaluation") == 0) kept->evaluation = at;
     if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
     return true;
 }
 
 /* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*kept` what
  * those that stay say. */
-static bool filter(const char *path, int64_t step, File *copy, bool *dropped, Kept *kept, Error *error) {
+static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *kept, Error *error) {
     FileReader reader;
     bool good = true;
     if (!file_reader_open(&reader, path, error)) return false;
     *dropped = false;
     for (FileLine line; good && (line = file_reader_next(&reader)) != FILE_LINE_END;) {
-        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, kept)) {
+        if (line != FILE_LINE_WHOLE || !keeps(&reader, cut, kept)) {
             *dropped = true;
         } else if (copy) {
             reader.line[reader.length] = '\n';
@@ -82,18 +88,25 @@ static bool filter(const char *path, int64_t step, File *copy, bool *dropped, Ke
 }
 
 /* Another process, or nobody, sees either the old file or the new one. */
-static bool rewrite(const char *path, int64_t step, Error *error) {
+static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
     SCOPED(file_close) File copy = {0};
     bool dropped;
     Kept kept = {0};
-    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
+    return file_replace_begin(&copy, to, error) && filter(from, cut, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
 }
 
+static bool is_absent(const char *path) { return !file_exists(path) && errno == ENOENT; }
+
 static bool drop_later_records(const char *path, int64_t step, Kept *kept, Error *error) {
+    const Cut cut = {.step = step};
     bool dropped = false;
-    *kept = (Kept){.evaluation = -1, .checkpoint = -1};
-    if (!file_exists(path) && errno == ENOENT) return true;
-    return filter(path, step, NULL, &dropped, kept, error) && (!dropped || rewrite(path, step, error));
+    *kept = (Kept){.checkpoint = -1};
+    return is_absent(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
+}
+
+bool metrics_fork(const char *base, const char *run, int64_t step, Error *error) {
+    SCOPED_FREE char *from = memory_format("%s/metrics.jsonl", base), *to = memory_format("%s/metrics.jsonl", run);
+    return is_absent(from) || rewrite(from, to, (Cut){step, true}, error);
 }
 
 /* Reports draw no line where records are missing. */
@@ -118,8 +131,6 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
     metrics_close(metrics);
     return NULL;
 }
-
-int64_t metrics_evaluated(const Metrics *metrics) { return metrics->kept.evaluation; }
 
 int64_t metrics_saved(const Metrics *metrics) { return metrics->kept.checkpoint; }
 

@@ -30,12 +30,13 @@ StepRates metrics_rates(const StepMetrics *step);
 
 typedef struct Metrics Metrics;
 
+/* Before metrics_open of a fork: gives `run` the records of `base` until after `step`, in place of any that it has. */
+bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after
  * its last checkpoint, are removed, so that each step is reported once. */
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
-/* The step of the last evaluation among the records that the file had when it was opened; -1: none. */
-int64_t metrics_evaluated(const Metrics *metrics);
-int64_t metrics_saved(const Metrics *metrics); /* likewise of the last checkpoint */
+/* The step of the last checkpoint among the records that the file had when it was opened; -1: none. */
+int64_t metrics_saved(const Metrics *metrics);
 void metrics_close(Metrics *metrics);
 /* Makes the records so far survive a power cut. */
 bool metrics_sync(const Metrics *metrics, Error *error);

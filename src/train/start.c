@@ -169,14 +169,16 @@ static void record_checkpoint(Loop *loop) {
 
 static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !loop_leads(loop)) return true;
-    if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
-    loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
+    const Config *config = loop->config;
+    if (!checkpoint_probe(run_checkpoints(config->run, config), error)) return false;
+    if (loop->origin.forked && !metrics_fork(config->fork, config->run, loop->session.step, error)) return false;
+    loop->metrics = metrics_open(config->run, loop->session.step, config->tensorboard, error);
     if (!loop->metrics) return false;
-    console_open_log(loop->host->console, loop->config->run);
+    console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);
     SCOPED_FREE char *device = op_describe(&loop->session.backend);
     Computer computer = {comm_size(loop->comm), device};
-    return report_start(loop, error) && lineage_write(loop->config, &loop->origin, &computer, loop->identity, loop->changes, error);
+    return report_start(loop, error) && lineage_write(config, &loop->origin, &computer, loop->identity, loop->changes, error);
 }
 /* -- Warnings ------------------------------------------------------------------------------------------------------ */
 

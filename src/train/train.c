@@ -174,7 +174,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     if (result.stopped) return true;
     loop->pace.evaluation_seconds = result.seconds;
     note_evaluation(loop, &result);
-    if (loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step) report_evaluation(loop, &result);
+    if (loop->metrics) report_evaluation(loop, &result);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS, "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr",
                (long long)loop->session.step, result.loss);

@@ -140,6 +140,15 @@ static void marks_are_spread_evenly_and_the_last_and_best_are_kept(void **state)
     history_free(history);
 }
 
+static void the_best_evaluation_is_one_over_the_newest_data(void **state) {
+    (void)state;
+    History *history = history_of("{\"kind\":\"evaluation\",\"step\":1,\"loss\":1,\"tokens\":10}\n"
+                                  "{\"kind\":\"evaluation\",\"step\":2,\"loss\":3,\"tokens\":20}\n"
+                                  "{\"kind\":\"evaluation\",\"step\":3,\"loss\":4,\"tokens\":20}\n");
+    assert_int_equal(history->best.step, 2);
+    history_free(history);
+}
+
 static void lines_that_are_no_records_are_counted_and_ignored(void **state) {
     (void)state;
     History *history = history_of("garbage\n[1]\n{\"kind\":\"step\"}\n{\"kind\":\"what\",\"step\":1}\n{\"kind\":\"step\",\"step\":1e300}\n"
@@ -388,7 +397,9 @@ static void validation_checkpoints_and_restarts_are_marked(void **state) {
     }
     fclose(file);
     char *text = page();
-    assert_has(text, "<title>step 10: validation loss 2.5000, bits per byte 1.5000</title>");
+    assert_has(text, "<title>step 10: validation loss 2.5000, bits per byte 1.5000, the best</title>");
+    assert_has(text, "bits per byte 1.5000</title>"); /* that of step 20 */
+    assert_has(text, "class=\"dot best\"");
     assert_has(text, "<title>step 10: checkpoint, 1.00 MiB in 0.5s</title>");
     assert_has(text, "<title>process 2 started after step 10</title>");
     assert_has(text, "best: 2.5000 at step 10");
@@ -823,6 +834,7 @@ int main(void) {
         TEST(the_median_speed_of_short_runs_is_exact),
         TEST(the_median_of_long_runs_is_of_an_even_sample),
         TEST(marks_are_spread_evenly_and_the_last_and_best_are_kept),
+        TEST(the_best_evaluation_is_one_over_the_newest_data),
         TEST(lines_that_are_no_records_are_counted_and_ignored),
         TEST(steps_that_come_again_are_ignored),
         TEST(a_torn_last_line_is_no_damage),

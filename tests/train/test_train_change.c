@@ -34,7 +34,8 @@ static void a_rate_that_changes_is_that_of_a_fork(void **state) {
     smelt_says(ERROR_NONE, "optimizer.lr: 0.005 -> 0.001 from step 21 on\n", "train run optimizer.lr=1e-3");
     assert_true(same_checkpoint("run", "fork", 40));
     assert_true(recorded("run", "step", 19, "lr") == 5e-3 && recorded("run", "step", 20, "lr") == 1e-3);
-    assert_true(recorded("fork", "step", 0, "step") == 21 && recorded("fork", "step", 0, "tokens_seen") == 21 * 256);
+    assert_same_steps("run", "fork");
+    assert_int_equal(count_records("fork", "step"), 40);
 }
 
 static void a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own(void **state) {
@@ -48,10 +49,45 @@ static void a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own(void **sta
     assert_int_equal(system("rm -r run"), 0);
     smelt_says(ERROR_NONE, "", "train fork");
     assert_true(same_checkpoint("before", "fork", 40));
+    assert_same_steps("before", "fork");
     ProcessResult shown = smelt("show fork");
     assert_non_null(strstr(shown.output, "/run after step 20: run "));
     assert_non_null(strstr(shown.output, "step 20, the first"));
     process_free(&shown);
+}
+
+/* The run trains on from the step of the fork, and half a record is under way. */
+static void a_fork_has_the_whole_records_of_the_steps_before_it_and_no_others(void **state) {
+    (void)state;
+    train_good("run=run stop_at=20 " CONSTANT);
+    train_good("run=run stop_at=30 " CONSTANT);
+    FILE *file = fopen("run/metrics.jsonl", "a");
+    assert_non_null(file);
+    fputs("{\"kind\": \"step\", \"step\": 1", file);
+    fclose(file);
+    assert_int_equal(mkdir("fork", 0777), 0);
+    write_text("fork/metrics.jsonl", "{\"kind\": \"step\", \"step\": 3}\n"); /* of an attempt that was ended early */
+    smelt_good("train run fork=fork from=20 stop_at=21");
+    assert_int_equal(count_records("fork", "step"), 21);
+    assert_int_equal(count_records("fork", "start"), 2);
+    assert_true(recorded("fork", "start", 0, "step") == 0 && recorded("fork", "start", 1, "step") == 20);
+    assert_true(recorded("fork", "step", 0, "step") == 1 && recorded("fork", "step", 20, "tokens_seen") == 21 * 256);
+}
+
+static void other_validation_data_of_a_finished_run_are_evaluated_printed_and_recorded(void **state) {
+    (void)state;
+    write_corpus("v", 2000);
+    train_good("run=run " CONSTANT);
+    int before = count_records("run", "evaluation");
+    smelt_says(ERROR_NONE, "validation at step 40: loss ", "train run data.valid=v");
+    assert_int_equal(count_records("run", "evaluation"), before + 1);
+    assert_true(recorded("run", "evaluation", -1, "step") == 40);
+    assert_true(recorded("run", "evaluation", -1, "loss") != recorded("run", "evaluation", -2, "loss"));
+    smelt_good("train run");
+    assert_int_equal(count_records("run", "evaluation"), before + 1);
+    char *record = read_text("run/run.json");
+    assert_non_null(strstr(record, "\"data.valid.content\": \"1 document, "));
+    free(record);
 }
 
 static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
@@ -166,6 +202,8 @@ int main(void) {
         TRAIN_TEST(a_schedule_that_is_drawn_again_tells_how_the_rate_jumps),
         TRAIN_TEST(a_rate_that_changes_is_that_of_a_fork),
         TRAIN_TEST(a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own),
+        TRAIN_TEST(a_fork_has_the_whole_records_of_the_steps_before_it_and_no_others),
+        TRAIN_TEST(other_validation_data_of_a_finished_run_are_evaluated_printed_and_recorded),
         TRAIN_TEST(a_fork_that_cannot_be_is_refused_with_what_would_be),
         TRAIN_TEST(a_fork_without_a_checkpoint_does_not_start_anew),
         TRAIN_TEST(the_decay_of_a_wsd_schedule_is_branched),
