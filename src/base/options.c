@@ -381,8 +381,11 @@ int options_difference(const OptionTable *table, const void *old_values, const v
 
 char *options_absolute_path(const char *path) {
     while (!strncmp(path, "./", 2)) path += 2 + strspn(path + 2, "/");
-    SCOPED_FREE char *folder = *path == '/' || !strcmp(path, "none") || strstr(path, "://") ? NULL : getcwd(NULL, 0);
-    return folder ? memory_format("%s/%s", folder, path) : memory_copy_string(path);
+    size_t length = strlen(path);
+    if (strstr(path, "://")) return memory_copy_string(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    SCOPED_FREE char *folder = *path == '/' || !strcmp(path, "none") ? NULL : getcwd(NULL, 0);
+    return memory_format("%s%s%.*s", folder ? folder : "", folder && length ? "/" : "", (int)length, path);
 }
 
 void options_remember(const OptionTable *table, void *values, OptionStrings *strings) {

@@ -89,7 +89,7 @@ void options_print_help(const OptionTable *table, FILE *file);
 /* Rows whose values differ between two structs, as "key: old -> new" lines in `text` (cut when it is full). Returns how
  * many differ. */
 int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
-/* "text" and "./text" as "/folder/text"; what is absolute, a URL or "none" as it is. The caller frees. */
+/* "text", "./text" and "text/" as "/folder/text"; a URL or "none" as it is. The caller frees. */
 char *options_absolute_path(const char *path);
 /* Gives rows of OPTION_ONCE their defaults, and makes relative paths absolute (URLs stay): the values as a run remembers
  * them, which mean the same from any folder. */

@@ -67,8 +67,8 @@ static bool open_input(Shard *shard, const Config *config, bool made, const char
     return pack_once(config, made, input, name, 0, error) && open_in_run(shard, config, name, error);
 }
 
-static bool is_in_run(const Config *config, const char *name) {
-    SCOPED_FREE char *prefix = memory_format("%s/data/%s", config->run, name);
+static bool is_in_run(const char *run, const char *name) {
+    SCOPED_FREE char *prefix = memory_format("%s/data/%s", run, name);
     return shard_exists(prefix);
 }
 
@@ -82,7 +82,8 @@ static char *name_of_valid(const Config *config, bool made) {
     Error ignored = {0};
     options_remember(&config_table, &remembered, &strings);
     char *name = name_of_path(remembered.data.valid);
-    json_auto_t *record = made && !file_exists(config->data.valid) && !is_in_run(config, name) ? lineage_read(config->run, &ignored) : NULL;
+    json_auto_t *record =
+        made && !file_exists(config->data.valid) && !is_in_run(config->run, name) ? lineage_read(config->run, &ignored) : NULL;
     const char *last = json_string_value(json_object_get(json_object_get(record, "identity"), "data.valid"));
     if (!last) return name;
     free(name);
@@ -94,7 +95,13 @@ static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
     bool wanted = !data->valid[0] && data->valid_fraction > 0;
     if (shard_exists(data->train)) return false;
-    return (made && is_in_run(config, "text-train")) || (wanted && !(made && is_in_run(config, "text")));
+    return (made && is_in_run(config->run, "text-train")) || (wanted && !(made && is_in_run(config->run, "text")));
+}
+
+bool corpus_keeps(const char *run, const char *valid) {
+    SCOPED_FREE char *name = valid ? name_of_path(valid) : NULL;
+    if (valid) return is_in_run(run, name);
+    return is_in_run(run, "text") || (is_in_run(run, "text-train") && is_in_run(run, "text-valid"));
 }
 
 /* What a start before the first checkpoint left that split the text. */

@@ -95,14 +95,15 @@ static json_t *sample_path(const char *path, Error *error) {
 json_t *identity_of_text(const char *path, Error *error) {
     enum { READ = 64 }; /* files, spread evenly; of the others name and size count */
     SCOPED(file_list_free) FileList files = {0};
-    if (!pack_list(path, &files, error)) return NULL;
+    SCOPED_FREE char *root = options_absolute_path(path); /* without a slash at its end, which is not in the names */
+    if (!pack_list(root, &files, error)) return NULL;
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
     XXH3_64bits_reset(hash);
     size_t stride = files.count / READ + 1;
     bool good = true;
     for (size_t i = 0; i < files.count && good; i++) {
-        const char *file = files.entries[i].name, *name = file + strlen(path);
+        const char *file = files.entries[i].name, *name = file + strlen(root);
         int64_t bytes;
         good = file_kind(file, &bytes) == FILE_REGULAR || file_fail(error, "inspect", file);
         XXH3_64bits_update(hash, name, strlen(name) + 1);
@@ -162,15 +163,17 @@ static const char *text_of(const json_t *object, const char *name) {
     return text ? text : "none";
 }
 
+static const char *shown(const char *text) { return *text ? text : "\"\""; }
+
 static bool differs(const json_t *saved, const json_t *now, const char *name) {
     return strcmp(text_of(saved, name), text_of(now, name)) != 0;
 }
 
-/* A path means what is there: as long as that is the same, so is the setting. */
+/* A path means what is there: as long as that is the same, so is the setting. One that was not given has not moved. */
 static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     static const char *const paths[] = {"data.train", "data.valid", "data.tokenizer", "init"};
-    bool path = false;
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) path = path || !strcmp(name, paths[i]);
+    bool path = false, given = *text_of(saved, name) && *text_of(now, name);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) path = path || (given && !strcmp(name, paths[i]));
     SCOPED_FREE char *content = memory_format("%s.content", name);
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
     return (path && !text && !differs(saved, now, content)) || !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
@@ -182,7 +185,7 @@ static void compare(const json_t *saved, const json_t *now, bool may_move, Repor
     json_auto_t *all = json_copy((json_t *)now);
     json_object_update_missing(all, (json_t *)saved);
     json_object_foreach(all, name, value) if (differs(saved, now, name) && !(may_move && is_moved(saved, now, name)))
-        report(context, name, text_of(saved, name), text_of(now, name));
+        report(context, name, shown(text_of(saved, name)), shown(text_of(now, name)));
 }
 
 bool identity_accepts(const char *list, const char *name) {

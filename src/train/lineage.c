@@ -179,6 +179,30 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
                        config->run, config->fork, config->run);
 }
 
+/* Text whose packed copy is gone is packed anew: it must be what the copy was made of. Other validation text may come
+ * under another path. */
+static bool check_copy(const Config *config, const char *run, const json_t *saved, bool valid, Error *error) {
+    const char *setting = valid ? "data.valid" : "data.train", *path = valid ? config->data.valid : config->data.train;
+    SCOPED_FREE char *name = memory_format("%s.text", setting), *absolute = options_absolute_path(path);
+    const json_t *before = json_object_get(saved, name);
+    const char *known = json_string_value(json_object_get(saved, setting));
+    bool other = valid && known && strcmp(known, absolute) != 0;
+    if (!before || other || shard_exists(path) || !file_exists(path) || identity_accepts(config->resume.accept, name)) return true;
+    if (corpus_keeps(run, valid ? absolute : NULL)) return true;
+    json_auto_t *now = identity_of_text(path, error);
+    return now && (json_equal(now, before) ||
+                      error_set(error, ERROR_USAGE,
+                          "%s=%s is other text than %s was started with, and the packed copy in %s/data is gone: bring one of them "
+                          "back, or resume.accept=%s packs the text as it is now",
+                          setting, path, run, run, setting));
+}
+
+static bool check_copies(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
+    const json_t *saved = json_object_get(newest, "identity");
+    const char *run = origin->forked ? config->fork : config->run;
+    return check_copy(config, run, saved, false, error) && check_copy(config, run, saved, true, error);
+}
+
 /* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be another
  * run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
@@ -187,7 +211,7 @@ bool lineage_find(const Config *config, Origin *origin, Error *error) {
     json_auto_t *record = lineage_read(config->run, &absent);
     const char *known = lineage_number(json_object_get(record, "identity"));
     if (!newest || !check_fork(config, record, origin, error)) return false;
-    if (origin->step && !compare_settings(config, newest, error)) return false;
+    if (origin->step && !(compare_settings(config, newest, error) && check_copies(config, origin, newest, error))) return false;
     if (!*known && !config->checkpoint.store[0] && !origin->forked) known = lineage_number(json_object_get(newest, "identity"));
     if (strlen(known) != RUN_NUMBER_DIGITS) return draw_number(origin->number, error);
     memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);

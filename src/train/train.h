@@ -42,6 +42,9 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
 bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
+/* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
+ * path. */
+bool corpus_keeps(const char *run, const char *valid);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;

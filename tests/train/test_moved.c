@@ -50,6 +50,36 @@ static void a_folder_of_text_that_has_moved_is_the_same_text(void **state) {
     train_says(ERROR_USAGE, "\ndata.train.text: ", "run=run data.train=again stop_at=30");
 }
 
+static void a_slash_behind_a_folder_is_no_difference(void **state) {
+    (void)state;
+    assert_true(mkdir("texts", 0777) == 0 && mkdir("else", 0777) == 0);
+    write_corpus("texts/a", 6000), write_corpus("texts/b", 4000);
+    train_good("run=run data.train=texts/ stop_at=5");
+    train_good("run=run data.train=texts stop_at=10");
+    move("texts", "else/texts");
+    train_good("run=run data.train=else/texts stop_at=15");
+    train_good("run=run data.train=else/texts// stop_at=20");
+    assert_int_equal(count_records("run", "step"), 20);
+}
+
+static void edited_text_is_not_packed_in_place_of_a_lost_copy(void **state) {
+    (void)state;
+    char *text = read_text("text");
+    write_corpus("v", 2000);
+    train_good("run=run data.valid=v stop_at=10");
+    move("run/data", "lost");
+    write_corpus("text", 9999);
+    train_says(ERROR_USAGE, "data.train=text is other text than run was started with, and the packed copy in run/data is gone",
+        "run=run data.valid=v stop_at=20");
+    smelt_says(ERROR_USAGE, "data.train=", "train run fork=fork");
+    assert_true(access("run/data", F_OK) != 0);
+    write_text("text", text);
+    write_corpus("v", 1999);
+    train_says(ERROR_USAGE, "data.valid=v is other text than run was started with", "run=run data.valid=v stop_at=20");
+    train_good("run=run data.valid=v resume.accept=data.valid stop_at=20");
+    free(text);
+}
+
 static void text_that_is_gone_is_in_the_run(void **state) {
     (void)state;
     train_good("run=whole");
@@ -150,6 +180,15 @@ static void a_path_that_is_given_anew_must_exist(void **state) {
     free(start);
 }
 
+static void a_run_that_started_without_init_takes_none(void **state) {
+    (void)state;
+    train_good("run=other steps=5");
+    train_good("run=run stop_at=10");
+    smelt_says(ERROR_USAGE, "\ninit: \"\" -> /", "train run init=other");
+    smelt_says(ERROR_USAGE, "", "train run init=/nonexistent");
+    smelt_says(ERROR_USAGE, "\ninit: \"\" -> /", "train run fork=fork init=other");
+}
+
 /* The frozen weights are in no checkpoint. */
 static void adapters_follow_their_base_and_need_it(void **state) {
     (void)state;
@@ -172,6 +211,8 @@ int main(void) {
         TRAIN_TEST(other_shards_are_refused_by_path_and_content),
         TRAIN_TEST(text_that_has_moved_is_the_same_text),
         TRAIN_TEST(a_folder_of_text_that_has_moved_is_the_same_text),
+        TRAIN_TEST(a_slash_behind_a_folder_is_no_difference),
+        TRAIN_TEST(edited_text_is_not_packed_in_place_of_a_lost_copy),
         TRAIN_TEST(text_that_is_gone_is_in_the_run),
         TRAIN_TEST(text_that_was_edited_is_named_and_not_read),
         TRAIN_TEST(validation_text_may_move_and_go_too),
@@ -179,6 +220,7 @@ int main(void) {
         TRAIN_TEST(a_tokenizer_may_move_and_go_but_not_change),
         TRAIN_TEST(a_run_that_has_started_does_not_need_what_it_started_from),
         TRAIN_TEST(a_path_that_is_given_anew_must_exist),
+        TRAIN_TEST(a_run_that_started_without_init_takes_none),
         TRAIN_TEST(adapters_follow_their_base_and_need_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
