@@ -22,6 +22,8 @@ place 644 share/man/man1/smelt.1 "$smelt" manual man
 place 644 share/bash-completion/completions/smelt "$smelt" manual bash
 place 644 share/zsh/site-functions/_smelt "$smelt" manual zsh
 place 644 share/fish/vendor_completions.d/smelt.fish "$smelt" manual fish
-for file in README.md LICENSE docs/*; do place 644 "share/doc/smelt/$file" cat "$file"; done
+for file in README.md CONTRIBUTING.md LICENSE docs/*.* docs/screenshots/* bench/README.md bench/results/*.md; do place 644 "share/doc/smelt/$file" cat "$file"; done
 for file in configs/*; do place 644 "share/smelt/$file" cat "$file"; done
-[ ! "$remove" ] || rmdir "$prefix/share/doc/smelt/docs" "$prefix/share/doc/smelt" "$prefix/share/smelt/configs" "$prefix/share/smelt" 2>/dev/null || :
+for folder in doc/smelt/docs/screenshots doc/smelt/docs doc/smelt/bench/results doc/smelt/bench doc/smelt smelt/configs smelt; do
+    [ ! "$remove" ] || rmdir "$prefix/share/$folder" 2>/dev/null || :
+done

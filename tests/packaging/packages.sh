@@ -27,6 +27,11 @@ make --no-print-directory -s install BUILD="$build" DESTDIR="$folder/root" PREFI
 trains install "$folder/root/opt/smelt/bin"
 man -l "$folder/root/opt/smelt/share/man/man1/smelt.1" 2>/dev/null | grep -q 'optimizer.lr=1e-3' || fail "the manual page lacks optimizer.lr"
 for config in "$folder"/root/opt/smelt/share/smelt/configs/*.yaml; do "$build/smelt" size "$config" >/dev/null || [ $? = 1 ] || fail "$config"; done
+(cd "$folder/root/opt/smelt/share/doc/smelt" && grep -o ']([^):#]*)' README.md docs/*.md | while IFS=: read -r file link; do
+    link=${link#](}
+    [ -e "$(dirname "$file")/${link%)}" ] || echo "$file: $link"
+done) >"$folder/links"
+[ ! -s "$folder/links" ] || fail "installed documents link what is not there: $(cat "$folder/links")"
 make --no-print-directory -s uninstall BUILD="$build" DESTDIR="$folder/root" PREFIX=/opt/smelt
 [ -z "$(find "$folder/root" -type f)" ] || fail "uninstall left $(find "$folder/root" -type f)"
 say "make install and uninstall"
