@@ -84,9 +84,13 @@ static bool run_pack(Invocation *invocation, Error *error) {
     log_format_bytes((double)result.bytes, size);
     log_format_duration(seconds, duration);
     log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
-    printf("packed %s of text in %s (%s/s): %" PRId64 " document%s\n", size, duration, rate, result.documents, plural(result.documents));
-    printf("%s%s: %" PRId64 " tokens\n", output, options->valid > 0 ? "-train" : "", result.train_tokens);
-    if (options->valid > 0) printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
+    bool split = options->valid > 0;
+    printf("packed %s of text in %s (%s/s): %" PRId64 " file%s, %" PRId64 " document%s%s\n", size, duration, rate, result.files,
+        plural(result.files), result.documents, plural(result.documents), split ? " (a divided one counts twice)" : "");
+    printf("%s%s: %" PRId64 " tokens\n", output, split ? "-train" : "", result.train_tokens);
+    if (split) printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
+    printf("next     smelt train FILE.yaml run=RUN data.train=%s%s%s%s%s\n", output, split ? "-train" : "", split ? " data.valid=" : "",
+        split ? output : "", split ? "-valid" : "");
     return true;
 }
 

@@ -317,19 +317,27 @@ bool config_settle_length(Config *config, const Config *base, Error *error) {
     return true;
 }
 
+/* The cure is a warmup of a tenth of the steps and a decay of a fifth, where more was asked for. */
+static bool check_schedule(const Config *config, Error *error) {
+    long long steps = config->steps, warmup = config->schedule.warmup, decay = config->schedule.decay;
+    bool known = config->tokens == 0 && config->epochs <= 0;
+    char cure[64] = "";
+    if (!known || warmup + decay <= steps) return true;
+    if (decay) snprintf(cure, sizeof cure, " schedule.decay=%lld", decay < steps / 5 ? decay : steps / 5);
+    return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld are more than steps=%lld: give schedule.warmup=%lld%s",
+        warmup, decay, steps, warmup < steps / 10 ? warmup : steps / 10, cure);
+}
+
 bool config_check(Config *config, Error *error) {
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)
-        return error_set(error, ERROR_USAGE, "data.length=%lld is above model.context=%lld", (long long)config->data.length,
-            (long long)config->model.context);
+        return error_set(error, ERROR_USAGE,
+            "data.length=%lld is above model.context=%lld: give data.length=%lld, or a longer model.context",
+            (long long)config->data.length, (long long)config->model.context, (long long)config->model.context);
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    bool known = config->tokens == 0 && config->epochs <= 0;
-    if (known && config->schedule.warmup + config->schedule.decay > config->steps)
-        return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld are more than steps=%lld",
-            (long long)config->schedule.warmup, (long long)config->schedule.decay, (long long)config->steps);
-    return true;
+    return check_schedule(config, error);
 }

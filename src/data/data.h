@@ -100,7 +100,7 @@ typedef struct PackOptions {
 typedef struct PackResult {
     int64_t documents;                  /* of both parts; empty ones are left out */
     int64_t train_tokens, valid_tokens; /* separators included */
-    int64_t bytes;                      /* of the text files that were packed */
+    int64_t bytes, files;               /* of text that were packed */
 } PackResult;
 
 /* Text to tokens, whose tokenizer is recorded beside them; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.

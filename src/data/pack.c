@@ -287,6 +287,7 @@ static bool pack_file(Packer *packer, const char *path, Error *error) {
     Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
     int64_t done = packer->result.bytes;
     packer->result.bytes += (int64_t)file.size;
+    packer->result.files++;
     return pack_documents(packer, &packer->train, head, done, error) &&
            pack_documents(packer, &packer->valid, tail, done + (int64_t)cut, error);
 }

@@ -147,7 +147,7 @@ bool adapter_load_merged(const char *run, const Config *config, const Graph *gra
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!source_read_config(config->init, &origin, &strings, error) || !check_base(config->init, &origin, error) ||
         !source_load_weights(config->init, &origin, graph, master, NULL, error))
-        return error_context(error, "%s has adapters of init=%s", run, config->init);
+        return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", run, config->init, run);
     if (!lineage_check_base(run, config, error)) return false;
     if (!open_adapters(&adapters, run, config, step, error)) return false;
     merge(&adapters, &config->lora, graph, master);

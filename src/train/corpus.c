@@ -37,11 +37,20 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     if (!corpus->tokenizer) return error_context(error, "data.tokenizer=%s", config->data.tokenizer);
     int32_t tokens = tokenizer_vocabulary(corpus->tokenizer);
     return tokens <= config->model.vocabulary ||
-           error_set(error, ERROR_USAGE, "model.vocabulary=%lld is below the %d tokens of data.tokenizer=%s: give at least as many",
-               (long long)config->model.vocabulary, tokens, config->data.tokenizer);
+           error_set(error, ERROR_USAGE, "model.vocabulary=%lld is below the %d tokens of data.tokenizer=%s: %s",
+               (long long)config->model.vocabulary, tokens, config->data.tokenizer,
+               config->init[0] ? "leave data.tokenizer out, since the model of init was made for another"
+                               : "give model.vocabulary=0, which follows it");
 }
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
+
+/* Names the parts of a shard where only what comes before -train and -valid was given. */
+static bool refuse_whole_of_split(const char *input, Error *error) {
+    SCOPED_FREE char *train = memory_format("%s-train", input);
+    return file_exists(input) || !shard_exists(train) ||
+           error_set(error, ERROR_DATA, "%s was packed in two parts: give data.train=%s data.valid=%s-valid", input, train, input);
+}
 
 /* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless that is `made`. */
 static bool pack_once(const Config *config, bool made, const char *input, const char *name, double valid_fraction, Error *error) {
@@ -53,7 +62,8 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer};
-    return (made && shard_exists(last)) || (file_make_folder(folder, error) && pack_text(&options, &result, error));
+    if (made && shard_exists(last)) return true;
+    return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 
 static bool open_in_run(Shard *shard, const Config *config, const char *name, Error *error) {
@@ -152,7 +162,8 @@ static bool take_vocabulary(Config *config, Error *error) {
     enum { MULTIPLE = 64 };
     if (config->model.vocabulary || !names_tokenizer(config)) return true;
     SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
-    Tokenizer *tokenizer = tokenizer_open(file_exists(config->data.tokenizer) ? config->data.tokenizer : copy, "", error);
+    bool gone = !file_exists(config->data.tokenizer) && file_exists(copy);
+    Tokenizer *tokenizer = tokenizer_open(gone ? copy : config->data.tokenizer, "", error);
     if (!tokenizer) return error_context(error, "model.vocabulary follows data.tokenizer=%s", config->data.tokenizer);
     config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
     tokenizer_free(tokenizer);

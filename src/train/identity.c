@@ -146,7 +146,7 @@ json_t *identity_create(const Config *config, const Corpus *corpus, const char *
     json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
     bool good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
-        good = error_context(error, "init=%s", config->init);
+        good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;
     json_decref(identity);
     return NULL;

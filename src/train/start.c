@@ -221,6 +221,15 @@ static void warn_of_rows(const Loop *loop) {
             (long long)tokens, corpus->bytes ? "the byte tokenizer" : "data.tokenizer");
 }
 
+static void warn_of_settings_without_effect(const Loop *loop) {
+    const Config *config = loop->config;
+    if (config->eval.every && !loop->corpus.has_valid)
+        log_warn(
+            "eval.every=%lld has no effect without validation data: give data.valid, a text or a shard", (long long)config->eval.every);
+    if (config->schedule.kind == SCHEDULE_WSD && !config->schedule.decay)
+        log_warn("schedule.kind=wsd without schedule.decay keeps the learning rate constant: give the steps of its fall at the end");
+}
+
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
 
 static bool resume(Loop *loop, Error *error) {
@@ -247,6 +256,7 @@ bool loop_start(Loop *loop, Device *device, Error *error) {
         warn_of_export(config);
         warn_of_repetition(loop);
         warn_of_rows(loop);
+        warn_of_settings_without_effect(loop);
     }
     loop->measured_flops = measure_gemm(config, device);
     return loop_agree(loop, "start", loop_open_loader(loop, error) && open_records(loop, error), error);

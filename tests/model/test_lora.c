@@ -421,6 +421,7 @@ static void a_run_without_its_base_says_which_is_missing(void **state) {
     good(ADAPT, "run=adapted");
     assert_int_equal(rename("base", "moved"), 0);
     says(ERROR_CHECKPOINT, "adapted has adapters of init=/", "eval %s text", "adapted");
+    says(ERROR_CHECKPOINT, "(if it has moved, smelt train adapted init=FOLDER)", "eval %s text", "adapted");
 }
 
 int main(void) {

@@ -196,7 +196,7 @@ static void adapters_follow_their_base_and_need_it(void **state) {
     train_good("run=base steps=5 model.family=llama model.experts=0");
     train_good("%s init=base stop_at=10", adapt);
     move("base", "moved");
-    train_says(ERROR_CHECKPOINT, "init=base: cannot open base", "%s init=base", adapt);
+    train_says(ERROR_CHECKPOINT, "init=base (if it has moved, smelt train run init=FOLDER): cannot open base", "%s init=base", adapt);
     train_good("%s init=moved", adapt);
     smelt_good("eval run text");
 }

@@ -54,6 +54,8 @@ static void a_vocabulary_of_0_is_that_of_init(void **state) {
     (void)state;
     train_good("run=run data.tokenizer=%s steps=1 schedule.warmup=0", gpt2);
     train_good("run=next init=run model.vocabulary=0 steps=1 schedule.warmup=0");
+    train_good("run=bytes steps=1 schedule.warmup=0");
+    train_says(ERROR_USAGE, "leave data.tokenizer out", "run=other init=bytes data.tokenizer=%s", gpt2);
     char *settings = read_text("next/config.yaml");
     assert_non_null(strstr(settings, "  vocabulary: 704"));
     free(settings);

@@ -541,7 +541,8 @@ static void a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on(void **
     write_bytes("bpe.json", bytes, length);
     free(bytes);
     const char *settings = "run=run data.tokenizer=bpe.json steps=3 schedule.warmup=0";
-    train_says(ERROR_USAGE, "model.vocabulary=320 is below the 700 tokens of data.tokenizer=bpe.json", "%s model.vocabulary=320", settings);
+    train_says(ERROR_USAGE, "model.vocabulary=320 is below the 700 tokens of data.tokenizer=bpe.json: give model.vocabulary=0",
+        "%s model.vocabulary=320", settings);
     train_good("%s model.vocabulary=704", settings);
     assert_true(same_bytes("bpe.json", "run/tokenizer/tokenizer.json"));
     unlink("bpe.json");

@@ -35,12 +35,13 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"model.experts_per_token=5", "model.experts_per_token=5 is more than model.experts=4"},
         {"steps=0", "steps"},
         {"steps=ten", "'ten'"},
-        {"steps=3", "schedule.warmup=4"},
+        {"steps=3", "are more than steps=3: give schedule.warmup=0"},
+        {"steps=30 schedule.decay=30", "are more than steps=30: give schedule.warmup=3 schedule.decay=6"},
         {"optimizer.lr=1e30", "optimizer.lr"},
         {"optimizer.lr=nan", "optimizer.lr"},
         {"optimizer.name=sgd", "adamw|muon"},
         {"batch.tokens=100", "batch.tokens=100 is not a multiple"},
-        {"model.context=16", "data.length=32 is above model.context=16"},
+        {"model.context=16", "data.length=32 is above model.context=16: give data.length=16"},
         {"data.train=", "data.train is not set"},
         {"device=tpu", "auto|cpu|hip|cuda"},
         {"more.yaml", "'more.yaml': the configuration file comes first"},
@@ -147,6 +148,7 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
         {"data.train=empty", "data.train=empty"},
         {"data.train=short data.valid_fraction=0", "has 20 tokens but one sequence of 32 needs 33"},
         {"data.valid=missing", "data.valid=missing"},
+        {"data.tokenizer=absent", "data.tokenizer=absent: cannot open absent: No such file or directory"},
         {"data.valid=short", "data.valid=short: "},
         {"data.valid_fraction=0.0001", "data.valid_fraction=0.0001"},
         {"model.vocabulary=100", "has token "},
@@ -164,6 +166,16 @@ static void pack_shard(const char *prefix) {
     expect_code(&result, ERROR_NONE, words);
     process_free(&result);
     free(words);
+}
+
+static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_named(void **state) {
+    (void)state;
+    smelt_says(ERROR_NONE, "1 file, 2 documents (a divided one counts twice)\n", "data pack text s valid=0.1");
+    smelt_says(ERROR_NONE, "data.train=s-train data.valid=s-valid\n", "data pack text s valid=0.1 overwrite=true");
+    train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
+    train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
+    train_says(
+        ERROR_NONE, "schedule.kind=wsd without schedule.decay keeps the learning rate constant", "run=wsd schedule.kind=wsd stop_at=1");
 }
 
 static void a_damaged_shard_is_refused(void **state) {
@@ -395,6 +407,7 @@ int main(void) {
         TRAIN_TEST(a_file_of_the_user_in_the_way_is_not_replaced),
         TRAIN_TEST(a_model_that_convert_refuses_is_named_before_the_first_step),
         TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
+        TRAIN_TEST(a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_named),
         TRAIN_TEST(a_damaged_shard_is_refused),
         TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),
         TRAIN_TEST(what_a_killed_pack_left_in_the_run_is_removed),
