@@ -1,6 +1,8 @@
 /* Running a command: help, arguments, errors, exit codes. Owns what an invocation has. Called by main. */
 #include "app/command.h"
 
+#include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -131,13 +133,32 @@ static void print_members(const Command *group, FILE *file) {
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
+/* With the one that was probably meant, or else all that there are. A member is valid until the next call. */
+static void report_unknown(const Command *group, const char *name) {
+    char names[COMMAND_MEMBERS][32];
+    Option rows[COMMAND_MEMBERS] = {0};
+    OptionTable table = {.rows = rows};
+    for (const Command *member; (member = group->member((int)table.count)); table.count++) {
+        assert(table.count < COMMAND_MEMBERS);
+        snprintf(names[table.count], sizeof *names, "%s", last_word(member->name));
+        rows[table.count].name = names[table.count];
+    }
+    const char *space = *group->name ? " " : "", *nearest = options_nearest(&table, name, strlen(name));
+    if (nearest) {
+        log_error("unknown command '%s%s%s'; did you mean 'smelt %s%s%s'?", group->name, space, name, group->name, space, nearest);
+        return;
+    }
+    log_error("unknown command '%s%s%s'", group->name, space, name);
+    print_members(group, stderr);
+}
+
 static int run_member(const Command *group, int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
     bool help = is_help(name) || !strcmp(name, "help");
     for (int i = 0; group->member(i); i++)
         if (!strcmp(name, last_word(group->member(i)->name))) return command_run(group->member(i), argc - 1, argv + 1);
-    if (argc > 1 && !help) log_error("unknown command '%s%s%s'", group->name, *group->name ? " " : "", name);
-    print_members(group, help ? stdout : stderr);
+    if (argc > 1 && !help) report_unknown(group, name);
+    else print_members(group, help ? stdout : stderr);
     return help ? 0 : ERROR_USAGE;
 }
 

@@ -8,7 +8,7 @@
 #include "base/options.h"
 #include "graph/graph.h"
 
-enum { COMMAND_WORDS = 8 };
+enum { COMMAND_WORDS = 8, COMMAND_MEMBERS = 32 /* of a group, at most */ };
 
 /* One run of a command; command_run owns it. */
 typedef struct Invocation {

@@ -74,6 +74,9 @@ bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
 /* The row with this name, of `length` bytes; NULL: there is none. */
 const Option *options_find(const OptionTable *table, const char *name, size_t length);
+/* The name of the row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for
+ * "optimizer.lr"); NULL when nothing is near. */
+const char *options_nearest(const OptionTable *table, const char *name, size_t length);
 /* Applies one "key=value"; nothing changes on error. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
 /* Writes the value of a row in the form that options_set reads back exactly, cut when `size` is too small. */

@@ -8,6 +8,11 @@ enum {
     OPTIONS_QUOTED = 128,     /* a hostile text as it is shown in a message */
 };
 
+/* What another program calls a setting, in lower case, without the groups that it puts before it; a table that lacks the
+ * row `ours` does not know the name. The last one is {NULL}. */
+typedef struct OtherName { const char *other, *ours; } OtherName;
+extern const OtherName options_other_names[];
+
 /* Bytes of the first character (1 to 4), or 0 when it is not valid UTF-8. */
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
 /* NULL, or what is wrong with the text at byte *at: invalid UTF-8 or a NUL byte. */

@@ -10,18 +10,13 @@
 
 /* -- Names of other programs --------------------------------------------------------------------------------------- */
 
-typedef struct OtherName {
-    const char *other; /* in lower case, without the groups that the other program puts before it */
-    const char *ours;  /* a table that lacks the row does not know the name */
-} OtherName;
-
 /* Where a name means two settings, the row that the table has is suggested. */
-static const OtherName other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
+const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
     {"base_model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"}, {"max_steps", "steps"},
-    {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "steps"}, {"epochs", "steps"},
-    {"random_seed", "seed"}, {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"},
-    {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"},
-    {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
+    {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"}, {"random_seed", "seed"},
+    {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"mixed_precision", "precision"},
+    {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"},
+    {"num_threads", "threads"}, {"dry_run", "plan"},
 
     {"dataset", "data.train"}, {"dataset_path", "data.train"}, {"data_path", "data.train"}, {"train_file", "data.train"},
     {"train_data", "data.train"}, {"eval_dataset", "data.valid"}, {"validation_file", "data.valid"}, {"valid_data", "data.valid"},
@@ -72,7 +67,7 @@ static const OtherName other_names[] = {{"output_dir", "run"}, {"out_dir", "run"
     {"max_restarts", "restarts"},
 
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
-    {"min_frequency", "minimum_count"}};
+    {"min_frequency", "minimum_count"}, {NULL}};
 
 /* Whether `name` is `other` but for case and for hyphens in place of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {
@@ -86,8 +81,7 @@ static bool spells(const char *name, size_t length, const char *other) {
 static const Option *row_of_other(const OptionTable *table, const char *name, size_t length) {
     size_t start = length;
     while (start > 0 && name[start - 1] != '.') start--;
-    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
-        const OtherName *row = &other_names[i];
+    for (const OtherName *row = options_other_names; row->other; row++) {
         if (!spells(name + start, length - start, row->other)) continue;
         const Option *option = options_find(table, row->ours, strlen(row->ours));
         if (option) return option;
@@ -124,9 +118,7 @@ static const char *last_part(const char *name) {
     return dot ? dot + 1 : name;
 }
 
-/* The row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for
- * "optimizer.lr"); NULL when nothing is near. */
-static const char *nearest_name(const OptionTable *table, const char *name, size_t length) {
+const char *options_nearest(const OptionTable *table, const char *name, size_t length) {
     if (length > OPTIONS_NAME_LIMIT) return NULL;
     const char *nearest = NULL;
     int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more for every four */
@@ -149,7 +141,7 @@ static const char *nearest_name(const OptionTable *table, const char *name, size
 bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error) {
     char quoted[OPTIONS_QUOTED];
     const Option *other = row_of_other(table, name, length);
-    const char *nearest = nearest_name(table, name, length);
+    const char *nearest = options_nearest(table, name, length);
     options_quote(quoted, name, length);
     if (other) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s' (%s)?", quoted, where, other->name, other->help);
     if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);

@@ -4,7 +4,9 @@
 #include "support/train_run.h"
 
 #include "app/command.h"
+#include "base/options_internal.h"
 #include "base/scope.h"
+#include "config/config.h"
 #include "base/version.h"
 #include "base/wrap.h"
 
@@ -231,6 +233,40 @@ static void names_of_other_programs_are_answered(void **state) {
     }
 }
 
+static bool has_row(const OptionTable *table, const char *name) { return options_find(table, name, strlen(name)); }
+
+/* Whether a command in the group has a setting of this name, and none that has it calls a setting `other`. */
+static bool has_setting(const Command *group, const char *name, const char *other) {
+    bool found = false;
+    for (int i = 0; group->member(i); i++) {
+        const Command *command = group->member(i);
+        bool has = command->member ? has_setting(command, name, other) : has_row(command->table, name);
+        if (has && !command->member && has_row(command->table, other)) fail_msg("smelt %s has its own %s", command->name, other);
+        found = found || has;
+    }
+    return found;
+}
+
+static void names_of_other_programs_mean_settings_that_there_are(void **state) {
+    (void)state;
+    int count = 0;
+    for (const OtherName *row = options_other_names; row->other; row++, count++)
+        if (!has_setting(&command_smelt, row->ours, row->other))
+            fail_msg("%s is said to mean %s, which no command has", row->other, row->ours);
+    assert_true(count > 100);
+}
+
+static void a_mistyped_command_is_answered_with_the_nearest_one(void **state) {
+    (void)state;
+    ProcessResult result = smelt("trian c.yaml");
+    expect_code(&result, ERROR_USAGE, "trian");
+    assert_string_equal(result.errors, "error: unknown command 'trian'; did you mean 'smelt train'?\n");
+    process_free(&result);
+    expect("$SMELT data pakc text s", ERROR_USAGE, "error: unknown command 'data pakc'; did you mean 'smelt data pack'?\n");
+    expect("$SMELT bench gem", ERROR_USAGE, "error: unknown command 'bench gem'; did you mean 'smelt bench gemm'?\n");
+    expect("$SMELT nonsense", ERROR_USAGE, "error: unknown command 'nonsense'\nsmelt trains large language models");
+}
+
 static void settings_are_read_in_every_spelling_by_train_and_launch(void **state) {
     (void)state;
     expect("$SMELT train " TINY " run=a --stop_at 2 --plan=false && $SMELT show a", 0, "");
@@ -297,6 +333,8 @@ int main(void) {
         TRAIN_TEST(bash_completes_commands_keys_values_and_files),
         TRAIN_TEST(every_example_trains_as_it_is_printed),
         TRAIN_TEST(names_of_other_programs_are_answered),
+        TRAIN_TEST(names_of_other_programs_mean_settings_that_there_are),
+        TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
