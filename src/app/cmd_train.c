@@ -14,6 +14,7 @@
 #include "advise/plan_page.h"
 #include "app/command.h"
 #include "app/process.h"
+#include "train/lineage.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -96,16 +97,18 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
-/* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. Once NEW is a run, its
- * configuration is the base, so that the same command continues it. */
+/* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. The base is RUN as its
+ * checkpoint was saved, and NEW's own configuration once it is a run, so that the same command continues it. */
 static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     Config base;
     const char *run = config->run, *fork = config->fork;
     int64_t from = config->from;
     if (file_same(run, fork)) return error_set(error, ERROR_USAGE, "fork=%s is the run itself: give a new folder", fork);
     if (!run_read_config(run, &base, strings, error)) return false;
-    if (source_is_run(fork) && (!run_read_config(fork, config, strings, error) || !apply_settings(argc, argv, config, strings, error)))
-        return false;
+    RunPoint point = {(char *)run, from};
+    *config = base;
+    bool based = source_is_run(fork) ? run_read_config(fork, config, strings, error) : lineage_settings(&point, config, strings, error);
+    if (!based || !apply_settings(argc, argv, config, strings, error)) return false;
     if (base.checkpoint.store[0] && !strcmp(base.checkpoint.store, config->checkpoint.store))
         return error_set(error, ERROR_USAGE,
             "checkpoint.store=%s belongs to %s: give another for fork=%s, or checkpoint.store= for the run folder itself",

@@ -179,6 +179,18 @@ static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     return (path && !text && !differs(saved, now, content)) || !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
 }
 
+bool identity_restore(const json_t *saved, const json_t *now, Config *config, OptionStrings *strings, Error *error) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)saved, name, value) {
+        const Option *option = options_find(&config_table, name, strlen(name));
+        if (!option || (option->class != OPTION_FIXED && option->class != OPTION_CHANGES) || is_moved(saved, now, name)) continue;
+        SCOPED_FREE char *setting = memory_format("%s=%s", name, text_of(saved, name));
+        if (!options_set(&config_table, config, strings, setting, error)) return false;
+    }
+    return true;
+}
+
 static void compare(const json_t *saved, const json_t *now, bool may_move, Report *report, void *context) {
     const char *name;
     json_t *value;

@@ -20,6 +20,9 @@
 json_t *identity_settings(const Config *config, bool all);
 /* Those of a saved identity that decide results. What the program that saved it did not know has its default of now. */
 json_t *identity_saved_settings(const json_t *saved);
+/* Gives `config` the settings of a saved identity that decide results; those that this program does not know stay. A path is
+ * left as it is where `now`, a later identity of the run (NULL: none is known), has the same content there. ERROR_USAGE. */
+bool identity_restore(const json_t *saved, const json_t *now, Config *config, OptionStrings *strings, Error *error);
 /* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of its files,
  * of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);

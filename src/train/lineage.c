@@ -112,6 +112,13 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
     return NULL;
 }
 
+bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error) {
+    int64_t step;
+    Error absent = {0};
+    json_auto_t *record = lineage_read(point->run, &absent), *chosen = lineage_at(point, config, &step, error);
+    return chosen && identity_restore(json_object_get(chosen, "identity"), json_object_get(record, "identity"), config, strings, error);
+}
+
 json_t *lineage_read(const char *run, Error *error) {
     json_error_t reason;
     SCOPED_FREE char *path = memory_format("%s/run.json", run);
@@ -343,21 +350,16 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     return true;
 }
 
-/* Another number of steps or schedule moves the learning rate, which those settings do not show. */
+/* Tells how the learning rate jumps: from that of the last step to that of the next. */
 static void note_rate(const Config *config, const json_t *saved, int64_t step, json_t *changes) {
     Config before = *config;
     SCOPED(options_free_strings) OptionStrings strings = {0};
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)saved, name, value) {
-        Error unknown = {0};
-        SCOPED_FREE char *setting = memory_format("%s=%s", name, json_string_value(value));
-        options_set(&config_table, &before, &strings, setting, &unknown);
-    }
-    double was = schedule_lr(&before.schedule, before.optimizer.lr, step + 1, before.steps);
-    double is = schedule_lr(&config->schedule, config->optimizer.lr, step + 1, config->steps);
-    if (before.optimizer.lr == config->optimizer.lr && was != is)
-        json_array_append_new(changes, json_sprintf("the learning rate: %.3g -> %.3g", was, is));
+    Error invalid = {0};
+    if (step >= config->steps || !identity_restore(saved, NULL, &before, &strings, &invalid)) return;
+    double last = schedule_lr(&before.schedule, before.optimizer.lr, step, before.steps);
+    double as_before = schedule_lr(&before.schedule, before.optimizer.lr, step + 1, before.steps);
+    double next = schedule_lr(&config->schedule, config->optimizer.lr, step + 1, config->steps);
+    if (as_before != next) json_array_append_new(changes, json_sprintf("the learning rate: %.3g -> %.3g", last, next));
 }
 
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
@@ -387,8 +389,9 @@ static bool is_remembered(const Config *config) {
 
 bool lineage_write(
     const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error) {
-    for (size_t i = 0; i < json_array_size(changes); i++)
-        log_info("%s from step %lld on", json_string_value(json_array_get(changes, i)), (long long)origin->step + 1);
+    char when[64] = " once the run goes on"; /* it is finished */
+    if (origin->step < config->steps) snprintf(when, sizeof when, " from step %lld on", (long long)origin->step + 1);
+    for (size_t i = 0; i < json_array_size(changes); i++) log_info("%s%s", json_string_value(json_array_get(changes, i)), when);
     if (origin->forked) log_info("%s is forked from %s after step %lld", config->run, config->fork, (long long)origin->step);
     return write_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
            (is_remembered(config) || run_write_config(config, error));

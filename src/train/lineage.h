@@ -58,5 +58,8 @@ json_t *lineage_newest(const char *where, int64_t *step, Error *error);
  * were evaluated over the newest one's targets, that with the lowest loss, the oldest of equals. ERROR_CHECKPOINT when
  * there is none such, naming those that there are. */
 json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error);
+/* Gives `config`, read from the config.yaml of a run, the settings that decide results as this checkpoint of it was saved
+ * with them; what has moved since is where the last start found it. */
+bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
 /* The validation loss of a checkpoint, measured at its own step, by its metadata; NAN: none was. */
 double lineage_loss(const json_t *metadata);

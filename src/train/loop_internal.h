@@ -24,7 +24,8 @@ typedef struct Loop {
     const Config *config; /* they */
     Comm *comm;
     const TrainHost *host;
-    int lock; /* a descriptor: of the run folder; -1: none */
+    int lock;        /* a descriptor: of the run folder; -1: none */
+    bool new_folder; /* this start made the folder of a fork, which goes again with a start that fails */
     Session session;
     Corpus corpus;
     Origin origin;    /* rank 0's is every rank's */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -135,6 +136,7 @@ static bool see_store(Loop *loop, Error *error) {
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
+    loop->new_folder = loop_leads(loop) && config->fork[0] && file_kind(config->run, NULL) == FILE_ABSENT;
     if (loop_leads(loop))
         opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
                  lineage_find(config, &loop->origin, error) && take_store(loop, loop->origin.number, error) &&
@@ -239,7 +241,7 @@ static bool resume(Loop *loop, Error *error) {
            session_resume(&loop->session, where, origin->forked ? origin->step : 0, error);
 }
 
-bool loop_start(Loop *loop, Device *device, Error *error) {
+static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
     bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) &&
@@ -262,6 +264,12 @@ bool loop_start(Loop *loop, Device *device, Error *error) {
     return loop_agree(loop, "start", loop_open_loader(loop, error) && open_records(loop, error), error);
 }
 
+bool loop_start(Loop *loop, Device *device, Error *error) {
+    bool started = start(loop, device, error);
+    loop->new_folder = loop->new_folder && !started;
+    return started;
+}
+
 void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
     if (loop->metrics) metrics_close(loop->metrics);
@@ -273,6 +281,8 @@ void loop_close(Loop *loop) {
     corpus_close(&loop->corpus);
     json_decref(loop->identity);
     json_decref(loop->changes);
+    Error kept = {0};
+    if (loop->new_folder && !file_remove(loop->config->run, &kept)) log_warn("%s", kept.message);
     if (loop->lock >= 0) close(loop->lock);
 }
 

@@ -27,6 +27,46 @@ static void a_schedule_that_is_drawn_again_tells_how_the_rate_jumps(void **state
     assert_true(fabs(recorded("run", "step", -1, "lr") - 0.00295) < 5e-6);
 }
 
+static void a_changed_rate_tells_the_jump_of_the_schedule_and_waits_where_the_run_is_finished(void **state) {
+    (void)state;
+    train_good("run=run steps=20 schedule.minimum=0.1");
+    smelt_says(ERROR_NONE, "optimizer.lr: 0.005 -> 0.001 once the run goes on\n", "train run optimizer.lr=1e-3");
+    ProcessResult result = smelt("train run optimizer.lr=1e-3 schedule.kind=constant steps=40 stop_at=21");
+    assert_non_null(strstr(result.errors, "optimizer.lr: 0.005 -> 0.001 from step 21 on\n"));
+    assert_non_null(strstr(result.errors, "the learning rate: 0.0005 -> 0.001 from step 21 on\n"));
+    process_free(&result);
+    assert_true(recorded("run", "step", 19, "lr") == 5e-4 && recorded("run", "step", 20, "lr") == 1e-3);
+}
+
+static void a_fork_takes_the_settings_of_its_checkpoint(void **state) {
+    (void)state;
+    train_good("run=plain data.valid=text " CONSTANT);
+    train_good("run=run data.valid=text stop_at=20 " CONSTANT);
+    smelt_says(ERROR_NONE, "", "train run optimizer.lr=1e-3 batch.tokens=512 data.valid= log.every=3 stop_at=30");
+    assert_int_equal(rename("text", "moved"), 0);
+    smelt_says(ERROR_NONE, "", "train run data.train=moved log.every=3");
+    ProcessResult result = smelt("train run fork=fork from=20");
+    assert_true(result.code == 0 && !strstr(result.errors, " -> ") && !strstr(result.errors, "data.train="));
+    process_free(&result);
+    assert_true(same_checkpoint("plain", "fork", 40));
+    char *config = read_text("fork/config.yaml");
+    assert_non_null(strstr(config, "every: 3 "));
+    free(config);
+}
+
+static void a_refused_fork_leaves_nothing(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10 " CONSTANT);
+    write_corpus("other", 9000);
+    smelt_says(ERROR_USAGE, "model.width", "train run fork=fork model.width=64");
+    assert_true(access("fork", F_OK) != 0);
+    smelt_says(ERROR_USAGE, "data.train.text", "train run fork=fork data.train=other"); /* after its data were linked */
+    assert_true(access("fork", F_OK) != 0);
+    assert_int_equal(mkdir("fork", 0777), 0);
+    smelt_says(ERROR_USAGE, "model.width", "train run fork=fork model.width=64");
+    assert_true(access("fork", F_OK) == 0); /* what was there stays */
+}
+
 static void a_rate_that_changes_is_that_of_a_fork(void **state) {
     (void)state;
     train_good("run=run stop_at=20 " CONSTANT);
@@ -200,6 +240,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(an_extended_run_is_the_longer_one_to_the_bit),
         TRAIN_TEST(a_schedule_that_is_drawn_again_tells_how_the_rate_jumps),
+        TRAIN_TEST(a_changed_rate_tells_the_jump_of_the_schedule_and_waits_where_the_run_is_finished),
+        TRAIN_TEST(a_fork_takes_the_settings_of_its_checkpoint),
+        TRAIN_TEST(a_refused_fork_leaves_nothing),
         TRAIN_TEST(a_rate_that_changes_is_that_of_a_fork),
         TRAIN_TEST(a_fork_leaves_its_run_as_it_is_and_becomes_one_of_its_own),
         TRAIN_TEST(a_fork_has_the_whole_records_of_the_steps_before_it_and_no_others),
