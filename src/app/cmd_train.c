@@ -97,6 +97,13 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
+static bool same_store(const char *a, const char *b) {
+    size_t length = strlen(a), other = strlen(b);
+    while (length > 1 && a[length - 1] == '/') length--;
+    while (other > 1 && b[other - 1] == '/') other--;
+    return (length == other && !strncmp(a, b, length)) || file_same(a, b);
+}
+
 /* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. The base is RUN as its
  * checkpoint was saved, and NEW's own configuration once it is a run, so that the same command continues it. */
 static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
@@ -109,10 +116,10 @@ static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *st
     *config = base;
     bool based = source_is_run(fork) ? run_read_config(fork, config, strings, error) : lineage_settings(&point, config, strings, error);
     if (!based || !apply_settings(argc, argv, config, strings, error)) return false;
-    if (base.checkpoint.store[0] && !strcmp(base.checkpoint.store, config->checkpoint.store))
+    if (same_store(run_checkpoints(run, &base), run_checkpoints(fork, config)))
         return error_set(error, ERROR_USAGE,
-            "checkpoint.store=%s belongs to %s: give another for fork=%s, or checkpoint.store= for the run folder itself",
-            base.checkpoint.store, run, fork);
+            "%s holds the checkpoints of %s: give checkpoint.store=ANOTHER for fork=%s, or checkpoint.store= for the run folder itself",
+            run_checkpoints(run, &base), run, fork);
     config->run = fork;
     config->fork = run;
     config->from = from;
@@ -126,6 +133,8 @@ static bool choose_run(int argc, char **argv, Config *config, OptionStrings *str
     if (continues && !file_same(config->run, point.run))
         return error_set(
             error, ERROR_USAGE, "run=%s, but %s is continued: leave run= out, or give fork=%s", config->run, point.run, config->run);
+    if (continues && point.step && config->from != point.step)
+        return error_set(error, ERROR_USAGE, "%s and from=%lld choose two checkpoints: give one of them", argv[1], (long long)config->from);
     if (continues && config->fork[0]) return choose_fork(argc, argv, config, strings, error);
     if (config->fork[0])
         return error_set(

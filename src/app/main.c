@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);
-    bool version = argc == 2 && !strcmp(argv[1], "--version");
+    bool version = argc >= 2 && !strcmp(argv[1], "--version");
     int code = version ? print_version() : command_run(&command_smelt, argc, argv);
     return code ? code : check_output();
 }

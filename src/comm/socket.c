@@ -83,7 +83,7 @@ void socket_describe_peer(int socket, char text[SOCKET_TEXT]) {
 bool socket_resolve(const char *host, int port, struct sockaddr_storage *address, Error *error) {
     struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     int result = getaddrinfo(host, NULL, &wanted, &found);
-    if (result != 0) return error_set(error, ERROR_COMMUNICATION, "MASTER_ADDR=%.255s: %s", host, gai_strerror(result));
+    if (result != 0) return error_set(error, ERROR_COMMUNICATION, "the host %.255s: %s", host, gai_strerror(result));
     memcpy(address, found->ai_addr, found->ai_addrlen);
     freeaddrinfo(found);
     socket_set_port(address, port);

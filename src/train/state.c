@@ -268,6 +268,14 @@ static json_t *describe_state(const Session *session) {
         session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "identity", session->identity);
 }
 
+/* The tokens of a sample when the checkpoint was saved; resume.accept allows another length, which keeps the place in the
+ * data. */
+static int64_t saved_length(const Session *session, const json_t *metadata) {
+    const char *text = json_string_value(json_object_get(json_object_get(metadata, "identity"), "data.length"));
+    int64_t length = text ? strtoll(text, NULL, 10) : 0;
+    return length > 0 ? length : session->config->data.length;
+}
+
 /* The inverse of describe_state. */
 static bool take_state(Session *session, const json_t *metadata, Error *error) {
     json_int_t step, parent, samples, row, all, sound;
@@ -277,7 +285,7 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
             "the checkpoint of step %lld lacks its step, parent, samples or skipped updates: another program wrote it",
             (long long)session->step);
     session->parent = session->step;
-    session->samples = samples;
+    session->samples = samples * saved_length(session, metadata) / session->config->data.length;
     session->skips = (Skips){row, all, row ? sound : session->step};
     take_validation(session, metadata);
     return true;
@@ -378,7 +386,10 @@ static bool load_newest(
         good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
     }
     *step = good && i < count ? steps[i] : 0;
-    if (good && i == count && count > 0)
+    if (good && i == count && only)
+        good = error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld in %s cannot be loaded: %s; choose another one, from=STEP",
+            (long long)only, where, reason.code ? reason.message : "another rank cannot read it");
+    else if (good && i == count && count > 0)
         good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
             plural(count), reason.code ? reason.message : "another rank cannot read it");
     return good;

@@ -143,7 +143,10 @@ static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
     train_good("run=other stop_at=5 " CONSTANT);
     smelt_says(ERROR_USAGE, "other is a run already, and no fork of run", "train run fork=other");
     train_good("run=stored stop_at=10 checkpoint.store=store " CONSTANT);
-    smelt_says(ERROR_USAGE, "belongs to stored: give another for fork=fork", "train stored fork=fork");
+    smelt_says(ERROR_USAGE, "store holds the checkpoints of stored: give checkpoint.store=ANOTHER for fork=fork", "train stored fork=fork");
+    smelt_says(ERROR_USAGE, "/store holds the checkpoints of stored", "train stored fork=fork checkpoint.store=store/");
+    smelt_says(ERROR_USAGE, "run holds the checkpoints of run", "train run fork=fork checkpoint.store=run/");
+    smelt_says(ERROR_USAGE, "run@10 and from=20 choose two checkpoints", "train run@10 fork=fork from=20");
     smelt_says(ERROR_NONE, "", "train stored fork=fork checkpoint.store= steps=20");
     assert_true(has_checkpoint("fork", 20));
 }
@@ -201,6 +204,13 @@ static void another_batch_goes_on_where_the_data_was(void **state) {
     assert_true(recorded("small", "step", -1, "tokens_seen") == 35 * 256 + 5 * 512);
 }
 
+static void another_length_of_samples_keeps_the_place_in_the_data(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10 data.length=32 model.context=32 batch.sequences=4");
+    train_good("run=run stop_at=11 data.length=16 model.context=32 batch.sequences=8 resume.accept=data.length");
+    assert_true(recorded("run", "step", -1, "tokens_seen") == 11 * 256);
+}
+
 /* Losses of two runs from step 21 to 40. */
 static void assert_near_losses(const char *run, const char *other, double tolerance) {
     for (int i = -20; i < 0; i++) {
@@ -251,6 +261,7 @@ int main(void) {
         TRAIN_TEST(a_fork_without_a_checkpoint_does_not_start_anew),
         TRAIN_TEST(the_decay_of_a_wsd_schedule_is_branched),
         TRAIN_TEST(another_batch_goes_on_where_the_data_was),
+        TRAIN_TEST(another_length_of_samples_keeps_the_place_in_the_data),
         TRAIN_TEST(half_the_microbatch_keeps_the_losses),
         TRAIN_TEST(another_number_of_ranks_and_zero_stage_keep_the_losses),
     };
