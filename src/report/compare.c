@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
 #include "report/page_internal.h"
 
 enum { CELL = PAGE_TEXT };
@@ -147,6 +149,36 @@ static double print_machine(const RunView *view, const RunView *first, char text
     return NAN;
 }
 
+static double print_origin(const RunView *view, const RunView *first, char text[CELL]) {
+    SCOPED_FREE char *origin = view_origin(view);
+    (void)first;
+    snprintf(text, CELL, "%s", origin ? origin : "");
+    return NAN;
+}
+
+static double print_changes(const RunView *view, const RunView *first, char text[CELL]) {
+    json_auto_t *changes = view_changes(view);
+    size_t index, used = 0;
+    json_t *one;
+    (void)first;
+    text[0] = '\0';
+    json_array_foreach(changes, index, one) {
+        const char *change = json_string_value(json_object_get(one, "change"));
+        long long from = (long long)json_integer_value(json_object_get(one, "first"));
+        if (used < CELL) used += (size_t)snprintf(text + used, CELL - used, "%s%s from step %lld on", used ? "; " : "", change, from);
+    }
+    return NAN;
+}
+
+/* Whether a row tells anything; its empty cells become "none". */
+static bool fill_cells(const Page *page, char cells[][CELL]) {
+    bool any = false;
+    for (int i = 0; i < page->count; i++) any = any || *cells[i];
+    for (int i = 0; i < page->count && any; i++)
+        if (!*cells[i]) snprintf(cells[i], CELL, "none");
+    return any;
+}
+
 static int best_of(const Page *page, const double *values, Better better) {
     int best = -1, known = 0;
     for (int i = 0; i < page->count; i++) {
@@ -170,6 +202,8 @@ void page_figures(const Page *page) {
         {"memory", BETTER_LOW, print_memory},
         {"parameters", BETTER_NONE, print_parameters},
         {"machine", BETTER_NONE, print_machine},
+        {"forked from", BETTER_NONE, print_origin},
+        {"changes of settings", BETTER_NONE, print_changes},
     };
     char cells[REPORT_RUNS][CELL];
     double values[REPORT_RUNS];
@@ -179,7 +213,7 @@ void page_figures(const Page *page) {
     table_begin(page);
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
         for (int i = 0; i < page->count; i++) values[i] = figures[f].print(&page->views[i], page->views, cells[i]);
-        print_cells(page, figures[f].name, cells, best_of(page, values, figures[f].better));
+        if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, figures[f].better));
     }
     table_end(page);
     fputs("</section>\n", page->out);

@@ -262,6 +262,21 @@ void page_settings(const Page *page) {
     fputs("</details>\n</section>\n", page->out);
 }
 
+void page_changes(const Page *page) {
+    json_auto_t *changes = view_changes(page->views);
+    size_t index;
+    json_t *one;
+    if (json_array_size(changes) == 0) return;
+    fputs("<section>\n<h2>Changes of settings</h2>\n<table class=\"list\">\n", page->out);
+    json_array_foreach(changes, index, one) {
+        const char *change = json_string_value(json_object_get(one, "change")), *date = json_string_value(json_object_get(one, "time"));
+        char when[64];
+        snprintf(when, sizeof when, "from step %lld on", (long long)json_integer_value(json_object_get(one, "first")));
+        row(page, when, change ? change : "", date ? date : "");
+    }
+    fputs("</table>\n</section>\n", page->out);
+}
+
 /* -- Process starts ------------------------------------------------------------------------------------------------ */
 
 static void start_item(const Page *page, const Start *start, int64_t number) {

@@ -3,6 +3,7 @@
 #include "report/view_internal.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,29 @@ bool view_update(RunView *view) {
         view->record = lineage_read(view->folder, &ignored);
     }
     return changed;
+}
+
+char *view_origin(const RunView *view) {
+    const json_t *fork = json_object_get(view->record, "fork");
+    const char *folder = json_string_value(json_object_get(fork, "folder"));
+    return folder ? memory_format("%s after step %lld", folder, (long long)json_integer_value(json_object_get(fork, "step"))) : NULL;
+}
+
+/* A start goes on from `step`. Steps after that of earlier starts are not in the run: they were made anew. */
+json_t *view_changes(const RunView *view) {
+    const json_t *history = json_object_get(view->record, "history");
+    json_t *all = json_array(), *change;
+    json_int_t replaced = INT64_MAX;
+    for (size_t i = json_array_size(history); i-- > 0;) {
+        json_t *start = json_array_get(history, i);
+        json_int_t step = json_integer_value(json_object_get(start, "step"));
+        size_t line;
+        if (step < 0 || step >= replaced) continue;
+        replaced = step;
+        json_array_foreach(json_object_get(start, "changes"), line, change) if (json_is_string(change)) json_array_append_new(
+            all, json_pack("{s:I, s:O*, s:O}", "first", step + 1, "time", json_object_get(start, "time"), "change", change));
+    }
+    return all;
 }
 
 void view_free(RunView *view) {

@@ -640,6 +640,32 @@ static void runs_are_compared_in_figures_settings_and_curves(void **state) {
     free(text);
 }
 
+/* The change that a later start from the same checkpoint was without does not hold. */
+static void a_page_tells_what_a_run_was_forked_from_and_what_was_changed(void **state) {
+    (void)state;
+    put_run("a", "steps: 10\n", 10, 2, 100, 1000);
+    put_run("b", "steps: 10\n", 10, 2, 100, 1000);
+    char *plain = compared((const char *[]){"a", "b"}, 2);
+    assert_lacks(plain, "forked from");
+    assert_lacks(plain, "changes of settings");
+    write_text("b/run.json",
+        "{\"identity\": {}, \"fork\": {\"run\": \"0\", \"folder\": \"/runs/<a>\", \"step\": 4}, \"history\": ["
+        "{\"step\": 4, \"changes\": []}, {\"step\": 6, \"changes\": [\"clip: 1 -> 2\"]},"
+        "{\"time\": \"2026-01-31\", \"step\": 6, \"changes\": [\"seed: 1 -> <2>\", \"lr: 3 -> 4\"]}, {\"step\": 8, \"changes\": [7]}]}");
+    char *both = compared((const char *[]){"a", "b"}, 2), *one = compared((const char *[]){"b"}, 1);
+    assert_has(both, "<th scope=\"row\">forked from</th><td><i class=\"key k-c0\"></i>none</td><td><i class=\"key k-c1\"></i>"
+                     "/runs/&lt;a&gt; after step 4</td>");
+    assert_has(both, "seed: 1 -&gt; &lt;2&gt; from step 7 on; lr: 3 -&gt; 4 from step 7 on");
+    assert_has(one, "<p>forked from /runs/&lt;a&gt; after step 4</p>");
+    assert_has(one, "from step 7 on</th><td>seed: 1 -&gt; &lt;2&gt;</td><td class=\"soft\">2026-01-31</td>");
+    assert_lacks(both, "clip: 1");
+    assert_lacks(both, "from step 9 on");
+    assert_lacks(one, "clip: 1");
+    free(plain);
+    free(both);
+    free(one);
+}
+
 static void runs_with_other_batches_are_compared_at_the_same_tokens(void **state) {
     (void)state;
     put_run("a", "steps: 10\n", 10, 2, 100, 1000);
@@ -867,6 +893,7 @@ int main(void) {
         TEST(settings_that_differ_from_defaults_come_first),
         TEST(settings_of_another_version_are_shown_as_they_are),
         TEST(runs_are_compared_in_figures_settings_and_curves),
+        TEST(a_page_tells_what_a_run_was_forked_from_and_what_was_changed),
         TEST(runs_with_other_batches_are_compared_at_the_same_tokens),
         TEST(names_and_settings_of_compared_runs_are_escaped),
         TEST(runs_of_one_name_are_told_apart_by_their_folders),
