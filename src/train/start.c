@@ -132,15 +132,25 @@ static bool see_store(Loop *loop, Error *error) {
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
 }
 
-/* Rank 0 makes the run folder and packs text; then the others open what it made. */
+/* `done`: steps that the run has done. */
+static bool check_steps(const Config *config, int64_t done, Error *error) {
+    return done <= config->steps ||
+           error_set(error, ERROR_USAGE,
+               "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW from=STEP "
+               "goes on from an earlier checkpoint",
+               (long long)config->steps, (long long)done, config->run, config->run);
+}
+
+/* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     loop->new_folder = loop_leads(loop) && config->fork[0] && file_kind(config->run, NULL) == FILE_ABSENT;
     if (loop_leads(loop))
         opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
-                 lineage_find(config, &loop->origin, error) && take_store(loop, loop->origin.number, error) &&
-                 (!loop->origin.forked || corpus_fork(config, error)) &&
+                 lineage_find(config, &loop->origin, error) &&
+                 (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, error)) &&
+                 take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
                  corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
     opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error)) &&
@@ -248,11 +258,7 @@ static bool start(Loop *loop, Device *device, Error *error) {
                  evaluate_check(session, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!session_start(session, loop->comm, error) || !resume(loop, error) || !load_initial(loop, error)) return false;
-    if (session->step > config->steps)
-        return error_set(error, ERROR_USAGE,
-            "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW "
-            "from=STEP goes on from an earlier checkpoint",
-            (long long)config->steps, (long long)session->step, config->run, config->run);
+    if (!check_steps(config, session->step, error)) return false;
     if (loop_leads(loop)) summary_start(loop->host->console, session, &loop->corpus, loop->available);
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);

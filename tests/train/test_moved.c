@@ -115,6 +115,15 @@ static void validation_text_may_move_and_go_too(void **state) {
     assert_float_equal(recorded("run", "evaluation", -1, "loss"), recorded("whole", "evaluation", -1, "loss"), 0);
 }
 
+static void a_refused_start_leaves_the_packed_copy(void **state) {
+    (void)state;
+    train_good("run=run stop_at=20");
+    write_corpus("text", 9000);
+    smelt_says(ERROR_USAGE, "steps=10 is below the 20 steps", "train run steps=10 resume.accept=data");
+    train_good("run=run");
+    smelt_says(ERROR_NONE, "the packed copy in run/data is used, as before", "train run steps=41");
+}
+
 static void other_text_is_refused_unless_it_is_wanted(void **state) {
     (void)state;
     write_corpus("text2", 9000);
@@ -216,6 +225,7 @@ int main(void) {
         TRAIN_TEST(text_that_is_gone_is_in_the_run),
         TRAIN_TEST(text_that_was_edited_is_named_and_not_read),
         TRAIN_TEST(validation_text_may_move_and_go_too),
+        TRAIN_TEST(a_refused_start_leaves_the_packed_copy),
         TRAIN_TEST(other_text_is_refused_unless_it_is_wanted),
         TRAIN_TEST(a_tokenizer_may_move_and_go_but_not_change),
         TRAIN_TEST(a_run_that_has_started_does_not_need_what_it_started_from),
