@@ -7,6 +7,7 @@
 
 #include "ckpt/store_internal.h"
 #include "support/ckpt_fixture.h"
+#include "support/train_run.h"
 
 /* -- The server ---------------------------------------------------------------------------------------------------- */
 
@@ -73,10 +74,10 @@ static void assert_loads(int64_t step, const Tensor *tensor, int64_t first, int6
     free(loaded);
 }
 
-static size_t object_count(const char *folder) {
+static size_t object_count_in(const char *where, const char *folder) {
     Error error = {0};
     FileList listing;
-    Store *store = store_open(WHERE, &error);
+    Store *store = store_open(where, &error);
     assert_non_null(store);
     if (!store_list(store, folder, &listing, &error)) fail_msg("%s", error.message);
     size_t count = listing.count;
@@ -84,6 +85,8 @@ static size_t object_count(const char *folder) {
     store_close(store);
     return count;
 }
+
+static size_t object_count(const char *folder) { return object_count_in(WHERE, folder); }
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
@@ -262,6 +265,40 @@ static void a_missing_bucket_is_named(void **state) {
     free(tensor.values);
 }
 
+/* The loss falls while the rate is small, and rises when it has grown: the best evaluation lies in the middle. */
+static void a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name(void **state) {
+    static const char where[] = "s3://smelt-tests/trained";
+    Fixture *fixture = *state;
+    char folder[PATH_MAX];
+    assert_non_null(getcwd(folder, sizeof folder));
+    assert_int_equal(chdir(fixture->folder), 0);
+    write_corpus("text", 10000);
+    train_good("run=trained checkpoint.store=%s schedule.kind=constant schedule.warmup=20 optimizer.lr=2 optimizer.clip=0 eval.every=2 "
+               "steps=20 eval.batches=2 checkpoint.every=5 checkpoint.keep=1 checkpoint.keep_every=10 checkpoint.keep_best=true",
+        where);
+    int best = 0;
+    for (int i = 0; i < count_records("trained", "evaluation"); i++)
+        if (recorded("trained", "evaluation", i, "loss") < recorded("trained", "evaluation", best, "loss")) best = i;
+    best = (int)recorded("trained", "evaluation", best, "step");
+    assert_true(best < 20 && best % 5);
+    const int kept[] = {best, 10, 20};
+    ProcessResult shown = smelt("show trained");
+    for (int i = 0; i < 3; i++) {
+        char *line = memory_format("  step %d, ", kept[i]);
+        if (!strstr(shown.output, line)) fail_msg("no '%s' in:\n%s", line, shown.output);
+        free(line);
+    }
+    process_free(&shown);
+    char *words = memory_format("eval trained@%d text json=true", best);
+    ProcessResult chosen = smelt(words), named = smelt("eval trained@best text json=true"), last = smelt("eval trained text json=true");
+    assert_string_equal(named.output, chosen.output);
+    assert_string_not_equal(named.output, last.output);
+    process_free(&chosen), process_free(&named), process_free(&last);
+    free(words);
+    assert_int_equal(object_count_in(where, "checkpoints"), 3);
+    assert_int_equal(chdir(folder), 0);
+}
+
 /* -- Setup --------------------------------------------------------------------------------------------------------- */
 
 static int group_setup(void **state) {
@@ -304,6 +341,7 @@ static int setup(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
 
 int main(void) {
+    train_main();
     const struct CMUnitTest tests[] = {
         TEST(small_and_large_checkpoints_come_back_whole_and_in_part),
         TEST(the_newest_ones_are_kept_and_a_step_is_replaced),
@@ -314,6 +352,7 @@ int main(void) {
         TEST(wrong_secrets_are_refused_and_not_printed),
         TEST(credentials_come_from_the_files_of_the_profile),
         TEST(a_missing_bucket_is_named),
+        TEST(a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
