@@ -2,6 +2,7 @@
 #include "advise/forecast.h"
 
 #include "base/log.h"
+#include "base/strings.h"
 
 static const char *const policies[] = {"none", "norm", "attention", "block"};
 
@@ -40,12 +41,17 @@ static void print_time(const Forecast *forecast, FILE *file) {
     fprintf(file, "\n");
 }
 
-static void print_rates(const Forecast *forecast, const Cluster *cluster, FILE *file) {
+static void print_rates(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
     const Hardware *hardware = &cluster->hardware;
     const char *processor = hardware->kind == DEVICE_CPU ? "CPU" : "GPU";
     char all[32];
     log_format_count(forecast->tokens_per_second * (double)cluster->gpus, all);
     fprintf(file, "tokens/s of a %s        %.0f\ntokens/s in all          %s\n", processor, forecast->tokens_per_second, all);
+    if (config->epochs <= 0) {
+        log_format_long_duration(forecast->step * (double)config->steps, all);
+        fprintf(file, "time of %lld step%-*s %s\n", (long long)config->steps, 11 - snprintf(NULL, 0, "%lld", (long long)config->steps),
+            plural(config->steps), all);
+    }
     fprintf(file, "TFLOP/s of a %s         %.1f", processor, 1e-12 * forecast->flops);
     if (hardware->peak_bf16 > 0) fprintf(file, ", %.1f%% of peak", 100 * forecast->flops / hardware->peak_bf16);
     if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best GEMM", 100 * forecast->flops / hardware->best_bf16);
@@ -88,6 +94,6 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
         layout->zero, (long long)layout->sequences, policies[layout->recompute], forecast->tokens);
     print_memory(forecast, &cluster->hardware, file);
     print_time(forecast, file);
-    print_rates(forecast, cluster, file);
+    print_rates(forecast, config, cluster, file);
     print_assumptions(forecast, config, cluster, file);
 }

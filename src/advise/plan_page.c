@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/math.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "graph/op.h"
@@ -21,7 +22,8 @@ static void print_model(const Session *session, FILE *file) {
     char operations[32], family[16];
     log_format_count(session->plan.flops / tokens, operations);
     options_format_value(options_find(&config_table, "model.family", strlen("model.family")), config, family, sizeof family);
-    fprintf(file, "model       %s, %lld layers of width %lld\n", family, (long long)config->model.layers, (long long)config->model.width);
+    fprintf(file, "model       %s, %lld layer%s of width %lld\n", family, (long long)config->model.layers, plural(config->model.layers),
+        (long long)config->model.width);
     fprintf(file, "parameters  %lld, %lld active per token\n", (long long)model_parameters(graph),
         (long long)model_active_parameters(graph, &config->model));
     if (config->lora.rank) fprintf(file, "trained     %lld\n", (long long)trained);
@@ -34,6 +36,8 @@ static void print_model(const Session *session, FILE *file) {
 
 static void print_memory(const Session *session, int64_t available, FILE *file) {
     Budget budget = session_budget(session);
+    int ranks = layout_all_ranks(session->layout);
+    if (ranks > 1) fprintf(file, "of one of %d ranks, ", ranks);
     budget_print(&budget, available, file);
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];
@@ -43,22 +47,38 @@ static void print_memory(const Session *session, int64_t available, FILE *file) 
 }
 
 /* Only of a processor that the table of hardware has. */
-static void print_forecast(const Session *session, FILE *file) {
+static void print_forecast(const Session *session, int64_t done, FILE *file) {
     const Config *config = session->config;
     int ranks = layout_all_ranks(session->layout);
     ForecastLayout layout = {session->layout->stage, config->recompute, config->batch.sequences};
     Cluster cluster = {.gpus = ranks};
     Forecast forecast;
     Error ignored = {0};
-    char rate[32], left[32];
+    char rate[32], step[32], all[32], part[32] = "";
+    int64_t left = int_max(config->steps - done, 0);
     if (!hardware_of_device(&cluster.hardware, session->backend.device)) return;
     cluster.per_node = cluster.hardware.per_node;
     if (!forecast_layout(&forecast, config, &cluster, &layout, &ignored)) return;
     log_format_count(forecast.tokens_per_second * ranks, rate);
-    log_format_duration(forecast.step * (double)config->steps, left);
-    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %.3g s a step", rate, forecast.step);
+    if (forecast.step < 60) snprintf(step, sizeof step, "%.3g s", forecast.step);
+    else log_format_long_duration(forecast.step, step);
+    log_format_long_duration(forecast.step * (double)left, all);
+    if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
+    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step", rate, step);
     if (config->epochs > 0) fprintf(file, "; epochs=%g of data that is not counted yet\n", config->epochs);
-    else fprintf(file, ", %s for %lld steps\n", left, (long long)config->steps);
+    else fprintf(file, ", %s for the %lld %ssteps%s\n", all, (long long)left, part, done ? " that are left" : "");
+}
+
+/* Whether the checks of a configuration would give the setting this value if it were left out: head_dim, context. */
+static bool is_derived(const Config *config, const Option *option, const char *value, const char *usual) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED_FREE char *assignment = memory_format("%s=%s", option->name, usual);
+    Config without = *config;
+    Error ignored = {0};
+    char derived[256];
+    if (!options_set(&config_table, &without, &strings, assignment, &ignored) || !config_check(&without, &ignored)) return false;
+    options_format_value(option, &without, derived, sizeof derived);
+    return strcmp(derived, value) == 0;
 }
 
 static void print_settings(const Config *config, FILE *file) {
@@ -72,19 +92,19 @@ static void print_settings(const Config *config, FILE *file) {
         char value[256], usual[256];
         options_format_value(option, config, value, sizeof value);
         options_format_value(option, &initial, usual, sizeof usual);
-        if (strcmp(value, usual) == 0 || strcmp(option->name, "plan") == 0) continue;
+        if (strcmp(value, usual) == 0 || strcmp(option->name, "plan") == 0 || is_derived(config, option, value, usual)) continue;
         fprintf(file, "  %-26s %s\n", option->name, value);
         count++;
     }
     if (!count) fprintf(file, "  none\n");
 }
 
-bool plan_print(const Config *config, Device *device, int64_t available, FILE *file, Error *error) {
+bool plan_print(const Config *config, int64_t done, Device *device, int64_t available, FILE *file, Error *error) {
     SCOPED(session_free) Session session = {0};
     if (!session_plan_rank(&session, config, device, 0, (int)int_max(config->layout.dp, 1), error)) return false;
     print_model(&session, file);
     print_memory(&session, available, file);
-    print_forecast(&session, file);
+    print_forecast(&session, done, file);
     print_settings(config, file);
     if (config->plan != PLAN_PROGRAM) return true;
     fprintf(file, "\nprogram of one microbatch (%lld sequences x %lld tokens)\n", (long long)session.model.sequences,

@@ -36,6 +36,9 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(measured_free) Measured measured = {0};
     Forecast forecast;
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
+    if (!*options->gpu && cluster.hardware.kind == DEVICE_CPU && options->gpus > 1)
+        return error_set(error, ERROR_USAGE, "gpus=%lld, and this machine has no GPU: name theirs, one of %s, as in gpu=h100",
+            (long long)options->gpus, hardware_names());
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
     if (*options->bench) cluster.measured = &measured;

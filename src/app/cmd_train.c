@@ -180,6 +180,23 @@ static bool train_together(const Config *config, Error *error) {
     return done;
 }
 
+static Device *open_planned(const Config *config, Error *error) {
+    Device *device = command_open_device(config->device, config->precision, error);
+    if (!device && (config->device == DEVICE_HIP || config->device == DEVICE_CUDA))
+        error_set(error, error->code, "%s; smelt forecast CONFIG.yaml gpu=%s plans for a GPU that is not here", error->message,
+            config->device == DEVICE_HIP ? "mi300x" : "h100");
+    return device;
+}
+
+/* Of the run folder, if it is a run. */
+static int64_t done_steps(const Config *config) {
+    Error ignored = {0};
+    int64_t step = 0;
+    json_t *metadata = source_is_run(config->run) ? lineage_newest(run_checkpoints(config->run, config), &step, &ignored) : NULL;
+    json_decref(metadata);
+    return step;
+}
+
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
 static bool plan_together(const Config *given, Error *error) {
     Config settings = *given;
@@ -187,10 +204,10 @@ static bool plan_together(const Config *given, Error *error) {
     if (!corpus_resolve_steps(&settings, NULL, error)) return false;
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
-    Device *device = prints ? command_open_device(config->device, config->precision, error) : NULL;
+    Device *device = prints ? open_planned(config, error) : NULL;
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
-    bool done = prints ? device && plan_print(config, device, device_available(device), page.file, error) : agreed;
+    bool done = prints ? device && plan_print(config, done_steps(config), device, device_available(device), page.file, error) : agreed;
     comm_close(comm);
     device_close(device);
     return done;
@@ -213,6 +230,9 @@ const Command command_train = {
                    "A run that has started keeps its settings, but for those whose last word below is one of these. changes: another\n"
                    "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
                    "once: of one start alone.\n\n"
+                   "Of the columns, %peak is TFLOP/s in percent of the vendor's peak, known of GPUs alone, and %best in percent of the\n"
+                   "best that was measured here, a large GEMM. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
+                   "same, where what is not known is called unknown.\n\n"
                    "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",

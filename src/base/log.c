@@ -58,7 +58,7 @@ static void print_line(const char *label, const char *colour, const char *format
     if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
     neutralise_controls(message);
     snprintf(line, sizeof line, "%s%s", label, message);
-    print_whole(line, in_colour() ? colour : "", *label ? strlen(label) - 1 : 0);
+    print_whole(line, in_colour() ? colour : "", strlen(label));
     if (copy_line) copy_line(copy_context, line);
 }
 
@@ -131,6 +131,14 @@ void log_format_duration(double seconds, char text[32]) {
     else if (whole < 3600) snprintf(text, 32, "%lldm%02llds", whole / 60, whole % 60);
     else if (minutes < 24 * 60) snprintf(text, 32, "%lldh%02lldm", minutes / 60, minutes % 60);
     else snprintf(text, 32, "%lldd%02lldh", hours / 24, hours % 24);
+}
+
+void log_format_long_duration(double seconds, char text[32]) {
+    const double day = 86400, year = 365.25 * day;
+    if (seconds >= 1e5 * year && isfinite(seconds)) snprintf(text, 32, "%.1e years", seconds / year);
+    else if (seconds >= 2 * year && isfinite(seconds)) snprintf(text, 32, "%.*f years", seconds < 100 * year, seconds / year);
+    else if (seconds >= 100 * day && isfinite(seconds)) snprintf(text, 32, "%.0f days", seconds / day);
+    else log_format_duration(seconds, text);
 }
 
 void log_format_bytes(double bytes, char text[32]) {

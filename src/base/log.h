@@ -34,6 +34,8 @@ void progress_finish(Progress *progress);
 
 double log_seconds(void); /* monotonic clock */
 /* For reading, not for parsing; "unknown" when not finite or absurd. */
+/* As log_format_duration, and in words from 100 days on: "220 days", "6.1 years". */
+void log_format_long_duration(double seconds, char text[32]);
 void log_format_duration(double seconds, char text[32]); /* "3d04h", "2h03m", "4m10s", "12.3s" */
 void log_format_bytes(double bytes, char text[32]);      /* "1.50 GiB" */
 void log_format_count(double count, char text[32]);      /* "8.84B", "12.3k" */

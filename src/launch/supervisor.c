@@ -31,7 +31,7 @@ static const Option rows[] = {
     INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one for each GPU; -n N is short for it"),
     CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; of the others the last lines when they fail"),
     INT_OPTION(restarts, "3", 0, 1e6, "", "restarts in a row without progress before it gives up"),
-    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after SIGTERM"),
+    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after a request to stop"),
     REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
     BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
@@ -162,7 +162,7 @@ static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     else if (count > 1)
         log_warn("asked to stop again: the ranks still have %.0f s for a checkpoint; a third request kills them", *until - log_seconds());
     else log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
-    ranks_signal(&supervisor->ranks, SIGTERM);
+    ranks_signal(&supervisor->ranks, supervisor->stop->signal);
 }
 
 /* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
@@ -400,8 +400,13 @@ static void report_end(const Supervisor *supervisor, bool done, const Error *err
 
 /* -- The run ------------------------------------------------------------------------------------------------------- */
 
-static bool stopped_after(int64_t step, Error *error) {
-    return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+/* Ranks that had the time say themselves after which step they paused. */
+static bool report_stop(const Supervisor *supervisor, int64_t step, Error *error) {
+    char after[48] = "before the first step";
+    if (step > 0) snprintf(after, sizeof after, "after step %lld", (long long)step);
+    if (ended_with(&supervisor->verdict, ERROR_PREEMPTED))
+        return error_set(error, ERROR_PREEMPTED, "all ranks have ended: the same command continues");
+    return error_set(error, ERROR_PREEMPTED, "stopped %s: the same command continues", after);
 }
 
 static bool run(Supervisor *supervisor, Error *error) {
@@ -410,10 +415,10 @@ static bool run(Supervisor *supervisor, Error *error) {
         int64_t step = attempt(supervisor, error);
         if (step < 0) return false;
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
-        if (supervisor->stop->signal) return stopped_after(step, error);
+        if (supervisor->stop->signal) return report_stop(supervisor, step, error);
         if (!start_again(supervisor, step, error)) return false;
         wait_before_start(supervisor);
-        if (supervisor->stop->signal) return stopped_after(step, error);
+        if (supervisor->stop->signal) return report_stop(supervisor, step, error);
     }
 }
 

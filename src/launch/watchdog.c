@@ -86,7 +86,7 @@ static void *watch(void *argument) {
     return NULL;
 }
 
-Watchdog *watchdog_start(Comm *comm, double seconds, const HangActions *actions, Error *error) {
+Watchdog *watchdog_start(Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
     *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .actions = *actions, .straggler = {.comm = comm, .slow = -1}};
     watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->ranks, error);
@@ -94,6 +94,7 @@ Watchdog *watchdog_start(Comm *comm, double seconds, const HangActions *actions,
         free(watchdog);
         return NULL;
     }
+    heartbeat(watchdog)->step = step;
     heartbeat(watchdog)->alive = log_seconds();
     pthread_mutex_init(&watchdog->lock, NULL);
     pthread_cond_init(&watchdog->stopped, NULL);
@@ -111,6 +112,8 @@ void watchdog_alive(Watchdog *watchdog, int64_t step) {
     heartbeat(watchdog)->step = step;
     heartbeat(watchdog)->alive = log_seconds();
 }
+
+bool watchdog_is_supervised(void) { return getenv("SMELT_HEARTBEATS") != NULL; }
 
 void watchdog_stop(Watchdog *watchdog) {
     if (!watchdog) return;

@@ -15,13 +15,14 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/wrap.h"
 #include "train/metrics_internal.h"
 
-enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24 };
+enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24, SMOOTH_STEPS = 10 };
 static const double line_seconds = 1, status_seconds = 0.1;
 
 struct Console {
@@ -31,8 +32,8 @@ struct Console {
     unsigned columns;      /* of the last header, a bit for each; 0: none was printed */
     int below;             /* lines since that header */
     double printed, drew;  /* log_seconds() of the last step line and status line */
-    double smooth;         /* loss, over some ten steps */
-    int64_t smoothed;      /* steps in it */
+    double last, smooth;   /* loss, of the last step and over some ten steps */
+    int64_t smoothed;      /* steps of this process that had a finite loss */
     /* Of any thread: */
     atomic_bool logged_header;
     pthread_mutex_t lock;
@@ -236,12 +237,14 @@ static void draw_status(Console *console, const StepMetrics *step) {
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
 static void smooth_loss(Console *console, double loss) {
-    const double least = 0.1;
+    console->last = loss;
     if (!isfinite(loss)) return;
-    console->smooth += (loss - console->smooth) * fmax(least, 1.0 / (double)++console->smoothed);
+    console->smooth += (loss - console->smooth) * fmax(1.0 / SMOOTH_STEPS, 1.0 / (double)++console->smoothed);
 }
 
-double console_loss(const Console *console) { return console->smoothed ? console->smooth : NAN; }
+ConsoleLoss console_loss(const Console *console) {
+    return (ConsoleLoss){console->last, console->smooth, int_min(console->smoothed, SMOOTH_STEPS)};
+}
 
 static bool step_due(const Console *console, const StepMetrics *step, double now) {
     if (step->skipped || step->step == step->steps || console->columns == 0) return true;

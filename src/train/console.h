@@ -20,8 +20,12 @@ void console_open_log(Console *console, const char *run);
 void console_print(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a step's line, when it is due, and draws the status line. */
 void console_step(Console *console, const StepMetrics *step);
-/* Of the steps so far, smoothed over some ten of them; NAN without a step. */
-double console_loss(const Console *console);
+/* The loss of the last step, and smoothed over the last `steps` of this process, some ten at most; 0: there is none. */
+typedef struct ConsoleLoss {
+    double last, smooth;
+    int64_t steps;
+} ConsoleLoss;
+ConsoleLoss console_loss(const Console *console);
 /* Ends the steps: the status line goes. */
 void console_end_steps(Console *console);
 void console_close(Console *console);

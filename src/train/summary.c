@@ -39,8 +39,8 @@ static void describe_model(Console *console, const Session *session) {
     options_format_value(options_find(&config_table, name, sizeof name - 1), config, family, sizeof family);
     if (active != all) snprintf(used, sizeof used, ", %s active per token", count(active).text);
     if (config->lora.rank) snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(trained).text, (long long)config->lora.rank);
-    console_print(console, "model    %s, %lld layers of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
-        (long long)config->model.width, count(all).text, used, part);
+    console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
+        plural(config->model.layers), (long long)config->model.width, count(all).text, used, part);
 }
 
 static void describe_device(Console *console, const Session *session) {
@@ -56,7 +56,8 @@ static void describe_device(Console *console, const Session *session) {
     comm_describe(session->comm, ranks, sizeof ranks);
     if (layout->muon_balance > 0)
         snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
-    console_print(console, "ranks    %s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
+    console_print(console, "ranks    %s, ZeRO stage %d, %d bucket%s%s", ranks, layout->stage, layout->bucket_count,
+        plural(layout->bucket_count), balance);
 }
 
 static void describe_data(Console *console, const Session *session, const Corpus *corpus) {
@@ -101,12 +102,14 @@ void summary_start(Console *console, const Session *session, const Corpus *corpu
 static void print_result(Console *console, const SummaryEnd *end) {
     const Validation *last = &end->validation;
     char text[32], best[96] = "";
-    double loss = console_loss(console);
+    ConsoleLoss loss = console_loss(console);
     int64_t done = end->step - end->first;
     log_format_duration(end->seconds, text);
     console_print(console, "done     %lld step%s, %s tokens in %s: %s tok/s", (long long)done, plural(done), count(end->tokens).text, text,
         count((int64_t)((double)end->tokens / end->seconds)).text);
-    if (isfinite(loss)) console_print(console, "loss     %.5f, smoothed", loss);
+    if (loss.steps)
+        console_print(console, "loss     %.5f at step %lld; %.5f smoothed over %lld step%s", loss.last, (long long)end->step, loss.smooth,
+            (long long)loss.steps, plural(loss.steps));
     if (last->best_step && last->best_step != last->step)
         snprintf(best, sizeof best, "; best %.5f at step %lld", last->best_loss, (long long)last->best_step);
     if (last->step) console_print(console, "valid    %.5f at step %lld%s", last->loss, (long long)last->step, best);
@@ -137,10 +140,13 @@ static void print_next(Console *console, const Config *config, int64_t step) {
     console_print(console, "         smelt generate %s \"Once upon a time\"", run);
     console_print(console, "         smelt eval %s other-texts/", run);
     console_print(console, "         smelt convert %s my-model", run);
-    console_print(console, "         %s", command);
+    console_print(console, "         %s    (trains on)", command);
 }
 
 void summary_end(Console *console, const Config *config, const SummaryEnd *end) {
     print_result(console, end);
+    if (end->step < config->steps && end->step == config->stop_at)
+        console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,
+            (long long)(config->steps - end->step), (long long)config->steps);
     print_next(console, config, end->step);
 }

@@ -162,9 +162,10 @@ static void report_exhaustion(const Loop *loop) {
     const Validation *validation = &loop->session.validation;
     if (!loop_leads(loop)) return;
     console_print(loop->host->console,
-        "stopped early after step %lld: %lld evaluations since step %lld, whose validation loss is %.5f, brought no lower one; "
+        "stopped early after step %lld: %lld evaluation%s since step %lld, whose validation loss is %.5f, brought no lower one; "
         "eval.patience=0 trains on",
-        (long long)loop->session.step, (long long)validation->waited, (long long)validation->best_step, validation->best_loss);
+        (long long)loop->session.step, (long long)validation->waited, plural(validation->waited), (long long)validation->best_step,
+        validation->best_loss);
 }
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
@@ -214,15 +215,17 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
         (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
-/* The error of a run that ends before its last step, or before its last evaluation is complete. */
+/* The error of a run that ends before its last step, or before its last evaluation is complete. How it goes on is said by
+ * its supervisor where it has one. */
 static bool report_stop(const Loop *loop, int signal, Error *error) {
     const char *name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGHUP";
     int64_t step = loop->session.step;
     if (step == 0)
         return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
     SCOPED_FREE char *command = comm_size(loop->comm) > 1 ? memory_copy_string("the same command") : summary_command(loop->config, "");
-    return error_set(error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written; continue with: %s", name,
-        (long long)step, command);
+    SCOPED_FREE char *next = watchdog_is_supervised() ? NULL : memory_format("; continue with: %s", command);
+    return error_set(
+        error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written%s", name, (long long)step, next ? next : "");
 }
 
 /* `end` has the first step and the negative of the tokens until then. */
@@ -271,7 +274,7 @@ static bool run_steps(Loop *loop, Error *error) {
     double start = log_seconds();
     SummaryEnd end = {.first = saved, .tokens = -loop->session.samples * config->data.length};
     CommTotals before = comm_totals(loop->comm);
-    loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
+    loop->watchdog = watchdog_start(loop->comm, loop->session.step, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || (loop->origin.forked && !save(loop, error)) || !catch_up(loop, error)) return false;
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)

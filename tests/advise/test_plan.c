@@ -48,7 +48,7 @@ static char *page(const Config *config, Device *device, int64_t available) {
     size_t length;
     Error error = {0};
     FILE *stream = open_memstream(&text, &length);
-    if (!plan_print(config, device, available, stream, &error)) fail_msg("%s", error.message);
+    if (!plan_print(config, 0, device, available, stream, &error)) fail_msg("%s", error.message);
     fclose(stream);
     return text;
 }
@@ -72,9 +72,26 @@ static void the_page_has_model_memory_speed_and_chosen_settings(void **state) {
                   "speed (modelled, not measured", " tok/s, ", "settings other than the defaults\n", "model.family               zaya\n",
                   "optimizer.name             muon\n", NULL});
     assert_null(strstr(text, "checkpoint.keep")); /* has its default */
+    assert_null(strstr(text, "model.context"));   /* follows data.length */
     assert_null(strstr(text, "program of one microbatch"));
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         if (strlen(line) > 80 && !strstr(line, "lora.rank")) fail_msg("%zu columns: %s", strlen(line), line);
+    options_free_strings(&given.strings);
+}
+
+static void a_run_that_goes_on_is_planned_for_the_steps_that_are_left(void **state) {
+    (void)state;
+    Given given = give("configs/llama-tiny.yaml");
+    char *text = NULL;
+    size_t length;
+    Error error = {0};
+    FILE *stream = open_memstream(&text, &length);
+    set(&given, "steps=700");
+    assert_true(plan_print(&given.config, 130, h100, -1, stream, &error));
+    fclose(stream);
+    assert_non_null(strstr(text, " for the 570 of 700 steps that are left\n"));
+    assert_null(strstr(text, "head_dim")); /* is width / heads */
+    free(text);
     options_free_strings(&given.strings);
 }
 
@@ -113,6 +130,7 @@ static void ranks_that_are_not_there_are_planned(void **state) {
     set(&given, "layout.dp=64");
     SCOPED_FREE char *text = page(&given.config, device_cpu(), -1);
     assert_non_null(strstr(text, ", over 64 ranks\n"));
+    assert_non_null(strstr(text, "\nof one of 64 ranks, memory of this machine: "));
     options_free_strings(&given.strings);
 }
 
@@ -185,6 +203,7 @@ static void a_stage_of_zero_comes_before_recomputation_where_there_are_ranks(voi
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_page_has_model_memory_speed_and_chosen_settings),
+        cmocka_unit_test(a_run_that_goes_on_is_planned_for_the_steps_that_are_left),
         cmocka_unit_test(the_program_follows_when_it_is_asked_for),
         cmocka_unit_test(memory_of_device_and_host_are_never_added_up),
         cmocka_unit_test(ranks_that_are_not_there_are_planned),

@@ -278,6 +278,24 @@ static void settings_are_read_in_every_spelling_by_train_and_launch(void **state
     expect("$SMELT train steps=1 c.yaml", ERROR_USAGE, "'c.yaml': the configuration file comes first, then key=value");
 }
 
+/* A rank's number stands before its lines, which are narrower for it. */
+static void a_launched_training_fits_the_terminal_of_the_launcher(void **state) {
+    (void)state;
+    expect("SMELT_STDOUT_COLUMNS=70 SMELT_STDERR_COLUMNS=70 $SMELT launch -n 2 output=all -- train " TINY
+           " run=a stop_at=2 log.every=1 >printed 2>&1 && grep -q '^.0.  *2/40 ' printed && ! grep -E '.{71}' printed",
+        0, "");
+    expect("SMELT_STDOUT_COLUMNS=70 $SMELT launch stop_on=nothing -- train " TINY " run=b stop_at=2 | grep -q TFLOP/s", 0, "");
+}
+
+static void a_start_that_ends_at_stop_at_says_so(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY
+           " model.layers=1 run=a stop_at=2 >printed && grep -q '^stopped  by stop_at=2, with 38 of 40 steps left' printed && "
+           "grep -q '^model .* 1 layer of width' printed && grep -Eq '^loss     [0-9.]+ at step 2; [0-9.]+ smoothed over 2 steps' printed",
+        0, "");
+    expect("$SMELT train a steps=5 >printed && ! grep ^stopped printed && grep -q 'smoothed over 3 steps$' printed", 0, "");
+}
+
 /* As the README says: a text, and nothing else. The run folder is the default's. */
 static void a_text_alone_trains(void **state) {
     (void)state;
@@ -336,6 +354,8 @@ int main(void) {
         TRAIN_TEST(names_of_other_programs_mean_settings_that_there_are),
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
+        TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),
+        TRAIN_TEST(a_start_that_ends_at_stop_at_says_so),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
         TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),

@@ -563,6 +563,20 @@ static void durations_read_well_and_carry_when_rounded(void **state) {
     }
 }
 
+static void long_durations_are_days_and_years(void **state) {
+    (void)state;
+    static const struct {
+        double days;
+        const char *text;
+    } rows[] = {{3, "3d00h"}, {99, "99d00h"}, {220.4, "220 days"}, {730, "730 days"}, {2226, "6.1 years"}, {73050, "200 years"},
+        {5293304, "14492 years"}, {1e9, "2.7e+06 years"}, {INFINITY, "unknown"}, {NAN, "unknown"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[32];
+        log_format_long_duration(86400 * rows[i].days, text);
+        assert_string_equal(text, rows[i].text);
+    }
+}
+
 static void byte_sizes_read_well_and_carry_when_rounded(void **state) {
     (void)state;
     static const struct {
@@ -635,6 +649,7 @@ int main(void) {
         cmocka_unit_test(progress_off_a_terminal_prints_a_line_every_ten_seconds_and_at_the_end),
         cmocka_unit_test(progress_on_a_terminal_rewrites_one_line),
         cmocka_unit_test(durations_read_well_and_carry_when_rounded),
+        cmocka_unit_test(long_durations_are_days_and_years),
         cmocka_unit_test(byte_sizes_read_well_and_carry_when_rounded),
         cmocka_unit_test(counts_read_well_and_carry_when_rounded),
         cmocka_unit_test(the_clock_does_not_run_backwards),

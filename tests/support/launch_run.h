@@ -110,7 +110,8 @@ static inline int train(int argc, char **argv) {
     const char *folder = argv[1], *misfortune = argc > 3 && !strcmp(argv[3], "on_nan=skip") ? "" : argv[2];
     signal(SIGTERM, !strcmp(misfortune, "stubborn") ? SIG_IGN : on_stop);
     Comm *comm = comm_open(NULL, &error);
-    Watchdog *watchdog = comm ? watchdog_start(comm, !strcmp(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
+    Watchdog *watchdog =
+        comm ? watchdog_start(comm, 0, !strcmp(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
     if (!watchdog) give_up(&error);
     int rank = comm_rank(comm);
     State state = load(folder);

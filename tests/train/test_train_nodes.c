@@ -112,10 +112,28 @@ static void a_rank_that_makes_the_others_wait_is_named(void **state) {
     finish(&run, ERROR_PREEMPTED);
 }
 
+/* The ranks say where they paused, and for the hand's own signal; the launcher how to go on. */
+static void an_interrupted_run_says_once_where_it_paused_and_how_to_go_on(void **state) {
+    (void)state;
+    unsetenv("NNODES");
+    unsetenv("NODE_RANK");
+    Process run = smelt_start("launch -n 2 -- train " SETTINGS " run=nodes");
+    await_steps(&run, 2);
+    kill(run.id, SIGINT);
+    ProcessResult result = process_finish(&run);
+    expect_code(&result, ERROR_PREEMPTED, "launch");
+    assert_int_equal(process_lines(result.errors, "paused by SIGINT after step "), 1);
+    assert_int_equal(process_lines(result.errors, "all ranks have ended: the same command continues"), 1);
+    assert_null(strstr(result.errors, "stopped after"));
+    assert_null(strstr(result.errors, "continue with"));
+    process_free(&result);
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_run_goes_on_without_a_lost_node_and_takes_it_back),
+        TRAIN_TEST(an_interrupted_run_says_once_where_it_paused_and_how_to_go_on),
         TRAIN_TEST(a_rank_that_makes_the_others_wait_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
