@@ -167,6 +167,7 @@ static double print_changes(const RunView *view, const RunView *first, char text
         long long from = (long long)json_integer_value(json_object_get(one, "first"));
         if (used < CELL) used += (size_t)snprintf(text + used, CELL - used, "%s%s from step %lld on", used ? "; " : "", change, from);
     }
+    if (used >= CELL) memcpy(text + CELL - 4, "...", 4);
     return NAN;
 }
 

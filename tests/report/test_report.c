@@ -652,6 +652,8 @@ static void a_page_tells_what_a_run_was_forked_from_and_what_was_changed(void **
         "{\"identity\": {}, \"fork\": {\"run\": \"0\", \"folder\": \"/runs/<a>\", \"step\": 4}, \"history\": ["
         "{\"step\": 4, \"changes\": []}, {\"step\": 6, \"changes\": [\"clip: 1 -> 2\"]},"
         "{\"time\": \"2026-01-31\", \"step\": 6, \"changes\": [\"seed: 1 -> <2>\", \"lr: 3 -> 4\"]}, {\"step\": 8, \"changes\": [7]}]}");
+    char *long_record = memory_format("{\"history\": [{\"step\": 6, \"changes\": [\"%0500d\"]}]}", 1);
+    write_text("a/run.json", long_record);
     char *both = compared((const char *[]){"a", "b"}, 2), *one = compared((const char *[]){"b"}, 1);
     assert_has(both, "<th scope=\"row\">forked from</th><td><i class=\"key k-c0\"></i>none</td><td><i class=\"key k-c1\"></i>"
                      "/runs/&lt;a&gt; after step 4</td>");
@@ -660,6 +662,8 @@ static void a_page_tells_what_a_run_was_forked_from_and_what_was_changed(void **
     assert_has(one, "from step 7 on</th><td>seed: 1 -&gt; &lt;2&gt;</td><td class=\"soft\">2026-01-31</td>");
     assert_lacks(both, "clip: 1");
     assert_lacks(both, "from step 9 on");
+    assert_has(both, "000...</td>"); /* a cell that is full says so */
+    free(long_record);
     assert_lacks(one, "clip: 1");
     free(plain);
     free(both);
