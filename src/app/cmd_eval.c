@@ -1,4 +1,4 @@
-/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard, its answers to
+/* `smelt eval MODEL [DATA] [key=value ...]`: the loss of a trained model on text or a token shard, its answers to
  * multiple-choice questions in one of llm.c's evaluation files, or how it compares with one of llm.c's debug states.
  * Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
 #include <inttypes.h>
@@ -17,6 +17,7 @@
 #include "device/gemm.h"
 #include "model/llmc.h"
 #include "graph/op.h"
+#include "train/run.h"
 #include "train/multiple_choice.h"
 #include "train/debug_state.h"
 #include "train/source.h"
@@ -100,6 +101,19 @@ static bool open_input(Input *input, const char *data, const char *tokenizer, co
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
     return (!other || input->tokenizer) && open_text(&input->shard, data, tokenizer, options->separator, error);
+}
+
+/* The data of a run's validations, for the caller to free. */
+static char *find_own_data(const char *folder, const Config *config, Error *error) {
+    SCOPED(run_point_free) RunPoint point = run_point(folder);
+    Config here = *config;
+    here.run = point.run; /* the folder may have been moved */
+    char *data = source_is_run(folder) ? corpus_valid(&here) : NULL;
+    if (data) log_info("on the validation data of the run, %s", data);
+    else
+        error_set(
+            error, ERROR_USAGE, "%s has no validation data of its own: give text or a token shard, smelt eval %s DATA", folder, folder);
+    return data;
 }
 
 static void close_input(Input *input) {
@@ -297,8 +311,10 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
 static bool run(Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
+    SCOPED_FREE char *own = NULL;
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    if (!data && !(data = own = find_own_data(folder, &config, error))) return false;
     if (options->length > config.model.context)
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
@@ -313,14 +329,14 @@ static bool run(Invocation *invocation, Error *error) {
 const Command command_eval = {
     .name = "eval",
     .summary = "the loss of a model on text or a token shard, or multiple choice",
-    .words = "MODEL DATA",
+    .words = "MODEL [DATA]",
     .explanation =
         "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
         "reads in order, in\n"
         "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder or a "
         "model file of llm.c; DATA is a token shard's "
         "prefix, a text file or a\n"
-        "folder of text. Two files of llm.c are something else:\n"
+        "folder of text; without it a run is evaluated on its own validation data. Two files of llm.c are something else:\n"
         "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest "
         "per token (acc_norm)\n"
         "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of "

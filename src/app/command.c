@@ -72,9 +72,15 @@ static int count_words(const char *words) {
     return count;
 }
 
+static int count_optional(const char *words) {
+    int count = 0;
+    for (; *words; words++) count += *words == '[';
+    return count;
+}
+
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
     const char *takes = *command->words ? command->words : "only key=value";
-    int count = 0, named = count_words(command->words), least = *command->words == '[' ? 0 : named;
+    int count = 0, named = count_words(command->words), least = named - count_optional(command->words);
     int most = ends_with(command->words, "...") ? COMMAND_WORDS : named;
     bool options = true;
     options_defaults(command->table, invocation->options, &invocation->strings);
@@ -93,7 +99,7 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
     }
     invocation->word_count = count;
     return count >= least ||
-           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, least, command->name, takes);
+           error_set(error, ERROR_USAGE, "smelt %s takes %s, and %d of %d were given", command->name, takes, count, least);
 }
 
 /* -- Help ---------------------------------------------------------------------------------------------------------- */

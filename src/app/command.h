@@ -26,7 +26,7 @@ typedef struct Invocation {
 typedef struct Command {
     const char *name;        /* as it is typed: "data pack" */
     const char *summary;     /* its line in the list of commands */
-    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", "", "[FILE]", "RUN..." (one to COMMAND_WORDS);
+    const char *words;       /* demanded arguments besides key=value: "MODEL [DATA]", "", "[FILE]", "RUN..." (one to COMMAND_WORDS);
                                 NULL: `run` reads argv */
     const char *usage;       /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
     const char *explanation; /* the help between the first line and the table */

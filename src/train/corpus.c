@@ -114,6 +114,13 @@ bool corpus_keeps(const char *run, const char *valid) {
     return is_in_run(run, "text") || (is_in_run(run, "text-train") && is_in_run(run, "text-valid"));
 }
 
+char *corpus_valid(const Config *config) {
+    const char *given = config->data.valid;
+    SCOPED_FREE char *name = given[0] ? name_of_valid(config, true) : memory_copy_string("text-valid");
+    if (given[0] && shard_exists(given)) return memory_copy_string(given);
+    return is_in_run(config->run, name) ? memory_format("%s/data/%s", config->run, name) : NULL;
+}
+
 /* What a start before the first checkpoint left that split the text. */
 static bool remove_split(const Config *config, Error *error) {
     SCOPED_FREE char *index = memory_format("%s/data/text-train.idx", config->run);

@@ -44,6 +44,8 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
 /* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
  * path. */
+/* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
+char *corpus_valid(const Config *config);
 bool corpus_keeps(const char *run, const char *valid);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);

@@ -296,6 +296,21 @@ static void a_start_that_ends_at_stop_at_says_so(void **state) {
     expect("$SMELT train a steps=5 >printed && ! grep ^stopped printed && grep -q 'smoothed over 3 steps$' printed", 0, "");
 }
 
+static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
+    (void)state;
+    static const char same[] = "grep -o 'validation at step 5: loss [0-9.]*' trained | grep -o '[0-9.]*$' >in-training && "
+                               "grep -qF \"$(cut -c 1-6 in-training)\" evaluated";
+    SCOPED_FREE char *split = memory_format(
+        "$SMELT train " TINY
+        " precision=fp32 run=a stop_at=5 eval.every=5 >trained && mv a b && $SMELT eval b precision=fp32 device=cpu >evaluated && %s",
+        same);
+    expect(split, 0, "on the validation data of the run, b/data/text-valid\n");
+    expect("head -c 5000 text >other && $SMELT train " TINY " run=c stop_at=5 data.valid=other && rm other && $SMELT eval c", 0,
+        "on the validation data of the run, c/data/valid-");
+    expect("$SMELT train " TINY " run=d stop_at=5 data.valid_fraction=0 && $SMELT eval d", ERROR_USAGE,
+        "d has no validation data of its own: give text or a token shard, smelt eval d DATA");
+}
+
 /* As the README says: a text, and nothing else. The run folder is the default's. */
 static void a_text_alone_trains(void **state) {
     (void)state;
@@ -355,6 +370,7 @@ int main(void) {
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),
+        TRAIN_TEST(a_run_is_evaluated_on_its_own_validation_data),
         TRAIN_TEST(a_start_that_ends_at_stop_at_says_so),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
