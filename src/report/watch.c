@@ -18,7 +18,7 @@
 #include "base/thread.h"
 #include "comm/socket.h"
 
-enum { CONNECTIONS = 32, IDLE_SECONDS = 30 };
+enum { CONNECTIONS = 256, SPARE_CONNECTIONS = 32, IDLE_SECONDS = 10 };
 
 /* The functions of libmicrohttpd that are used, and their types. */
 #define HTTP_API(CALL)                                                                                                    \
@@ -27,6 +27,8 @@ enum { CONNECTIONS = 32, IDLE_SECONDS = 30 };
             void *context, ...))                                                                                          \
     CALL(stop_daemon, void, (struct MHD_Daemon *))                                                                        \
     CALL(run_wait, enum MHD_Result, (struct MHD_Daemon *, int32_t milliseconds))                                          \
+    CALL(get_connection_info, const union MHD_ConnectionInfo *,                                                          \
+        (struct MHD_Connection *, enum MHD_ConnectionInfoType kind, ...))                                                 \
     CALL(lookup_connection_value, const char *, (struct MHD_Connection *, enum MHD_ValueKind, const char *name))          \
     CALL(create_response_from_buffer, struct MHD_Response *, (size_t bytes, void *text, enum MHD_ResponseMemoryMode))     \
     CALL(add_response_header, enum MHD_Result, (struct MHD_Response *, const char *name, const char *value))              \
@@ -39,6 +41,13 @@ typedef struct HttpApi {
 #undef FIELD
 } HttpApi;
 
+/* An open connection. */
+typedef struct Caller {
+    int descriptor;
+    uint64_t asked; /* counts up with each connection and request; 0: this one is free; or CLOSING */
+} Caller;
+#define CLOSING UINT64_MAX
+
 struct Watch {
     const Report *report;
     char *host, *url;
@@ -46,6 +55,9 @@ struct Watch {
     HttpApi http;
     int socket; /* -1: closed, or the server's */
     struct MHD_Daemon *server;
+    Caller callers[CONNECTIONS];
+    int caller_count;
+    uint64_t asked;
 };
 
 /* Every second, every five in the background. After a failure it asks again, also from another process: versions only
@@ -73,6 +85,41 @@ static const char script[] =
     "    setTimeout(refresh, document.hidden ? 5000 : 1000);\n"
     "}\n"
     "refresh();\n";
+
+/* -- Callers ------------------------------------------------------------------------------------------------------- */
+
+/* The open one that asked for nothing for the longest time. */
+static Caller *oldest_caller(Watch *watch) {
+    Caller *oldest = NULL;
+    for (Caller *caller = watch->callers; caller < watch->callers + CONNECTIONS; caller++)
+        if (caller->asked && (!oldest || caller->asked < oldest->asked)) oldest = caller;
+    return oldest;
+}
+
+/* Keeps connections free for who asks, since anybody may open some and say nothing. libmicrohttpd closes what was shut
+ * down. */
+static void make_room(Watch *watch) {
+    Caller *oldest = watch->caller_count > CONNECTIONS - SPARE_CONNECTIONS ? oldest_caller(watch) : NULL;
+    if (!oldest) return;
+    shutdown(oldest->descriptor, SHUT_RDWR);
+    oldest->asked = CLOSING;
+}
+
+static void note_connection(
+    void *context, struct MHD_Connection *connection, void **socket_context, enum MHD_ConnectionNotificationCode code) {
+    Watch *watch = context;
+    Caller *caller = *socket_context;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        *caller = (Caller){0};
+        watch->caller_count--;
+        return;
+    }
+    for (caller = watch->callers; caller->asked;) caller++; /* libmicrohttpd opens no more than there are */
+    *caller = (Caller){watch->http.get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd, ++watch->asked};
+    *socket_context = caller;
+    watch->caller_count++;
+    make_room(watch);
+}
 
 /* -- Answers ------------------------------------------------------------------------------------------------------- */
 
@@ -136,6 +183,8 @@ static enum MHD_Result answer(void *context, struct MHD_Connection *connection, 
     static const char plain[] = "text/plain; charset=utf-8";
     Watch *watch = context;
     (void)version, (void)upload, (void)upload_bytes, (void)request;
+    Caller *caller = watch->http.get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    if (caller->asked != CLOSING) caller->asked = ++watch->asked;
     if (!host_is_ours(watch, watch->http.lookup_connection_value(connection, MHD_HEADER_KIND, "Host")))
         return reply(watch, connection, MHD_HTTP_FORBIDDEN, plain,
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
@@ -182,7 +231,8 @@ static bool open_socket(Watch *watch, int port, Error *error) {
 
 static bool open_server(Watch *watch, Error *error) {
     watch->server = watch->http.start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, answer, watch, MHD_OPTION_LISTEN_SOCKET, watch->socket,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+        MHD_OPTION_NOTIFY_CONNECTION, note_connection, watch, MHD_OPTION_END);
     if (!watch->server) return error_set(error, ERROR_INTERNAL, "libmicrohttpd could not start a server at %s", watch->url);
     watch->socket = -1; /* the server closes it */
     return true;

@@ -10,6 +10,7 @@
 #include <termios.h>
 #include <utmp.h>
 
+#include "base/error.h"
 #include "support/files.h"
 #include "support/process.h"
 
@@ -265,6 +266,23 @@ static void an_idle_caller_holds_up_nobody(void **state) {
     close(idle);
 }
 
+/* More than the server keeps: those that asked for nothing for the longest time are closed. */
+static void many_idle_callers_hold_up_nobody(void **state) {
+    (void)state;
+    enum { CALLERS = 300, MOST_SECONDS = 10 };
+    int idle[CALLERS];
+    Served served = serve("run", NULL);
+    for (int i = 0; i < CALLERS; i++) {
+        idle[i] = connect_to("127.0.0.1", served.port);
+        assert_int_equal(send(idle[i], "GET / HT", 8, MSG_NOSIGNAL), 8);
+    }
+    time_t asked = time(NULL);
+    json_decref(changes(&served, 0));
+    assert_true(time(NULL) - asked < MOST_SECONDS);
+    end(&served, SIGINT);
+    for (int i = 0; i < CALLERS; i++) close(idle[i]);
+}
+
 static void what_cannot_be_served_is_a_usage_error(void **state) {
     (void)state;
     Served served = serve("run", NULL);
@@ -272,8 +290,9 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
     const struct {
         char *words[3];
         const char *message;
+        ErrorCode code; /* ERROR_NONE: ERROR_USAGE */
     } cases[] = {
-        {{"elsewhere", "port=0", NULL}, "there is no elsewhere/metrics.jsonl"},
+        {{"elsewhere", "port=0", NULL}, "there is no elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
         {{"run", taken, NULL}, "Address already in use; name another with port=, or port=0 for any"},
         {{"run", "port=0", "host=192.0.2.1"}, "Cannot assign requested address; name an address of this machine with host="},
     };
@@ -281,7 +300,7 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
         char *const *words = cases[i].words;
         Process process = process_start((char *[]){smelt, "watch", words[0], words[1], words[2], NULL});
         ProcessResult result = process_finish(&process);
-        assert_int_equal(result.code, ERROR_USAGE);
+        assert_int_equal(result.code, cases[i].code ? cases[i].code : ERROR_USAGE);
         if (!strstr(result.errors, cases[i].message)) fail_msg("'%s' lacks '%s'", result.errors, cases[i].message);
         process_free(&result);
     }
@@ -401,6 +420,7 @@ int main(void) {
         TEST(other_paths_and_methods_are_refused),
         TEST(it_listens_at_its_address_alone),
         TEST(an_idle_caller_holds_up_nobody),
+        TEST(many_idle_callers_hold_up_nobody),
         TEST(what_cannot_be_served_is_a_usage_error),
         TEST(the_terminal_shows_the_run_and_is_left_as_it_was),
         TEST(signals_leave_the_terminal_as_it_was),
