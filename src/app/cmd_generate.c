@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "app/command.h"
 #include "app/process.h"
@@ -148,6 +149,21 @@ static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
     return true;
 }
 
+/* The prompt, or with "-" standard input less a line end at its end; the caller frees. */
+static char *take_prompt(const char *word, Error *error) {
+    SCOPED_FREE char *text = NULL;
+    size_t size = 0;
+    if (strcmp(word, "-")) return memory_copy_string(word);
+    ssize_t length = getdelim(&text, &size, '\0', stdin);
+    if (ferror(stdin) || !feof(stdin)) {
+        error_set(error, ERROR_DATA, "the prompt cannot be read from standard input: %s",
+            ferror(stdin) ? strerror(errno) : "it holds a zero byte, which no text has");
+        return NULL;
+    }
+    if (length > 0 && text[length - 1] == '\n') length--;
+    return memory_format("%.*s", length > 0 ? (int)length : 0, text);
+}
+
 static bool read_prompt(const char *prompt, const Text *text, TokenIds *tokens, Error *error) {
     bool bytes = !text->numbers && !text->tokenizer;
     for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
@@ -220,7 +236,8 @@ static bool run(Invocation *invocation, Error *error) {
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
     else if (!open_text(&text, folder, &config, error)) return false;
-    return read_prompt(invocation->words[1], &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
+    SCOPED_FREE char *words = take_prompt(invocation->words[1], error);
+    return words && read_prompt(words, &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
 }
 
 const Command command_generate = {
@@ -229,7 +246,8 @@ const Command command_generate = {
     .words = "MODEL \"prompt\"",
     .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or a\n"
                    "Hugging Face folder. Text goes\n"
-                   "through the model's tokenizer. A prompt that looks like key=value or opens with -- is given after --.\n",
+                   "through the model's tokenizer. The prompt - is standard input. A prompt that looks like key=value or opens with -- is "
+                   "given after --.\n",
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,
     .options_size = sizeof(GenerateOptions),

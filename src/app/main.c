@@ -16,6 +16,10 @@
 #define SMELT_GPU_TARGETS ""
 #endif
 
+static bool asks_version(int argc, char **argv) {
+    return argc >= 2 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V") || !strcmp(argv[1], "version"));
+}
+
 static int print_version(void) {
     printf("smelt %s%s%s\n", SMELT_VERSION, *SMELT_COMMIT ? ", commit " : "", SMELT_COMMIT);
     printf("GPU targets built in: %s\n", *SMELT_GPU_TARGETS ? SMELT_GPU_TARGETS : "none");
@@ -45,7 +49,6 @@ int main(int argc, char **argv) {
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);
-    bool version = argc >= 2 && !strcmp(argv[1], "--version");
-    int code = version ? print_version() : command_run(&command_smelt, argc, argv);
+    int code = asks_version(argc, argv) ? print_version() : command_run(&command_smelt, argc, argv);
     return code ? code : check_output();
 }

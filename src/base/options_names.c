@@ -12,18 +12,18 @@
 
 /* Where a name means two settings, the row that the table has is suggested. */
 const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
-    {"base_model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"}, {"max_steps", "steps"},
-    {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"}, {"random_seed", "seed"},
-    {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"mixed_precision", "precision"},
-    {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"},
-    {"num_threads", "threads"}, {"dry_run", "plan"},
+    {"base_model", "init"}, {"model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"},
+    {"max_steps", "steps"}, {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"},
+    {"random_seed", "seed"}, {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"},
+    {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"},
+    {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
 
     {"dataset", "data.train"}, {"dataset_path", "data.train"}, {"data_path", "data.train"}, {"train_file", "data.train"},
-    {"train_data", "data.train"}, {"eval_dataset", "data.valid"}, {"validation_file", "data.valid"}, {"valid_data", "data.valid"},
-    {"tokenizer_path", "data.tokenizer"}, {"tokenizer_name", "data.tokenizer"}, {"tokenizer_model", "data.tokenizer"},
-    {"block_size", "data.length"}, {"seq_len", "data.length"}, {"seq_length", "data.length"}, {"sequence_len", "data.length"},
-    {"sequence_length", "data.length"}, {"max_seq_length", "data.length"}, {"max_seq_len", "data.length"}, {"max_length", "data.length"},
-    {"context_length", "data.length"}, {"cutoff_len", "data.length"},
+    {"train_data", "data.train"}, {"data", "data.train"}, {"eval_dataset", "data.valid"}, {"validation_file", "data.valid"},
+    {"valid_data", "data.valid"}, {"tokenizer_path", "data.tokenizer"}, {"tokenizer_name", "data.tokenizer"},
+    {"tokenizer_model", "data.tokenizer"}, {"block_size", "data.length"}, {"seq_len", "data.length"}, {"seq_length", "data.length"},
+    {"sequence_len", "data.length"}, {"sequence_length", "data.length"}, {"max_seq_length", "data.length"}, {"max_seq_len", "data.length"},
+    {"max_length", "data.length"}, {"context_length", "data.length"}, {"cutoff_len", "data.length"},
 
     {"model_type", "model.family"}, {"architecture", "model.family"}, {"n_layer", "model.layers"}, {"n_layers", "model.layers"},
     {"num_layers", "model.layers"}, {"num_hidden_layers", "model.layers"}, {"depth", "model.layers"}, {"hidden_size", "model.width"},
@@ -49,25 +49,36 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"micro_batch_size", "batch.sequences"}, {"local_batch_size", "batch.sequences"}, {"device_batch_size", "batch.sequences"},
     {"per_device_train_batch_size", "batch.sequences"},
 
-    {"optim", "optimizer.name"}, {"learning_rate", "optimizer.lr"}, {"max_lr", "optimizer.lr"}, {"base_lr", "optimizer.lr"},
-    {"adam_beta1", "optimizer.beta1"}, {"adam_beta2", "optimizer.beta2"}, {"adam_epsilon", "optimizer.epsilon"},
-    {"adam_eps", "optimizer.epsilon"}, {"eps", "optimizer.epsilon"}, {"wd", "optimizer.weight_decay"}, {"max_grad_norm", "optimizer.clip"},
-    {"grad_clip", "optimizer.clip"}, {"clip_grad", "optimizer.clip"}, {"max_norm", "optimizer.clip"},
-    {"gradient_clipping", "optimizer.clip"}, {"gradient_clip_val", "optimizer.clip"}, {"lr_scheduler", "schedule.kind"},
-    {"lr_scheduler_type", "schedule.kind"}, {"lr_decay_style", "schedule.kind"}, {"warmup_steps", "schedule.warmup"},
-    {"warmup_iters", "schedule.warmup"}, {"lr_warmup_steps", "schedule.warmup"}, {"warmup_ratio", "schedule.warmup"},
-    {"decay_steps", "schedule.decay"}, {"lr_decay_iters", "schedule.decay"}, {"min_lr", "schedule.minimum"},
-    {"min_lr_ratio", "schedule.minimum"},
+    {"optim", "optimizer.name"}, {"optimizer", "optimizer.name"}, {"schedule", "schedule.kind"}, {"scheduler", "schedule.kind"},
+    {"learning_rate", "optimizer.lr"}, {"max_lr", "optimizer.lr"}, {"base_lr", "optimizer.lr"}, {"adam_beta1", "optimizer.beta1"},
+    {"adam_beta2", "optimizer.beta2"}, {"adam_epsilon", "optimizer.epsilon"}, {"adam_eps", "optimizer.epsilon"},
+    {"eps", "optimizer.epsilon"}, {"wd", "optimizer.weight_decay"}, {"max_grad_norm", "optimizer.clip"}, {"grad_clip", "optimizer.clip"},
+    {"clip_grad", "optimizer.clip"}, {"max_norm", "optimizer.clip"}, {"gradient_clipping", "optimizer.clip"},
+    {"gradient_clip_val", "optimizer.clip"}, {"lr_scheduler", "schedule.kind"}, {"lr_scheduler_type", "schedule.kind"},
+    {"lr_decay_style", "schedule.kind"}, {"warmup_steps", "schedule.warmup"}, {"warmup_iters", "schedule.warmup"},
+    {"lr_warmup_steps", "schedule.warmup"}, {"warmup_ratio", "schedule.warmup"}, {"decay_steps", "schedule.decay"},
+    {"lr_decay_iters", "schedule.decay"}, {"min_lr", "schedule.minimum"}, {"min_lr_ratio", "schedule.minimum"},
 
     {"lora_r", "lora.rank"}, {"lora_rank", "lora.rank"}, {"lora_alpha", "lora.alpha"}, {"target_modules", "lora.targets"},
-    {"lora_target_modules", "lora.targets"}, {"zero_stage", "layout.zero"}, {"data_parallel_size", "layout.dp"}, {"dp_size", "layout.dp"},
-    {"eval_steps", "eval.every"}, {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"eval_iters", "eval.batches"},
-    {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"}, {"save_freq", "checkpoint.every"},
-    {"save_total_limit", "checkpoint.keep"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"}, {"world_size", "ranks"},
-    {"max_restarts", "restarts"},
+    {"lora_target_modules", "lora.targets"}, {"adapter", "lora.rank"}, {"lora", "lora.rank"}, {"zero_stage", "layout.zero"},
+    {"fsdp", "layout.zero"}, {"data_parallel_size", "layout.dp"}, {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"},
+    {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"early_stopping_patience", "eval.patience"},
+    {"eval_iters", "eval.batches"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
+    {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"},
+    {"world_size", "ranks"}, {"max_restarts", "restarts"},
 
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
     {"min_frequency", "minimum_count"}, {NULL}};
+
+/* What other programs can set and smelt cannot, and why. */
+static const struct {
+    const char *other, *reason;
+} absent_names[] = {{"dropout", "smelt has no dropout"}, {"logging_steps", "every step is recorded and shown"},
+    {"report_to", "every run writes metrics.jsonl and TensorBoard's files"},
+    {"tp", "smelt has no tensor parallelism; layout.zero=3 divides the weights among ranks"},
+    {"tensor_parallel_size", "smelt has no tensor parallelism; layout.zero=3 divides the weights among ranks"},
+    {"pp", "smelt has no pipeline parallelism; layout.zero=3 divides the weights among ranks"},
+    {"pipeline_parallel_size", "smelt has no pipeline parallelism; layout.zero=3 divides the weights among ranks"}};
 
 /* Whether `name` is `other` but for case and for hyphens in place of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {
@@ -77,10 +88,23 @@ static bool spells(const char *name, size_t length, const char *other) {
     return true;
 }
 
+/* Where the name begins behind its groups. */
+static size_t last_part_start(const char *name, size_t length) {
+    while (length > 0 && name[length - 1] != '.') length--;
+    return length;
+}
+
+/* NULL: it is no such name. */
+static const char *reason_of_absence(const char *name, size_t length) {
+    size_t start = last_part_start(name, length);
+    for (size_t i = 0; i < sizeof absent_names / sizeof *absent_names; i++)
+        if (spells(name + start, length - start, absent_names[i].other)) return absent_names[i].reason;
+    return NULL;
+}
+
 /* The row that a name of another program means; NULL: it is none. */
 static const Option *row_of_other(const OptionTable *table, const char *name, size_t length) {
-    size_t start = length;
-    while (start > 0 && name[start - 1] != '.') start--;
+    size_t start = last_part_start(name, length);
     for (const OtherName *row = options_other_names; row->other; row++) {
         if (!spells(name + start, length - start, row->other)) continue;
         const Option *option = options_find(table, row->ours, strlen(row->ours));
@@ -129,8 +153,7 @@ const char *options_nearest(const OptionTable *table, const char *name, size_t l
             nearest = table->rows[i].name;
         }
     }
-    size_t start = length;
-    while (start > 0 && name[start - 1] != '.') start--;
+    size_t start = last_part_start(name, length);
     for (size_t i = 0; i < table->count && !nearest; i++) {
         const char *part = last_part(table->rows[i].name);
         if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0) nearest = table->rows[i].name;
@@ -142,7 +165,9 @@ bool options_unknown(const OptionTable *table, const char *name, size_t length, 
     char quoted[OPTIONS_QUOTED];
     const Option *other = row_of_other(table, name, length);
     const char *nearest = options_nearest(table, name, length);
+    const char *reason = reason_of_absence(name, length);
     options_quote(quoted, name, length);
+    if (reason) return error_set(error, ERROR_USAGE, "unknown key %s %s: %s", quoted, where, reason);
     if (other) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s' (%s)?", quoted, where, other->name, other->help);
     if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
     return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists the known ones", quoted, where);

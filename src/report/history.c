@@ -298,7 +298,7 @@ bool history_update(History *history, bool *changed, Error *error) {
     if (!file_reader_open(&reader, history->path, error)) {
         if (errno == ENOENT || errno == ENOTDIR)
             return error_set(
-                error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
+                error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
         return error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */
     }
     bool good = read_on(history, &reader, changed, error);

@@ -21,7 +21,7 @@ bool view_open(RunView *view, const char *folder, Error *error) {
     view->history = history_new(metrics);
     options_defaults(&config_table, &view->defaults, &view->strings);
     return file_kind(folder, NULL) == FILE_FOLDER ||
-           error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
+           error_set(error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
 }
 
 /* Takes over `text`, of `bytes` bytes. */

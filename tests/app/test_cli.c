@@ -91,6 +91,9 @@ static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
     ProcessResult result = smelt("generate r tokens=0 -- a=b");
     expect_code(&result, 0, "generate");
     assert_string_equal(result.output, "a=b\n");
+    expect("test \"$(printf 'a=b\\nc\\n' | $SMELT generate r - tokens=0)\" = \"$(printf 'a=b\\nc')\"", 0, "");
+    expect("printf 'a\\0b' | $SMELT generate r - tokens=0", ERROR_DATA, "it holds a zero byte");
+    expect("$SMELT generate r - tokens=0 </dev/null", ERROR_USAGE, "the prompt is empty");
     process_free(&result);
 }
 
@@ -167,6 +170,8 @@ static void the_version_names_what_was_built(void **state) {
     expect_code(&version, 0, "--version");
     assert_int_equal(strncmp(version.output, "smelt " SMELT_VERSION, strlen("smelt " SMELT_VERSION)), 0);
     assert_non_null(strstr(version.output, "\nGPU targets built in: gfx90a gfx942"));
+    write_text("version", version.output);
+    expect("$SMELT -V | cmp - version && $SMELT version | cmp - version", 0, "");
     process_free(&version);
 }
 
@@ -273,6 +278,9 @@ static void settings_are_read_in_every_spelling_by_train_and_launch(void **state
     expect("$SMELT train " TINY " run=b --plan && test ! -e b", 0, "");
     expect("$SMELT launch --ranks 2 --self_test=false -- train " TINY " run=c --stop_at=2 && $SMELT show c", 0, "");
     expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value; write --steps VALUE or steps=VALUE");
+    expect("$SMELT train optimizer=adamw", ERROR_USAGE, "did you mean 'optimizer.name'");
+    expect("$SMELT train model=folder", ERROR_USAGE, "did you mean 'init'");
+    expect("$SMELT train dropout=0.1", ERROR_USAGE, "unknown key 'dropout' in 'dropout=0.1': smelt has no dropout");
     expect("$SMELT train --learning-rate 1", ERROR_USAGE, "did you mean 'optimizer.lr'");
     expect("$SMELT train text", ERROR_USAGE, "; text to train on is given as data.train=text\n");
     expect("$SMELT train steps=1 c.yaml", ERROR_USAGE, "'c.yaml': the configuration file comes first, then key=value");

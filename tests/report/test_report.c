@@ -206,7 +206,7 @@ static void loads_are_merged_in_time_without_changing_their_sum(void **state) {
     history_free(history);
 }
 
-static void a_missing_run_is_a_usage_error(void **state) {
+static void a_missing_run_is_refused_by_name(void **state) {
     (void)state;
     Error error = {0};
     bool changed = false;
@@ -214,7 +214,7 @@ static void a_missing_run_is_a_usage_error(void **state) {
     assert_false(history_update(history, &changed, &error));
     assert_false(changed);
     history_free(history);
-    assert_int_equal(error.code, ERROR_USAGE);
+    assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_has(error.message, "there is no elsewhere/metrics.jsonl");
 }
 
@@ -841,16 +841,17 @@ static void wrong_arguments_are_usage_errors(void **state) {
         int argc;
         char *argv[11];
         const char *message;
+        ErrorCode code; /* ERROR_NONE: ERROR_USAGE */
     } cases[] = {
         {1, {"report"}, "Usage: smelt report RUN..."},
-        {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl"},
-        {3, {"report", "run", "extra"}, "there is no extra/metrics.jsonl"},
+        {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
+        {3, {"report", "run", "extra"}, "there is no extra/metrics.jsonl", ERROR_CHECKPOINT},
         {10, {"report", "run", "run", "run", "run", "run", "run", "run", "run", "run"},
             "'run' is one argument too many: smelt report takes RUN..., eight at most"},
         {3, {"report", "run", "color=1"}, "color"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(run_command(&output, cases[i].argc, (char **)cases[i].argv), ERROR_USAGE);
+        assert_int_equal(run_command(&output, cases[i].argc, (char **)cases[i].argv), cases[i].code ? cases[i].code : ERROR_USAGE);
         assert_has(output, cases[i].message);
         free(output);
     }
@@ -870,7 +871,7 @@ int main(void) {
         TEST(a_torn_last_line_is_no_damage),
         TEST(a_line_above_the_limit_is_skipped),
         TEST(loads_are_merged_in_time_without_changing_their_sum),
-        TEST(a_missing_run_is_a_usage_error),
+        TEST(a_missing_run_is_refused_by_name),
         TEST(reading_goes_on_where_it_ended),
         TEST(a_file_that_was_changed_before_its_end_is_read_anew),
         TEST(only_parts_that_became_others_get_a_new_version),
