@@ -128,6 +128,9 @@ static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
  * that was too long ago. */
 static bool restore_lease(Lease *lease, Error *error) {
     StorePath path = store_path(lease->store, object);
+    if (!lease->written) /* it could not be created, since something has its name */
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s is there and cannot be read as a file: remove it, or give another checkpoint.store", path.text);
     if (time(NULL) - lease->written > EXPIRED_SECONDS)
         return error_set(error, ERROR_USAGE, "%s is gone and was not renewed for %lld s: another run may have had the store meanwhile",
             path.text, (long long)(time(NULL) - lease->written));

@@ -178,6 +178,14 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
         ERROR_NONE, "schedule.kind=wsd without schedule.decay keeps the learning rate constant", "run=wsd schedule.kind=wsd stop_at=1");
 }
 
+static void a_lease_that_is_no_file_is_refused_by_name(void **state) {
+    (void)state;
+    assert_true(mkdir("run", 0777) == 0 && mkdir("run/lease.json", 0777) == 0);
+    train_says(ERROR_CHECKPOINT, "run/lease.json is there and cannot be read as a file: remove it", "run=run");
+    assert_true(rmdir("run/lease.json") == 0 && mkfifo("run/lease.json", 0666) == 0);
+    train_says(ERROR_CHECKPOINT, "run/lease.json is there and cannot be read as a file: remove it", "run=run");
+}
+
 static void a_damaged_shard_is_refused(void **state) {
     (void)state;
     pack_shard("whole");
@@ -408,6 +416,7 @@ int main(void) {
         TRAIN_TEST(a_model_that_convert_refuses_is_named_before_the_first_step),
         TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
         TRAIN_TEST(a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_named),
+        TRAIN_TEST(a_lease_that_is_no_file_is_refused_by_name),
         TRAIN_TEST(a_damaged_shard_is_refused),
         TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),
         TRAIN_TEST(what_a_killed_pack_left_in_the_run_is_removed),
