@@ -151,17 +151,18 @@ static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
 
 /* The prompt, or with "-" standard input less a line end at its end; the caller frees. */
 static char *take_prompt(const char *word, Error *error) {
-    SCOPED_FREE char *text = NULL;
+    char *text = NULL, *prompt = NULL;
     size_t size = 0;
     if (strcmp(word, "-")) return memory_copy_string(word);
     ssize_t length = getdelim(&text, &size, '\0', stdin);
-    if (ferror(stdin) || !feof(stdin)) {
+    bool zero = !ferror(stdin) && !feof(stdin);
+    if (zero || ferror(stdin))
         error_set(error, ERROR_DATA, "the prompt cannot be read from standard input: %s",
-            ferror(stdin) ? strerror(errno) : "it holds a zero byte, which no text has");
-        return NULL;
-    }
-    if (length > 0 && text[length - 1] == '\n') length--;
-    return memory_format("%.*s", length > 0 ? (int)length : 0, text);
+            zero ? "it holds a zero byte, which no text has" : strerror(errno));
+    else if (length <= 0) prompt = memory_copy_string("");
+    else prompt = memory_format("%.*s", (int)length - (text[length - 1] == '\n'), text);
+    free(text);
+    return prompt;
 }
 
 static bool read_prompt(const char *prompt, const Text *text, TokenIds *tokens, Error *error) {
