@@ -284,13 +284,14 @@ static void profiling_leaves_records_and_checkpoints_as_they_are(void **state) {
 
 static void what_a_killed_run_left_half_written_is_removed_and_lost_records_are_named(void **state) {
     (void)state;
-    static const char *const leftovers[] = {"run/config.yaml.partial-99", "run/run.json.partial-99", "run/metrics.jsonl.partial-99"};
+    static const char *const leftovers[] = {
+        "run/config.yaml.partial-99", "run/run.json.partial-99", "run/metrics.jsonl.partial-99", "run/lease.json.partial-99"};
     train_good("run=run stop_at=10");
-    for (int i = 0; i < 3; i++) write_text(leftovers[i], "half");
+    for (int i = 0; i < 4; i++) write_text(leftovers[i], "half");
     write_text("run/report.html.partial-99", "half"); /* of a report that is being written */
     assert_int_equal(unlink("run/metrics.jsonl"), 0);
     train_says(ERROR_NONE, "run/metrics.jsonl lacks the records of 10 of the 10 steps so far", "run=run stop_at=12");
-    for (int i = 0; i < 3; i++) assert_int_not_equal(access(leftovers[i], F_OK), 0);
+    for (int i = 0; i < 4; i++) assert_int_not_equal(access(leftovers[i], F_OK), 0);
     assert_int_equal(access("run/report.html.partial-99", F_OK), 0);
 }
 
