@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "app/command.h"
+#include "base/scope.h"
 #include "advise/cost.h"
 
 enum { MOST_OFFERS = 16 };
@@ -58,27 +59,27 @@ static bool read_offers(int argc, char **argv, NamedOffer *offers, int *count, O
     return true;
 }
 
-static void print_duration(double seconds) {
+static void print_duration(double seconds, FILE *file) {
     char text[32];
     log_format_duration(seconds, text);
-    printf(" %12s", seconds < INFINITY ? text : "-");
+    fprintf(file, " %12s", seconds < INFINITY ? text : "-");
 }
 
-static void print_offers(const NamedOffer *offers, int count) {
+static void print_offers(const NamedOffer *offers, int count, FILE *file) {
     char tokens[32];
     log_format_count(offers[0].options.tokens, tokens);
-    printf("%s tokens\n%-14s %8s %6s %10s %12s %10s %12s %12s %12s %12s %12s %10s\n", tokens, "offer", "$/GPU/h", "GPUs", "tok/s/GPU",
-        "dollars", "days", "$/1G tokens", "interrupted", "checkpoints", "(Young)", "dollars then", "days then");
+    fprintf(file, "%s tokens\n%-14s %8s %6s %10s %12s %10s %12s %12s %12s %12s %12s %10s\n", tokens, "offer", "$/GPU/h", "GPUs",
+        "tok/s/GPU", "dollars", "days", "$/1G tokens", "interrupted", "checkpoints", "(Young)", "dollars then", "days then");
     for (int i = 0; i < count; i++) {
         const Offer *offer = &offers[i].options.offer;
         CostEstimate cost = cost_of(offer, offers[i].options.tokens);
-        printf("%-14s %8.2f %6lld %10.0f %12.0f %10.1f %12.2f", offers[i].name, offer->price, (long long)offer->gpus, offer->rate,
+        fprintf(file, "%-14s %8.2f %6lld %10.0f %12.0f %10.1f %12.2f", offers[i].name, offer->price, (long long)offer->gpus, offer->rate,
             cost.dollars, cost.hours / 24, 1e9 * cost.dollars / offers[i].options.tokens);
-        print_duration(cost.between);
-        print_duration(cost.interval);
-        print_duration(cost.young);
-        if (isfinite(cost.real_dollars)) printf(" %12.0f %10.1f\n", cost.real_dollars, cost.real_hours / 24);
-        else printf(" %12s %10s\n", "never ends", "");
+        print_duration(cost.between, file);
+        print_duration(cost.interval, file);
+        print_duration(cost.young, file);
+        if (isfinite(cost.real_dollars)) fprintf(file, " %12.0f %10.1f\n", cost.real_dollars, cost.real_hours / 24);
+        else fprintf(file, " %12s %10s\n", "never ends", "");
     }
 }
 
@@ -86,7 +87,9 @@ static bool run(Invocation *invocation, Error *error) {
     NamedOffer offers[MOST_OFFERS];
     int count = 0;
     bool read = read_offers(invocation->argc, invocation->argv, offers, &count, &invocation->strings, error);
-    if (read) print_offers(offers, count);
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    if (read) print_offers(offers, count, page.file);
     return read;
 }
 

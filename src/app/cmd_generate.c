@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "data/data.h"
@@ -208,8 +209,9 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     print_end(text);
     if (!good || !flush_text(error)) return false;
     if (full) log_info("stopped: the context of the model is full");
-    log_info("prompt: %zu tokens, %.1f tokens/s; generated: %" PRId64 " tokens, %.1f tokens/s", prompt->count,
-        prompt->count / fmax(first - begin, 1e-9), generated, generated / fmax(end - first, 1e-9));
+    log_info("prompt: %zu token%s, %.1f tokens/s; generated: %" PRId64 " token%s, %.1f tokens/s", prompt->count,
+        plural((int64_t)prompt->count), prompt->count / fmax(first - begin, 1e-9), generated, plural(generated),
+        generated / fmax(end - first, 1e-9));
     return true;
 }
 

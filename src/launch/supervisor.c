@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "comm/comm.h"
 #include "comm/socket.h"
 #include "launch/health_internal.h"
@@ -238,7 +239,7 @@ static char *device_name(int device) {
 static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
     char *visible = NULL;
-    log_warn("leaving out rank %d, %s: going on with %d ranks", rank, reason, plan->count - 1);
+    log_warn("leaving out rank %d, %s: going on with %d rank%s", rank, reason, plan->count - 1, plural(plan->count - 1));
     plan->count--;
     supervisor->failures = 0;
     memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(plan->count - rank) * sizeof *supervisor->devices);
@@ -300,8 +301,9 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     if (verdict->rule->action == ACTION_STOP)
         return error_set(error, (ErrorCode)code, "after step %lld %s: starting again would not help", (long long)step, end);
     if (supervisor->failures > options->restarts)
-        return error_set(error, (ErrorCode)code, "after step %lld %s; given up after %d failures in a row without progress (restarts=%lld)",
-            (long long)step, end, supervisor->failures, (long long)options->restarts);
+        return error_set(error, (ErrorCode)code,
+            "after step %lld %s; given up after %d failure%s in a row without progress (restarts=%lld)", (long long)step, end,
+            supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
         supervisor->failures, (long long)options->restarts);
     if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "report/page_internal.h"
 
 enum { CELL = PAGE_TEXT };
@@ -64,7 +65,7 @@ static double print_loss_mean(const RunView *view, const RunView *first, char te
     (void)first;
     double mean = history_recent_loss(view->history, &steps);
     page_loss(mean, loss);
-    snprintf(text, CELL, isfinite(mean) ? "%s, mean of %lld steps" : "unknown", loss, (long long)steps);
+    snprintf(text, CELL, isfinite(mean) ? "%s, mean of %lld step%s" : "unknown", loss, (long long)steps, plural(steps));
     return mean;
 }
 

@@ -59,7 +59,7 @@ static void loss_items(const Page *page) {
     int64_t steps;
     page_loss(history->last_loss, value);
     page_loss(history_recent_loss(history, &steps), other);
-    if (history->losses > 1) number_item(page, "Training loss", value, "last %lld steps: %s", (long long)steps, other);
+    if (history->losses > 1) number_item(page, "Training loss", value, "last %lld step%s: %s", (long long)steps, plural(steps), other);
     else number_item(page, "Training loss", history->losses ? value : NULL, "%s", history->losses ? "one step" : "no finite loss");
     if (evaluations->thin.seen == 0) {
         number_item(page, "Validation loss", NULL, "not evaluated yet");

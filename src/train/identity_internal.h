@@ -4,7 +4,7 @@
  *     {"run": "5f0c...", "version": "0.9", "seed": "1", ..., "data.train": "bible",
  *      "data.train.content": "66 documents, 4345112 tokens, xxh3 ...", "init.content": "run 77ab... after step 400"}
  *
- * Texts are compared byte by byte and shown in messages. What a path names is compared in its place: data.train and init
+ * Texts are compared byte by byte, contents with checksums by these, and shown in messages. What a path names is compared in its place: data.train and init
  * may move. Every checkpoint keeps the identity of the run that wrote it in
  * its metadata; RUN/run.json keeps that of the last start. A start compares its own identity with the newest
  * checkpoint's, and all ranks compare theirs with rank 0's. */

@@ -2,6 +2,7 @@
  * second start names it, that resume.accept lets it through, and that `smelt show` tells of it afterwards. */
 #include "base/strings.h"
 #include "config/config.h"
+#include "train/identity_internal.h"
 #include "support/train_run.h"
 #include "train/run.h"
 
@@ -354,6 +355,22 @@ static void a_lost_run_file_is_found_again_in_the_folders_own_checkpoints(void *
     process_free(&after);
 }
 
+static void the_checksum_of_a_content_decides_and_not_the_words_before_it(void **state) {
+    (void)state;
+    static const char name[] = "data.train.content";
+    json_auto_t *changes = json_array();
+    json_auto_t *saved = identity_saved_settings(NULL);
+    json_object_set_new(saved, name, json_string("1 documents, 5 tokens, xxh3 00000000000000aa"));
+    json_auto_t *same = identity_saved_settings(NULL);
+    json_object_set_new(same, name, json_string("1 document, 5 tokens, xxh3 00000000000000aa"));
+    json_auto_t *other = identity_saved_settings(NULL);
+    json_object_set_new(other, name, json_string("1 documents, 5 tokens, xxh3 00000000000000ab"));
+    Error error = {0};
+    assert_true(identity_check("a checkpoint", saved, same, "", changes, &error));
+    assert_false(identity_check("a checkpoint", saved, other, "", changes, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+}
+
 static void a_shard_that_was_packed_again_under_its_name_is_refused(void **state) {
     (void)state;
     train_good("run=packer stop_at=1");
@@ -463,6 +480,7 @@ int main(void) {
         TRAIN_TEST(skipped_updates_push_no_sound_checkpoint_out_and_a_restart_does_not_forget_them),
         TRAIN_TEST(a_run_most_of_whose_updates_were_skipped_fails),
         TRAIN_TEST(a_lost_run_file_is_found_again_in_the_folders_own_checkpoints),
+        TRAIN_TEST(the_checksum_of_a_content_decides_and_not_the_words_before_it),
         TRAIN_TEST(a_shard_that_was_packed_again_under_its_name_is_refused),
         TRAIN_TEST(a_text_that_a_shard_of_the_same_name_shadows_is_refused),
         TRAIN_TEST(the_base_of_adapters_that_trained_on_is_refused),
