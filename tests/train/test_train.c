@@ -479,9 +479,10 @@ static void a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end(vo
             "2 threads, bf16\n", "data     ", " tokens in 1 document: ", " sequences of 32; validation ", "tokenizer bytes\n",
             "steps    40 of 256 tokens: 10.2k tokens, ", "memory   ", " of ", ": weights ", "     step/steps ", "          10/40 ",
             "validation at step 10: ", "checkpoint of step 10: ", "done     10 steps, 2.56k tokens in ", "loss     ", "valid    ",
-            " at step 10\n", "smelt report r ", "smelt generate r \"", "smelt eval r ", "smelt convert r ", "smelt train r\n", NULL});
-    expect_lines("run=r",
-        (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens", "smelt train r steps=80\n", NULL});
+            " at step 10\n", "smelt report r ", "smelt generate r \"", "smelt eval r ", "smelt convert r ",
+            "smelt train r    (trains on)\n", NULL});
+    expect_lines("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens",
+                              "smelt train r steps=80    (trains on)\n", NULL});
 }
 
 static void assert_fields(const json_t *record, const char *const *names) {
