@@ -311,10 +311,11 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
 static bool run(Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
-    SCOPED_FREE char *own = NULL;
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
-    if (!data && !(data = own = find_own_data(folder, &config, error))) return false;
+    SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
+    if (!data) data = own;
+    if (!data) return false;
     if (options->length > config.model.context)
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
