@@ -126,16 +126,20 @@ static char *quote(const char *text) {
     return quoted;
 }
 
-char *summary_command(const Config *config, const char *words) {
+char *summary_command(const Config *config, const Comm *comm, const char *words) {
+    char launch[64] = "";
     SCOPED_FREE char *run = quote(config->run);
-    return memory_format("smelt train %s%s%s", run, *words ? " " : "", words);
+    if (comm_size(comm) > comm_local_size(comm)) snprintf(launch, sizeof launch, "launch ... -- "); /* its words are the launcher's */
+    else if (comm_size(comm) > 1) snprintf(launch, sizeof launch, "launch -n %d -- ", comm_size(comm));
+    return memory_format("smelt %strain %s%s%s", launch, run, *words ? " " : "", words);
 }
 
 /* The whole of a run can be extended; a part of it goes on. */
-static void print_next(Console *console, const Config *config, int64_t step) {
+static void print_next(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end) {
     char more[64] = "";
-    if (step >= config->steps) snprintf(more, sizeof more, "steps=%lld", (long long)(2 * config->steps));
-    SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, more);
+    if (end->step >= config->steps) snprintf(more, sizeof more, "steps=%lld", (long long)(2 * config->steps));
+    else if (end->exhausted) snprintf(more, sizeof more, "eval.patience=0");
+    SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, comm, more);
     console_print(console, "next     smelt report %s    (writes report.html there)", run);
     console_print(console, "         smelt generate %s \"Once upon a time\"", run);
     console_print(console, "         smelt eval %s other-texts/", run);
@@ -143,10 +147,10 @@ static void print_next(Console *console, const Config *config, int64_t step) {
     console_print(console, "         %s    (trains on)", command);
 }
 
-void summary_end(Console *console, const Config *config, const SummaryEnd *end) {
+void summary_end(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end) {
     print_result(console, end);
     if (end->step < config->steps && end->step == config->stop_at)
         console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,
             (long long)(config->steps - end->step), (long long)config->steps);
-    print_next(console, config, end->step);
+    print_next(console, config, comm, end);
 }

@@ -222,7 +222,7 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
     int64_t step = loop->session.step;
     if (step == 0)
         return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
-    SCOPED_FREE char *command = comm_size(loop->comm) > 1 ? memory_copy_string("the same command") : summary_command(loop->config, "");
+    SCOPED_FREE char *command = summary_command(loop->config, loop->comm, "");
     SCOPED_FREE char *next = watchdog_is_supervised() ? NULL : memory_format("; continue with: %s", command);
     return error_set(
         error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written%s", name, (long long)step, next ? next : "");
@@ -234,8 +234,9 @@ static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.tokens += loop->session.samples * loop->config->data.length;
     end.seconds = seconds;
     end.validation = loop->session.validation;
+    end.exhausted = is_exhausted(loop);
     console_end_steps(loop->host->console);
-    summary_end(loop->host->console, loop->config, &end);
+    summary_end(loop->host->console, loop->config, loop->comm, &end);
 }
 
 /* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss. *saved: the step of the newest checkpoint. */

@@ -169,7 +169,7 @@ static void a_rank_that_fails_again_and_again_is_left_out_if_wanted(void **state
     char *arguments[] = {"/proc/self/exe", "supervise", "ranks=2", "shrink=true", "restarts=5", "--", "train", folder, "crash", NULL};
     Process process = process_start(arguments);
     ProcessResult result = process_finish(&process);
-    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 1 ranks");
+    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 1 rank");
     process_free(&result);
 }
 

@@ -135,7 +135,7 @@ static void checkpoints_of_some_steps_stay_for_ever(void **state) {
 
 static void a_run_without_progress_stops_early(void **state) {
     (void)state;
-    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " TURNING);
+    train_says(ERROR_NONE, "smelt train run eval.patience=0    (trains on)\n", "run=run eval.patience=3 " TURNING);
     int64_t best = best_step("run"), stopped = best + 6;
     assert_true(stopped < 40);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
