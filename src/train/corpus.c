@@ -177,19 +177,8 @@ static bool take_vocabulary(Config *config, Error *error) {
     return true;
 }
 
-/* NO_TOKENIZER is for shards, whose tokens are there. */
-static bool check_text(const DataConfig *data, const char *setting, const char *path, Error *error) {
-    bool bare = !strcmp(data->tokenizer, NO_TOKENIZER) && *path && !shard_exists(path) && file_exists(path);
-    return !bare ||
-           error_set(error, ERROR_USAGE,
-               "%s=%s is text, and data.tokenizer=" NO_TOKENIZER " is for token shards: name a tokenizer, or leave it out for bytes",
-               setting, path);
-}
-
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
-    return check_text(&config->data, "data.train", config->data.train, error) &&
-           check_text(&config->data, "data.valid", config->data.valid, error) && take_tokenizer(config, strings, error) &&
-           check_record(&config->data, "data.train", config->data.train, error) &&
+    return take_tokenizer(config, strings, error) && check_record(&config->data, "data.train", config->data.train, error) &&
            check_record(&config->data, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
 }
 

@@ -68,7 +68,6 @@ static void without_a_record_the_tokenizer_is_not_guessed(void **state) {
     remove_folder("s.tokenizer");
     smelt_says(ERROR_NONE, "tokenizer:        not recorded\n", "data show s");
     train_good("run=run data.train=s data.valid=s model.vocabulary=4096 steps=3 schedule.warmup=0");
-    train_says(ERROR_USAGE, "data.train=text is text, and data.tokenizer=none is for token shards", "run=bytes data.tokenizer=none");
     smelt_says(ERROR_USAGE, "the tokenizer of run is not known: put its tokenizer.json into RUN/tokenizer", "generate run the tokens=1");
     smelt_says(ERROR_USAGE, "do not tell their tokenizer", "convert run folder");
     smelt_says(ERROR_USAGE, "the model has no tokenizer", "eval run text");
