@@ -360,9 +360,16 @@ bool file_open_append(File *file, const char *path, bool exclusive, Error *error
     return file_take(file, path, descriptor_open(path, flags), "open", error);
 }
 
-bool file_is_unlinked(const File *file) {
+bool file_follow_name(File *file, bool *lost, Error *error) {
     struct stat status;
-    return fstat(file->descriptor, &status) == 0 && status.st_nlink == 0;
+    SCOPED(file_close) File fresh = {0};
+    *lost = fstat(file->descriptor, &status) == 0 && status.st_nlink == 0;
+    if (!*lost) return true;
+    if (!file_open_append(&fresh, file->path, false, error)) return false;
+    File removed = *file;
+    *file = fresh;
+    fresh = removed;
+    return true;
 }
 
 bool file_append(File *file, const void *data, int64_t bytes, Error *error) {

@@ -105,8 +105,9 @@ bool file_replace_commit(File *file, Error *error);
 
 /* Appends to a journal, which may be absent. `exclusive`: fails with errno EEXIST unless it is absent. */
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error);
-/* Whether the open file has lost its last name: it was removed, or another file was renamed over it. */
-bool file_is_unlinked(const File *file);
+/* A file that is open for appending and has lost its last name, since it was removed or another was renamed over it, would
+ * be lost with the process: opens what has the name now, or a new file. `*lost`: it had. */
+bool file_follow_name(File *file, bool *lost, Error *error);
 /* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */
 bool file_append(File *file, const void *data, int64_t bytes, Error *error);
 

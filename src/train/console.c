@@ -1,6 +1,7 @@
 /* The console of a training. Steps have one table of columns, of which a terminal gets those that fit its width, now
  * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts; a pipe to
- * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the log file. Called by the training loop. */
+ * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the log
+ * file. Called by the training loop. */
 #include "train/console.h"
 
 #include <math.h>
@@ -45,21 +46,17 @@ struct Console {
 
 /* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
 
-/* A file without a name is lost with the process, so that lines go on in a new one. */
-static bool reopen_removed(Console *console, Error *error) {
-    SCOPED(file_close) File fresh = {0};
-    if (!file_is_unlinked(&console->log)) return true;
-    if (!file_open_append(&fresh, console->log.path, false, error)) return false;
-    File removed = console->log;
-    console->log = fresh;
-    fresh = removed;
-    console->logged_header = false;
-    console->removed = true;
-    return true;
+/* Lines go on in a new file where the log was removed. */
+static bool append_to_file(Console *console, const char *text, size_t bytes, Error *error) {
+    bool lost;
+    if (!file_follow_name(&console->log, &lost, error)) return false;
+    if (lost) console->logged_header = false;
+    console->removed |= lost;
+    return file_append(&console->log, text, (int64_t)bytes, error);
 }
 
 static bool append(Console *console, const char *text, size_t bytes, Error *error) {
-    if (console->open) return reopen_removed(console, error) && file_append(&console->log, text, (int64_t)bytes, error);
+    if (console->open) return append_to_file(console, text, bytes, error);
     if (console->early_bytes + bytes > MOST_EARLY) return true;
     console->early = memory_resize(console->early, console->early_bytes + bytes);
     memcpy(console->early + console->early_bytes, text, bytes);

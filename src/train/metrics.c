@@ -165,15 +165,13 @@ static void put_finite(json_t *record, const char *name, double value) {
     if (!isfinite(value)) json_object_set_new(record, "finite", json_false());
 }
 
-/* A file without a name is lost with the process, so that records go on in a new one. */
+/* Records go on in a new file where theirs was removed. */
 static bool reopen_removed(Metrics *metrics, Error *error) {
-    SCOPED(file_close) File fresh = {0};
-    if (!file_is_unlinked(&metrics->journal)) return true;
-    if (!file_open_append(&fresh, metrics->journal.path, false, error)) return false;
-    log_warn("%s was removed or replaced while the run trains: its records so far are lost, and reports show a gap", fresh.path);
-    File removed = metrics->journal;
-    metrics->journal = fresh;
-    fresh = removed;
+    bool lost;
+    if (!file_follow_name(&metrics->journal, &lost, error)) return false;
+    if (lost)
+        log_warn(
+            "%s was removed or replaced while the run trains: its records so far are lost, and reports show a gap", metrics->journal.path);
     return true;
 }
 
