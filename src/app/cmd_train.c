@@ -23,9 +23,7 @@
 static bool read_base(const char *path, Config *config, OptionStrings *strings, Error *error) {
     if (source_is_run(path)) {
         SCOPED(run_point_free) RunPoint point = run_point(path);
-        size_t length = strlen(point.run);
-        while (length > 1 && point.run[length - 1] == '/') length--;
-        SCOPED_FREE char *setting = memory_format("run=%.*s", (int)length, point.run);
+        SCOPED_FREE char *setting = memory_format("run=%.*s", (int)path_length(point.run), point.run);
         bool read = run_read_config(point.run, config, strings, error) && options_set(&config_table, config, strings, setting, error);
         config->from = point.step;
         return read;
@@ -98,10 +96,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
 }
 
 static bool same_store(const char *a, const char *b) {
-    size_t length = strlen(a), other = strlen(b);
-    while (length > 1 && a[length - 1] == '/') length--;
-    while (other > 1 && b[other - 1] == '/') other--;
-    return (length == other && !strncmp(a, b, length)) || file_same(a, b);
+    size_t length = path_length(a);
+    return (length == path_length(b) && !strncmp(a, b, length)) || file_same(a, b);
 }
 
 /* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. The base is RUN as its

@@ -1,6 +1,7 @@
 /* Options: one table of rows drives every way in which a setting is read, written and explained. This file holds the
  * rows' values: parsing and formatting text, key=value, differences. On top of it stand options_names.c (which row a name
- * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the user are copied into the caller's OptionStrings. Called by commands. */
+ * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the user
+ * are copied into the caller's OptionStrings. Called by commands. */
 #include "base/options.h"
 
 #include <assert.h>
@@ -16,6 +17,7 @@
 #include "base/memory.h"
 #include "base/options_internal.h"
 #include "base/scope.h"
+#include "base/strings.h"
 
 /* -- Text ------------------------------------------------------------------------------------------------------- */
 
@@ -381,9 +383,8 @@ int options_difference(const OptionTable *table, const void *old_values, const v
 
 char *options_absolute_path(const char *path) {
     while (!strncmp(path, "./", 2)) path += 2 + strspn(path + 2, "/");
-    size_t length = strlen(path);
+    size_t length = path_length(path);
     if (strstr(path, "://")) return memory_copy_string(path);
-    while (length > 1 && path[length - 1] == '/') length--;
     SCOPED_FREE char *folder = *path == '/' || !strcmp(path, "none") ? NULL : getcwd(NULL, 0);
     return memory_format("%s%s%.*s", folder ? folder : "", folder && length ? "/" : "", (int)length, path);
 }

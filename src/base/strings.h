@@ -12,6 +12,13 @@ static inline bool ends_with(const char *text, const char *end) {
 }
 /* The ending of a noun behind its count: "1 file", "2 files". */
 static inline const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+/* The bytes of a path without slashes at its end; of "/" one. */
+static inline size_t path_length(const char *path) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    return length;
+}
+
 /* Puts `mark` in place of what a terminal would obey in a text of unknown origin: control characters but newline, which
  * stays where `lines` says so, and C1 (U+0080 to U+009F, which begin with C2). */
 static inline void blank_controls(char *text, char mark, bool lines) {

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/strings.h"
 #include "base/scope.h"
 #include "ckpt/store_kind_internal.h"
 
@@ -160,8 +161,6 @@ Store *store_files_open(const char *where, Error *error) {
         return NULL;
     }
     Store *store = memory_allocate(sizeof *store);
-    size_t length = strlen(where);
-    while (length > 1 && where[length - 1] == '/') length--;
-    *store = (Store){.kind = &files_kind, .where = memory_format("%.*s", (int)length, where)};
+    *store = (Store){.kind = &files_kind, .where = memory_format("%.*s", (int)path_length(where), where)};
     return store;
 }

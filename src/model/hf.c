@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "model/hf_internal.h"
@@ -301,9 +302,8 @@ static bool write_files(const HfExport *export, const Graph *graph, const char *
 
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
     if (!hf_check(export->config, error) || !check_folder(folder, overwrite, error)) return false;
-    size_t length = strlen(folder);
-    while (length > 1 && folder[length - 1] == '/') length--;
-    char *target = memory_format("%.*s", (int)length, folder), *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
+    char *target = memory_format("%.*s", (int)path_length(folder), folder),
+         *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
     Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     bool written = check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
                    file_replace_folder(temporary, target, error);

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
 
@@ -133,9 +134,7 @@ static bool split_at(const char *name, RunPoint *point) {
 /* RUN/checkpoints/step-00000040, or checkpoints/step-00000040 inside RUN. */
 static bool split_path(const char *name, RunPoint *point) {
     static const char inner[] = "checkpoints/step-";
-    size_t length = strlen(name);
-    while (length > 1 && name[length - 1] == '/') length--;
-    const char *end = name + length, *digits = end;
+    const char *end = name + path_length(name), *digits = end;
     while (digits > name && digits[-1] >= '0' && digits[-1] <= '9') digits--;
     const char *begin = digits - name >= (ptrdiff_t)(sizeof inner - 1) ? digits - (sizeof inner - 1) : name;
     int64_t step = read_step(digits, (size_t)(end - digits));
