@@ -1,5 +1,5 @@
 /* Opens libraries and looks up their functions. Owns nothing: callers close what they opened. Called by the back ends
- * of GPUs, by communication and by the watch on a node's health. */
+ * of GPUs, by communication, by stores on S3, by the live page and by the watch on a node's health. */
 #include "base/library.h"
 
 #include <string.h>

@@ -1,6 +1,7 @@
 /* Libraries that are opened at run time (dlopen), so that smelt starts on machines without them. Their functions are
  * one macro table, `#define X_CALLS(CALL) CALL(name, symbol, arguments) ...`, of which LIBRARY_FIELD makes the struct
- * of function pointers and LIBRARY_NAME the list of names that fills it. */
+ * of function pointers and LIBRARY_NAME the list of names that fills it. Those tables are of functions that return int;
+ * of others, `CALL(name, type, arguments)`, LIBRARY_TYPED_FIELD makes the struct. */
 #pragma once
 
 #include <assert.h>
@@ -8,6 +9,7 @@
 #include <stddef.h>
 
 #define LIBRARY_FIELD(name, symbol, arguments) int(*name) arguments;
+#define LIBRARY_TYPED_FIELD(name, type, arguments) type(*name) arguments;
 #define LIBRARY_NAME(name, symbol, arguments) #symbol,
 
 /* Opens the first of these files that is there; a NULL ends them. NULL: none is. `flags` are those of dlopen. */

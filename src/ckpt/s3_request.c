@@ -6,7 +6,6 @@
 
 #include <curl/curl.h>
 #include <ctype.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/math.h"
+#include "base/library.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
@@ -45,11 +45,8 @@ enum {
     CALL(slist_append, struct curl_slist *, (struct curl_slist * list, const char *text)) \
     CALL(slist_free_all, void, (struct curl_slist * list))
 
-typedef struct CurlApi {
-#define FIELD(name, type, arguments) type(*name) arguments;
-    CURL_API(FIELD)
-#undef FIELD
-} CurlApi;
+typedef struct CurlApi { CURL_API(LIBRARY_TYPED_FIELD) } CurlApi;
+#define CURL_NAME(name, type, arguments) "curl_" #name,
 
 struct S3 {
     CurlApi curl;
@@ -65,15 +62,11 @@ struct S3 {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
-static bool library_open(S3 *s3, Error *error) {
-    s3->library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+static bool open_library(S3 *s3, Error *error) {
+    static const char *const files[] = {"libcurl.so.4", NULL}, *const names[] = {CURL_API(CURL_NAME)};
+    s3->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not here: install it (Debian: libcurl4)");
-    bool complete = true;
-#define LOAD(name, type, arguments) \
-    complete &= (s3->curl.name = (type(*) arguments)dlsym(s3->library, "curl_" #name)) != NULL;
-    CURL_API(LOAD)
-#undef LOAD
-    if (!complete || s3->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+    if (library_find(s3->library, names, &s3->curl) || s3->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
         return error_set(error, ERROR_USAGE, "libcurl.so.4 cannot be used; s3:// needs libcurl 7.87 or newer");
     const curl_version_info_data *version = s3->curl.version_info(CURLVERSION_NOW);
     if (version->version_num < OLDEST_CURL)
@@ -101,7 +94,7 @@ S3 *s3_open(const char *bucket, Error *error) {
     }
     S3 *s3 = memory_allocate(sizeof *s3);
     pthread_mutex_init(&s3->mutex, NULL);
-    if (!library_open(s3, error) || !s3_settings_read(&s3->settings, error)) {
+    if (!open_library(s3, error) || !s3_settings_read(&s3->settings, error)) {
         s3_close(s3);
         return NULL;
     }

@@ -3,7 +3,6 @@
 #include "report/watch.h"
 
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -12,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -35,11 +35,8 @@ enum { CONNECTIONS = 256, SPARE_CONNECTIONS = 32, IDLE_SECONDS = 10 };
     CALL(queue_response, enum MHD_Result, (struct MHD_Connection *, unsigned status, struct MHD_Response *))              \
     CALL(destroy_response, void, (struct MHD_Response *))
 
-typedef struct HttpApi {
-#define FIELD(name, type, arguments) type(*name) arguments;
-    HTTP_API(FIELD)
-#undef FIELD
-} HttpApi;
+typedef struct HttpApi { HTTP_API(LIBRARY_TYPED_FIELD) } HttpApi;
+#define HTTP_NAME(name, type, arguments) "MHD_" #name,
 
 /* An open connection. */
 typedef struct Caller {
@@ -199,15 +196,13 @@ static enum MHD_Result answer(void *context, struct MHD_Connection *connection, 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool open_library(Watch *watch, Error *error) {
-    watch->library = dlopen("libmicrohttpd.so.12", RTLD_NOW | RTLD_LOCAL);
+    static const char *const files[] = {"libmicrohttpd.so.12", NULL}, *const names[] = {HTTP_API(HTTP_NAME)};
+    watch->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     if (!watch->library)
         return error_set(error, ERROR_USAGE,
             "smelt watch needs libmicrohttpd, which is not here: install it (Debian: libmicrohttpd12), or give terminal=true");
-    bool complete = true;
-#define LOAD(name, type, arguments) complete &= (watch->http.name = (type(*) arguments)dlsym(watch->library, "MHD_" #name)) != NULL;
-    HTTP_API(LOAD)
-#undef LOAD
-    return complete || error_set(error, ERROR_USAGE, "libmicrohttpd.so.12 cannot be used; smelt watch needs 0.9.73 or newer");
+    return !library_find(watch->library, names, &watch->http) ||
+           error_set(error, ERROR_USAGE, "libmicrohttpd.so.12 cannot be used; smelt watch needs 0.9.73 or newer");
 }
 
 /* At that address alone. */
