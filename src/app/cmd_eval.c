@@ -77,7 +77,7 @@ static bool find_record(const char *data, const char *tokenizer, char **found, E
     *found = shard_tokenizer(data);
     const char *record = *found;
     if (!record && tokenizer) *found = memory_copy_string(tokenizer);
-    if (!record || !tokenizer || (!*record == !*tokenizer && !(*record && tokenizer_differs(record, tokenizer)))) return true;
+    if (!record || !tokenizer || !tokenizer_differs(record, tokenizer)) return true;
     return error_set(error, ERROR_DATA, "it was packed with %s, and the model's tokenizer is %s: give text, or a shard of that one",
         *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
 }

@@ -53,6 +53,7 @@ bool tokenizer_copies(const char *name) {
 
 bool tokenizer_differs(const char *path, const char *other) {
     Error ignored = {0};
+    if (!*path || !*other) return *path != *other;
     int64_t length, other_length;
     SCOPED_FREE char *file = file_of(path), *other_file = file_of(other);
     SCOPED_FREE char *content = file_read(file, FILE_LIMIT, &length, &ignored);

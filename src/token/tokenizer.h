@@ -39,7 +39,7 @@ char *tokenizer_find(const char *folder);
  * is made: as tokenizer.json or tokenizer.model. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
-/* Whether the files that two paths name can both be read and differ. */
+/* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */
 bool tokenizer_differs(const char *path, const char *other);
 void tokenizer_free(Tokenizer *tokenizer); /* after all its encoders; NULL is fine */
 

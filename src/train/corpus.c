@@ -151,10 +151,10 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
 static bool check_record(const DataConfig *data, const char *setting, const char *prefix, Error *error) {
     SCOPED_FREE char *record = prefix[0] && shard_exists(prefix) ? shard_tokenizer(prefix) : NULL;
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
-    bool bytes = !*record, differs = bytes != !data->tokenizer[0] || (!bytes && tokenizer_differs(record, data->tokenizer));
-    return !differs || error_set(error, ERROR_USAGE,
-                           "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting,
-                           prefix, bytes ? "the byte tokenizer" : record, data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
+    return !tokenizer_differs(record, data->tokenizer) ||
+           error_set(error, ERROR_USAGE,
+               "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting, prefix,
+               *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
 static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
