@@ -40,6 +40,9 @@ typedef struct Option {
     bool path; /* OPTION_STRING: names a file, a folder or a URL; "none" names nothing */
 } Option;
 
+/* Whether results depend on the setting, so that a run remembers what it was. */
+static inline bool option_decides(const Option *option) { return option->class == OPTION_FIXED || option->class == OPTION_CHANGES; }
+
 /* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
  * FIELD(path) as offsetof(Struct, path): `INT_OPTION(seed, "1", 0, 1e15, "", "decides data order")`. More arguments
  * are designated initializers: `.class = OPTION_FREE`. */
@@ -66,7 +69,8 @@ typedef struct OptionTable {
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
 /* Reads a YAML mapping; keys that it leaves out keep their value. Unknown keys, duplicate keys, wrong types and
  * out-of-range values are ERROR_USAGE naming file, line, key, value and what is allowed; an unknown key is answered
- * with the setting that other programs call so, or the nearest in spelling. Lists, anchors, aliases, tags and null values are refused. A file holds at most 1 MiB.
+ * with the setting that other programs call so, or the nearest in spelling. Lists, anchors, aliases, tags and null values
+ * are refused. A file holds at most 1 MiB.
  * After an error, keys before it may have been set. */
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
 /* options_read_yaml from memory; `origin` names the source in errors. */

@@ -137,11 +137,6 @@ static int64_t edit_distance(const char *a, size_t a_length, const char *b, size
     return rows[a_length % 3][b_length];
 }
 
-static const char *last_part(const char *name) {
-    const char *dot = strrchr(name, '.');
-    return dot ? dot + 1 : name;
-}
-
 const char *options_nearest(const OptionTable *table, const char *name, size_t length) {
     if (length > OPTIONS_NAME_LIMIT) return NULL;
     const char *nearest = NULL;
@@ -155,7 +150,7 @@ const char *options_nearest(const OptionTable *table, const char *name, size_t l
     }
     size_t start = last_part_start(name, length);
     for (size_t i = 0; i < table->count && !nearest; i++) {
-        const char *part = last_part(table->rows[i].name);
+        const char *row = table->rows[i].name, *part = row + last_part_start(row, strlen(row));
         if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0) nearest = table->rows[i].name;
     }
     return nearest;

@@ -28,7 +28,7 @@ json_t *identity_settings(const Config *config, bool all) {
     json_t *settings = json_object();
     for (size_t i = 0; i < config_table.count; i++) {
         const Option *option = &config_table.rows[i];
-        if (!all && option->class != OPTION_FIXED && option->class != OPTION_CHANGES) continue;
+        if (!all && !option_decides(option)) continue;
         options_format_value(option, all ? config : &remembered, value, VALUE_BYTES);
         json_object_set_new(settings, option->name, json_string(value));
     }
@@ -45,8 +45,6 @@ json_t *identity_saved_settings(const json_t *saved) {
 }
 
 /* -- Checksums ----------------------------------------------------------------------------------------------------- */
-
-static json_t *checksum_text(uint64_t hash) { return json_sprintf("xxh3 %016" PRIx64, hash); }
 
 static json_t *describe_shard(const Shard *shard) {
     size_t bytes = (size_t)shard->document_count * sizeof *shard->document_end;
@@ -82,24 +80,26 @@ static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) 
     return true;
 }
 
-static json_t *sample_path(const char *path, Error *error) {
+/* The checksum of what `add` adds of a path. */
+static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_state_t *hash, Error *error), Error *error) {
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
     XXH3_64bits_reset(hash);
-    bool folder = file_kind(path, NULL) == FILE_FOLDER, read = folder ? sample_folder(path, hash, error) : sample_file(path, hash, error);
+    bool read = add(path, hash, error);
     uint64_t sum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
-    return read ? checksum_text(sum) : NULL;
+    return read ? json_sprintf("xxh3 %016" PRIx64, sum) : NULL;
 }
 
-json_t *identity_of_text(const char *path, Error *error) {
+static json_t *sample_files(const char *path, Error *error) {
+    return sample_path(path, file_kind(path, NULL) == FILE_FOLDER ? sample_folder : sample_file, error);
+}
+
+static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) {
     enum { READ = 64 }; /* files, spread evenly; of the others name and size count */
     SCOPED(file_list_free) FileList files = {0};
     SCOPED_FREE char *root = options_absolute_path(path); /* without a slash at its end, which is not in the names */
-    if (!pack_list(root, &files, error)) return NULL;
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
-    XXH3_64bits_reset(hash);
+    if (!pack_list(root, &files, error)) return false;
     size_t stride = files.count / READ + 1;
     bool good = true;
     for (size_t i = 0; i < files.count && good; i++) {
@@ -110,10 +110,10 @@ json_t *identity_of_text(const char *path, Error *error) {
         XXH3_64bits_update(hash, &bytes, sizeof bytes);
         good = good && (i % stride || sample_file(file, hash, error));
     }
-    uint64_t sum = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
-    return good ? checksum_text(sum) : NULL;
+    return good;
 }
+
+json_t *identity_of_text(const char *path, Error *error) { return sample_path(path, sample_text, error); }
 
 /* -- Making one ---------------------------------------------------------------------------------------------------- */
 
@@ -129,12 +129,12 @@ static json_t *describe_run(const char *name, Error *error) {
 }
 
 json_t *identity_of_source(const char *path, Error *error) {
-    return source_is_run(path) ? describe_run(path, error) : sample_path(path, error);
+    return source_is_run(path) ? describe_run(path, error) : sample_files(path, error);
 }
 
 json_t *identity_of_tokenizer(const char *run, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
-    return sample_path(folder, error);
+    return sample_files(folder, error);
 }
 
 json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error) {
@@ -174,9 +174,8 @@ static bool differs(const json_t *saved, const json_t *now, const char *name) {
 
 /* A path means what is there: as long as that is the same, so is the setting. One that was not given has not moved. */
 static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
-    static const char *const paths[] = {"data.train", "data.valid", "data.tokenizer", "init"};
-    bool path = false, given = *text_of(saved, name) && *text_of(now, name);
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) path = path || (given && !strcmp(name, paths[i]));
+    const Option *option = options_find(&config_table, name, strlen(name));
+    bool path = option && option->path && option_decides(option) && *text_of(saved, name) && *text_of(now, name);
     SCOPED_FREE char *content = memory_format("%s.content", name);
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
     return (path && !text && !differs(saved, now, content)) || !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
@@ -187,7 +186,7 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
     json_t *value;
     json_object_foreach((json_t *)saved, name, value) {
         const Option *option = options_find(&config_table, name, strlen(name));
-        if (!option || (option->class != OPTION_FIXED && option->class != OPTION_CHANGES) || is_moved(saved, now, name)) continue;
+        if (!option || !option_decides(option) || is_moved(saved, now, name)) continue;
         SCOPED_FREE char *setting = memory_format("%s=%s", name, text_of(saved, name));
         if (!options_set(&config_table, config, strings, setting, error)) return false;
     }
