@@ -23,6 +23,12 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
+static void print_page(const Doctor *doctor) {
+    SCOPED(command_page_print) CommandPage page;
+    command_page_open(&page);
+    doctor_print(doctor, page.file);
+}
+
 static bool run(Invocation *invocation, Error *error) {
     const DoctorOptions *options = invocation->options;
     Doctor doctor;
@@ -30,9 +36,8 @@ static bool run(Invocation *invocation, Error *error) {
     (void)error;
     doctor_examine(&doctor, "", options->folder, options->self_test);
     if (options->names) doctor_list_names(&doctor);
-    SCOPED(command_page_print) CommandPage page;
-    command_page_open(&page);
-    (options->json ? doctor_print_json : doctor_print)(&doctor, page.file);
+    if (options->json) doctor_print_json(&doctor, stdout); /* for programs, which count no columns */
+    else print_page(&doctor);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;
     doctor_free(&doctor);
