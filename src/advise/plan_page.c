@@ -21,7 +21,7 @@ static void print_model(const Session *session, FILE *file) {
     int64_t microbatch = config->batch.sequences * config->data.length, trained = model_trained_parameters(graph);
     char operations[32], family[16];
     log_format_count(session->plan.flops / tokens, operations);
-    options_format_value(options_find(&config_table, "model.family", strlen("model.family")), config, family, sizeof family);
+    config_family_name(config, family);
     fprintf(file, "model       %s, %lld layer%s of width %lld\n", family, (long long)config->model.layers, plural(config->model.layers),
         (long long)config->model.width);
     fprintf(file, "parameters  %lld, %lld active per token\n", (long long)model_parameters(graph),
@@ -42,7 +42,7 @@ static void print_memory(const Session *session, int64_t available, FILE *file) 
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];
         fputc('\n', file);
-        fit_print(fits, fit_search(session->config, session->backend.device, 0, layout_all_ranks(session->layout), available, fits), file);
+        fit_print(fits, fit_search(session->config, session->backend.device, 0, ranks, available, fits), file);
     }
 }
 

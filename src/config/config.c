@@ -328,6 +328,11 @@ static bool check_schedule(const Config *config, Error *error) {
         warmup, decay, steps, warmup < steps / 10 ? warmup : steps / 10, cure);
 }
 
+void config_family_name(const Config *config, char name[16]) {
+    static const char row[] = "model.family";
+    options_format_value(options_find(&config_table, row, sizeof row - 1), config, name, 16);
+}
+
 bool config_check(Config *config, Error *error) {
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;

@@ -118,6 +118,8 @@ typedef struct Config {
 } Config;
 
 extern const OptionTable config_table;
+/* "llama" */
+void config_family_name(const Config *config, char name[16]);
 
 /* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
  * was applied to; 0: not given. Without any it is the default. ERROR_USAGE when several are given. */

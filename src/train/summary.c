@@ -34,9 +34,8 @@ static void describe_model(Console *console, const Session *session) {
     const Config *config = session->config;
     int64_t all = model_parameters(graph), active = model_active_parameters(graph, &config->model),
             trained = model_trained_parameters(graph);
-    static const char name[] = "model.family";
     char family[16], used[64] = "", part[64] = "all trained";
-    options_format_value(options_find(&config_table, name, sizeof name - 1), config, family, sizeof family);
+    config_family_name(config, family);
     if (active != all) snprintf(used, sizeof used, ", %s active per token", count(active).text);
     if (config->lora.rank) snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(trained).text, (long long)config->lora.rank);
     console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
