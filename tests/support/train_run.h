@@ -275,6 +275,14 @@ static inline void assert_same_steps(const char *run, const char *other) {
     free(other_text);
 }
 
+/* The absolute path of a tokenizer of tests/golden/tokenizers; call it in main, before a test works elsewhere. */
+static inline char *golden_tokenizer(const char *name) {
+    char *path = memory_format("tests/golden/tokenizers/%s.json", name), *absolute = realpath(path, NULL);
+    free(path);
+    assert_non_null(absolute);
+    return absolute;
+}
+
 /* Makes $SMELT absolute, since each test works in a folder of its own; call it first in main. */
 static inline void train_main(void) {
     char *path = process_smelt();

@@ -18,6 +18,7 @@
 
 #include "base/memory.h"
 #include "support/files.h"
+#include "support/step_metrics.h"
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
@@ -34,21 +35,6 @@ static Metrics *open_metrics(int64_t step, bool tensorboard) {
     if (!metrics) fail_msg("%s", error.message);
     return metrics;
 }
-
-static const StepMetrics plain = {.step = 3,
-    .steps = 10,
-    .loss = 2.5,
-    .auxiliary = 0.01,
-    .gradient_norm = 0.75,
-    .lr = 1e-3,
-    .seconds = 0.5,
-    .tokens = 1000,
-    .tokens_seen = 3000,
-    .flops = 1e12,
-    .peak_flops = 8e12,
-    .measured_flops = 4e12,
-    .memory = 3LL << 29,
-    .seconds_left = 90};
 
 static void write_step(Metrics *metrics, const StepMetrics *step) {
     Error error = {0};

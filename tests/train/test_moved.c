@@ -212,9 +212,8 @@ static void adapters_follow_their_base_and_need_it(void **state) {
 
 int main(void) {
     train_main();
-    gpt2 = realpath("tests/golden/tokenizers/gpt2.json", NULL);
-    llama3 = realpath("tests/golden/tokenizers/llama3.json", NULL);
-    assert_true(gpt2 && llama3);
+    gpt2 = golden_tokenizer("gpt2");
+    llama3 = golden_tokenizer("llama3");
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(shards_that_have_moved_are_the_same_data),
         TRAIN_TEST(other_shards_are_refused_by_path_and_content),

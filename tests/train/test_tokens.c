@@ -153,9 +153,8 @@ static void what_is_no_shard_is_never_replaced(void **state) {
 
 int main(void) {
     train_main();
-    gpt2 = realpath("tests/golden/tokenizers/gpt2.json", NULL);
-    llama3 = realpath("tests/golden/tokenizers/llama3.json", NULL);
-    assert_true(gpt2 && llama3);
+    gpt2 = golden_tokenizer("gpt2");
+    llama3 = golden_tokenizer("llama3");
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_shard_brings_its_tokenizer_to_run_text_and_folder),
         TRAIN_TEST(bytes_are_recorded_too),

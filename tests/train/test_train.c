@@ -642,8 +642,7 @@ static void bits_per_byte_count_the_bytes_of_text_behind_the_tokens(void **state
 
 int main(void) {
     train_main();
-    bpe = realpath("tests/golden/tokenizers/gpt2.json", NULL);
-    assert_non_null(bpe);
+    bpe = golden_tokenizer("gpt2");
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
         TRAIN_TEST(every_recomputation_and_any_number_of_threads_gives_the_same_bits),
