@@ -9,6 +9,7 @@
  * its texts. ERROR_USAGE, and what reading the configuration gives. */
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error);
 
-/* The processor `gpu` of the table, "" for this machine's device, its rates calibrated by what `bench`, a file, has measured; "": *measured is
- * empty. The caller frees *measured after success. ERROR_USAGE, and what reading the file gives. */
+/* The processor `gpu` of the table, "" for this machine's device, its rates calibrated by what `bench`, a file, has
+ * measured; "": *measured is empty. The caller frees *measured after success. ERROR_USAGE, and what reading the file
+ * gives. */
 bool settings_hardware(const char *gpu, const char *bench, Hardware *hardware, Measured *measured, Error *error);

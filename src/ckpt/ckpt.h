@@ -102,11 +102,12 @@ typedef struct CheckpointPlan {
     double timeout;   /* seconds that rank 0 waits for the other ranks' shards after its own */
 } CheckpointPlan;
 
-/* Saves a step into a store whose folder exists (lease_take makes it). Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
- * touched unless the new one is complete and synced. Then all up to `step` are removed but the newest `keep` good ones, where
- * good means an intact manifest and the right file sizes, and what `protect` and `keep_every` name. The disk must hold
- * one more than stay. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
- * checkpoint is complete; on others, that their shard is. `stats` may be NULL.
+/* Saves a step into a store whose folder exists (lease_take makes it). Half-written checkpoints of earlier attempts are
+ * removed first, to make room; complete ones are not touched unless the new one is complete and synced. Then all up to
+ * `step` are removed but the newest `keep` good ones, where good means an intact manifest and the right file sizes, and
+ * what `protect` and `keep_every` name. The disk must hold one more than stay. An existing checkpoint of the same step
+ * is replaced atomically. On rank 0, true means that the checkpoint is complete; on others, that their shard is.
+ * `stats` may be NULL.
  *
  * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of
  * them in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,

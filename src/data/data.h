@@ -103,8 +103,9 @@ typedef struct PackResult {
     int64_t bytes, files;               /* of text that were packed */
 } PackResult;
 
-/* Text to tokens, whose tokenizer is recorded beside them; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.
- * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is what cannot be read. */
+/* Text to tokens, whose tokenizer is recorded beside them; every document is followed by BYTE_SEPARATOR, or by the
+ * tokenizer's end of text. Shows progress. Empty corpora, or an empty validation part where one was asked for, are
+ * ERROR_DATA, as is what cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
 /* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free. ERROR_DATA. */

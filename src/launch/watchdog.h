@@ -16,8 +16,8 @@ typedef struct HangActions {
     void (*end)(int code);      /* ends the process at once: a rank that is stuck cannot return */
 } HangActions;
 
-/* `step`: the one that training continues from. `seconds`: the longest time between two signs of life; 0: it only writes the heartbeat. ERROR_MEMORY,
- * ERROR_INTERNAL. */
+/* `step`: the one that training continues from. `seconds`: the longest time between two signs of life; 0: it only
+ * writes the heartbeat. ERROR_MEMORY, ERROR_INTERNAL. */
 Watchdog *watchdog_start(Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error);
 /* A sign of life; `step` is the last completed one. Call it on all ranks after every step, where it is a collective
  * now and then, and again wherever much time passes before the next one begins (evaluation, saving). Cheap. */

@@ -362,6 +362,7 @@ static void note_rate(const Config *config, const json_t *saved, int64_t step, j
     if (as_before != next) json_array_append_new(changes, json_sprintf("the learning rate: %.3g -> %.3g", last, next));
 }
 
+/* Reads the checkpoint again: another run may have saved before the store was this one's. */
 bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     Origin again = *origin;
     if (!origin->step) return settle_texts(config, NULL, identity, error);

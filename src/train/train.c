@@ -239,7 +239,8 @@ static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     summary_end(loop->host->console, loop->config, loop->comm, &end);
 }
 
-/* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss. *saved: the step of the newest checkpoint. */
+/* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss.
+ * *saved: the step of the newest checkpoint. */
 static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!loop_step(loop, error)) return false;
     int64_t step = loop->session.step;
