@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "comm/comm_internal.h"
 
 enum { POLL_MILLISECONDS = 100, MOST_AT_ONCE = 1 << 20 };
@@ -29,11 +30,13 @@ bool label_check(const Transfer *transfer, Error *error) {
     if (!memcmp(wanted, seen, sizeof *wanted)) return true;
     if (seen->magic != LABEL_MAGIC)
         return error_set(error, ERROR_COMMUNICATION, "rank %d sent something that is no message of smelt", transfer->peer);
+    char name[NAME_BYTES + 1];
+    snprintf(name, sizeof name, "%.*s", NAME_BYTES, seen->name);
     return error_set(error, ERROR_COMMUNICATION,
-        "rank %d is at another collective: %s '%.*s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
+        "rank %d is at another collective: %s '%s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
         "elements, %lld bytes (group %08x, type %d, reduction %d, phase %d there; %08x, %d, %d, %d here): the ranks do not run the same "
         "program",
-        transfer->peer, operation_name(seen->operation), NAME_BYTES, seen->name, (unsigned long long)seen->sequence, (long long)seen->total,
+        transfer->peer, operation_name(seen->operation), one_line(name), (unsigned long long)seen->sequence, (long long)seen->total,
         (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->phase,
         wanted->group, wanted->type, wanted->reduce, wanted->phase);
 }
