@@ -3,6 +3,7 @@
 
 #include "base/stop.h"
 #include "data/data.h"
+#include "data/mixture.h"
 #include "launch/watchdog.h"
 #include "train/console.h"
 #include "train/session.h"

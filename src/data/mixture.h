@@ -1,0 +1,106 @@
+/* Mixtures of corpora, and the order in which a run reads them.
+ *
+ * A mixture is a YAML file (data.train=MIXTURE.yaml). It names *sources* (a token shard, or a folder of shards) and
+ * *phases*; a phase is a number of tokens with the share that each source has in them, the length of its sequences and a
+ * few settings of training that change with it:
+ *
+ *     sources:
+ *       - {name: web, path: /data/web, epochs: 1}
+ *       - {name: code, path: /data/code, epochs: 4}
+ *     phases:
+ *       - {name: pretrain, tokens: 8T, length: 4096, weights: {web: 90, code: 10}}
+ *       - {name: midtrain, tokens: 1.2T, length: 32768, rope_theta: 1M, batch: {tokens: 16Mi}, weights: {web: 30, code: 70}}
+ *
+ * The *order* says what sample n of a run is: which source, and which of its tokens. It is a pure function of the seed,
+ * the mixture and the sizes of the sources; ranks, threads, microbatches and prefetching do not enter, nothing is stored
+ * per sample, and any n is found in O(sources). docs/data.md gives the formulas. The file is read by mixture.c, the order
+ * is order.c. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/options.h"
+
+/* -- The file (mixture.c) ------------------------------------------------------------------------------------------- */
+
+enum { MIXTURE_MOST_SOURCES = 256, MIXTURE_MOST_PHASES = 64 };
+
+typedef struct MixtureSource {
+    const char *name; /* letters, digits, "_" and "-"; the phases' weights refer to it */
+    const char *path; /* of a shard or a folder of shards; absolute, or a URL */
+    double epochs;    /* the run may read it at most so often */
+} MixtureSource;
+
+typedef struct MixturePhase {
+    const char *name;
+    int64_t tokens;                       /* of the phase, padding included; 0, for the last phase alone: until the run ends */
+    int64_t length;                       /* tokens of a sequence; 0: data.length */
+    double rope_theta;                    /* 0: model.rope_theta */
+    int64_t batch_tokens;                 /* of a step; 0: batch.tokens */
+    int64_t ramp_tokens, ramp_steps;      /* as batch.ramp_tokens and batch.ramp_steps, from the phase's first step on; 0: no ramp */
+    double weights[MIXTURE_MOST_SOURCES]; /* the share in the phase's tokens of each source: at least 0, of any sum above 0 */
+} MixturePhase;
+
+typedef struct Mixture {
+    MixtureSource *sources; /* [source_count], at least 1 */
+    MixturePhase *phases;   /* [phase_count], at least 1 */
+    int source_count, phase_count;
+    OptionStrings strings; /* owns the texts */
+} Mixture;
+
+/* Whether data.train names a mixture: by its ending, .yaml or .yml. */
+bool mixture_is(const char *path);
+/* Reads and checks a file: ERROR_USAGE with file, line, key, value and what is allowed. Paths are not opened. */
+bool mixture_read(Mixture *mixture, const char *path, Error *error);
+void mixture_free(Mixture *mixture); /* also of a zeroed or failed one */
+
+/* -- The order (order.c) -------------------------------------------------------------------------------------------- */
+
+/* Samples of a phase come in blocks of so many. Weights are rounded to whole samples of a block, by the largest
+ * remainder, and every whole block has exactly these counts. */
+enum { ORDER_BLOCK = 65536 };
+
+/* A phase as the order needs it. */
+typedef struct OrderPhase {
+    int64_t samples;       /* at least 1; 0, for the last phase alone: without end */
+    int64_t length;        /* tokens of a sequence; of a source's lengths each must divide the longest */
+    const double *weights; /* [sources], as in MixturePhase; copied */
+} OrderPhase;
+
+typedef struct OrderOptions {
+    uint64_t seed;
+    bool shuffle; /* false (evaluation; one source and one phase only): a source's tokens in order, then again */
+    int source_count, phase_count;
+    const int64_t *inputs; /* [source_count]: of each source, the tokens that can be inputs: all but the last, which is only a target */
+    const OrderPhase *phases;
+    const char *const *names; /* [source_count], for messages; copied */
+} OrderOptions;
+
+/* What a sample is: the tokens [start, start + count) of a source. They and the token behind them, the last target, fill
+ * a sequence of the phase's length; count is smaller where the source, or what an earlier phase left of it, ends. */
+typedef struct Draw {
+    int phase, source;
+    int64_t epoch; /* how often the source was read before, from 0 */
+    int64_t start, count;
+} Draw;
+
+typedef struct Order Order;
+/* ERROR_USAGE for weights that are negative, not finite, all 0, or too small for one sample in a block, and for lengths
+ * that do not divide the longest; ERROR_DATA for a source without inputs. */
+Order *order_create(const OrderOptions *options, Error *error);
+void order_free(Order *order); /* NULL is fine */
+/* Sample n >= 0 of the run. Past the last sample of a last phase that ends: as if it went on. */
+Draw order_draw(const Order *order, int64_t n);
+/* The phase of sample n, and the first sample of a phase (of phase_count: the number of samples; INT64_MAX without end). */
+int order_phase(const Order *order, int64_t n);
+int64_t order_phase_start(const Order *order, int phase);
+int64_t order_phase_length(const Order *order, int phase);
+/* Samples of `source` among the first n of the run. O(phases), or ORDER_BLOCK permutations where n is inside a block. */
+int64_t order_samples(const Order *order, int source, int64_t n);
+/* How often the first n samples read `source`: 1.5 is all of it and half of it again. */
+double order_epochs(const Order *order, int source, int64_t n);
+/* Refuses a run of n samples that reads a source more often than `allowed[source]` (ERROR_USAGE with the numbers, and the
+ * longest run that would fit). */
+bool order_check_epochs(const Order *order, const double *allowed, int64_t n, Error *error);
