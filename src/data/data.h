@@ -73,7 +73,7 @@ void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
-void shard_writer_end_document(ShardWriter *writer);
+bool shard_writer_end_document(ShardWriter *writer, Error *error);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
 /* shard_writer_finish for shards that belong together: they appear in this order, once no older shard of any of their

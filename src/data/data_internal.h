@@ -27,16 +27,22 @@ enum { NOT_TEXT_PROBE_BYTES = 8192 };
 bool not_text(const unsigned char *bytes, size_t size, NotText *found);
 
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
+#define SHARD_BLOCKS_MAGIC "SMELTBLK"
 #define SHARD_CHECKSUM_MAGIC "SMELTSUM"
-enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9 };
+enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 16384 };
 
-/* How PREFIX.idx begins, and what smelt's writer adds at its end; both without padding. */
+/* How PREFIX.idx begins, and what smelt's writer adds at its end; all without padding. */
 typedef struct __attribute__((packed)) ShardHeader {
     char magic[9];
     uint64_t version;
     uint8_t type;
     uint64_t sequences, entries; /* entries of the list of documents: one more than there are documents */
 } ShardHeader;
+typedef struct __attribute__((packed)) ShardBlocks {
+    char magic[8];
+    uint64_t max_token;
+    uint64_t checksums[]; /* XXH3 of each SHARD_BLOCK_BYTES of PREFIX.bin, the last of which may be shorter */
+} ShardBlocks;
 typedef struct __attribute__((packed)) ShardChecksums {
     char magic[8];
     uint64_t tokens, index; /* XXH3 of PREFIX.bin, and of all bytes of the index before this field */

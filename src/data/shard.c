@@ -2,8 +2,9 @@
  *
  * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64 document entries,
  * i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The last array holds sequence numbers: 0,
- * then one past the last sequence of each document. smelt's own writer adds 24 bytes that Megatron never looks at:
- * "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this last field.
+ * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: "SMELTBLK", u64
+ * largest token, u64 XXH3 of each 16 KiB of PREFIX.bin (smelt 0.9 wrote none of these), "SMELTSUM", u64
+ * XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this last field.
  *
  * A Shard keeps PREFIX.bin mapped and owns one array of document ends; the index is unmapped again at once. Sequences
  * must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one array of
@@ -104,17 +105,23 @@ static bool index_arrays(Index *index, const FileMap *file, size_t *used, Error 
     return true;
 }
 
-/* Nothing, or smelt's checksums, may follow the arrays. */
+/* The bytes of "SMELTBLK" and of what follows it up to the checksums. */
+static size_t blocks_bytes(const Shard *shard) {
+    return sizeof(ShardBlocks) + (size_t)divide_up((int64_t)shard->map.size, SHARD_BLOCK_BYTES) * sizeof(uint64_t);
+}
+
+/* Nothing, or smelt's trailer, may follow the arrays. */
 static bool index_checksums(const Index *index, const FileMap *file, size_t used, Shard *shard, Error *error) {
-    size_t left = file->size - used;
+    size_t left = file->size - used, blocks = left > sizeof(ShardChecksums) ? blocks_bytes(shard) : 0;
     if (left == 0) return true;
-    const ShardChecksums *tail = (const ShardChecksums *)(file->bytes + used);
-    if (left != sizeof *tail || memcmp(tail->magic, SHARD_CHECKSUM_MAGIC, sizeof tail->magic) != 0)
+    const ShardChecksums *tail = (const ShardChecksums *)(file->bytes + used + blocks);
+    if (left != blocks + sizeof *tail || memcmp(tail->magic, SHARD_CHECKSUM_MAGIC, sizeof tail->magic) != 0 ||
+        (blocks && memcmp(file->bytes + used, SHARD_BLOCKS_MAGIC, 8) != 0))
         return error_set(error, ERROR_DATA,
             "%s has %zu bytes after its %" PRIu64 " document entries but 0, or %zu of "
             "checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not "
             "read; pack the corpus again as text",
-            index->path, left, index->entries, sizeof *tail);
+            index->path, left, index->entries, blocks_bytes(shard) + sizeof *tail);
     uint64_t actual = XXH3_64bits(file->bytes, file->size - sizeof tail->index);
     if (actual != tail->index)
         return error_set(error, ERROR_DATA,

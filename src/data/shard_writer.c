@@ -1,5 +1,6 @@
-/* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
- * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are synced
+/* Writes token shards (the format is described in shard.c) in constant memory. Tokens stream through one buffer into a
+ * temporary file beside the final one; what the index says of each sequence, document and block of bytes waits in spools,
+ * files without names. Both files are synced
  * before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
  * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished
  * together appear after the older ones of all of them have gone. pack.c writes shards. */
@@ -12,7 +13,6 @@
 
 #include <xxhash.h>
 
-#include "base/array.h"
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -20,7 +20,15 @@
 #include "data/data.h"
 #include "data/data_internal.h"
 
-enum { BUFFER_BYTES = 1 << 18 };
+enum { BUFFER_BYTES = 1 << 18, SPOOL_BYTES = 1 << 15 };
+static_assert(BUFFER_BYTES % SHARD_BLOCK_BYTES == 0, "a buffer that is written holds whole blocks, but the last one");
+
+/* Items that wait for the end: in memory, and in a file without a name once they are more than SPOOL_BYTES. */
+typedef struct Spool {
+    File file;
+    unsigned char *buffer;
+    size_t used;
+} Spool;
 
 /* A file on its way to its name, buffered and hashed as it goes. */
 typedef struct OutputFile {
@@ -31,16 +39,46 @@ typedef struct OutputFile {
 } OutputFile;
 
 struct ShardWriter {
-    char *prefix;
+    char *prefix, *folder; /* where it lies */
     int token_bytes;
     OutputFile tokens, index;
-    int32_t *lengths; /* of the sequences that are complete */
-    int64_t sequence_count;
-    int64_t *document_ends; /* in sequences */
-    int64_t document_count;
+    Spool lengths, ends, blocks; /* i32 of each sequence, i64 of each document (in sequences), u64 checksum of each block */
+    int64_t sequence_count, document_count;
     int64_t open_tokens; /* of the sequence being written */
-    char *tokenizer;     /* to be recorded; NULL: none */
+    uint32_t max_token;
+    char *tokenizer; /* to be recorded; NULL: none */
 };
+
+/* -- Spools ------------------------------------------------------------------------------------------------------ */
+
+static bool spool_append(Spool *spool, const char *folder, const void *item, size_t size, Error *error) {
+    if (!spool->buffer) spool->buffer = memory_allocate(SPOOL_BYTES);
+    if (SPOOL_BYTES - spool->used < size) {
+        if (!spool->file.path && !file_open_unnamed(&spool->file, folder, error)) return false;
+        if (!file_append(&spool->file, spool->buffer, (int64_t)spool->used, error)) return false;
+        spool->used = 0;
+    }
+    memcpy(spool->buffer + spool->used, item, size);
+    spool->used += size;
+    return true;
+}
+
+static int64_t spool_bytes(const Spool *spool) { return spool->file.bytes + (int64_t)spool->used; }
+
+/* The next part of what was spooled, from byte `at` on; the caller steps on by *size, which is 0 at the end. */
+static bool spool_read(const Spool *spool, int64_t at, void *part, size_t *size, Error *error) {
+    bool written = at < spool->file.bytes;
+    int64_t left = (written ? spool->file.bytes : spool_bytes(spool)) - at;
+    *size = (size_t)int_min(left, SPOOL_BYTES);
+    if (written) return file_read_at(&spool->file, part, (int64_t)*size, at, error);
+    if (*size > 0) memcpy(part, spool->buffer + (at - spool->file.bytes), *size);
+    return true;
+}
+
+static void spool_free(Spool *spool) {
+    file_close(&spool->file);
+    free(spool->buffer);
+}
 
 /* -- Output files ------------------------------------------------------------------------------------------------ */
 
@@ -101,7 +139,9 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     assert(token_bytes == 1 || token_bytes == 2 || token_bytes == 4);
     if (!check_tokenizer(prefix, error)) return NULL;
     ShardWriter *writer = memory_allocate(sizeof *writer);
+    const char *slash = strrchr(prefix, '/');
     writer->prefix = memory_copy_string(prefix);
+    writer->folder = slash ? memory_format("%.*s", (int)(slash + 1 - prefix), prefix) : memory_copy_string(".");
     writer->token_bytes = token_bytes;
     if (output_open(&writer->tokens, prefix, ".bin", error)) return writer;
     shard_writer_cancel(writer);
@@ -123,21 +163,23 @@ void shard_writer_cancel(ShardWriter *writer) {
     free(writer->tokenizer);
     output_close(&writer->tokens);
     output_close(&writer->index);
-    free(writer->lengths);
-    free(writer->document_ends);
+    spool_free(&writer->lengths);
+    spool_free(&writer->ends);
+    spool_free(&writer->blocks);
+    free(writer->folder);
     free(writer->prefix);
     free(writer);
 }
 
-/* One loop for each token type. The result has every bit of any token: one test finds a token that does not fit. */
-#define STORE_TOKENS(NAME, TYPE)                                                                \
-    static uint32_t NAME(TYPE *restrict target, const int32_t *restrict tokens, size_t count) { \
-        uint32_t bits = 0;                                                                      \
-        _Pragma("omp simd reduction(| : bits)") for (size_t i = 0; i < count; i++) {            \
-            bits |= (uint32_t)tokens[i];                                                        \
-            target[i] = (TYPE)tokens[i];                                                        \
-        }                                                                                       \
-        return bits;                                                                            \
+/* One loop for each token type. Returns the largest token; a negative one comes out above INT32_MAX. */
+#define STORE_TOKENS(NAME, TYPE)                                                                   \
+    static uint32_t NAME(TYPE *restrict target, const int32_t *restrict tokens, size_t count) {    \
+        uint32_t largest = 0;                                                                      \
+        _Pragma("omp simd reduction(max : largest)") for (size_t i = 0; i < count; i++) {          \
+            largest = (uint32_t)tokens[i] > largest ? (uint32_t)tokens[i] : largest;               \
+            target[i] = (TYPE)tokens[i];                                                           \
+        }                                                                                          \
+        return largest;                                                                            \
     }
 STORE_TOKENS(store_u8, uint8_t)
 STORE_TOKENS(store_u16, uint16_t)
@@ -151,9 +193,20 @@ static uint32_t store_tokens(void *target, const int32_t *tokens, size_t count, 
     }
 }
 
-static void writer_end_sequence(ShardWriter *writer) {
-    array_append(writer->lengths, writer->sequence_count, (int32_t)writer->open_tokens);
+static bool tokens_flush(ShardWriter *writer, Error *error) {
+    const OutputFile *file = &writer->tokens;
+    for (size_t at = 0; at < file->used; at += SHARD_BLOCK_BYTES) {
+        uint64_t checksum = XXH3_64bits(file->buffer + at, (size_t)int_min((int64_t)(file->used - at), SHARD_BLOCK_BYTES));
+        if (!spool_append(&writer->blocks, writer->folder, &checksum, sizeof checksum, error)) return false;
+    }
+    return output_flush(&writer->tokens, error);
+}
+
+static bool writer_end_sequence(ShardWriter *writer, Error *error) {
+    int32_t length = (int32_t)writer->open_tokens;
     writer->open_tokens = 0;
+    writer->sequence_count++;
+    return spool_append(&writer->lengths, writer->folder, &length, sizeof length, error);
 }
 
 static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
@@ -168,12 +221,13 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
     size_t width = (size_t)writer->token_bytes;
     int64_t limit = writer->token_bytes == 4 ? INT32_MAX : (1 << 8 * writer->token_bytes) - 1;
     while (count > 0) {
-        if (file->used == BUFFER_BYTES && !output_flush(file, error)) return false;
-        if (writer->open_tokens == INT32_MAX) writer_end_sequence(writer);
+        if (file->used == BUFFER_BYTES && !tokens_flush(writer, error)) return false;
+        if (writer->open_tokens == INT32_MAX && !writer_end_sequence(writer, error)) return false;
         int64_t room = (int64_t)((BUFFER_BYTES - file->used) / width);
         int64_t part = int_min(int_min(room, count), INT32_MAX - writer->open_tokens);
-        uint32_t bits = store_tokens(file->buffer + file->used, tokens, (size_t)part, writer->token_bytes);
-        if (bits > (uint32_t)limit) return refuse_token(writer, tokens, limit, error);
+        uint32_t largest = store_tokens(file->buffer + file->used, tokens, (size_t)part, writer->token_bytes);
+        if (largest > (uint32_t)limit) return refuse_token(writer, tokens, limit, error);
+        if (largest > writer->max_token) writer->max_token = largest;
         file->used += (size_t)part * width;
         writer->open_tokens += part;
         tokens += part;
@@ -182,38 +236,53 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
     return true;
 }
 
-void shard_writer_end_document(ShardWriter *writer) {
-    if (writer->open_tokens > 0) writer_end_sequence(writer);
-    array_append(writer->document_ends, writer->document_count, writer->sequence_count);
+bool shard_writer_end_document(ShardWriter *writer, Error *error) {
+    if (writer->open_tokens > 0 && !writer_end_sequence(writer, error)) return false;
+    writer->document_count++;
+    return spool_append(&writer->ends, writer->folder, &writer->sequence_count, sizeof writer->sequence_count, error);
 }
 
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
-    if (!shard_writer_append(writer, tokens, count, error)) return false;
-    shard_writer_end_document(writer);
-    return true;
+    return shard_writer_append(writer, tokens, count, error) && shard_writer_end_document(writer, error);
 }
 
 /* -- Finishing --------------------------------------------------------------------------------------------------- */
 
 static bool write_u64(OutputFile *file, uint64_t value, Error *error) { return output_write(file, &value, sizeof value, error); }
 
+static bool write_spool(OutputFile *file, const Spool *spool, Error *error) {
+    unsigned char part[SPOOL_BYTES];
+    size_t size = 1;
+    for (int64_t at = 0; size > 0; at += (int64_t)size)
+        if (!spool_read(spool, at, part, &size, error) || !output_write(file, part, size, error)) return false;
+    return true;
+}
+
+static bool write_offsets(OutputFile *file, const Spool *lengths, int token_bytes, Error *error) {
+    int32_t part[SPOOL_BYTES / sizeof(int32_t)];
+    uint64_t offset = 0;
+    size_t size = 1;
+    for (int64_t at = 0; size > 0; at += (int64_t)size) {
+        if (!spool_read(lengths, at, part, &size, error)) return false;
+        for (size_t i = 0; i < size / sizeof *part; i++) {
+            if (!write_u64(file, offset, error)) return false;
+            offset += (uint64_t)part[i] * (uint64_t)token_bytes;
+        }
+    }
+    return true;
+}
+
 static bool write_index(ShardWriter *writer, Error *error) {
     OutputFile *file = &writer->index;
     ShardHeader header = {SHARD_MAGIC, SHARD_VERSION, (uint8_t)shard_type_code(writer->token_bytes), (uint64_t)writer->sequence_count,
         (uint64_t)writer->document_count + 1};
-    bool good = output_write(file, &header, sizeof header, error);
-    for (int64_t i = 0; good && i < writer->sequence_count; i++)
-        good = output_write(file, &writer->lengths[i], sizeof writer->lengths[i], error);
-    uint64_t offset = 0;
-    for (int64_t i = 0; good && i < writer->sequence_count; i++) {
-        good = write_u64(file, offset, error);
-        offset += (uint64_t)writer->lengths[i] * (uint64_t)writer->token_bytes;
-    }
-    good = good && write_u64(file, 0, error);
-    for (int64_t i = 0; good && i < writer->document_count; i++) good = write_u64(file, (uint64_t)writer->document_ends[i], error);
-    good = good && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) && write_u64(file, XXH3_64bits_digest(writer->tokens.hash), error) &&
-           output_flush(file, error);
-    return good && write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
+    ShardBlocks blocks = {SHARD_BLOCKS_MAGIC, writer->max_token};
+    return output_write(file, &header, sizeof header, error) && write_spool(file, &writer->lengths, error) &&
+           write_offsets(file, &writer->lengths, writer->token_bytes, error) && write_u64(file, 0, error) &&
+           write_spool(file, &writer->ends, error) && output_write(file, &blocks, sizeof blocks, error) &&
+           write_spool(file, &writer->blocks, error) && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) &&
+           write_u64(file, XXH3_64bits_digest(writer->tokens.hash), error) && output_flush(file, error) &&
+           write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
 /* Brings the tokenizer to the disk, under its temporary name. */
@@ -232,7 +301,7 @@ static bool prepare(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
         return error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
-    return prepare_tokenizer(writer, error) && output_sync(&writer->tokens, error) &&
+    return prepare_tokenizer(writer, error) && tokens_flush(writer, error) && output_sync(&writer->tokens, error) &&
            output_open(&writer->index, writer->prefix, ".idx", error) && write_index(writer, error);
 }
 

@@ -5,6 +5,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <xxhash.h>
+
 #include "support/data_files.h"
 
 #include "base/rng.h"
@@ -60,20 +62,26 @@ static void a_shard_written_by_hand_as_megatron_defines_it_is_read(void **state)
 
 static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **state) {
     (void)state;
-    static const unsigned char expected[90] = "MMIDIDX\0\0"
-                                              "\1\0\0\0\0\0\0\0" /* version */
-                                              "\10"              /* uint16 */
-                                              "\2\0\0\0\0\0\0\0"
-                                              "\3\0\0\0\0\0\0\0"
-                                              "\2\0\0\0\1\0\0\0" /* lengths */
-                                              "\0\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0"
-                                              "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0"
-                                              "SMELTSUM";
+    unsigned char expected[114 + 1] = "MMIDIDX\0\0"
+                                      "\1\0\0\0\0\0\0\0" /* version */
+                                      "\10"              /* uint16 */
+                                      "\2\0\0\0\0\0\0\0"
+                                      "\3\0\0\0\0\0\0\0"
+                                      "\2\0\0\0\1\0\0\0" /* lengths */
+                                      "\0\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0"
+                                      "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0"
+                                      "SMELTBLK"
+                                      "\0\1\0\0\0\0\0\0" /* largest token */
+                                      "BLOCK--1"         /* filled in below */
+                                      "SMELTSUM";
     write_shard("s", 2, (const int32_t[]){1, 256, 3}, (const int64_t[]){2, 1}, 2);
     size_t size;
     unsigned char *index = read_bytes("s.idx", &size);
-    assert_int_equal(size, sizeof expected + 16);
-    assert_memory_equal(index, expected, sizeof expected);
+    uint64_t checksum = XXH3_64bits("\1\0\0\1\3\0", 6); /* of the one block, and of the whole file */
+    memcpy(expected + 98, &checksum, 8);
+    assert_int_equal(size, 114 + 16);
+    assert_memory_equal(index, expected, 114);
+    assert_memory_equal(index + 114, &checksum, 8);
     free(index);
     unsigned char *tokens = read_bytes("s.bin", &size);
     assert_int_equal(size, 6);
@@ -215,7 +223,7 @@ static void a_shard_cut_short_anywhere_is_refused(void **state) {
     size_t size;
     unsigned char *index = read_bytes("s.idx", &size);
     for (size_t cut = 0; cut < size; cut++) {
-        if (cut == size - 24) continue; /* without the checksums it is Megatron's own form */
+        if (cut == size - 48) continue; /* without smelt's trailer it is Megatron's own form */
         write_bytes("s.idx", index, cut);
         assert_refused("s", "s.idx");
     }
@@ -401,6 +409,26 @@ static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(voi
     shard_close(&shard);
 }
 
+/* More documents than the writer keeps in memory, some of them empty. */
+static void a_shard_of_many_documents_keeps_every_end(void **state) {
+    (void)state;
+    enum { DOCUMENTS = 50000 };
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open("many", 4, &error);
+    static const int32_t tokens[] = {7, 8, 9};
+    for (int i = 0; i < DOCUMENTS; i++) assert_true(shard_writer_document(writer, tokens, i % 4, &error));
+    assert_true(shard_writer_finish(writer, &error));
+    Shard shard = open_shard("many");
+    assert_int_equal(shard.document_count, DOCUMENTS);
+    int64_t end = 0;
+    for (int i = 0; i < DOCUMENTS; i++) {
+        end += i % 4;
+        assert_int_equal(shard.document_end[i], end);
+    }
+    assert_int_equal(shard.token_count, end);
+    shard_close(&shard);
+}
+
 static void a_document_written_piece_by_piece_is_the_same_shard(void **state) {
     (void)state;
     enum { COUNT = 300000 }; /* more than the writer's buffer */
@@ -411,7 +439,7 @@ static void a_document_written_piece_by_piece_is_the_same_shard(void **state) {
     ShardWriter *writer = shard_writer_open("pieces", 2, &error);
     for (int at = 0; at < COUNT; at += 7001)
         assert_true(shard_writer_append(writer, tokens + at, COUNT - at < 7001 ? COUNT - at : 7001, &error));
-    shard_writer_end_document(writer);
+    assert_true(shard_writer_end_document(writer, &error));
     assert_true(shard_writer_finish(writer, &error));
     size_t size, other;
     unsigned char *whole = read_bytes("whole.idx", &size), *pieces = read_bytes("pieces.idx", &other);
@@ -446,6 +474,7 @@ int main(void) {
         IN_FOLDER(a_writer_in_a_missing_folder_fails_by_name),
         IN_FOLDER(what_a_killed_writer_left_is_removed_and_nothing_else),
         IN_FOLDER(a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was),
+        IN_FOLDER(a_shard_of_many_documents_keeps_every_end),
         IN_FOLDER(a_document_written_piece_by_piece_is_the_same_shard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
