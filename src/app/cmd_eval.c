@@ -25,7 +25,7 @@
 #include "backend/backend.h"
 
 typedef struct EvalOptions {
-    int64_t length, sequences, batches, threads;
+    int64_t length, sequences, batch, threads;
     const char *separator, *losses;
     bool document_mask, json;
     int precision, device;
@@ -37,8 +37,8 @@ enum { DEFAULT_LENGTH = 1024 };
 static const Option rows[] = {
     INT_OPTION(
         length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: as in training; for model folders the model's context, at most 1024"),
-    INT_OPTION(sequences, "4", 1, 1 << 20, "sequences", "sequences of a batch"),
-    INT_OPTION(batches, "0", 0, 1e15, "batches", "most batches, or examples of multiple choice, to evaluate; 0: all"),
+    INT_OPTION(sequences, "0", 0, 1e15, "sequences", "most sequences, or examples of multiple choice, to evaluate; 0: all"),
+    INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
     STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
@@ -139,10 +139,10 @@ typedef struct Program {
 static bool check_memory(const Plan *plan, Device *device, Error *error) {
     int64_t needed = 0, available = device_available(device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
-    if (device_info(device)->host_memory) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
+    if (device_info(device)->host_memory) return memory_check(needed, "evaluation", "give a smaller batch or length", error);
     if (available < 0 || needed <= available) return true;
     return error_set(error, ERROR_MEMORY,
-        "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give fewer sequences, a smaller length, or device=cpu",
+        "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give a smaller batch or length, or device=cpu",
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
@@ -191,13 +191,13 @@ static void print_result(const Evaluation *result, bool json) {
 static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
     SCOPED(close_program) Program program = {0};
     int64_t length = choose_length(folder, config, options, &data->shard);
-    if (!open_program(&program, folder, config, options, options->sequences, length, error)) return false;
+    if (!open_program(&program, folder, config, options, options->batch, length, error)) return false;
     EvaluationInput input = {.model = &program.model,
         .executor = program.executor,
         .comm = comm_alone(),
         .shard = &data->shard,
         .vocabulary = config->model.vocabulary,
-        .batches = options->batches,
+        .sequences = options->sequences,
         .tokenizer = data->tokenizer,
         .bytes = data->bytes && data->shard.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
@@ -257,7 +257,7 @@ static bool check_multiple_choice(const MultipleChoice *set, const ModelConfig *
 static bool eval_multiple_choice(
     const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_multiple_choice(set, &config->model, error)) return false;
-    int64_t count = options->batches && options->batches < set->count ? options->batches : set->count;
+    int64_t count = options->sequences && options->sequences < set->count ? options->sequences : set->count;
     SCOPED(close_program) Program program = {0};
     SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
     if (!open_program(&program, folder, config, options, 1, set->longest - 1, error) ||

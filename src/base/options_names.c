@@ -63,7 +63,8 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"lora_target_modules", "lora.targets"}, {"adapter", "lora.rank"}, {"lora", "lora.rank"}, {"zero_stage", "layout.zero"},
     {"fsdp", "layout.zero"}, {"data_parallel_size", "layout.dp"}, {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"},
     {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"early_stopping_patience", "eval.patience"},
-    {"eval_iters", "eval.batches"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
+    {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"}, {"eval_samples", "eval.sequences"},
+    {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
     {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"},
     {"world_size", "ranks"}, {"max_restarts", "restarts"},
 

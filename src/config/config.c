@@ -122,7 +122,7 @@ static const Option rows[] = {
     INT_OPTION(log.every, "0", 0, MANY, "steps",
         "steps between printed lines; 0: on a terminal at most one line a second, else each step; files have all steps", FREE),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", FREE),
-    INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", FREE),
+    INT_OPTION(eval.sequences, "0", 0, MANY, "sequences", "sequences of an evaluation, the first of the validation data; 0: all", FREE),
     INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",
         "stop after this many evaluations in a row without a lower validation loss; 0: never", FREE),
     INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", FREE),

@@ -17,6 +17,7 @@ typedef enum Better { BETTER_NONE, BETTER_LOW, BETTER_HIGH } Better;
 typedef struct Figure {
     const char *name;
     Better better;
+    bool validation; /* compares only over the same targets */
     double (*print)(const RunView *view, const RunView *first, char text[CELL]);
 } Figure;
 
@@ -95,6 +96,34 @@ static double print_bits(const RunView *view, const RunView *first, char text[CE
     page_loss(value, bits);
     snprintf(text, CELL, "%s", isfinite(value) ? bits : "unknown");
     return value;
+}
+
+static const char *validation_data(const RunView *view) {
+    return json_string_value(json_object_get(json_object_get(view->record, "identity"), "data.valid.content"));
+}
+
+/* How many targets each evaluation had, and of which data. */
+static double print_targets(const RunView *view, const RunView *first, char text[CELL]) {
+    const char *data = validation_data(view);
+    double targets = view->history->evaluated_tokens;
+    (void)first;
+    if (isfinite(targets)) snprintf(text, CELL, "%.0f%s%s", targets, data ? " of " : "", data ? data : "");
+    else snprintf(text, CELL, "unknown");
+    return NAN;
+}
+
+/* As far as both are known. */
+static bool same_targets(const RunView *a, const RunView *b) {
+    const char *data = validation_data(a), *other = validation_data(b);
+    double difference = fabs(a->history->evaluated_tokens - b->history->evaluated_tokens);
+    return !(difference > 0) && (!data || !other || strcmp(data, other) == 0);
+}
+
+static bool validations_compare(const Page *page) {
+    for (int i = 0; i < page->count; i++)
+        for (int j = 0; j < i; j++)
+            if (!same_targets(&page->views[i], &page->views[j])) return false;
+    return true;
 }
 
 static double print_steps(const RunView *view, const RunView *first, char text[CELL]) {
@@ -193,31 +222,37 @@ static int best_of(const Page *page, const double *values, Better better) {
 
 void page_figures(const Page *page) {
     static const Figure figures[] = {
-        {"training loss", BETTER_LOW, print_loss_mean},
-        {"validation loss", BETTER_LOW, print_last_validation},
-        {"best validation loss", BETTER_LOW, print_best_validation},
-        {"bits per byte", BETTER_LOW, print_bits},
-        {"speed", BETTER_HIGH, print_speed},
-        {"steps", BETTER_NONE, print_steps},
-        {"tokens", BETTER_NONE, print_tokens},
-        {"time in steps", BETTER_NONE, print_time},
-        {"memory", BETTER_LOW, print_memory},
-        {"parameters", BETTER_NONE, print_parameters},
-        {"machine", BETTER_NONE, print_machine},
-        {"forked from", BETTER_NONE, print_origin},
-        {"changes of settings", BETTER_NONE, print_changes},
+        {"training loss", BETTER_LOW, false, print_loss_mean},
+        {"validation loss", BETTER_LOW, true, print_last_validation},
+        {"best validation loss", BETTER_LOW, true, print_best_validation},
+        {"bits per byte", BETTER_LOW, true, print_bits},
+        {"validation targets", BETTER_NONE, false, print_targets},
+        {"speed", BETTER_HIGH, false, print_speed},
+        {"steps", BETTER_NONE, false, print_steps},
+        {"tokens", BETTER_NONE, false, print_tokens},
+        {"time in steps", BETTER_NONE, false, print_time},
+        {"memory", BETTER_LOW, false, print_memory},
+        {"parameters", BETTER_NONE, false, print_parameters},
+        {"machine", BETTER_NONE, false, print_machine},
+        {"forked from", BETTER_NONE, false, print_origin},
+        {"changes of settings", BETTER_NONE, false, print_changes},
     };
     char cells[REPORT_RUNS][CELL];
     double values[REPORT_RUNS];
+    const bool compare = validations_compare(page);
     fputs(
         "<section>\n<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed beside that of the first run; the best is bold</p></div>\n",
         page->out);
     table_begin(page);
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
         for (int i = 0; i < page->count; i++) values[i] = figures[f].print(&page->views[i], page->views, cells[i]);
-        if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, figures[f].better));
+        Better better = figures[f].validation && !compare ? BETTER_NONE : figures[f].better;
+        if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, better));
     }
     table_end(page);
+    if (!compare)
+        fputs("<p class=\"soft\">Validation losses were taken over different targets: they do not compare, and none is the best.</p>\n",
+            page->out);
     fputs("</section>\n", page->out);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "train/train.h"
@@ -32,7 +33,7 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 /* Integers only, as one collective has one type. */
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for.
+/* Copies a batch, dropping the samples from number `samples` on; counts targets and, with `text`, the bytes that they stand for.
  * NULL: a batch without targets. */
 static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
@@ -103,8 +104,9 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     Loader *loader = open_loader(input, &turn, error);
     if (!loader) return false;
     int rank = comm_rank(input->comm), size = comm_size(input->comm);
-    int64_t samples = loader_samples(loader), batches = (samples + model->sequences - 1) / model->sequences;
-    if (input->batches && batches > input->batches) batches = input->batches;
+    int64_t samples = loader_samples(loader);
+    if (input->sequences && samples > input->sequences) samples = input->sequences;
+    int64_t batches = divide_up(samples, model->sequences);
     Counts counts = {0};
     SCOPED_FREE uint32_t *text = list_text_bytes(input);
     double sum = 0, start = log_seconds();
@@ -140,7 +142,7 @@ static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
         .executor = session->evaluator,
         .shard = &corpus->valid,
         .vocabulary = config->model.vocabulary,
-        .batches = config->eval.batches,
+        .sequences = config->eval.sequences,
         .comm = session->comm,
         .bytes = corpus->bytes,
         .tokenizer = corpus->tokenizer,

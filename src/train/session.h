@@ -16,7 +16,7 @@ typedef struct Saver Saver;
 typedef struct Skips { int64_t row, all, sound; } Skips;
 
 /* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets alone,
- * so that other data or eval.batches begin anew. Steps are 0 where there is none. */
+ * so that other data or eval.sequences begin anew. Steps are 0 where there is none. */
 typedef struct Validation {
     int64_t step, best_step; /* of the newest evaluation, and of that with the lowest loss */
     double loss, best_loss;  /* nats per token */

@@ -70,9 +70,9 @@ typedef struct EvaluationInput {
     const Model *model;
     Executor *executor;
     const Shard *shard;
-    int64_t vocabulary, batches; /* batches 0: all samples of the shard */
-    Comm *comm;                  /* whose ranks share the batches; all of them get the result */
-    const Tokenizer *tokenizer;  /* of the shard; NULL: with `bytes` the byte tokenizer, else unknown */
+    int64_t vocabulary, sequences; /* the first ones of the shard; sequences 0: all */
+    Comm *comm;                    /* whose ranks share the batches; all of them get the result */
+    const Tokenizer *tokenizer;    /* of the shard; NULL: with `bytes` the byte tokenizer, else unknown */
     bool bytes, document_mask;
     Watchdog *watchdog; /* gets a sign of life at `step` with every batch; NULL: none */
     int64_t step;

@@ -274,7 +274,7 @@ static void a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name(vo
     assert_int_equal(chdir(fixture->folder), 0);
     write_corpus("text", 10000);
     train_good("run=trained checkpoint.store=%s schedule.kind=constant schedule.warmup=20 optimizer.lr=2 optimizer.clip=0 eval.every=2 "
-               "steps=20 eval.batches=2 checkpoint.every=5 checkpoint.keep=1 checkpoint.keep_every=10 checkpoint.keep_best=true",
+               "steps=20 eval.sequences=8 checkpoint.every=5 checkpoint.keep=1 checkpoint.keep_every=10 checkpoint.keep_best=true",
         where);
     int best = 0;
     for (int i = 0; i < count_records("trained", "evaluation"); i++)

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 TEXT = "The quick brown fox jumps over the lazy dog.\n"
-COMMON = ["steps=6", "precision=fp32", "data.length=64", "batch.sequences=4", "batch.tokens=256", "eval.batches=1", "tensorboard=false"]
+COMMON = ["steps=6", "precision=fp32", "data.length=64", "batch.sequences=4", "batch.tokens=256", "eval.sequences=4", "tensorboard=false"]
 SMALL = ["model.width=64", "model.ffn=96", "model.layers=2", "model.heads=4"]
 MODELS = {
     "llama": ["model.family=llama", "model.kv_heads=2", "model.tied=false"],

@@ -257,7 +257,7 @@ static void frozen_parameters_have_no_gradient_and_no_gemm_makes_one(void **stat
 
 /* What adapts the model in BASE; %s: more settings. */
 #define ADAPT                                                                                                                              \
-    "train data.train=text data.valid=text data.length=32 batch.sequences=4 batch.tokens=256 eval.batches=0 threads=2 tensorboard=false steps=8 "      \
+    "train data.train=text data.valid=text data.length=32 batch.sequences=4 batch.tokens=256 eval.sequences=0 threads=2 tensorboard=false steps=8 "      \
     "init=base lora.rank=4 optimizer.lr=1e-2 %s"
 
 static ProcessResult command(int code, const char *format, const char *settings) {

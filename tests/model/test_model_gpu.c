@@ -122,7 +122,7 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
 /* -- Evaluation ---------------------------------------------------------------------------------------------------- */
 
 static double evaluated_loss(const char *device) {
-    char *words = memory_format("eval run text json=true batches=2 precision=bf16 device=%s", device);
+    char *words = memory_format("eval run text json=true sequences=8 precision=bf16 device=%s", device);
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_NONE, words);
     json_t *record = json_loads(result.output, 0, NULL);

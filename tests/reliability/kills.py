@@ -29,7 +29,7 @@ ZAYA = ["model.family=zaya", "model.width=32", "model.layers=2", "model.heads=2"
 # The embedding of positions that no sequence reaches never changes, so that files of later checkpoints are links to earlier ones.
 GPT2 = ["model.family=gpt2", "model.width=32", "model.layers=1", "model.heads=2", "model.ffn=64", "model.context=16384"]
 COMMON = ["data.length=32", "batch.sequences=4", "batch.tokens=256", "optimizer.lr=5e-3", "schedule.warmup=4", "steps=90", "threads=1", "tensorboard=false",
-          "checkpoint.every=3", "eval.every=20", "eval.batches=2"]
+          "checkpoint.every=3", "eval.every=20", "eval.sequences=8"]
 STEPS = 90
 # Name: ranks, and settings, which win over those above.
 VARIANTS = {

@@ -640,6 +640,36 @@ static void runs_are_compared_in_figures_settings_and_curves(void **state) {
     free(text);
 }
 
+static void put_evaluation(const char *folder, int tokens, const char *content) {
+    char *metrics = memory_format("%s/metrics.jsonl", folder), *record = memory_format("%s/run.json", folder);
+    char *line = memory_format("{\"kind\":\"evaluation\",\"step\":10,\"loss\":3,\"bits_per_byte\":2,\"tokens\":%d}\n", tokens);
+    char *identity = memory_format("{\"identity\": {\"data.valid.content\": \"%s\"}}", content);
+    write_text(metrics, line);
+    write_text(record, identity);
+    free(metrics), free(record), free(line), free(identity);
+}
+
+static void losses_over_different_targets_have_no_best(void **state) {
+    (void)state;
+    static const struct {
+        int tokens;
+        const char *content;
+        bool compare;
+    } others[] = {{4096, "90 tokens, xxh3 1", true}, {4096, "90 tokens, xxh3 <2>", false}, {2048, "90 tokens, xxh3 1", false}};
+    put_run("a", "steps: 10\n", 10, 2, 100, 1000);
+    put_run("b", "steps: 10\n", 10, 2, 100, 1000);
+    put_evaluation("a", 4096, "90 tokens, xxh3 1");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        put_evaluation("b", others[i].tokens, others[i].content);
+        char *text = compared((const char *[]){"a", "b"}, 2);
+        assert_has(text, "<th scope=\"row\">validation targets</th><td><i class=\"key k-c0\"></i>4096 of 90 tokens, xxh3 1</td>");
+        (others[i].compare ? assert_has : assert_lacks)(text, "<td class=\"best\">");
+        (others[i].compare ? assert_lacks : assert_has)(text, "Validation losses were taken over different targets");
+        assert_lacks(text, "<2>");
+        free(text);
+    }
+}
+
 /* The change that a later start from the same checkpoint was without does not hold. */
 static void a_page_tells_what_a_run_was_forked_from_and_what_was_changed(void **state) {
     (void)state;
@@ -899,6 +929,7 @@ int main(void) {
         TEST(settings_of_another_version_are_shown_as_they_are),
         TEST(runs_are_compared_in_figures_settings_and_curves),
         TEST(a_page_tells_what_a_run_was_forked_from_and_what_was_changed),
+        TEST(losses_over_different_targets_have_no_best),
         TEST(runs_with_other_batches_are_compared_at_the_same_tokens),
         TEST(names_and_settings_of_compared_runs_are_escaped),
         TEST(runs_of_one_name_are_told_apart_by_their_folders),

@@ -172,7 +172,7 @@ static void other_validation_data_begin_anew(void **state) {
     (void)state;
     train_good("run=run eval.patience=2 " TURNING);
     int64_t stopped = (int64_t)recorded("run", "step", -1, "step");
-    train_good("run=run eval.patience=2 eval.batches=3 stop_at=%d " TURNING, (int)stopped + 2);
+    train_good("run=run eval.patience=2 eval.sequences=12 stop_at=%d " TURNING, (int)stopped + 2);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     write_corpus("text2", 3000);
     train_good("run=run eval.patience=2 data.valid=text2 resume.accept=data stop_at=%d " TURNING, (int)stopped + 2);

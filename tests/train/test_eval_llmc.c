@@ -131,8 +131,8 @@ static void the_accuracies_are_printed(void **state) {
     (void)state;
     int examples;
     double acc, acc_norm;
-    ProcessResult result = smelt("eval model.bin choices.bin batches=5");
-    expect_code(&result, ERROR_NONE, "batches=5");
+    ProcessResult result = smelt("eval model.bin choices.bin sequences=5");
+    expect_code(&result, ERROR_NONE, "sequences=5");
     assert_int_equal(
         sscanf(result.output, "examples %d acc %lf by likelihood acc_norm %lf by likelihood per token", &examples, &acc, &acc_norm), 3);
     assert_int_equal(examples, 5);

@@ -224,7 +224,7 @@ static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void *
     expect_code(&result, ERROR_PREEMPTED, settings);
     assert_non_null(strstr(result.errors, "SIGTERM after step 4: a checkpoint was written"));
     assert_int_equal(count_records("run", "evaluation"), 0);
-    train_good("%s eval.batches=3", settings);
+    train_good("%s eval.sequences=12", settings);
     assert_int_equal(count_records("run", "evaluation"), 2);
     process_free(&result);
 }
@@ -429,8 +429,31 @@ static void validation_loss_is_the_mean_over_every_target(void **state) {
     }
     train_good("run=rest data.train=small data.valid=smaller steps=4");
     assert_int_equal((int)recorded("rest", "evaluation", -1, "tokens"), SAMPLES * LENGTH);
-    train_good("run=part data.train=small data.valid=smaller steps=4 eval.batches=3");
-    assert_int_equal((int)recorded("part", "evaluation", 0, "tokens"), 3 * 4 * LENGTH);
+}
+
+/* The sequences are the first ones of the data, whatever computes how many of them at once. */
+static void the_same_sequences_are_evaluated_by_any_microbatch_and_ranks(void **state) {
+    (void)state;
+    enum { SEQUENCES = 11, LENGTH = 32 };
+    const char *const settings =
+        "steps=1 schedule.warmup=0 optimizer.lr=0 optimizer.balance_lr=0 precision=fp32 data.valid=text eval.sequences=11";
+    const int sequences[] = {1, 2, 4, 8};
+    for (size_t i = 0; i < sizeof sequences / sizeof *sequences; i++)
+        train_good("run=microbatch%d %s batch.sequences=%d", sequences[i], settings, sequences[i]);
+    int port = process_free_port();
+    char *ranked = memory_format("run=ranks %s", settings);
+    Process ranks[2] = {rank_start(0, port, ranked), rank_start(1, port, ranked)};
+    for (int r = 0; r < 2; r++) {
+        ProcessResult result = process_finish(&ranks[r]);
+        expect_code(&result, ERROR_NONE, "a rank");
+        process_free(&result);
+    }
+    const char *const runs[] = {"microbatch1", "microbatch2", "microbatch4", "microbatch8", "ranks"};
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        assert_int_equal((int)recorded(runs[i], "evaluation", 0, "tokens"), SEQUENCES * LENGTH);
+        assert_float_equal(recorded(runs[i], "evaluation", 0, "loss"), recorded("microbatch1", "evaluation", 0, "loss"), 1e-6);
+    }
+    free(ranked);
 }
 
 /* -- Reports ------------------------------------------------------------------------------------------------------- */
@@ -666,6 +689,7 @@ int main(void) {
         TRAIN_TEST(weights_that_are_broken_are_never_saved_though_no_loss_shows_it),
         TRAIN_TEST(evaluation_does_not_change_training),
         TRAIN_TEST(validation_loss_is_the_mean_over_every_target),
+        TRAIN_TEST(the_same_sequences_are_evaluated_by_any_microbatch_and_ranks),
         TRAIN_TEST(the_step_line_has_eleven_columns),
         TRAIN_TEST(a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end),
         TRAIN_TEST(every_json_line_carries_its_fields),
