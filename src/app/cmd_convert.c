@@ -87,7 +87,6 @@ static void run_tokenizer_free(RunTokenizer *tokenizer) {
     json_decref(tokenizer->origin);
 }
 
-/* One with more tokens than the model has rows is another model's. */
 static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *found, Error *error) {
     SCOPED_FREE char *file = source_tokenizer(run, config);
     if (!file)
@@ -98,14 +97,12 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     found->bytes = !*file;
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, "", error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
-    int64_t tokens = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
     if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(tokenizer);
+    bool fits = source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
+        "it is another model's tokenizer; give tokenizer=none", error);
     tokenizer_free(tokenizer);
-    return tokens <= config->model.vocabulary || error_set(error, ERROR_USAGE,
-                                                     "model.vocabulary=%" PRId64 " of %s is below the %" PRId64
-                                                     " tokens of %s: it is another model's tokenizer; give tokenizer=none",
-                                                     config->model.vocabulary, run, tokens, *file ? file : "the byte tokenizer");
+    return fits || error_context(error, "%s", run);
 }
 
 static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {

@@ -82,25 +82,33 @@ static bool find_record(const char *data, const char *tokenizer, char **found, E
         *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
 }
 
+static bool check_input(const Input *input, const Config *config, const char *tokenizer, Error *error) {
+    return (!input->tokenizer && !input->bytes) ||
+           source_check_rows(config->model.vocabulary, input->tokenizer, *tokenizer ? tokenizer : "the byte tokenizer",
+               "the model was made for another", error);
+}
+
 /* A shard needs no tokenizer: without one there are only no bits per byte. */
-static bool open_tokens(Input *input, const char *data, const char *tokenizer, Error *error) {
+static bool open_tokens(Input *input, const char *data, const char *tokenizer, const Config *config, Error *error) {
     Error ignored = {0};
     SCOPED_FREE char *known = NULL;
     if (!find_record(data, tokenizer, &known, error)) return false;
     input->bytes = known && !*known;
     if (known && *known) input->tokenizer = tokenizer_open(known, "", &ignored);
-    return shard_open(&input->shard, data, error);
+    return check_input(input, config, known, error) && shard_open(&input->shard, data, error);
 }
 
-static bool open_input(Input *input, const char *data, const char *tokenizer, const EvalOptions *options, Error *error) {
-    if (shard_exists(data)) return open_tokens(input, data, tokenizer, error);
+static bool open_input(
+    Input *input, const char *data, const char *tokenizer, const Config *config, const EvalOptions *options, Error *error) {
+    if (shard_exists(data)) return open_tokens(input, data, tokenizer, config, error);
     bool other = tokenizer && *tokenizer;
     input->bytes = tokenizer && !*tokenizer;
     if (other) input->tokenizer = tokenizer_open(tokenizer, "", error);
     if (!tokenizer)
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
-    return (!other || input->tokenizer) && open_text(&input->shard, data, tokenizer, options->separator, error);
+    return (!other || input->tokenizer) && check_input(input, config, tokenizer, error) &&
+           open_text(&input->shard, data, tokenizer, options->separator, error);
 }
 
 /* The data of a run's validations, for the caller to free. */
@@ -215,7 +223,7 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
 static bool eval_tokens(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     SCOPED(close_input) Input input = {0};
     SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
-    if (!open_input(&input, data, tokenizer, options, error)) return error_context(error, "%s", data);
+    if (!open_input(&input, data, tokenizer, config, options, error)) return error_context(error, "%s", data);
     return eval_input(folder, config, &input, options, error);
 }
 

@@ -14,6 +14,7 @@
 #include "advise/plan_page.h"
 #include "app/command.h"
 #include "app/process.h"
+#include "data/data.h"
 #include "train/lineage.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -60,9 +61,16 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
     return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
 }
 
-/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. */
+/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come from
+ * elsewhere; text is never bytes to a model that is not known to read them. */
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
-    SCOPED_FREE char *path = config->data.tokenizer[0] ? NULL : source_tokenizer(folder, origin);
+    if (config->data.tokenizer[0]) return true;
+    SCOPED_FREE char *path = source_tokenizer(folder, origin);
+    if (!path && !shard_exists(config->data.train))
+        return error_set(error, ERROR_USAGE,
+            "init=%s has no tokenizer, without which data.train=%s is not its text: put its tokenizer.json there, or give "
+            "data.tokenizer=FILE; data.tokenizer=bytes if bytes are its tokens",
+            folder, config->data.train);
     if (!path || !*path) return true;
     SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
     if (!options_set(&config_table, config, strings, setting, error)) return false;

@@ -47,7 +47,7 @@ static const Option rows[] = {
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
     STRING_OPTION(data.tokenizer, "", "",
-        "a tokenizer.json, a folder with one, or a .tiktoken file; empty: that of the token shards, and bytes for text; none: not known",
+        "a tokenizer.json, a folder with one, or a .tiktoken file; empty: that of the token shards or of init, else bytes; none: not known",
         PATH),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),

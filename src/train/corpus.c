@@ -17,7 +17,19 @@
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-static bool names_tokenizer(const Config *config) { return config->data.tokenizer[0] && strcmp(config->data.tokenizer, NO_TOKENIZER); }
+static bool is_known(const Config *config) { return strcmp(config->data.tokenizer, NO_TOKENIZER) != 0; }
+
+static bool names_tokenizer(const Config *config) { return config->data.tokenizer[0] && is_known(config); }
+
+/* A run that has started keeps its rows. */
+static bool check_rows(const Corpus *corpus, const Config *config, Error *error) {
+    bool given = config->data.tokenizer[0];
+    SCOPED_FREE char *name = given ? memory_format("data.tokenizer=%s", config->data.tokenizer) : memory_copy_string("the byte tokenizer");
+    const char *cure = !config->init[0] ? "give model.vocabulary=0, which follows it"
+                       : given          ? "leave data.tokenizer out, since the model of init was made for another"
+                                        : "give data.tokenizer=FILE, that which the model of init was trained with";
+    return !is_known(config) || source_check_rows(config->model.vocabulary, corpus->tokenizer, name, cure, error);
+}
 
 /* RUN/tokenizer follows the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
@@ -33,14 +45,7 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
     *path = memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
-    if (!given) return kept;
-    if (!corpus->tokenizer) return error_context(error, "data.tokenizer=%s", config->data.tokenizer);
-    int32_t tokens = tokenizer_vocabulary(corpus->tokenizer);
-    return tokens <= config->model.vocabulary ||
-           error_set(error, ERROR_USAGE, "model.vocabulary=%lld is below the %d tokens of data.tokenizer=%s: %s",
-               (long long)config->model.vocabulary, tokens, config->data.tokenizer,
-               config->init[0] ? "leave data.tokenizer out, since the model of init was made for another"
-                               : "give model.vocabulary=0, which follows it");
+    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
 }
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
@@ -178,6 +183,7 @@ static bool take_vocabulary(Config *config, Error *error) {
 }
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
+    if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
     return take_tokenizer(config, strings, error) && check_record(&config->data, "data.train", config->data.train, error) &&
            check_record(&config->data, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
 }
@@ -258,7 +264,7 @@ bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error 
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !accepts_other_text(config));
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
-    bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);
+    bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     opened = opened && open_shards(corpus, &kept, made, error);

@@ -73,6 +73,14 @@ char *source_tokenizer(const char *folder, const Config *config) {
     return model.bytes ? memory_copy_string("") : tokenizer_find(folder);
 }
 
+bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error) {
+    enum { MOST_ROWS = 2 /* for each token: a power of two above them is below that */ };
+    long long tokens = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
+    if (rows >= tokens && rows <= MOST_ROWS * tokens) return true;
+    return error_set(error, ERROR_USAGE, "model.vocabulary=%lld is %s the %lld tokens of %s: %s", (long long)rows,
+        rows < tokens ? "below" : "more than twice", tokens, name, cure);
+}
+
 static void append_token(const json_t *value, TokenIds *ends) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
     if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);

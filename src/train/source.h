@@ -18,6 +18,9 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
 /* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer, or NULL when it is not
  * known. The caller frees. */
 char *source_tokenizer(const char *folder, const Config *config);
+/* Whether a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes), which messages call `name`:
+ * each token has a row, and at most as many rows again are padding. ERROR_USAGE, which ends in `cure`. */
+bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
 /* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's
  * own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);

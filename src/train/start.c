@@ -222,17 +222,6 @@ static void warn_of_repetition(const Loop *loop) {
         GOOD);
 }
 
-/* Rows that no token reaches cost memory and time; so many mean that the tokenizer is not the model's. */
-static void warn_of_rows(const Loop *loop) {
-    const Corpus *corpus = &loop->corpus;
-    int64_t rows = loop->config->model.vocabulary, tokens = corpus->tokenizer ? tokenizer_vocabulary(corpus->tokenizer)
-                                                            : corpus->bytes   ? BYTE_VOCABULARY
-                                                                              : rows;
-    if (rows > 2 * tokens)
-        log_warn("model.vocabulary=%lld is more than twice the %lld tokens of %s: model.vocabulary=0 follows it", (long long)rows,
-            (long long)tokens, corpus->bytes ? "the byte tokenizer" : "data.tokenizer");
-}
-
 static void warn_of_settings_without_effect(const Loop *loop) {
     const Config *config = loop->config;
     if (config->eval.every && !loop->corpus.has_valid)
@@ -263,7 +252,6 @@ static bool start(Loop *loop, Device *device, Error *error) {
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);
-        warn_of_rows(loop);
         warn_of_settings_without_effect(loop);
     }
     loop->measured_flops = measure_gemm(config, device);

@@ -33,7 +33,9 @@ typedef struct Corpus {
 
 /* What data.tokenizer is called where shards do not record theirs. */
 #define NO_TOKENIZER "none"
-/* Before config_check: sets what the settings leave to the data. data.tokenizer, when it is empty, becomes the one that
+/* The byte tokenizer by name, where an empty data.tokenizer would leave the choice to something else. */
+#define BYTE_TOKENIZER "bytes"
+/* Before config_check: sets what the settings leave to the data. BYTE_TOKENIZER becomes "". data.tokenizer, when it is empty, becomes the one that
  * the shard of data.train records, or NO_TOKENIZER; text is bytes then. model.vocabulary 0 becomes the tokens of a
  * tokenizer, rounded up to a multiple of 64. ERROR_USAGE when a shard records another tokenizer. */
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);

@@ -49,7 +49,8 @@ static void start(Fixture *f, const char *model) {
     assert_true(writer && shard_writer_document(writer, tokens, TOKENS, &error) && shard_writer_finish(writer, &error));
     assert_true(source_read_config(model, &f->config, &f->strings, &error));
     const char *const settings[][2] = {{"run", f->run}, {"init", model}, {"dump", f->dump}, {"steps", "1"}, {"data.train", f->shard},
-        {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"}, {"tensorboard", "false"}};
+        {"data.tokenizer", "none"}, {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"},
+        {"tensorboard", "false"}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
     StopRequest request = {0};

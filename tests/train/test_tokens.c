@@ -67,7 +67,7 @@ static void without_a_record_the_tokenizer_is_not_guessed(void **state) {
     pack("s", gpt2, "");
     remove_folder("s.tokenizer");
     smelt_says(ERROR_NONE, "tokenizer:        not recorded\n", "data show s");
-    train_good("run=run data.train=s data.valid=s model.vocabulary=4096 steps=3 schedule.warmup=0");
+    train_good("run=run data.train=s data.valid=s model.vocabulary=1024 steps=3 schedule.warmup=0");
     smelt_says(ERROR_USAGE, "the tokenizer of run is not known: put its tokenizer.json into RUN/tokenizer", "generate run the tokens=1");
     smelt_says(ERROR_USAGE, "do not tell their tokenizer", "convert run folder");
     smelt_says(ERROR_USAGE, "the model has no tokenizer", "eval run text");
@@ -113,13 +113,40 @@ static void a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported
     assert_int_equal(rename("run/tokenizer/tokenizer.json", "few.json"), 0);
     train_good("run=few data.tokenizer=few.json steps=1 schedule.warmup=0");
     assert_int_equal(rename("small/tokenizer/tokenizer.json", "few/tokenizer/tokenizer.json"), 0);
-    smelt_says(ERROR_USAGE, "model.vocabulary=320 of few is below the 700 tokens of few/tokenizer/tokenizer.json", "convert few folder");
+    smelt_says(ERROR_USAGE, "few: model.vocabulary=320 is below the 700 tokens of few/tokenizer/tokenizer.json", "convert few folder");
 }
 
-static void rows_that_no_token_reaches_are_named(void **state) {
+/* Up to the next power of two rows are padding; beyond, the tokenizer is another model's. */
+static void a_model_and_a_tokenizer_that_do_not_belong_together_are_refused(void **state) {
     (void)state;
-    train_says(ERROR_NONE, "model.vocabulary=4096 is more than twice the 257 tokens of the byte tokenizer",
-        "run=run model.vocabulary=4096 stop_at=1");
+    const char refusal[] = "model.vocabulary=4096 is more than twice the 257 tokens of the byte tokenizer";
+    train_says(ERROR_USAGE, refusal, "run=run model.vocabulary=4096 stop_at=1");
+    train_good("run=padded model.vocabulary=512 steps=1 schedule.warmup=0");
+    pack("s", gpt2, "");
+    pack("bytes", "", "");
+    train_good("run=large data.train=s data.valid=s data.tokenizer=none model.vocabulary=4096 steps=1 schedule.warmup=0");
+    smelt_good("convert large folder tokenizer=none");
+    smelt_says(ERROR_USAGE, refusal, "eval large bytes");
+    assert_int_equal(mkdir("large/tokenizer", 0777), 0);
+    char *text = read_text(gpt2);
+    write_text("large/tokenizer/tokenizer.json", text);
+    free(text);
+    static const char other[] = "large: model.vocabulary=4096 is more than twice the 700 tokens of large/tokenizer/tokenizer.json";
+    smelt_says(ERROR_USAGE, other, "convert large other");
+    smelt_says(ERROR_USAGE, other, "generate large the tokens=1");
+    smelt_says(ERROR_USAGE, other + strlen("large: "), "eval large text");
+}
+
+/* Bytes are the tokens of a model folder only when somebody says so. */
+static void text_is_not_bytes_to_a_model_folder_without_a_tokenizer(void **state) {
+    (void)state;
+    train_good("run=run steps=1 schedule.warmup=0");
+    smelt_good("convert run folder tokenizer=none");
+    train_says(ERROR_USAGE, "init=folder has no tokenizer, without which data.train=text is not its text", "run=next init=folder");
+    train_good("run=next init=folder data.tokenizer=bytes steps=1 schedule.warmup=0");
+    smelt_says(ERROR_NONE, "A_model\n", "generate next A_model tokens=0");
+    pack("s", "", "");
+    train_good("run=shards init=folder data.train=s data.valid=s steps=1 schedule.warmup=0");
 }
 
 static void an_existing_shard_is_replaced_only_when_that_is_wanted(void **state) {
@@ -162,7 +189,8 @@ int main(void) {
         TRAIN_TEST(without_a_record_the_tokenizer_is_not_guessed),
         TRAIN_TEST(tokens_of_two_tokenizers_do_not_meet),
         TRAIN_TEST(a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported),
-        TRAIN_TEST(rows_that_no_token_reaches_are_named),
+        TRAIN_TEST(a_model_and_a_tokenizer_that_do_not_belong_together_are_refused),
+        TRAIN_TEST(text_is_not_bytes_to_a_model_folder_without_a_tokenizer),
         TRAIN_TEST(an_existing_shard_is_replaced_only_when_that_is_wanted),
         TRAIN_TEST(what_is_no_shard_is_never_replaced),
     };

@@ -137,10 +137,19 @@ static void a_model_that_convert_refuses_is_named_before_the_first_step(void **s
 
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
 
+static void pack_shard(const char *prefix) {
+    char *words = memory_format("data pack text %s overwrite=true", prefix);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    process_free(&result);
+    free(words);
+}
+
 static void text_that_cannot_be_trained_on_is_refused(void **state) {
     (void)state;
     write_text("empty", "");
     write_text("short", "too short\nfor that\n");
+    pack_shard("s");
     const struct {
         const char *settings, *fragment;
     } inputs[] = {
@@ -151,21 +160,14 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
         {"data.tokenizer=absent", "data.tokenizer=absent: cannot open absent: No such file or directory"},
         {"data.valid=short", "data.valid=short: "},
         {"data.valid_fraction=0.0001", "data.valid_fraction=0.0001"},
-        {"model.vocabulary=100", "has token "},
     };
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
         train_says(ERROR_DATA, inputs[i].fragment, "run=run %s", inputs[i].settings);
         if (access("run/metrics.jsonl", F_OK) == 0) fail_msg("%s: found only after the start", inputs[i].settings);
     }
+    train_says(ERROR_USAGE, "model.vocabulary=100 is below the 257 tokens of the byte tokenizer", "run=run model.vocabulary=100");
+    train_says(ERROR_DATA, "has token ", "run=run model.vocabulary=100 data.train=s data.valid=s data.tokenizer=none");
     train_good("run=run");
-}
-
-static void pack_shard(const char *prefix) {
-    char *words = memory_format("data pack text %s overwrite=true", prefix);
-    ProcessResult result = smelt(words);
-    expect_code(&result, ERROR_NONE, words);
-    process_free(&result);
-    free(words);
 }
 
 static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_named(void **state) {
