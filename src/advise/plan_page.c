@@ -12,6 +12,14 @@
 #include "advise/forecast.h"
 #include "train/fit.h"
 
+static void print_length(const Session *session, FILE *file) {
+    const Config *config = session->config;
+    char tokens[32];
+    log_format_count((double)session_samples_left(session) * (double)config->data.length, tokens);
+    if (config->epochs > 0) fprintf(file, "steps       as many as epochs=%g of data that smelt has not packed yet\n", config->epochs);
+    else fprintf(file, "steps       %lld, in all %s tokens\n", (long long)config->steps, tokens);
+}
+
 static void print_model(const Session *session, FILE *file) {
     const Config *config = session->config;
     const Graph *graph = session->model.graph;
@@ -31,6 +39,7 @@ static void print_model(const Session *session, FILE *file) {
     fprintf(file, "step        %lld tokens: %lld microbatch%s of %lld x %lld, over %d rank%s\n", (long long)config->batch.tokens,
         (long long)(config->batch.tokens / microbatch), config->batch.tokens == microbatch ? "" : "es", (long long)config->batch.sequences,
         (long long)config->data.length, ranks, plural(ranks));
+    print_length(session, file);
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", graph->node_count, operations);
 }
 
@@ -65,8 +74,8 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     log_format_long_duration(forecast.step * (double)left, all);
     if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
     fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step", rate, step);
-    if (config->epochs > 0) fprintf(file, "; epochs=%g of data that is not counted yet\n", config->epochs);
-    else fprintf(file, ", %s for the %lld %ssteps%s\n", all, (long long)left, part, done ? " that are left" : "");
+    if (config->epochs <= 0) fprintf(file, ", %s for the %lld %ssteps%s", all, (long long)left, part, done ? " that are left" : "");
+    fputc('\n', file);
 }
 
 /* Whether the checks of a configuration would give the setting this value if it were left out: head_dim, context. */
@@ -99,9 +108,9 @@ static void print_settings(const Config *config, FILE *file) {
     if (!count) fprintf(file, "  none\n");
 }
 
-bool plan_print(const Config *config, int64_t done, Device *device, int64_t available, FILE *file, Error *error) {
+bool plan_print(const Config *config, int ranks, int64_t done, Device *device, int64_t available, FILE *file, Error *error) {
     SCOPED(session_free) Session session = {0};
-    if (!session_plan_rank(&session, config, device, 0, (int)int_max(config->layout.dp, 1), error)) return false;
+    if (!session_plan_rank(&session, config, device, 0, ranks, error)) return false;
     print_model(&session, file);
     print_memory(&session, available, file);
     print_forecast(&session, done, file);

@@ -201,17 +201,31 @@ static int64_t done_steps(const Config *config) {
     return step;
 }
 
+/* The steps that epochs come to are known of data that is packed. */
+static bool count_steps(Config *config, Error *error) {
+    SCOPED(shard_close) Shard train = {0};
+    bool packed = shard_exists(config->data.train) || done_steps(config) > 0;
+    bool counted = config->epochs > 0 && packed && corpus_map_train(&train, config);
+    return corpus_resolve_steps(config, counted ? &train : NULL, error);
+}
+
+/* One process plans for layout.dp ranks that need not be here, several plan for themselves. */
+static bool plan_rank(const Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
+    int ranks = comm_size(comm) == 1 && config->layout.dp ? (int)config->layout.dp : comm_size(comm);
+    return plan_print(config, ranks, done_steps(config), device, train_memory(comm, device), file, error);
+}
+
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
 static bool plan_together(const Config *given, Error *error) {
     Config settings = *given;
     const Config *config = &settings;
-    if (!corpus_resolve_steps(&settings, NULL, error)) return false;
+    if (!count_steps(&settings, error)) return false;
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
     Device *device = prints ? open_planned(config, error) : NULL;
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
-    bool done = prints ? device && plan_print(config, done_steps(config), device, device_available(device), page.file, error) : agreed;
+    bool done = prints ? device && plan_rank(config, comm, device, page.file, error) : agreed;
     comm_close(comm);
     device_close(device);
     return done;

@@ -126,6 +126,15 @@ char *corpus_valid(const Config *config) {
     return is_in_run(config->run, name) ? memory_format("%s/data/%s", config->run, name) : NULL;
 }
 
+bool corpus_map_train(Shard *train, const Config *config) {
+    SCOPED_FREE char *split = memory_format("%s/data/text-train", config->run), *whole = memory_format("%s/data/text", config->run);
+    const char *const prefixes[] = {config->data.train, split, whole};
+    Error ignored = {0};
+    for (int i = 0; i < 3; i++)
+        if (shard_exists(prefixes[i])) return shard_map(train, prefixes[i], &ignored);
+    return false;
+}
+
 /* What a start before the first checkpoint left that split the text. */
 static bool remove_split(const Config *config, Error *error) {
     SCOPED_FREE char *index = memory_format("%s/data/text-train.idx", config->run);

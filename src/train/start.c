@@ -85,10 +85,9 @@ static bool load_initial(Loop *loop, Error *error) {
 
 /* -- Settings, run folder, data ------------------------------------------------------------------------------------ */
 
-/* Bytes for this rank: the ranks of a node share host memory. */
-static int64_t available_memory(const Loop *loop, const Device *device) {
+int64_t train_memory(const Comm *comm, const Device *device) {
     int64_t available = device_available(device);
-    return available < 0 || !device_info(device)->host_memory ? available : available / comm_local_size(loop->comm);
+    return available < 0 || !device_info(device)->host_memory ? available : available / comm_local_size(comm);
 }
 
 static bool check_settings(const Config *config, int ranks, Error *error) {
@@ -166,7 +165,7 @@ static bool same_settings(Loop *loop, Error *error) {
 
 static bool plan(Loop *loop, Device *device, Error *error) {
     Session *session = &loop->session;
-    loop->available = available_memory(loop, device);
+    loop->available = train_memory(loop->comm, device);
     return session_plan_rank(session, loop->config, device, comm_rank(loop->comm), comm_size(loop->comm), error) &&
            session_check_memory(session, loop->available, error);
 }

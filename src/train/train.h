@@ -18,6 +18,8 @@ typedef struct TrainHost {
 
 /* Whether all ranks of `comm` have the same settings and program: ERROR_USAGE. train checks it by itself. */
 bool train_settings_agree(const Config *config, Comm *comm, Error *error);
+/* Bytes of the device for this rank (< 0: unknown): the ranks of a node share host memory. */
+int64_t train_memory(const Comm *comm, const Device *device);
 /* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints.
  * ERROR_PREEMPTED after a request to stop, when a checkpoint was written. */
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error);
@@ -45,11 +47,13 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
 bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
-/* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
- * path. */
 /* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
 char *corpus_valid(const Config *config);
+/* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
+ * path. */
 bool corpus_keeps(const char *run, const char *valid);
+/* Maps the training part where it is packed already: a shard, or RUN/data. */
+bool corpus_map_train(Shard *train, const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "advise/plan_page.h"
@@ -48,7 +49,7 @@ static char *page(const Config *config, Device *device, int64_t available) {
     size_t length;
     Error error = {0};
     FILE *stream = open_memstream(&text, &length);
-    if (!plan_print(config, 0, device, available, stream, &error)) fail_msg("%s", error.message);
+    if (!plan_print(config, (int)int_max(config->layout.dp, 1), 0, device, available, stream, &error)) fail_msg("%s", error.message);
     fclose(stream);
     return text;
 }
@@ -87,8 +88,9 @@ static void a_run_that_goes_on_is_planned_for_the_steps_that_are_left(void **sta
     Error error = {0};
     FILE *stream = open_memstream(&text, &length);
     set(&given, "steps=700");
-    assert_true(plan_print(&given.config, 130, h100, -1, stream, &error));
+    assert_true(plan_print(&given.config, 1, 130, h100, -1, stream, &error));
     fclose(stream);
+    assert_non_null(strstr(text, "\nsteps       700, in all 5.73M tokens\n"));
     assert_non_null(strstr(text, " for the 570 of 700 steps that are left\n"));
     assert_null(strstr(text, "head_dim")); /* is width / heads */
     free(text);

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "base/scope.h"
 #include "support/train_run.h"
 
 static char *plan_config; /* configs/zaya1-8b.yaml as an absolute path */
@@ -373,6 +374,24 @@ static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_no
     free(words);
 }
 
+/* A launched plan is that of the launch's ranks, and a step of them all needs a rank's memory once for each. */
+static void a_plan_is_for_the_ranks_that_are_started_and_the_steps_that_epochs_come_to(void **state) {
+    (void)state;
+    smelt_says(ERROR_NONE, "over 2 ranks\n", "launch -n 2 -- train %s device=cpu plan=true", TINY);
+    smelt_says(ERROR_NONE, "of one of 2 ranks, ", "launch -n 2 -- train %s device=cpu plan=true", TINY);
+    smelt_says(ERROR_USAGE, "layout.dp=4 but there are 2 ranks", "launch -n 2 -- train %s device=cpu plan=true layout.dp=4", TINY);
+    SCOPED_FREE char *tiny = memory_copy_string(TINY);
+    memset(strstr(tiny, "steps=40"), ' ', strlen("steps=40"));
+    smelt_says(ERROR_NONE, "steps       as many as epochs=2 of data that smelt has not packed yet\n", "train %s plan=true epochs=2", tiny);
+    smelt_says(ERROR_NONE, "steps       391, in all 100k tokens\n", "train %s plan=true tokens=100k", tiny);
+    smelt_good("data pack text s");
+    ProcessResult shard = smelt("data show s");
+    double samples = floor((strtod(strstr(shard.output, "tokens:") + strlen("tokens:"), NULL) - 1) / 32);
+    SCOPED_FREE char *all = memory_format("steps       %d, in all ", (int)ceil(2 * samples * 32 / 256));
+    smelt_says(ERROR_NONE, all, "train %s plan=true epochs=2 data.train=s", tiny);
+    process_free(&shard);
+}
+
 static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched(void **state) {
     (void)state;
     char *words = memory_format(
@@ -432,6 +451,7 @@ int main(void) {
         DISK_TEST(a_read_only_disk_is_named),
         TRAIN_TEST(a_text_that_is_read_many_times_gets_a_remark),
         TRAIN_TEST(a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing),
+        TRAIN_TEST(a_plan_is_for_the_ranks_that_are_started_and_the_steps_that_epochs_come_to),
         TRAIN_TEST(a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
