@@ -280,7 +280,9 @@ static bool encode_around_added(TokenizerEncoder *encoder, bool raw, Span text, 
 
 static bool encode_well_formed(TokenizerEncoder *encoder, Span text, bool at_start, Error *error) {
     Span normal;
-    if (!normalize(encoder->tokenizer, encoder->scratch, text, &encoder->normal[0], &encoder->normal[1], &normal, error)) return false;
+    bool continued = at_start && (encoder->flags & TOKENIZER_CONTINUED);
+    if (!normalize(encoder->tokenizer, encoder->scratch, text, continued, &encoder->normal[0], &encoder->normal[1], &normal, error))
+        return false;
     return encode_around_added(encoder, false, normal, at_start, error);
 }
 

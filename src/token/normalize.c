@@ -65,10 +65,10 @@ static Span stripped(const NormalStep *step, Span text) {
     return (Span){text.bytes + left, text.size - left};
 }
 
-static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, Buffer *out, Error *error) {
+static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, bool continued, Buffer *out, Error *error) {
     switch (step->kind) {
     case NORMAL_PREPEND:
-        buffer_append(out, step->with.bytes, text.size > 0 ? step->with.size : 0);
+        buffer_append(out, step->with.bytes, text.size > 0 && !continued ? step->with.size : 0);
         buffer_append(out, text.bytes, text.size);
         return true;
     case NORMAL_REPLACE: return apply_replace(step, scratch, text, out, error);
@@ -80,11 +80,12 @@ static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, Buff
     return true;
 }
 
-bool normalize(const Tokenizer *tokenizer, RegexScratch *scratch, Span text, Buffer *out, Buffer *spare, Span *result, Error *error) {
+bool normalize(
+    const Tokenizer *tokenizer, RegexScratch *scratch, Span text, bool continued, Buffer *out, Buffer *spare, Span *result, Error *error) {
     *result = text;
     for (int i = 0; i < tokenizer->normal_count; i++) {
         out->size = 0;
-        if (!apply(&tokenizer->normals[i], scratch, *result, out, error)) return false;
+        if (!apply(&tokenizer->normals[i], scratch, *result, continued, out, error)) return false;
         *result = buffer_span(out);
         Buffer *used = out;
         out = spare;

@@ -14,6 +14,7 @@ enum { JIT_STACK_START = 1 << 15, JIT_STACK_LIMIT = 1 << 24, HEAP_LIMIT_KIB = 1 
 struct Regex {
     pcre2_code *code;
     bool jit;
+    RegexDivision division;
 };
 
 struct RegexScratch {
@@ -47,6 +48,36 @@ const KnownPattern *known_pattern(const char *name) {
         if (strcmp(known[i].name, name) == 0) return &known[i];
     return NULL;
 }
+
+/* Expressions that are not offered by name: DeepSeek's three, Mistral's, digits one by one, white space. */
+static const struct {
+    const char *pattern;
+    RegexDivision division;
+} known_parts[] = {
+    {"\\p{N}{1,3}", DIVIDES_OTHER},
+    {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+", DIVIDES_OTHER},
+    {"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
+     "?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        DIVIDES_WORDS},
+    {O200K_START "*" O200K_END "+|" O200K_START "+" O200K_END "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        DIVIDES_WORDS},
+    {"\\p{N}", DIVIDES_OTHER},
+    {"\\s", DIVIDES_SPACES},
+};
+
+static bool is_same(const char *text, Span pattern) {
+    return text && strlen(text) == pattern.size && memcmp(text, pattern.bytes, pattern.size) == 0;
+}
+
+static RegexDivision division_of(Span pattern) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (is_same(known[i].json, pattern) || is_same(known[i].tiktoken, pattern)) return DIVIDES_WORDS;
+    for (size_t i = 0; i < sizeof known_parts / sizeof *known_parts; i++)
+        if (is_same(known_parts[i].pattern, pattern)) return known_parts[i].division;
+    return DIVIDES_UNKNOWN;
+}
+
+RegexDivision regex_division(const Regex *regex) { return regex->division; }
 
 /* -- Rewriting ----------------------------------------------------------------------------------------------------- */
 
@@ -167,6 +198,7 @@ static bool compile(Regex *regex, Span pattern, RegexSyntax syntax, Error *error
 Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error) {
     Rewriter rewriter = {.pattern = pattern, .length = length};
     Regex *regex = memory_allocate(sizeof *regex);
+    regex->division = division_of((Span){pattern, length});
     bool good = rewrite(&rewriter, syntax, error);
     good = good && compile(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
     free(rewriter.out.bytes);

@@ -94,6 +94,14 @@ typedef enum RegexSyntax {
 } RegexSyntax;
 Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error);
 void regex_free(Regex *regex);
+/* What is known of an expression, by its text: whether its matches reach over the places of cut.c. */
+typedef enum RegexDivision {
+    DIVIDES_UNKNOWN,
+    DIVIDES_WORDS,  /* a word ends at each such place */
+    DIVIDES_SPACES, /* \s: every white space by itself */
+    DIVIDES_OTHER,  /* digits and the like: no match reaches there */
+} RegexDivision;
+RegexDivision regex_division(const Regex *regex);
 RegexScratch *regex_scratch_open(void);
 void regex_scratch_free(RegexScratch *scratch);
 /* The first match at or after `from` in well-formed text: 1 with its bounds, 0 for none, -1 with `error`. */
@@ -180,6 +188,7 @@ struct Tokenizer {
     TokenMap words;          /* tokens of the model */
     PairMap merges;          /* (left, right) to rank << 32 | id */
     bool space_begins_words; /* no merge joins U+2581 to another character before it: text may be cut there */
+    unsigned cuts;           /* places where any text may be cut: cut.c */
 
     TokenMap contents; /* all tokens as the file spells them */
     AddedToken *added;
@@ -204,6 +213,12 @@ int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t s
 
 void decoding_build(Tokenizer *tokenizer);
 
+enum { CUT_SPACE = 1, CUT_LINE = 2 };
+/* Sets `cuts` by the steps of the tokenizer. */
+void cuts_find(Tokenizer *tokenizer);
+/* An added token, matched as `content`, may reach over a place between two parts or take in white space beyond it. */
+void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span content);
+
 /* Adds a token to both the model and the contents; ids are below MAXIMUM_ID. */
 bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error);
 /* Takes over the token's content. */
@@ -212,8 +227,10 @@ void trie_add(Trie *trie, const char *bytes, size_t length, int32_t pattern);
 /* The longest pattern that text[0..] begins with, or TOKEN_NONE. */
 int32_t trie_match(const Trie *trie, const char *text, size_t length, size_t *matched);
 
-/* Applies all steps to well-formed text; the result is `text` itself or lies in `out` (`spare` is scratch). */
-bool normalize(const Tokenizer *tokenizer, RegexScratch *scratch, Span text, Buffer *out, Buffer *spare, Span *result, Error *error);
+/* Applies all steps to well-formed text; the result is `text` itself or lies in `out` (`spare` is scratch). With
+ * `continued` nothing is prepended. */
+bool normalize(
+    const Tokenizer *tokenizer, RegexScratch *scratch, Span text, bool continued, Buffer *out, Buffer *spare, Span *result, Error *error);
 
 /* -- Merging (merge.c) --------------------------------------------------------------------------------------------- */
 

@@ -62,7 +62,8 @@ static bool build_tries(Tokenizer *tokenizer, Error *error) {
     for (int32_t i = 0; good && i < tokenizer->added_count; i++) {
         const AddedToken *token = &tokenizer->added[i];
         Span content = buffer_span(&token->content);
-        if (token->normalized) good = normalize(tokenizer, scratch, content, &out, &spare, &content, error);
+        if (token->normalized) good = normalize(tokenizer, scratch, content, false, &out, &spare, &content, error);
+        if (good) cuts_respect_added(tokenizer, token, content);
         if (good) trie_add(token->normalized ? &tokenizer->normal : &tokenizer->raw, content.bytes, content.size, i);
     }
     regex_scratch_free(scratch);
@@ -78,6 +79,7 @@ static bool finish(Tokenizer *tokenizer, Error *error) {
     tokenizer->special = memory_allocate((size_t)tokenizer->vocabulary * sizeof *tokenizer->special);
     for (int32_t i = 0; i < tokenizer->added_count; i++)
         if (tokenizer->added[i].special) tokenizer->special[tokenizer->added[i].id] = true;
+    cuts_find(tokenizer);
     return build_tries(tokenizer, error);
 }
 

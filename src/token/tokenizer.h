@@ -54,6 +54,7 @@ int32_t tokenizer_end_of_text(const Tokenizer *tokenizer);
 enum {
     TOKENIZER_ADD_SPECIAL = 1,   /* add what the file's template puts around a text, such as bos */
     TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text, not matched */
+    TOKENIZER_CONTINUED = 4,     /* the text goes on behind a place of tokenizer_safe_cut: nothing is put in front of it */
 };
 
 TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer);
@@ -61,6 +62,13 @@ void tokenizer_encoder_free(TokenizerEncoder *encoder); /* NULL is fine */
 /* Appends the ids of `text` to `out`. At most 1 GiB of text. ERROR_DATA when the text is too long or the file's
  * regular expression gives up on it; `out` then holds a part. */
 bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error);
+
+/* Where `text`, `size` bytes of a longer text at most, may be cut: its parts then give the ids of the whole, if all but
+ * the first of a document are encoded with TOKENIZER_CONTINUED and none with TOKENIZER_ADD_SPECIAL. The text begins with
+ * the document or at such a place, and may go on. The last place at or before `wanted`, which is more than 0; 0 when
+ * there is none, as for tokenizers that are not known to divide text into words (smelt knows the regular expressions
+ * that model makers use, not any). */
+size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted);
 
 /* Decoding gives bytes, token by token; they make UTF-8 only together (see infer/utf8.h). */
 typedef struct TokenizerDecoder {

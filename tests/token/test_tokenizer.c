@@ -194,6 +194,84 @@ static void special_tokens_in_a_text_can_stay_text(void **state) {
     tokenizer_free(tokenizer);
 }
 
+/* -- Cutting ------------------------------------------------------------------------------------------------------- */
+
+/* Text of what steps look at, joined at random. */
+static Buffer random_text(uint32_t *seed, size_t size) {
+    static const char *const parts[] = {"a", "e", "the", "Zebra", " b", " of", "n\nm", " ", " ", "  ", "\n", "\n", "\n\n", "\r\n", "\t",
+        "'s", "'LL", "12", "3", ".", "!?", "(", "/", "_", "\xE2\x96\x81", "\xE6\x97\xA5\xE6\x9C\xAC", "\xE3\x81\x8B", "\xE3\x82\x99",
+        "\xED\x95\x9C", "\xE3\x80\x82", "\xCC\x81", "\xC2\xA0", "\xE1\x85\xA1", "\xFF", "\xE2\x82", "\0", "\x7F", "<s>", "<|endoftext|>",
+        "<0x41>", "\xF0\x9F\x98\x80", "word"};
+    Buffer text = {0};
+    while (text.size < size) {
+        uint32_t part = next_random(seed) % (sizeof parts / sizeof *parts);
+        buffer_append(&text, parts[part], *parts[part] ? strlen(parts[part]) : 1);
+    }
+    return text;
+}
+
+/* The ids of a text that is cut every `step` bytes, or more where no place is nearer, each place found with `sight` bytes
+ * behind what is wanted in view. */
+static TokenIds encode_in_parts(TokenizerEncoder *encoder, const Tokenizer *tokenizer, Span text, size_t step, size_t sight, int *cuts) {
+    TokenIds ids = {0};
+    unsigned flags = 0;
+    for (size_t at = 0, cut = 0; at < text.size; at += cut, flags = TOKENIZER_CONTINUED) {
+        size_t left = text.size - at;
+        cut = 0;
+        for (size_t wanted = step; cut == 0 && wanted < left; wanted *= 2) {
+            cut = tokenizer_safe_cut(tokenizer, text.bytes + at, wanted + sight < left ? wanted + sight : left, wanted);
+            assert_true(cut <= wanted);
+        }
+        if (cut > 0) ++*cuts;
+        else cut = left;
+        Error error = {0};
+        if (!tokenizer_encode(encoder, text.bytes + at, cut, flags, &ids, &error)) fail_msg("%s", error.message);
+    }
+    return ids;
+}
+
+static void parts_cut_at_safe_places_give_the_ids_of_the_whole(void **state) {
+    (void)state;
+    uint32_t seed = 21;
+    for (int kind = 0; kind < KINDS; kind++) {
+        Tokenizer *tokenizer = open_golden(kinds[kind]);
+        TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+        int cuts = 0;
+        for (int round = 0; round < 300; round++) {
+            Buffer text = random_text(&seed, 1 + next_random(&seed) % 600);
+            TokenIds whole = encode_with(encoder, text.bytes, text.size, 0);
+            size_t step = 1 + next_random(&seed) % 100, sight = next_random(&seed) % 5;
+            TokenIds parts = encode_in_parts(encoder, tokenizer, buffer_span(&text), step, sight, &cuts);
+            if (parts.count != whole.count || (whole.count > 0 && memcmp(parts.items, whole.items, whole.count * sizeof *whole.items) != 0))
+                fail_msg("%s: other ids for parts of '%.*s'", kinds[kind], (int)text.size, text.bytes);
+            token_ids_free(&parts);
+            token_ids_free(&whole);
+            free(text.bytes);
+        }
+        bool strips = !strcmp(kinds[kind], "added"); /* has a token that takes in white space */
+        if (strips ? cuts > 0 : cuts < 200) fail_msg("%s: %d cuts", kinds[kind], cuts);
+        tokenizer_encoder_free(encoder);
+        tokenizer_free(tokenizer);
+    }
+}
+
+static void a_text_is_not_cut_where_an_unknown_expression_may_reach(void **state) {
+    (void)state;
+    static const char text[] = "one two three\nfour";
+    write_text("tokenizer.json",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
+        "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z "
+        "]+\"},\"behavior\":\"Isolated\"},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+        "\"use_regex\":false}]}}");
+    Tokenizer *unknown = open_tokenizer("tokenizer.json", ""), *known = open_golden("gpt2");
+    assert_int_equal(tokenizer_safe_cut(unknown, text, sizeof text - 1, 10), 0);
+    assert_int_equal(tokenizer_safe_cut(known, text, sizeof text - 1, 10), 7);
+    assert_int_equal(tokenizer_safe_cut(known, text, sizeof text - 1, 99), 14);
+    assert_int_equal(tokenizer_safe_cut(known, text, 14, 14), 7); /* what follows the line feed is not seen */
+    tokenizer_free(unknown);
+    tokenizer_free(known);
+}
+
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
 
 /* The definition: of all adjacent pairs the one of the lowest rank, the leftmost of these, until none merges. */
@@ -526,6 +604,8 @@ int main(void) {
         cmocka_unit_test(any_bytes_come_back_from_byte_level_tokens),
         cmocka_unit_test(bytes_fall_back_to_byte_tokens),
         cmocka_unit_test(special_tokens_in_a_text_can_stay_text),
+        cmocka_unit_test(parts_cut_at_safe_places_give_the_ids_of_the_whole),
+        IN_FOLDER(a_text_is_not_cut_where_an_unknown_expression_may_reach),
         cmocka_unit_test(short_and_long_words_merge_as_defined),
         cmocka_unit_test(a_word_of_a_megabyte_takes_seconds),
         cmocka_unit_test(threads_share_one_tokenizer),

@@ -1,0 +1,105 @@
+/* Where a text may be cut so that its parts, encoded one by one, give the ids of the whole. Two kinds of places are
+ * known, and a tokenizer allows each, or not, by the steps that it is made of:
+ *
+ *   before a space between two ASCII letters: no word goes on from a letter to a space behind it;
+ *   behind a line feed that follows no white space and precedes a letter: no word of a known regular expression goes on
+ *   from a line feed to a letter.
+ *
+ * Both hold whatever stands before and behind: the steps read from left to right, normal forms join nothing to a space,
+ * a line feed or an ASCII letter, and what a step puts in front of a text TOKENIZER_CONTINUED leaves out. */
+#include "token/token_internal.h"
+
+static const char metaspace[] = "\xE2\x96\x81";
+
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
+
+static bool is_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
+
+static bool normals_keep_apart(const Tokenizer *tokenizer) {
+    for (int i = 0; i < tokenizer->normal_count; i++) {
+        const NormalStep *step = &tokenizer->normals[i];
+        bool replaces =
+            step->kind == NORMAL_REPLACE && is_space(&step->pattern) && step->with.size == 3 && !memcmp(step->with.bytes, metaspace, 3);
+        if (step->kind != NORMAL_FORM && (tokenizer->byte_level || (step->kind != NORMAL_PREPEND && !replaces))) return false;
+    }
+    return true;
+}
+
+/* Words that an expression finds, which become bytes. */
+static unsigned cuts_of_expressions(const Tokenizer *tokenizer) {
+    unsigned cuts = CUT_SPACE | CUT_LINE;
+    bool divided = false;
+    for (int i = 0; i < tokenizer->split_count; i++) {
+        const SplitStep *step = &tokenizer->splits[i];
+        if (step->kind == SPLIT_PREFIX_SPACE) {
+            cuts &= CUT_SPACE; /* none is put before a text that begins with one */
+            continue;
+        }
+        RegexDivision division = step->pattern.regex ? regex_division(step->pattern.regex) : DIVIDES_UNKNOWN;
+        if (step->kind != SPLIT_PATTERN || division == DIVIDES_UNKNOWN || step->behavior != SPLIT_ISOLATED || step->invert) return 0;
+        divided = divided || division == DIVIDES_WORDS;
+    }
+    return divided ? cuts : 0;
+}
+
+/* Words that begin with U+2581, by a step or by the merges of the model. A space is U+2581 by then, so that nothing is
+ * divided at spaces (Gemma), or none is left (WhitespaceSplit). */
+static unsigned cuts_of_metaspaces(const Tokenizer *tokenizer) {
+    bool divided = tokenizer->space_begins_words, replaced = false;
+    for (int i = 0; i < tokenizer->normal_count; i++) replaced = replaced || tokenizer->normals[i].kind == NORMAL_REPLACE;
+    for (int i = 0; i < tokenizer->split_count; i++) {
+        const SplitStep *step = &tokenizer->splits[i];
+        bool spaces = step->kind == SPLIT_PATTERN && step->pattern.regex && regex_division(step->pattern.regex) == DIVIDES_SPACES;
+        if (step->kind == SPLIT_METASPACE || (spaces && step->behavior == SPLIT_REMOVED && !step->invert))
+            divided = divided || !step->whole;
+        else if (!replaced || !is_space(&step->pattern)) return 0;
+    }
+    return divided ? CUT_SPACE : 0;
+}
+
+void cuts_find(Tokenizer *tokenizer) {
+    tokenizer->cuts = !normals_keep_apart(tokenizer) ? 0
+                      : tokenizer->byte_level        ? cuts_of_expressions(tokenizer)
+                                                     : cuts_of_metaspaces(tokenizer);
+}
+
+/* -- Text ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_ascii_letter(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
+
+/* Letters that combine with nothing before them: ASCII, kana, Han and Hangul syllables. */
+static bool begins_with_letter(const char *text, size_t size) {
+    if (is_ascii_letter(text[0])) return true;
+    if (size < 3 || text_well_formed(text, 3) != 3) return false;
+    uint32_t character = text_character(text, &(size_t){0});
+    return (character >= 0x3041 && character <= 0x3096) || (character >= 0x30A1 && character <= 0x30FA) ||
+           (character >= 0x4E00 && character <= 0x9FA5) || (character >= 0xAC00 && character <= 0xD7A3);
+}
+
+/* Whether the character that ends at text[at], a line feed behind it, is neither white space nor a control character. */
+static bool is_visible(const char *text, size_t at) {
+    if ((unsigned char)text[at] < 0x80) return text[at] > ' ' && text[at] != 0x7F;
+    return at >= 2 && !is_ascii_letter(text[at - 2]) && begins_with_letter(text + at - 2, 3);
+}
+
+static bool is_cut(unsigned cuts, const char *text, size_t size, size_t at) {
+    if (text[at] == ' ') return (cuts & CUT_SPACE) && at + 1 < size && is_ascii_letter(text[at - 1]) && is_ascii_letter(text[at + 1]);
+    return text[at - 1] == '\n' && (cuts & CUT_LINE) && at >= 2 && is_visible(text, at - 2) && begins_with_letter(text + at, size - at);
+}
+
+size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted) {
+    if (tokenizer->cuts == 0 || size == 0) return 0;
+    size_t at = wanted < size ? wanted : size - 1;
+    while (at > 0 && !is_cut(tokenizer->cuts, text, size, at)) at--;
+    return at;
+}
+
+void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span content) {
+    bool reaches = token->left_strip || token->right_strip;
+    for (size_t i = 0; i + 1 < content.size; i++) {
+        const char *next = content.bytes + i + 1;
+        bool space = *next == ' ' || (content.size - i > 3 && memcmp(next, metaspace, 3) == 0);
+        reaches = reaches || (is_ascii_letter(content.bytes[i]) && space) || content.bytes[i] == '\n';
+    }
+    if (reaches) tokenizer->cuts = 0;
+}
