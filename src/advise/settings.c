@@ -3,15 +3,33 @@
 
 #include "backend/backend.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "base/math.h"
 #include "train/source.h"
 #include "train/train.h"
+
+/* A model folder says nothing of how it is trained: sequences as long as the model knows, up to what is usual, and steps of
+ * many of them, unless settings say otherwise. */
+static void assume(Config *config, const char *path) {
+    enum { LENGTH = 8192, SEQUENCES = 64 };
+    bool all = config->data.length && config->batch.sequences && config->batch.tokens;
+    if (!config->data.length) config->data.length = int_min(config->model.context, LENGTH);
+    if (!config->batch.sequences) config->batch.sequences = 1;
+    if (!config->batch.tokens) config->batch.tokens = SEQUENCES * config->batch.sequences * config->data.length;
+    if (!all)
+        log_info("%s is a model without settings of a training: data.length=%lld batch.sequences=%lld batch.tokens=%lld are assumed", path,
+            (long long)config->data.length, (long long)config->batch.sequences, (long long)config->batch.tokens);
+}
 
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     bool read = source_is_run(path) || file_kind(path, NULL) == FILE_FOLDER
                     ? source_read_config(path, config, strings, error)
                     : options_read_yaml(&config_table, config, strings, path, error);
+    bool model = read && source_is_model_folder(path);
+    if (model) config->data.length = config->batch.sequences = config->batch.tokens = 0; /* not given */
     for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
+    if (model) assume(config, path);
     return read && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 

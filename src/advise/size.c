@@ -86,8 +86,7 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
             LARGEST_HEAD);
     } else if (model->head_dim % unit && width != model->head_dim) {
         ModelConfig fixed = *model;
-        size_set_heads(&fixed, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit),
-            model->heads * model->head_dim);
+        size_set_heads(&fixed, int_max(width, hardware->head_dim), model->heads * model->head_dim);
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &fixed),
             "not a multiple of %lld: attention computes %lld columns for each %lld; heads of %lld suit it", (long long)unit,
             (long long)width, (long long)model->head_dim, (long long)fixed.head_dim);
@@ -116,7 +115,10 @@ static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
             good     ? VERDICT_OK
             : padded ? VERDICT_NOTE
                      : VERDICT_FAULT,
-            rules[i].name, rules[i].value, 0, good ? "divides over tensor=%lld" : "over tensor=%lld it is not a multiple of %lld on each",
+            rules[i].name, rules[i].value, 0,
+            good                 ? "divides over tensor=%lld"
+            : rules[i].unit == 1 ? "does not divide over tensor=%lld"
+                                 : "over tensor=%lld it is not a multiple of %lld on each",
             (long long)parts, (long long)rules[i].unit);
     }
     if (!hardware->switched && parts != hardware->per_node)

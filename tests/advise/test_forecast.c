@@ -231,7 +231,31 @@ static void matrices_must_divide_over_the_gpus_that_share_them(void **state) {
     size_check(&sizing, &question);
     assert_non_null(fault_of(&sizing, "model.kv_heads")); /* it has 8 */
     assert_null(fault_of(&sizing, "model.heads"));
+    assert_string_equal(fault_of(&sizing, "model.kv_heads")->text, "does not divide over tensor=16");
     options_free_strings(&given.strings);
+}
+
+/* Heads that are proposed are of as many columns as attention computes. */
+static void the_cure_of_a_fault_is_none(void **state) {
+    (void)state;
+    static const char *const processors[] = {"cpu", "h100", "mi300x"};
+    for (int i = 0; i < 3; i++)
+        for (int width = 8; width <= 256; width += 8) {
+            Given given;
+            Sizing sizing;
+            long long wide, narrow, cure;
+            char text[32];
+            snprintf(text, sizeof text, "model.head_dim=%d", width);
+            GIVE(&given, "configs/llama-tiny.yaml", text);
+            SizeQuestion question = {.config = &given.config, .hardware = hardware(processors[i]), .tensor = 1};
+            size_check(&sizing, &question);
+            const Finding *fault = fault_of(&sizing, "model.head_dim");
+            const char *cured = fault ? strstr(fault->text, "heads of ") : NULL;
+            if (fault && (sscanf(strstr(fault->text, "computes"), "computes %lld columns for each %lld", &wide, &narrow) != 2 ||
+                             sscanf(cured, "heads of %lld", &cure) != 1 || narrow != width || cure < wide))
+                fail_msg("%s: %s", processors[i], fault->text);
+            options_free_strings(&given.strings);
+        }
 }
 
 static void estimates_from_three_layers_are_those_of_the_whole_model(void **state) {
@@ -509,9 +533,22 @@ static void keys_are_the_commands_own_first_and_the_configurations_else(void **s
     options_free_strings(&bad.strings);
 }
 
+static void a_model_folder_is_judged_for_sequences_of_its_context(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "tests/golden/llama", "precision=bf16"); /* max_position_embeddings: 64 */
+    assert_true(given.config.data.length == 64 && given.config.batch.sequences == 1 && given.config.batch.tokens == 64 * 64);
+    options_free_strings(&given.strings);
+    GIVE(&given, "tests/golden/llama", "data.length=16", "batch.sequences=4");
+    assert_true(given.config.data.length == 16 && given.config.batch.sequences == 4 && given.config.batch.tokens == 64 * 64);
+    options_free_strings(&given.strings);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_listed_processor_is_in_the_table_with_rates),
+        cmocka_unit_test(the_cure_of_a_fault_is_none),
+        cmocka_unit_test(a_model_folder_is_judged_for_sequences_of_its_context),
         cmocka_unit_test(an_unknown_processor_is_refused_with_the_known_ones),
         cmocka_unit_test(calibration_scales_rates_with_what_was_measured),
         cmocka_unit_test(whole_tiles_in_whole_waves_lose_nothing),
