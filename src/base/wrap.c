@@ -10,6 +10,36 @@
 
 enum { HANG = 4, MOST_COLUMNS = 1000 };
 
+/* -- Words --------------------------------------------------------------------------------------------------------- */
+
+static bool is_argument(const char *word, size_t length) { return *word == '-' || *word == '"' || memchr(word, '=', length); }
+
+/* Up to a blank, or to the end of a quotation. */
+static size_t plain_length(const char *text, size_t length) {
+    const char *quote = *text == '"' && length > 1 ? memchr(text + 1, '"', length - 1) : NULL;
+    size_t start = quote ? (size_t)(quote - text) : 0, end = start;
+    while (end < length && !strchr(" \n", text[end])) end++;
+    return end;
+}
+
+/* The bytes of a word, or of a command of smelt, which is to be copied and so is not broken: its name, words after it, and
+ * arguments behind them, "smelt launch -n 2 -- train RUN steps=700", up to punctuation or two blanks. */
+static size_t word_length(const char *text, size_t length) {
+    static const char name[] = "smelt ";
+    enum { PLAIN = 4 /* "data pack INPUT OUTPUT" */ };
+    size_t bracket = length && *text == '(', all = plain_length(text, length);
+    if (length - bracket < sizeof name || memcmp(text + bracket, name, sizeof name - 1) != 0) return all;
+    for (int plain = PLAIN; all + 1 < length && !strchr(",;:).", text[all - 1]) && !strchr(" \n", text[all + 1]);) {
+        const char *word = text + all + 1;
+        size_t bytes = plain_length(word, length - all - 1);
+        bool argument = is_argument(word, bytes);
+        if (!argument && plain-- == 0) break;
+        if (*word == '-') plain = PLAIN; /* its value, or behind "--" another command */
+        all += 1 + bytes;
+    }
+    return all;
+}
+
 /* Prints the `length` bytes of words at `text`, and a newline. */
 static void print_words(FILE *file, const char *text, size_t length, int column, int indent) {
     const char *end = text + length;
@@ -17,7 +47,7 @@ static void print_words(FILE *file, const char *text, size_t length, int column,
     for (;;) {
         text += strspn(text, " \n");
         if (text >= end) break;
-        size_t word = strcspn(text, " \n"), room = (size_t)(WRAP_WIDTH - indent);
+        size_t word = word_length(text, (size_t)(end - text)), room = (size_t)(WRAP_WIDTH - indent);
         const char *bar = word > room ? memrchr(text, '|', room) : NULL;
         if (bar) word = (size_t)(bar + 1 - text);
         if (!first && column + 1 + (int)word > WRAP_WIDTH) {
@@ -25,7 +55,8 @@ static void print_words(FILE *file, const char *text, size_t length, int column,
             column = indent;
             first = true;
         }
-        column += fprintf(file, "%s%.*s", first ? "" : " ", (int)word, text);
+        column += fprintf(file, "%s", first ? "" : " ");
+        for (size_t i = 0; i < word; i++) column += fputc(text[i] == '\n' ? ' ' : text[i], file) != EOF;
         first = false;
         text += word;
     }
@@ -99,7 +130,8 @@ static void print_broken(FILE *file, const char *line, size_t length, size_t col
     bool first = true; /* of the words of a printed line */
     if (indent > columns / 2) indent = start + HANG;
     for (size_t at = 0; at < length;) {
-        size_t blanks = strspn(line + at, " "), word = strcspn(line + at + blanks, " \n"), width = characters(line + at + blanks, word);
+        size_t blanks = strspn(line + at, " "), word = word_length(line + at + blanks, length - at - blanks),
+               width = characters(line + at + blanks, word);
         if (first || used + blanks + width <= columns) {
             used += blanks + width;
             fprintf(file, "%.*s", (int)(blanks + word), line + at);

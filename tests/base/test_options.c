@@ -668,6 +668,30 @@ static void explanations_are_wrapped_at_80_columns(void **state) {
     free(text);
 }
 
+/* What a message says to type is found whole on its line, however long it is. */
+static void commands_to_copy_are_not_broken(void **state) {
+    (void)state;
+    static const char *const commands[] = {"smelt train runs/first fork=runs/second from=150 steps=700",
+        "smelt generate r \"Once upon a time\"",
+        "smelt launch -n 2 -- train runs/a-run-of-a-long-name/and-more steps=1400 optimizer.lr=1e-3", "smelt convert runs/first my-model",
+        "smelt data pack my-texts/ shards/all"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        for (int before = 0; before < 80; before++) {
+            char line[400], *text;
+            size_t length;
+            snprintf(line, sizeof line, "%.*s (smelt train RUN. %s; that goes on) and then some more words", before,
+                "steps are fewer than the steps that were done: give more than these, or go on from another step by", commands[i]);
+            FILE *file = open_memstream(&text, &length);
+            wrap_lines(file, line, 80);
+            fputc('\n', file);
+            wrap_words(file, line, 0, 4);
+            fclose(file);
+            char *first = strstr(text, commands[i]);
+            if (!first || !strstr(first + 1, commands[i])) fail_msg("\"%s\" is broken in:\n%s", commands[i], text);
+            free(text);
+        }
+}
+
 static void differences_are_listed_and_counted(void **state) {
     Bench *bench = *state;
     Settings before = bench->values;
@@ -788,6 +812,7 @@ int main(void) {
         TEST(help_is_grouped_and_gives_defaults_and_limits),
         TEST(help_is_wrapped_below_its_column),
         TEST(explanations_are_wrapped_at_80_columns),
+        TEST(commands_to_copy_are_not_broken),
         TEST(differences_are_listed_and_counted),
         TEST(paths_become_absolute_in_one_spelling),
         TEST(a_run_remembers_absolute_paths_and_forgets_what_is_of_one_start),
