@@ -124,6 +124,9 @@ bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error)
 /* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 
+/* Replaces the members of an object in the metadata of a complete checkpoint, which appears whole or stays as it was. */
+bool checkpoint_annotate(const char *where, int64_t step, json_t *members, Error *error);
+
 /* Writes an object and removes it, so that a store that cannot be written is found before the first step. */
 bool checkpoint_probe(const char *where, Error *error);
 

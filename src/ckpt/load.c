@@ -262,6 +262,18 @@ bool checkpoint_load(const char *where, int64_t step, const Interval *intervals,
     return true;
 }
 
+bool checkpoint_annotate(const char *where, int64_t step, json_t *members, Error *error) {
+    SCOPED(store_release) Store *store = store_open(where, error);
+    SCOPED(manifest_free) Manifest manifest = {0};
+    StorePath folder = folder_step(step);
+    int64_t bytes;
+    if (!store || !step_manifest_read(&manifest, store, folder.text, step, error)) return false;
+    json_auto_t *metadata = manifest.metadata ? json_copy(manifest.metadata) : json_object();
+    json_object_update(metadata, members);
+    manifest.metadata = metadata;
+    return manifest_write(&manifest, store, folder_manifest(folder.text).text, &bytes, error);
+}
+
 json_t *checkpoint_metadata(const char *where, int64_t step, Error *error) {
     Manifest manifest;
     Store *store = store_open(where, error);

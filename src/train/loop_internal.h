@@ -54,6 +54,10 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Takes note of whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);
 
+/* Whether the step that the run continues from is still to be evaluated: its process ended before that was done or known
+ * to the checkpoint. */
+bool loop_owes_evaluation(const Loop *loop);
+
 /* -- Start and end (start.c) --------------------------------------------------------------------------------------- */
 
 /* Everything up to the first step: all ranks agree on settings and data, the run folder is opened, the newest

@@ -49,7 +49,7 @@ static void note_step(Kept *kept, int64_t at) {
 /* Which records stay: those up to `step`, and starts; of the run that a fork is made of only starts before it. */
 typedef struct Cut {
     int64_t step;
-    bool fork;
+    bool fork, evaluates; /* evaluates: that of the step goes, for it is made again */
 } Cut;
 
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
@@ -63,7 +63,7 @@ static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     if (!ours) return true;
     if (reader->line[reader->length - 1] != '}') return false;
     if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
-    if (at > cut.step) return false;
+    if (at > cut.step || (at == cut.step && cut.evaluates && strcmp(kind, "evaluation") == 0)) return false;
     if (strcmp(kind, "step") == 0) note_step(kept, at);
     if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
     return true;
@@ -97,8 +97,7 @@ static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
 
 static bool is_absent(const char *path) { return !file_exists(path) && errno == ENOENT; }
 
-static bool drop_later_records(const char *path, int64_t step, Kept *kept, Error *error) {
-    const Cut cut = {.step = step};
+static bool drop_later_records(const char *path, Cut cut, Kept *kept, Error *error) {
     bool dropped = false;
     *kept = (Kept){.checkpoint = -1};
     return is_absent(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
@@ -106,7 +105,7 @@ static bool drop_later_records(const char *path, int64_t step, Kept *kept, Error
 
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error) {
     SCOPED_FREE char *from = memory_format("%s/metrics.jsonl", base), *to = memory_format("%s/metrics.jsonl", run);
-    return is_absent(from) || rewrite(from, to, (Cut){step, true}, error);
+    return is_absent(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
 }
 
 /* Reports draw no line where records are missing. */
@@ -119,10 +118,10 @@ static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
             path, (long long)kept->missing, (long long)step, (long long)kept->gap);
 }
 
-Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
+Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
-    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->kept, error) &&
+    if (file_make_folder(run, error) && drop_later_records(path, (Cut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
         file_open_append(&metrics->journal, path, false, error) && file_sync_name(path, error) &&
         (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
         warn_of_gaps(path, step, &metrics->kept);

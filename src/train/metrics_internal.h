@@ -33,8 +33,9 @@ typedef struct Metrics Metrics;
 /* Before metrics_open of a fork: gives `run` the records of `base` until after `step`, in place of any that it has. */
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after
- * its last checkpoint, are removed, so that each step is reported once. */
-Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
+ * its last checkpoint, are removed, so that each step is reported once; with `evaluates` also the evaluation of `step`,
+ * which is about to be made again. */
+Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error);
 /* The step of the last checkpoint among the records that the file had when it was opened; -1: none. */
 int64_t metrics_saved(const Metrics *metrics);
 void metrics_close(Metrics *metrics);

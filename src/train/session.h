@@ -45,6 +45,7 @@ typedef struct Session {
     Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
     Skips skips;
     Validation validation;
+    int64_t evaluated; /* the newest step whose evaluation the checkpoint that was loaded knows, on whatever data */
 } Session;
 
 /* Bytes of a rank's memory that a session takes, by category. */
@@ -110,6 +111,12 @@ bool session_is_saving(const Session *session);
 bool session_save_holds(const Session *session);
 /* Whether a save has ended since the last call; *report says how. */
 bool session_save_end(Session *session, SaveReport *report);
+
+/* For a step that was saved, or is being saved, before it was evaluated: keeps what the evaluation came to, until
+ * session_write_note adds it to the checkpoint. */
+void session_note_validation(Session *session);
+/* Adds to the checkpoint what was noted, unless its save is under way or has failed. A failure costs the note. */
+bool session_write_note(Session *session, Error *error);
 
 /* Loads the newest good checkpoint of the run, which is at `where` (ckpt.h), if there is one (session->step stays 0
  * otherwise); with `only`, of another run the checkpoint of that step, or fails. Collective. */

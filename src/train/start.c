@@ -183,7 +183,8 @@ static bool open_records(Loop *loop, Error *error) {
     const Config *config = loop->config;
     if (!checkpoint_probe(run_checkpoints(config->run, config), error)) return false;
     if (loop->origin.forked && !metrics_fork(config->fork, config->run, loop->session.step, error)) return false;
-    loop->metrics = metrics_open(config->run, loop->session.step, config->tensorboard, error);
+    bool again = loop_owes_evaluation(loop) && loop->session.evaluated != loop->session.step;
+    loop->metrics = metrics_open(config->run, loop->session.step, again, config->tensorboard, error);
     if (!loop->metrics) return false;
     console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);

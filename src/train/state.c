@@ -129,6 +129,8 @@ struct Saver {
     int64_t step; /* of the save under way */
     bool sound;   /* it was not preceded by skipped updates */
     int64_t kept; /* Validation.kept once it is saved */
+    json_t *note; /* metadata: what an evaluation came to, for the checkpoint of step `noted`; NULL: nothing */
+    int64_t noted;
 };
 
 static int64_t copy_room(const Interval *interval) {
@@ -186,6 +188,7 @@ void session_close_saver(Session *session) {
     Error ignored = {0};
     if (saver->job) checkpoint_finish(saver->job, NULL, &ignored);
     json_decref(saver->metadata);
+    json_decref(saver->note);
     finish_touching(saver);
     memory_unmap(saver->copy, (size_t)saver->copy_bytes);
     list_free(&saver->list);
@@ -255,9 +258,10 @@ static void take_validation(Session *session, const json_t *metadata) {
     double loss = NAN, best_loss = NAN;
     const json_t *saved = json_object_get(json_object_get(metadata, "identity"), content),
                  *now = json_object_get(session->identity, content);
-    if (!saved || !json_equal(saved, now)) return;
     json_unpack(json_object_get(metadata, "validation"), "{s:I, s:I, s?F, s:I, s?F, s:I, s:I}", "step", &step, "tokens", &tokens, "loss",
         &loss, "best_step", &best_step, "best_loss", &best_loss, "waited", &waited, "kept", &kept);
+    session->evaluated = step;
+    if (!saved || !json_equal(saved, now)) return;
     *validation = (Validation){step, best_step, loss, best_loss, tokens, waited, kept};
 }
 
@@ -329,6 +333,27 @@ bool session_save_end(Session *session, SaveReport *report) {
     if (!saver->copy) list_close_views(&saver->list, saver->device, VIEW_READ);
     report->stall = saver->stall + (log_seconds() - start);
     return true;
+}
+
+/* The save under way, if there is one, is of this step: the save before has ended when one starts. */
+void session_note_validation(Session *session) {
+    Saver *saver = session->saver;
+    int64_t step = session->step, *kept = saver->job && saver->step == step ? &saver->kept : &session->validation.kept;
+    if (kept != &saver->kept && session->parent != step) return;
+    if (session->validation.best_step == step) *kept = step;
+    json_decref(saver->note);
+    saver->note = json_pack("{s:o, s:O*}", "validation", describe_validation(&session->validation, *kept), "identity", session->identity);
+    saver->noted = step;
+}
+
+bool session_write_note(Session *session, Error *error) {
+    Saver *saver = session->saver;
+    if (!saver || !saver->note || saver->job) return true;
+    json_auto_t *note = saver->note;
+    saver->note = NULL;
+    if (session->parent != saver->noted || comm_rank(session->comm) > 0) return true;
+    return (!session->lease || lease_check(session->lease, error)) &&
+           checkpoint_annotate(run_checkpoints(session->config->run, session->config), saver->noted, note, error);
 }
 
 /* -- Loading ------------------------------------------------------------------------------------------------------- */

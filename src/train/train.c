@@ -81,9 +81,16 @@ static void report_save(Loop *loop, bool ended) {
     loop_note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
+static void write_note(Loop *loop) {
+    Error error = {0};
+    if (!session_write_note(&loop->session, &error))
+        log_warn("%s; its checkpoint lacks this evaluation, which is made again where a run goes on from there", error.message);
+}
+
 static bool end_save(Loop *loop, bool ended, Error *error) {
     if (!await_save(loop, session_is_saving, error)) return false;
     report_save(loop, ended);
+    write_note(loop);
     return true;
 }
 
@@ -175,10 +182,15 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     if (result.stopped) return true;
     loop->pace.evaluation_seconds = result.seconds;
     note_evaluation(loop, &result);
+    session_note_validation(&loop->session);
+    write_note(loop);
     if (loop->metrics) report_evaluation(loop, &result);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
-           error_set(error, ERROR_NUMERICS, "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr",
-               (long long)loop->session.step, result.loss);
+           error_set(error, ERROR_NUMERICS,
+               "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr; smelt train %s fork=NEW from=STEP goes "
+               "on "
+               "from an earlier checkpoint",
+               (long long)loop->session.step, result.loss, loop->config->run);
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -188,11 +200,7 @@ static bool evaluation_due(const Loop *loop) {
     return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval.every) || step == loop->config->steps);
 }
 
-/* Evaluates at the step that the run continues from, if the run was ended before it could; its checkpoint is to know. */
-static bool catch_up(Loop *loop, Error *error) {
-    if (!evaluation_due(loop) || loop->session.validation.step == loop->session.step) return true;
-    return evaluate_and_report(loop, error) && (loop->unevaluated || save(loop, error));
-}
+bool loop_owes_evaluation(const Loop *loop) { return evaluation_due(loop) && loop->session.validation.step != loop->session.step; }
 
 /* Profiles the steps after one that warms caches up; writes no checkpoint and no record. */
 static bool run_profile(Loop *loop, Error *error) {
@@ -239,21 +247,23 @@ static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     summary_end(loop->host->console, loop->config, loop->comm, &end);
 }
 
-/* A step and what is due after it: evaluated before it is saved, so that a checkpoint knows its validation loss.
- * *saved: the step of the newest checkpoint. */
+/* A step and what is due after it. It is saved before it is evaluated, which may take long: a kill during the evaluation
+ * loses no step. The checkpoint gets the validation loss afterwards (session_note_validation). A step that is saved since
+ * it is the best one is evaluated first. *saved: the step of the newest checkpoint. */
 static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!loop_step(loop, error)) return false;
     int64_t step = loop->session.step;
     if (step == loop->config->steps && 2 * loop->session.skips.all > step) return loop_refuse_skips(&loop->session.skips, step, error);
     report_save(loop, false);
+    write_note(loop);
     watchdog_alive(loop->watchdog, step);
     session_prepare_save(&loop->session);
+    bool saves = due(step, loop->config->checkpoint.every) || step == last;
+    if (saves && !save(loop, error)) return false;
     if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
     bool best = loop->config->checkpoint.keep_best && loop->session.validation.best_step == step;
-    if (due(step, loop->config->checkpoint.every) || step == last || best) {
-        if (!save(loop, error)) return false;
-        *saved = step;
-    }
+    if (best && !saves && !save(loop, error)) return false;
+    if (best || saves) *saved = step;
     watchdog_alive(loop->watchdog, step);
     return true;
 }
@@ -277,7 +287,8 @@ static bool run_steps(Loop *loop, Error *error) {
     SummaryEnd end = {.first = saved, .tokens = -loop->session.samples * config->data.length};
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, loop->session.step, config->hang, &loop->host->hang, error);
-    if (!loop->watchdog || (loop->origin.forked && !save(loop, error)) || !catch_up(loop, error)) return false;
+    if (!loop->watchdog || (loop->origin.forked && !save(loop, error))) return false;
+    if (loop_owes_evaluation(loop) && !evaluate_and_report(loop, error)) return false;
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)
         if (!advance(loop, last, &saved, error)) return false;

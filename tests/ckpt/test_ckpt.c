@@ -499,6 +499,31 @@ static void no_failing_system_call_costs_a_checkpoint(void **state) {
     assert_true(saves_survive(*state, 1, EIO) >= LEAST_CALLS);
 }
 
+static void no_failing_system_call_of_an_annotation_costs_a_checkpoint(void **state) {
+    Fixture *fixture = *state;
+    enum { LEAST_CALLS = 4 }; /* a write, two syncs, a rename */
+    save_good(fixture->run, 3, 2);
+    int call = 0;
+    for (bool reached = true; reached;) {
+        Error error = {0};
+        fault.code = EIO;
+        fault.countdown = ++call;
+        json_auto_t *members = json_pack("{s:i}", "note", call);
+        bool added = checkpoint_annotate(fixture->run, 3, members, &error);
+        reached = fault.countdown <= 0;
+        fault.code = 0;
+        assert_true(added || reached);
+        assert_int_equal(model_load(fixture->run, 3, SMALL), 3);
+        json_auto_t *metadata = checkpoint_metadata(fixture->run, 3, &error);
+        assert_non_null(metadata);
+        if (added) assert_int_equal(json_integer_value(json_object_get(metadata, "note")), call);
+    }
+    assert_true(call > LEAST_CALLS);
+    Error error = {0};
+    assert_false(checkpoint_annotate(fixture->run, 4, NULL, &error));
+    assert_int_equal(error.code, ERROR_CHECKPOINT);
+}
+
 /* Saves step 2 while the folder is moved away at the system call of number `call`; false: the save has no such call. */
 static bool save_while_moved(const Fixture *fixture, const char *elsewhere, int call) {
     Error error = {0};
@@ -667,6 +692,7 @@ int main(int argc, char **argv) {
         TEST(a_checkpoint_whose_replacement_was_interrupted_is_in_use_again),
         TEST(short_and_interrupted_transfers_are_continued),
         TEST(no_failing_system_call_costs_a_checkpoint),
+        TEST(no_failing_system_call_of_an_annotation_costs_a_checkpoint),
         TEST(a_folder_that_is_moved_away_at_any_moment_of_a_save_is_not_made_again),
         TEST(a_full_disk_costs_nothing_but_the_new_checkpoint),
         TEST(a_read_only_folder_is_reported_with_its_path),

@@ -24,7 +24,7 @@ FUZZ(records) {
     Error error = {0};
     const char *path = fuzz_file("metrics.jsonl", data, size), *run = fuzz_folder();
     require_same_history(path, (int64_t)size + 1);
-    Metrics *metrics = metrics_open(run, (int64_t)size % 5, false, &error);
+    Metrics *metrics = metrics_open(run, (int64_t)size % 5, size % 2, false, &error);
     require(metrics != NULL);
     metrics_close(metrics);
     require_same_history(path, (int64_t)size + 1);

@@ -31,7 +31,7 @@ static void append(const char *path, const char *text) {
 
 static Metrics *open_metrics(int64_t step, bool tensorboard) {
     Error error = {0};
-    Metrics *metrics = metrics_open("run", step, tensorboard, &error);
+    Metrics *metrics = metrics_open("run", step, false, tensorboard, &error);
     if (!metrics) fail_msg("%s", error.message);
     return metrics;
 }
@@ -201,6 +201,25 @@ static void records_after_the_checkpoint_are_dropped_and_starts_stay(void **stat
     assert_int_equal(access(partial, F_OK), -1);
 }
 
+static void an_evaluation_that_is_made_again_is_dropped(void **state) {
+    (void)state;
+    Error error = {0};
+    Metrics *metrics = open_metrics(0, false);
+    for (int step = 1; step <= 4; step++) {
+        report_step(metrics, step);
+        assert_true(metrics_evaluation(metrics, step, 2, 1, 1, 1, &error));
+    }
+    metrics_close(metrics);
+    metrics_close(open_metrics(4, false));
+    assert_int_equal(count_lines(), 8);
+    metrics = metrics_open("run", 4, true, false, &error);
+    assert_non_null(metrics);
+    metrics_close(metrics);
+    assert_int_equal(count_lines(), 7);
+    json_auto_t *last = record(6);
+    assert_string_equal(json_string_value(json_object_get(last, "kind")), "step");
+}
+
 static void a_torn_last_line_is_dropped(void **state) {
     (void)state;
     Metrics *metrics = open_metrics(0, false);
@@ -306,7 +325,7 @@ static void a_named_pipe_is_refused_instead_of_waited_for(void **state) {
     Error error = {0};
     assert_int_equal(mkdir("run", 0777), 0);
     assert_int_equal(mkfifo("run/metrics.jsonl", 0666), 0);
-    assert_null(metrics_open("run", 0, false, &error));
+    assert_null(metrics_open("run", 0, false, false, &error));
     assert_non_null(strstr(error.message, "run/metrics.jsonl is not a regular file"));
 }
 
@@ -454,6 +473,7 @@ int main(void) {
         TEST(evaluations_checkpoints_and_loads_are_records),
         TEST(a_start_carries_its_details_but_not_a_false_kind),
         TEST(records_after_the_checkpoint_are_dropped_and_starts_stay),
+        TEST(an_evaluation_that_is_made_again_is_dropped),
         TEST(a_torn_last_line_is_dropped),
         TEST(records_that_are_missing_are_counted),
         TEST(records_go_on_in_a_new_file_when_theirs_is_removed),

@@ -229,6 +229,33 @@ static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void *
     process_free(&result);
 }
 
+/* The step is saved before it is evaluated, and its checkpoint learns of the evaluation, also of one that is made after
+ * the kill. */
+static void a_kill_during_an_evaluation_loses_no_step(void **state) {
+    (void)state;
+    write_corpus("long", 2000000);
+    const char *settings = "run=run steps=8 eval.every=4 checkpoint.every=4 data.valid=long";
+    Process process = train_start(settings);
+    process_await_steps(&process, 4);
+    WAIT_UNTIL(has_checkpoint("run", 4), "%s", "step 4 has no checkpoint while it is evaluated");
+    kill(process.id, SIGKILL);
+    ProcessResult result = process_finish(&process);
+    process_free(&result);
+    assert_int_equal(count_records("run", "evaluation"), 0);
+    train_good("%s eval.sequences=12", settings);
+    train_good("run=whole steps=8 eval.every=4 checkpoint.every=4 data.valid=long eval.sequences=12");
+    assert_int_equal((int)recorded("run", "start", 1, "step"), 4);
+    assert_int_equal(count_records("run", "evaluation"), 2);
+    for (int i = 0; i < 2; i++) assert_true(recorded("run", "evaluation", i, "loss") == recorded("whole", "evaluation", i, "loss"));
+    assert_true(same_checkpoint("run", "whole", 8));
+    result = smelt("show run json=true");
+    json_auto_t *shown = json_loads(result.output, 0, NULL);
+    json_t *checkpoints = json_object_get(shown, "checkpoints");
+    assert_int_equal(json_array_size(checkpoints), 2);
+    for (int i = 0; i < 2; i++) assert_true(number(json_array_get(checkpoints, i), "loss") > 0);
+    process_free(&result);
+}
+
 static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs(void **state) {
     (void)state;
     Process process = train_start("run=run steps=100000 hang=3");
@@ -676,6 +703,7 @@ int main(void) {
         TRAIN_TEST(the_loss_starts_at_that_of_a_guess_and_falls),
         TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
         TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),
+        TRAIN_TEST(a_kill_during_an_evaluation_loses_no_step),
         TRAIN_TEST(a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for),
         TRAIN_TEST(a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs),
         TRAIN_TEST(another_store_does_not_start_a_run_over),
