@@ -76,6 +76,17 @@ bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *st
 /* options_read_yaml from memory; `origin` names the source in errors. */
 bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
+/* A list of mappings in a YAML file whose keys all name such lists: "sources: [{name: web}, {name: code}]". */
+typedef struct OptionList {
+    const char *const *keys;  /* all keys of the file, up to NULL; others are refused */
+    const char *key;          /* the list that is read; others are passed over */
+    const OptionTable *table; /* of an item */
+    void *items;              /* room for `most` structs of item_size bytes; those read begin with the table's defaults */
+    size_t item_size;
+    int most, count; /* count is set: 0 where the file lacks the key */
+} OptionList;
+/* Reads one list with the messages of options_read_yaml. */
+bool options_read_yaml_list(OptionList *list, OptionStrings *strings, const char *path, Error *error);
 /* The row with this name, of `length` bytes; NULL: there is none. */
 const Option *options_find(const OptionTable *table, const char *name, size_t length);
 /* The name of the row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for

@@ -1,6 +1,7 @@
 /* Options as YAML. The reader walks libyaml's events, so nothing is built in memory and hostile text is refused where
- * it stands: lists, anchors, aliases, tags, deep nesting, a second document. The parser's memory is freed before
- * returning; strings go to the caller's OptionStrings. Called by commands for configurations and checkpoints. */
+ * it stands: lists but those of options_read_yaml_list, anchors, aliases, tags, deep nesting, a second document. The
+ * parser's memory is freed before returning; strings go to the caller's OptionStrings. Called by commands for
+ * configurations and checkpoints, and by the reader of mixtures. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -18,6 +19,7 @@ enum {
     TEXT_LIMIT = 1 << 20, /* bytes of a configuration */
     DEPTH_LIMIT = 8,      /* parts of a dotted name, so mappings in mappings */
     WHERE_SIZE = 512,
+    MOST_LISTS = 8, /* keys of a file of lists */
 };
 
 /* Where each row and group was first given, for messages about duplicates; 0: not yet. A group is known by the first
@@ -35,6 +37,9 @@ typedef struct Reader {
     const char *text;
     const char *origin;
     Seen *seen;
+    OptionList *list;                            /* what is read of a file of lists; NULL: the file is one mapping */
+    bool lists;                                  /* a list may stand here */
+    size_t key_line[MOST_LISTS];                 /* as Seen, for the keys of lists */
     char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the key at hand; groups keep their prefix of it */
     char where[WHERE_SIZE], key[OPTIONS_QUOTED]; /* for messages, by at_line and quoted_name */
     Error *error;
@@ -69,10 +74,11 @@ static const char *refused_property(const void *anchor, const void *tag) {
 }
 
 /* What this YAML may not hold, or NULL. Aliases could blow up a small text, and tags could call for another type. */
-static const char *refused(const yaml_event_t *event) {
+static const char *refused(const yaml_event_t *event, bool lists) {
     switch (event->type) {
     case YAML_ALIAS_EVENT: return "an alias (*name) stands";
-    case YAML_SEQUENCE_START_EVENT: return "a list stands";
+    case YAML_SEQUENCE_START_EVENT:
+        return lists ? refused_property(event->data.sequence_start.anchor, event->data.sequence_start.tag) : "a list stands";
     case YAML_SCALAR_EVENT: return refused_property(event->data.scalar.anchor, event->data.scalar.tag);
     case YAML_MAPPING_START_EVENT: return refused_property(event->data.mapping_start.anchor, event->data.mapping_start.tag);
     default: return NULL;
@@ -82,7 +88,7 @@ static const char *refused(const yaml_event_t *event) {
 /* The next event, which the caller deletes when true is returned. */
 static bool next_event(Reader *reader, yaml_event_t *event) {
     if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
-    const char *thing = refused(event);
+    const char *thing = refused(event, reader->lists);
     if (!thing) return true;
     const char *where = at_line(reader, event_line(event));
     yaml_event_delete(event);
@@ -193,6 +199,85 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
     return true;
 }
 
+/* The value whose first event was read and deleted, when that was a start. */
+static bool skip_rest(Reader *reader) {
+    for (int64_t depth = 1; depth > 0;) {
+        yaml_event_t event;
+        if (!next_event(reader, &event)) return false;
+        depth += event.type == YAML_MAPPING_START_EVENT || event.type == YAML_SEQUENCE_START_EVENT;
+        depth -= event.type == YAML_MAPPING_END_EVENT || event.type == YAML_SEQUENCE_END_EVENT;
+        yaml_event_delete(&event);
+    }
+    return true;
+}
+
+/* An item, whose mapping has begun. */
+static bool read_item(Reader *reader, size_t line) {
+    OptionList *list = reader->list;
+    if (list->count == list->most)
+        return error_set(reader->error, ERROR_USAGE, "%s %s has more than %d items", list->key, at_line(reader, line), list->most);
+    reader->values = (char *)list->items + (size_t)list->count++ * list->item_size;
+    memset(reader->seen, 0, list->table->count * sizeof *reader->seen);
+    options_defaults(list->table, reader->values, reader->strings);
+    reader->name[0] = '\0';
+    reader->lists = false;
+    bool good = read_mapping(reader, line, 0);
+    reader->lists = true;
+    return good;
+}
+
+/* The items of the list that is wanted, up to and including its end. */
+static bool read_items(Reader *reader) {
+    for (;;) {
+        yaml_event_t event;
+        if (!next_event(reader, &event)) return false;
+        size_t line = event_line(&event);
+        yaml_event_type_t type = event.type;
+        yaml_event_delete(&event);
+        if (type == YAML_SEQUENCE_END_EVENT) return true;
+        if (type != YAML_MAPPING_START_EVENT)
+            return error_set(reader->error, ERROR_USAGE, "an item of %s %s is no group; write '- {key: value, ...}'", reader->list->key,
+                at_line(reader, line));
+        if (!read_item(reader, line)) return false;
+    }
+}
+
+/* The value of the key in reader->name. */
+static bool read_list(Reader *reader, size_t line) {
+    const char *const *keys = reader->list->keys;
+    int key = 0;
+    while (keys[key] && strcmp(keys[key], reader->name) != 0) key++;
+    assert(key < MOST_LISTS);
+    if (!keys[key]) {
+        error_set(reader->error, ERROR_USAGE, "unknown key %s %s; known ones are", quoted_name(reader), at_line(reader, line));
+        for (key = 0; keys[key]; key++) error_set(reader->error, ERROR_USAGE, "%s%s %s", reader->error->message, key ? "," : "", keys[key]);
+        return false;
+    }
+    yaml_event_t event;
+    if (!first_time(reader, &reader->key_line[key], line) || !next_event(reader, &event)) return false;
+    yaml_event_type_t type = event.type;
+    yaml_event_delete(&event);
+    if (type != YAML_SEQUENCE_START_EVENT)
+        return error_set(
+            reader->error, ERROR_USAGE, "%s %s is no list; write '- {key: value, ...}' for each item", reader->name, at_line(reader, line));
+    return strcmp(keys[key], reader->list->key) ? skip_rest(reader) : read_items(reader);
+}
+
+/* The keys of a file of lists, up to and including its end. */
+static bool read_lists(Reader *reader) {
+    for (;;) {
+        yaml_event_t event;
+        reader->lists = true;
+        reader->name[0] = '\0';
+        if (!next_event(reader, &event)) return false;
+        size_t line = event_line(&event);
+        bool end = event.type == YAML_MAPPING_END_EVENT, good = end || append_key(reader, 0, &event);
+        yaml_event_delete(&event);
+        if (end || !good) return good;
+        if (!read_list(reader, line)) return false;
+    }
+}
+
 /* A stream of no document, or of one that is a mapping or null. */
 static bool read_stream(Reader *reader) {
     yaml_event_t event;
@@ -203,7 +288,8 @@ static bool read_stream(Reader *reader) {
         more = event.type != YAML_STREAM_END_EVENT;
         if (event.type == YAML_DOCUMENT_START_EVENT && rooted)
             good = error_set(reader->error, ERROR_USAGE, "a second document starts %s; a configuration is one", where);
-        else if (event.type == YAML_MAPPING_START_EVENT) good = read_mapping(reader, event_line(&event), 0);
+        else if (event.type == YAML_MAPPING_START_EVENT)
+            good = reader->list ? read_lists(reader) : read_mapping(reader, event_line(&event), 0);
         else if (event.type == YAML_SCALAR_EVENT && !is_null(&event))
             good = error_set(reader->error, ERROR_USAGE, "a configuration is 'key: value' lines, but a lone value stands %s", where);
         rooted = rooted || event.type == YAML_DOCUMENT_START_EVENT;
@@ -225,29 +311,47 @@ static bool check_text(const char *text, size_t length, const char *origin, Erro
         error, ERROR_USAGE, "byte 0x%02x at %s:%zu %s; save the file as UTF-8", (unsigned char)text[at], origin, line_at(text, at), reason);
 }
 
-bool options_parse_yaml(
-    const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error) {
+/* `reader` has the table, where values and strings go, and the name of the text in errors. */
+static bool parse(Reader *reader, const char *text, size_t length) {
     static const char byte_order_mark[] = "\xEF\xBB\xBF";
-    if (!check_text(text, length, origin, error)) return false;
+    Error *error = reader->error;
+    if (!check_text(text, length, reader->origin, error)) return false;
     size_t skipped = length >= 3 && memcmp(text, byte_order_mark, 3) == 0 ? 3 : 0;
-    SCOPED_FREE Seen *seen = memory_allocate(table->count * sizeof *seen);
-    Reader reader = {
-        .table = table, .values = values, .strings = strings, .text = text + skipped, .origin = origin, .seen = seen, .error = error};
-    if (!yaml_parser_initialize(&reader.parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", origin);
-    yaml_parser_set_encoding(&reader.parser, YAML_UTF8_ENCODING);
-    yaml_parser_set_input_string(&reader.parser, (const unsigned char *)reader.text, length - skipped);
-    bool good = read_stream(&reader);
-    yaml_parser_delete(&reader.parser);
+    SCOPED_FREE Seen *seen = memory_allocate(reader->table->count * sizeof *seen);
+    reader->seen = seen;
+    reader->text = text + skipped;
+    if (!yaml_parser_initialize(&reader->parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
+    yaml_parser_set_encoding(&reader->parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&reader->parser, (const unsigned char *)reader->text, length - skipped);
+    bool good = read_stream(reader);
+    yaml_parser_delete(&reader->parser);
     return good;
 }
 
-bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
+static bool parse_file(Reader *reader) {
     SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
-    int64_t length = file_read_start(path, text, TEXT_LIMIT + 2);
+    int64_t length = file_read_start(reader->origin, text, TEXT_LIMIT + 2);
     if (length < 0)
-        return error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path,
+        return error_set(reader->error, ERROR_USAGE, "cannot read the configuration %s: %s", reader->origin,
             errno == EINVAL ? "it is not a regular file" : strerror(errno));
-    return options_parse_yaml(table, values, strings, text, (size_t)length, path, error);
+    return parse(reader, text, (size_t)length);
+}
+
+bool options_parse_yaml(
+    const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error) {
+    Reader reader = {.table = table, .values = values, .strings = strings, .origin = origin, .error = error};
+    return parse(&reader, text, length);
+}
+
+bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
+    Reader reader = {.table = table, .values = values, .strings = strings, .origin = path, .error = error};
+    return parse_file(&reader);
+}
+
+bool options_read_yaml_list(OptionList *list, OptionStrings *strings, const char *path, Error *error) {
+    Reader reader = {.table = list->table, .list = list, .strings = strings, .origin = path, .error = error};
+    list->count = 0;
+    return parse_file(&reader);
 }
 
 /* -- Writing ---------------------------------------------------------------------------------------------------- */

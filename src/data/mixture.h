@@ -59,27 +59,29 @@ void mixture_free(Mixture *mixture); /* also of a zeroed or failed one */
 /* -- The order (order.c) -------------------------------------------------------------------------------------------- */
 
 /* Samples of a phase come in blocks of so many. Weights are rounded to whole samples of a block, by the largest
- * remainder, and every whole block has exactly these counts. */
+ * remainder; every block has exactly these counts, and so has what is left behind the last whole one. */
 enum { ORDER_BLOCK = 65536 };
 
 /* A phase as the order needs it. */
 typedef struct OrderPhase {
+    const char *name;      /* for messages */
     int64_t samples;       /* at least 1; 0, for the last phase alone: without end */
-    int64_t length;        /* tokens of a sequence; of a source's lengths each must divide the longest */
-    const double *weights; /* [sources], as in MixturePhase; copied */
+    int64_t length;        /* tokens of a sequence, at least 1 */
+    const double *weights; /* [source_count], as mixture_read checks them; copied */
 } OrderPhase;
 
 typedef struct OrderOptions {
     uint64_t seed;
     bool shuffle; /* false (evaluation; one source and one phase only): a source's tokens in order, then again */
     int source_count, phase_count;
-    const int64_t *inputs; /* [source_count]: of each source, the tokens that can be inputs: all but the last, which is only a target */
-    const OrderPhase *phases;
+    const int64_t *inputs;    /* [source_count]: of each source, the tokens that can be inputs: all but the last, which is only a target */
     const char *const *names; /* [source_count], for messages; copied */
+    const OrderPhase *phases; /* [phase_count] */
 } OrderOptions;
 
-/* What a sample is: the tokens [start, start + count) of a source. They and the token behind them, the last target, fill
- * a sequence of the phase's length; count is smaller where the source, or what an earlier phase left of it, ends. */
+/* What a sample is: the tokens [start, start + count) of a source. They are inputs, and the token behind each is its
+ * target. count is below the phase's length, and the rest of the sequence is padding, where the source ends, or where an
+ * earlier phase with shorter sequences has read the beginning. */
 typedef struct Draw {
     int phase, source;
     int64_t epoch; /* how often the source was read before, from 0 */
@@ -87,17 +89,21 @@ typedef struct Draw {
 } Draw;
 
 typedef struct Order Order;
-/* ERROR_USAGE for weights that are negative, not finite, all 0, or too small for one sample in a block, and for lengths
- * that do not divide the longest; ERROR_DATA for a source without inputs. */
+/* ERROR_USAGE for lengths that do not divide the longest in which their source is read; ERROR_DATA for a source without
+ * inputs. */
 Order *order_create(const OrderOptions *options, Error *error);
+/* The order of one source in one phase without end. */
+Order *order_of_one(uint64_t seed, bool shuffle, const char *name, int64_t inputs, int64_t length, Error *error);
 void order_free(Order *order); /* NULL is fine */
-/* Sample n >= 0 of the run. Past the last sample of a last phase that ends: as if it went on. */
+/* Sample n of the run, from 0 and below order_phase_start(order, phase_count). */
 Draw order_draw(const Order *order, int64_t n);
 /* The phase of sample n, and the first sample of a phase (of phase_count: the number of samples; INT64_MAX without end). */
 int order_phase(const Order *order, int64_t n);
 int64_t order_phase_start(const Order *order, int phase);
 int64_t order_phase_length(const Order *order, int phase);
-/* Samples of `source` among the first n of the run. O(phases), or ORDER_BLOCK permutations where n is inside a block. */
+/* The tokens of the first n samples, padding included, and how many of the samples are of `source`. Inside a block of
+ * several sources the latter asks for up to ORDER_BLOCK permutations. */
+int64_t order_tokens(const Order *order, int64_t n);
 int64_t order_samples(const Order *order, int source, int64_t n);
 /* How often the first n samples read `source`: 1.5 is all of it and half of it again. */
 double order_epochs(const Order *order, int source, int64_t n);

@@ -37,6 +37,10 @@ static inline int leave_folder(void **state) {
     return failed ? -1 : 0;
 }
 
+static inline void assert_holds(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("\"%s\" does not contain \"%s\"", text, part);
+}
+
 static inline void write_bytes(const char *path, const void *bytes, size_t size) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);

@@ -1,0 +1,162 @@
+/* The file of a mixture. Sources are read first, since the weights of a phase have their names: each source adds a row to
+ * the table of a phase's settings. So the messages of options name unknown keys, the nearest known one, and ranges. */
+#include <assert.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/mixture.h"
+
+enum { NAME_LIMIT = 64 };
+#define MOST_TOKENS 1e15
+
+static const char *const keys[] = {"sources", "phases", NULL};
+
+#define FIELD(path) offsetof(MixtureSource, path)
+static const Option source_rows[] = {
+    STRING_OPTION(name, "", "", "by which the phases' weights refer to it"),
+    STRING_OPTION(path, "", "", "a token shard, or a folder of shards", .path = true),
+    REAL_OPTION(epochs, "1", 1e-6, 1e6, "", "how often the run may read it at most"),
+};
+#undef FIELD
+static const OptionTable source_table = OPTION_TABLE(source_rows);
+
+#define FIELD(path) offsetof(MixturePhase, path)
+static const Option phase_rows[] = {
+    STRING_OPTION(name, "", "", "of the phase; empty: its number"),
+    INT_OPTION(tokens, "0", 0, MOST_TOKENS, "tokens", "of the phase; 0, for the last one alone: until the run ends"),
+    INT_OPTION(length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: data.length"),
+    REAL_OPTION(rope_theta, "0", 0, 1e12, "", "base of the rotary embedding; 0: model.rope_theta"),
+    {"batch.tokens", OPTION_INT, FIELD(batch_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "tokens of a step; 0: batch.tokens"},
+    {"batch.ramp_tokens", OPTION_INT, FIELD(ramp_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "of the phase's first step; 0: no ramp"},
+    {"batch.ramp_steps", OPTION_INT, FIELD(ramp_steps), "0", 0, MOST_TOKENS, NULL, "steps", "in which a step grows to batch.tokens"},
+};
+#undef FIELD
+static const OptionTable phase_table = OPTION_TABLE(phase_rows);
+enum { PHASE_ROWS = sizeof phase_rows / sizeof *phase_rows };
+
+bool mixture_is(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
+}
+
+/* -- Sources ----------------------------------------------------------------------------------------------------- */
+
+static bool check_name(const Mixture *mixture, int index, const char *path, Error *error) {
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+    const char *name = mixture->sources[index].name;
+    size_t length = strlen(name);
+    if (length == 0 || length > NAME_LIMIT || strspn(name, allowed) != length)
+        return error_set(error, ERROR_USAGE, "%s: source %d has the name '%.*s': give 1 to %d letters, digits, '_' and '-'", path,
+            index + 1, NAME_LIMIT, name, NAME_LIMIT);
+    for (int i = 0; i < index; i++)
+        if (!strcmp(mixture->sources[i].name, name))
+            return error_set(error, ERROR_USAGE, "%s: sources %d and %d are both called %s: rename one", path, i + 1, index + 1, name);
+    return true;
+}
+
+static bool read_sources(Mixture *mixture, const char *path, Error *error) {
+    mixture->sources = memory_allocate(MIXTURE_MOST_SOURCES * sizeof *mixture->sources);
+    OptionList list = {.keys = keys,
+        .key = "sources",
+        .table = &source_table,
+        .items = mixture->sources,
+        .item_size = sizeof *mixture->sources,
+        .most = MIXTURE_MOST_SOURCES};
+    if (!options_read_yaml_list(&list, &mixture->strings, path, error)) return false;
+    mixture->source_count = list.count;
+    if (list.count == 0) return error_set(error, ERROR_USAGE, "%s has no sources: give 'sources: [{name: ..., path: ...}]'", path);
+    for (int i = 0; i < list.count; i++) {
+        if (!check_name(mixture, i, path, error)) return false;
+        if (!*mixture->sources[i].path)
+            return error_set(
+                error, ERROR_USAGE, "%s: source %s has no path: give a token shard or a folder of them", path, mixture->sources[i].name);
+        options_remember(&source_table, &mixture->sources[i], &mixture->strings);
+    }
+    return true;
+}
+
+/* -- Phases ------------------------------------------------------------------------------------------------------ */
+
+/* The settings of a phase and a weight for each source. The names of the weights are freed by the caller. */
+static void make_rows(const Mixture *mixture, Option *rows) {
+    memcpy(rows, phase_rows, sizeof phase_rows);
+    for (int i = 0; i < mixture->source_count; i++)
+        rows[PHASE_ROWS + i] = (Option){.name = memory_format("weights.%s", mixture->sources[i].name),
+            .type = OPTION_REAL,
+            .offset = offsetof(MixturePhase, weights) + (size_t)i * sizeof(double),
+            .initial = "0",
+            .maximum = 1e15,
+            .unit = "",
+            .help = ""};
+}
+
+static bool check_weights(const Mixture *mixture, const MixturePhase *phase, const char *path, Error *error) {
+    double sum = 0;
+    for (int i = 0; i < mixture->source_count; i++) sum += phase->weights[i];
+    if (!(sum > 0))
+        return error_set(error, ERROR_USAGE, "%s: phase %s has no weights above 0: give 'weights: {%s: 1}'", path, phase->name,
+            mixture->sources[0].name);
+    for (int i = 0; i < mixture->source_count; i++) {
+        double share = phase->weights[i] / sum;
+        if (share > 0 && share * ORDER_BLOCK < 1)
+            return error_set(error, ERROR_USAGE,
+                "%s: weights.%s=%g of phase %s is %.2g of its tokens, less than one sample in %d: give at least %.3g, or leave the source "
+                "out",
+                path, mixture->sources[i].name, phase->weights[i], phase->name, share, ORDER_BLOCK, sum / ORDER_BLOCK * 1.01);
+    }
+    return true;
+}
+
+static bool check_phase(Mixture *mixture, int index, const char *path, Error *error) {
+    MixturePhase *phase = &mixture->phases[index];
+    SCOPED_FREE char *number = memory_format("name=%d", index + 1);
+    if (!*phase->name && !options_set(&phase_table, phase, &mixture->strings, number, error)) return false;
+    if (phase->tokens == 0 && index < mixture->phase_count - 1)
+        return error_set(error, ERROR_USAGE,
+            "%s: phase %s has no tokens: only the last phase may leave them out, and then ends with the run", path, phase->name);
+    if (phase->tokens > 0 && phase->tokens < phase->length)
+        return error_set(error, ERROR_USAGE, "%s: phase %s has tokens: %" PRId64 ", fewer than one sequence of length: %" PRId64, path,
+            phase->name, phase->tokens, phase->length);
+    if ((phase->ramp_tokens > 0) != (phase->ramp_steps > 0))
+        return error_set(
+            error, ERROR_USAGE, "%s: phase %s gives one of batch.ramp_tokens and batch.ramp_steps: give both, or none", path, phase->name);
+    return check_weights(mixture, phase, path, error);
+}
+
+static bool read_phases(Mixture *mixture, const char *path, Error *error) {
+    Option rows[PHASE_ROWS + MIXTURE_MOST_SOURCES];
+    OptionTable table = {rows, PHASE_ROWS + (size_t)mixture->source_count};
+    mixture->phases = memory_allocate(MIXTURE_MOST_PHASES * sizeof *mixture->phases);
+    OptionList list = {.keys = keys,
+        .key = "phases",
+        .table = &table,
+        .items = mixture->phases,
+        .item_size = sizeof *mixture->phases,
+        .most = MIXTURE_MOST_PHASES};
+    make_rows(mixture, rows);
+    bool good = options_read_yaml_list(&list, &mixture->strings, path, error);
+    for (size_t i = PHASE_ROWS; i < table.count; i++) free((void *)rows[i].name);
+    mixture->phase_count = list.count;
+    if (good && list.count == 0)
+        return error_set(error, ERROR_USAGE, "%s has no phases: give 'phases: [{weights: {%s: 1}}]'", path, mixture->sources[0].name);
+    for (int i = 0; good && i < list.count; i++) good = check_phase(mixture, i, path, error);
+    return good;
+}
+
+bool mixture_read(Mixture *mixture, const char *path, Error *error) {
+    *mixture = (Mixture){0};
+    if (read_sources(mixture, path, error) && read_phases(mixture, path, error)) return true;
+    mixture_free(mixture);
+    return false;
+}
+
+void mixture_free(Mixture *mixture) {
+    free(mixture->sources);
+    free(mixture->phases);
+    options_free_strings(&mixture->strings);
+    *mixture = (Mixture){0};
+}

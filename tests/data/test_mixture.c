@@ -1,0 +1,114 @@
+/* Tests of the file of a mixture: what it says, and what is refused with which words. */
+#include "support/files.h"
+
+#include "base/scope.h"
+#include "data/mixture.h"
+
+static Mixture read_mixture(const char *text) {
+    Mixture mixture;
+    Error error = {0};
+    write_bytes("m.yaml", text, strlen(text));
+    if (!mixture_read(&mixture, "m.yaml", &error)) fail_msg("%s", error.message);
+    return mixture;
+}
+
+static void assert_refused(const char *text, const char *part) {
+    Mixture mixture;
+    Error error = {0};
+    write_bytes("m.yaml", text, strlen(text));
+    assert_false(mixture_read(&mixture, "m.yaml", &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_holds(error.message, part);
+}
+
+static void a_file_gives_sources_and_phases(void **state) {
+    Mixture mixture = read_mixture("# weights are shares of tokens\n"
+                                   "sources:\n"
+                                   "  - {name: web, path: corpora/web}\n"
+                                   "  - name: long-cot_2\n"
+                                   "    path: s3://bucket/cot\n"
+                                   "    epochs: 2.5\n"
+                                   "phases:\n"
+                                   "  - name: pretrain\n"
+                                   "    tokens: 8T\n"
+                                   "    length: 4Ki\n"
+                                   "    weights: {web: 93.5, long-cot_2: 6.5}\n"
+                                   "  - rope_theta: 1M\n"
+                                   "    batch: {tokens: 16Mi, ramp_tokens: 4Mi, ramp_steps: 100}\n"
+                                   "    weights:\n"
+                                   "      long-cot_2: 1\n");
+    SCOPED_FREE char *web = memory_format("%s/corpora/web", (char *)*state);
+    assert_int_equal(mixture.source_count, 2);
+    assert_string_equal(mixture.sources[0].name, "web");
+    assert_string_equal(mixture.sources[0].path, web);
+    assert_true(mixture.sources[0].epochs == 1);
+    assert_string_equal(mixture.sources[1].path, "s3://bucket/cot");
+    assert_true(mixture.sources[1].epochs == 2.5);
+    assert_int_equal(mixture.phase_count, 2);
+    const MixturePhase *first = &mixture.phases[0], *last = &mixture.phases[1];
+    assert_string_equal(first->name, "pretrain");
+    assert_int_equal(first->tokens, 8000000000000);
+    assert_int_equal(first->length, 4096);
+    assert_true(first->rope_theta == 0 && first->batch_tokens == 0 && first->ramp_tokens == 0);
+    assert_true(first->weights[0] == 93.5 && first->weights[1] == 6.5);
+    assert_string_equal(last->name, "2");
+    assert_true(last->tokens == 0 && last->length == 0 && last->rope_theta == 1e6);
+    assert_true(last->batch_tokens == 16 << 20 && last->ramp_tokens == 4 << 20 && last->ramp_steps == 100);
+    assert_true(last->weights[0] == 0 && last->weights[1] == 1);
+    mixture_free(&mixture);
+}
+
+static void phases_may_stand_before_sources(void **state) {
+    (void)state;
+    Mixture mixture = read_mixture("phases: [{weights: {a: 1}}]\nsources: [{name: a, path: /a}]\n");
+    assert_int_equal(mixture.phase_count, 1);
+    assert_true(mixture.phases[0].weights[0] == 1);
+    mixture_free(&mixture);
+}
+
+#define SOURCES "sources: [{name: web, path: /web}, {name: code, path: /code}]\n"
+
+static void what_is_wrong_is_named_with_its_line(void **state) {
+    (void)state;
+    assert_refused("", "m.yaml has no sources");
+    assert_refused("sources: []\n", "m.yaml has no sources");
+    assert_refused(SOURCES, "m.yaml has no phases: give 'phases: [{weights: {web: 1}}]'");
+    assert_refused("stages: []\n", "unknown key 'stages' at m.yaml:1; known ones are sources, phases");
+    assert_refused(SOURCES "phases:\n  weights: {web: 1}\n", "phases at m.yaml:2 is no list");
+    assert_refused(SOURCES "phases: [web]\n", "an item of phases at m.yaml:2 is no group");
+    assert_refused(SOURCES "phases: []\nphases: []\n", "duplicate key 'phases' at m.yaml:3; it already stands in line 2");
+    assert_refused(
+        SOURCES "phases:\n - tokens: 8T\n   wieghts: {web: 1}\n", "unknown key 'wieghts.web' at m.yaml:4; did you mean 'weights.web'?");
+    assert_refused(SOURCES "phases:\n - weights: {wbe: 1}\n", "unknown key 'weights.wbe' at m.yaml:3; did you mean 'weights.web'?");
+    assert_refused(SOURCES "phases: [{weights: {web: -1}}]\n", "weights.web at m.yaml:2 is '-1'");
+    assert_refused(SOURCES "phases: [{weights: {web: nan}}]\n", "weights.web at m.yaml:2 is 'nan'");
+    assert_refused(SOURCES "phases: [{weights: [1, 2]}]\n", "a list stands at m.yaml:2, at key 'weights'");
+    assert_refused(SOURCES "phases: &a [{weights: {web: 1}}]\n", "an anchor (&name) stands at m.yaml:2");
+    assert_refused(SOURCES "phases: [{length: 0.5, weights: {web: 1}}]\n", "length at m.yaml:2 is '0.5'");
+    assert_refused("sources: [{name: web, path: /web, epochs: 0}]\n", "epochs at m.yaml:1 is '0'");
+}
+
+static void senseless_mixtures_are_refused(void **state) {
+    (void)state;
+    assert_refused("sources: [{path: /web}]\n", "source 1 has the name ''");
+    assert_refused("sources: [{name: a.b, path: /web}]\n", "source 1 has the name 'a.b': give 1 to 64 letters");
+    assert_refused("sources: [{name: web}]\n", "source web has no path");
+    assert_refused("sources: [{name: a, path: /a}, {name: a, path: /b}]\n", "sources 1 and 2 are both called a");
+    assert_refused(SOURCES "phases: [{tokens: 1M}]\n", "phase 1 has no weights above 0");
+    assert_refused(SOURCES "phases: [{weights: {web: 1}}, {weights: {web: 1}}]\n", "phase 1 has no tokens");
+    assert_refused(SOURCES "phases: [{tokens: 10, length: 16, weights: {web: 1}}]\n", "tokens: 10, fewer than one sequence of length: 16");
+    assert_refused(
+        SOURCES "phases: [{weights: {web: 1}, batch: {ramp_steps: 5}}]\n", "gives one of batch.ramp_tokens and batch.ramp_steps");
+    assert_refused(SOURCES "phases: [{weights: {web: 1, code: 0.00001}}]\n",
+        "weights.code=1e-05 of phase 1 is 1e-05 of its tokens, less than one sample in 65536");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        IN_FOLDER(a_file_gives_sources_and_phases),
+        IN_FOLDER(phases_may_stand_before_sources),
+        IN_FOLDER(what_is_wrong_is_named_with_its_line),
+        IN_FOLDER(senseless_mixtures_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
