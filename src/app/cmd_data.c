@@ -147,51 +147,55 @@ static void print_text(TokenizerDecoder *decoder, int32_t token) {
     for (size_t i = 0; i < length && token != end; i++) print_byte((unsigned char)text[i]);
 }
 
-/* As text where what made them is recorded (`record` as of shard_tokenizer), else as numbers. */
-static void print_tokens(const Shard *shard, const char *record) {
+/* The first ones, as text where what made them is recorded (`record` as of shard_set_tokenizer), else as numbers. */
+static bool print_tokens(const ShardSet *set, const char *record, Error *error) {
     Error ignored = {0};
-    int64_t count = shard->token_count < SHOWN_TOKENS ? shard->token_count : SHOWN_TOKENS;
+    int32_t tokens[SHOWN_TOKENS];
+    int64_t count = set->token_count < SHOWN_TOKENS ? set->token_count : SHOWN_TOKENS;
+    if (!shard_set_read(set, 0, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
     Tokenizer *tokenizer = record && *record ? tokenizer_open(record, "", &ignored) : NULL;
     TokenizerDecoder decoder = {0};
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
     bool text = record && (tokenizer || !*record);
     printf("first tokens:     %s", text ? "\"" : "");
     for (int64_t i = 0; i < count; i++)
-        if (text) print_text(&decoder, shard_token(shard, i));
-        else printf("%s%" PRId32, i > 0 ? " " : "", shard_token(shard, i));
-    printf("%s%s\n", text ? "\"" : "", count < shard->token_count ? " ..." : "");
+        if (text) print_text(&decoder, tokens[i]);
+        else printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
+    printf("%s%s\n", text ? "\"" : "", count < set->token_count ? " ..." : "");
     tokenizer_free(tokenizer);
+    return true;
 }
 
-static int64_t longest_document(const Shard *shard) {
-    int64_t longest = 0, start = 0;
-    for (int64_t i = 0; i < shard->document_count; i++) {
-        int64_t length = shard->document_end[i] - start;
-        if (length > longest) longest = length;
-        start = shard->document_end[i];
-    }
-    return longest;
+static bool longest_document(const ShardSet *set, int64_t *longest, Error *error) {
+    DocumentCursor cursor = {.set = set};
+    int64_t start = 0, end = 0;
+    for (*longest = 0; end >= 0; *longest = end - start > *longest ? end - start : *longest)
+        if (!document_cursor_next(&cursor, &start, &end, error)) return false;
+    return true;
 }
 
-static void print_shard(const Shard *shard) {
+static bool print_set(const ShardSet *set, Error *error) {
     char size[32];
-    log_format_bytes((double)shard->map.size, size);
-    printf("shard:            %s\n", shard->prefix);
-    SCOPED_FREE char *tokenizer = shard_tokenizer(shard->prefix);
+    int64_t bytes = shard_set_bytes(set), longest;
+    SCOPED_FREE char *tokenizer = shard_set_tokenizer(set->path), *types = shard_set_types(set);
+    if (!longest_document(set, &longest, error)) return false;
+    log_format_bytes((double)bytes, size);
+    printf("shard:            %s\n", set->path);
+    if (set->count > 1) printf("shards:           %" PRId64 "\n", set->count);
     printf("tokenizer:        %s\n", !tokenizer ? "not recorded" : *tokenizer ? tokenizer : "bytes");
-    printf("type:             %s\n", shard_type_name(shard));
-    printf("tokens:           %" PRId64 "\n", shard->token_count);
-    printf("documents:        %" PRId64 "\n", shard->document_count);
-    printf("size:             %zu bytes (%s)\n", shard->map.size, size);
-    printf("longest document: %" PRId64 " tokens\n", longest_document(shard));
-    printf("mean document:    %.1f tokens\n", (double)shard->token_count / (double)shard->document_count);
-    print_tokens(shard, tokenizer);
+    printf("type:             %s\n", types);
+    printf("tokens:           %" PRId64 "\n", set->token_count);
+    printf("documents:        %" PRId64 "\n", set->document_count);
+    printf("size:             %" PRId64 " bytes (%s)\n", bytes, size);
+    printf("longest document: %" PRId64 " tokens\n", longest);
+    printf("mean document:    %.1f tokens\n", (double)set->token_count / (double)set->document_count);
+    return print_tokens(set, tokenizer, error);
 }
 
-static bool print_check(Shard *shard, Error *error) {
-    if (!shard_verify(shard, error)) return false;
-    printf("largest token:    %" PRIu32 "\n", shard->max_token);
-    if (shard->checksummed) printf("check:            passed, all bytes of both files are as written\n");
+static bool print_check(ShardSet *set, Error *error) {
+    if (!shard_set_verify(set, error)) return false;
+    printf("largest token:    %" PRId64 "\n", set->max_token);
+    if (shard_set_checksummed(set)) printf("check:            passed, all bytes of all files are as written\n");
     else printf("check:            passed for sizes, boundaries and signs; the index carries no checksums of the bytes\n");
     return true;
 }
@@ -203,29 +207,20 @@ static char *prefix_of(const char *path) {
     return memory_format("%.*s", (int)length, path);
 }
 
-/* Names a shard that lies in a folder, or in a run's folder of packed text. */
+/* Names the folder of what a run packed. */
 static bool refuse_folder(const char *folder, Error *error) {
-    static const char *const parts[] = {"/data", ""};
-    for (int i = 0; i < 2; i++) {
-        SCOPED_FREE char *place = memory_format("%s%s", folder, parts[i]);
-        SCOPED(file_list_free) FileList list = {0};
-        if (!file_list(place, &list, error)) continue;
-        for (size_t j = 0; j < list.count; j++)
-            if (ends_with(list.entries[j].name, ".idx"))
-                return error_set(error, ERROR_USAGE, "%s is a folder: give the prefix of a token shard, such as %s/%.*s", folder, place,
-                    (int)strlen(list.entries[j].name) - 4, list.entries[j].name);
-    }
-    return error_set(error, ERROR_USAGE, "%s is a folder without token shards: give the prefix of a shard's .bin and .idx", folder);
+    SCOPED_FREE char *data = memory_format("%s/data", folder);
+    if (shard_set_exists(data)) return error_set(error, ERROR_USAGE, "%s holds no token shards, but %s does", folder, data);
+    return error_set(
+        error, ERROR_USAGE, "%s is a folder without token shards: give one with them, or the prefix of a shard's .bin and .idx", folder);
 }
 
 static bool run_show(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
-    SCOPED_FREE char *prefix = prefix_of(invocation->words[0]);
-    SCOPED(shard_close) Shard shard = {0};
-    if (!shard_exists(prefix) && file_kind(prefix, NULL) == FILE_FOLDER) return refuse_folder(prefix, error);
-    if (!shard_map(&shard, prefix, error)) return false;
-    print_shard(&shard);
-    return !options->check || print_check(&shard, error);
+    SCOPED_FREE char *path = prefix_of(invocation->words[0]);
+    SCOPED(shard_set_close) ShardSet set = {0};
+    if (!shard_set_exists(path) && file_kind(path, NULL) == FILE_FOLDER) return refuse_folder(path, error);
+    return shard_set_map(&set, path, error) && print_set(&set, error) && (!options->check || print_check(&set, error));
 }
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */
@@ -248,9 +243,9 @@ static const Command members[] = {
         .options_size = sizeof(DataOptions),
         .run = run_train_tokenizer},
     {.name = "data show",
-        .summary = "what a shard holds",
-        .words = "PREFIX",
-        .explanation = "Prints what the token shard PREFIX.bin and PREFIX.idx holds, and its first tokens.\n",
+        .summary = "what token shards hold",
+        .words = "PATH",
+        .explanation = "Prints what token shards hold, and their first tokens. PATH is a prefix, of PATH.bin and PATH.idx, or a folder.\n",
         .table = TABLE(show_rows),
         .options_size = sizeof(DataOptions),
         .run = run_show},

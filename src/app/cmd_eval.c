@@ -54,27 +54,27 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 /* The data, and the tokenizer that made its tokens: NULL with `bytes`, or where it is not known. */
 typedef struct Input {
-    Shard shard;
+    ShardSet set;
     Tokenizer *tokenizer;
     bool bytes;
 } Input;
 
 /* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
-static bool open_text(Shard *shard, const char *data, const char *tokenizer, const char *separator, Error *error) {
+static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const char *separator, Error *error) {
     Error ignored;
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
     if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
     SCOPED_FREE char *output = memory_format("%s/text", folder);
     PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
     PackResult result;
-    bool opened = pack_text(&options, &result, error) && shard_open(shard, output, error);
+    bool opened = pack_text(&options, &result, error) && shard_set_open(set, output, error);
     file_remove(folder, &ignored);
     return opened;
 }
 
 /* What made the tokens of a shard: what it records, which must be the model's `tokenizer`; else that. */
 static bool find_record(const char *data, const char *tokenizer, char **found, Error *error) {
-    *found = shard_tokenizer(data);
+    *found = shard_set_tokenizer(data);
     const char *record = *found;
     if (!record && tokenizer) *found = memory_copy_string(tokenizer);
     if (!record || !tokenizer || !tokenizer_differs(record, tokenizer)) return true;
@@ -95,12 +95,12 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
     if (!find_record(data, tokenizer, &known, error)) return false;
     input->bytes = known && !*known;
     if (known && *known) input->tokenizer = tokenizer_open(known, "", &ignored);
-    return check_input(input, config, known, error) && shard_open(&input->shard, data, error);
+    return check_input(input, config, known, error) && shard_set_open(&input->set, data, error);
 }
 
 static bool open_input(
     Input *input, const char *data, const char *tokenizer, const Config *config, const EvalOptions *options, Error *error) {
-    if (shard_exists(data)) return open_tokens(input, data, tokenizer, config, error);
+    if (shard_set_exists(data)) return open_tokens(input, data, tokenizer, config, error);
     bool other = tokenizer && *tokenizer;
     input->bytes = tokenizer && !*tokenizer;
     if (other) input->tokenizer = tokenizer_open(tokenizer, "", error);
@@ -108,7 +108,7 @@ static bool open_input(
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
     return (!other || input->tokenizer) && check_input(input, config, tokenizer, error) &&
-           open_text(&input->shard, data, tokenizer, options->separator, error);
+           open_text(&input->set, data, tokenizer, options->separator, error);
 }
 
 /* The data of a run's validations, for the caller to free. */
@@ -125,16 +125,16 @@ static char *find_own_data(const char *folder, const Config *config, Error *erro
 }
 
 static void close_input(Input *input) {
-    shard_close(&input->shard);
+    shard_set_close(&input->set);
     tokenizer_free(input->tokenizer);
 }
 
 /* -- The program --------------------------------------------------------------------------------------------------- */
 
-static int64_t choose_length(const char *model, const Config *config, const EvalOptions *options, const Shard *shard) {
+static int64_t choose_length(const char *model, const Config *config, const EvalOptions *options, const ShardSet *set) {
     int64_t length = options->length ? options->length : config->data.length;
     if (!options->length && !source_is_run(model)) length = config->model.context < DEFAULT_LENGTH ? config->model.context : DEFAULT_LENGTH;
-    return length < shard->token_count - 1 || shard->token_count < 2 ? length : shard->token_count - 1;
+    return length < set->token_count - 1 || set->token_count < 2 ? length : set->token_count - 1;
 }
 
 /* A MODEL_EVALUATE program with the newest weights in place. */
@@ -198,19 +198,19 @@ static void print_result(const Evaluation *result, bool json) {
 
 static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
     SCOPED(close_program) Program program = {0};
-    int64_t length = choose_length(folder, config, options, &data->shard);
+    int64_t length = choose_length(folder, config, options, &data->set);
     if (!open_program(&program, folder, config, options, options->batch, length, error)) return false;
     EvaluationInput input = {.model = &program.model,
         .executor = program.executor,
         .comm = comm_alone(),
-        .shard = &data->shard,
+        .set = &data->set,
         .vocabulary = config->model.vocabulary,
         .sequences = options->sequences,
         .tokenizer = data->tokenizer,
-        .bytes = data->bytes && data->shard.max_token < BYTE_VOCABULARY,
+        .bytes = data->bytes && data->set.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
     Evaluation result;
-    if (!evaluate_shard(&input, &result, error)) return false;
+    if (!evaluate_set(&input, &result, error)) return false;
     if (!isfinite(result.loss))
         return error_set(error, ERROR_NUMERICS,
             "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "

@@ -66,7 +66,7 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     if (config->data.tokenizer[0]) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
-    if (!path && !shard_exists(config->data.train))
+    if (!path && !shard_set_exists(config->data.train))
         return error_set(error, ERROR_USAGE,
             "init=%s has no tokenizer, without which data.train=%s is not its text: put its tokenizer.json there, or give "
             "data.tokenizer=FILE; data.tokenizer=bytes if bytes are its tokens",
@@ -203,8 +203,8 @@ static int64_t done_steps(const Config *config) {
 
 /* The steps that epochs come to are known of data that is packed. */
 static bool count_steps(Config *config, Error *error) {
-    SCOPED(shard_close) Shard train = {0};
-    bool packed = shard_exists(config->data.train) || done_steps(config) > 0;
+    SCOPED(shard_set_close) ShardSet train = {0};
+    bool packed = shard_set_exists(config->data.train) || done_steps(config) > 0;
     bool counted = config->epochs > 0 && packed && corpus_map_train(&train, config);
     return corpus_resolve_steps(config, counted ? &train : NULL, error);
 }

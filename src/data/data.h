@@ -2,7 +2,7 @@
  *
  * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets
  * and document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all
- * documents of a shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The
+ * documents of a set of shards; sample i is the tokens [i*length, i*length + length], the last one being only a target. The
  * order in which samples are drawn is a pure function of (seed, index): epoch e visits all samples once in the order of
  * rng_permute. So the world size does not enter, and resuming needs one integer: how many samples were drawn. */
 #pragma once
@@ -24,43 +24,57 @@ json_t *byte_tokenizer(void);
 /* Whether the tokenizer.json in a folder is that one. */
 bool byte_tokenizer_is(const char *folder);
 
-/* -- Token shards (shard.c) -------------------------------------------------------------------------------------- */
+/* -- Token shards (shard_set.c) ---------------------------------------------------------------------------------- */
 
-typedef struct Shard {
-    FileMap map;        /* PREFIX.bin */
-    const void *tokens; /* its bytes */
-    int token_bytes;    /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
-    int64_t token_count;
-    int64_t document_count;
-    const int64_t *document_end; /* document_count entries: token index one past each document; owned */
-    uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
-    char *prefix;                /* for messages; owned */
-    bool checksummed;            /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
-    uint64_t checksum;           /* XXH3 of PREFIX.bin: as written with `checksummed`, and as read by shard_verify */
-} Shard;
+typedef struct Shard Shard; /* one pair of mapped files (data_internal.h) */
 
-/* Whether there is a PREFIX.idx: what is no shard is taken for text. */
-bool shard_exists(const char *prefix);
-/* What made a shard's tokens, as recorded beside it: its folder PREFIX.tokenizer, or "" for the byte tokenizer; NULL: it
- * records nothing, as other programs' shards. The caller frees. */
-char *shard_tokenizer(const char *prefix);
-/* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads
- * all tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A
- * mapped shard must not be overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
-bool shard_open(Shard *shard, const char *prefix, Error *error);
-/* Only the index is read (and compared with its checksum), so this is quick at any size; max_token stays 0. */
-bool shard_map(Shard *shard, const char *prefix, Error *error);
-/* Reads all tokens of a mapped shard; on failure the shard stays mapped. Shows progress. */
-bool shard_verify(Shard *shard, Error *error);
-void shard_close(Shard *shard);                  /* also of a zeroed or failed one */
-const char *shard_type_name(const Shard *shard); /* "u8", "u16" or "i32" */
-static inline int32_t shard_token(const Shard *shard, int64_t index) {
-    switch (shard->token_bytes) {
-    case 1: return ((const uint8_t *)shard->tokens)[index];
-    case 2: return ((const uint16_t *)shard->tokens)[index];
-    default: return ((const int32_t *)shard->tokens)[index];
-    }
-}
+/* What a path names: one shard, PREFIX.bin and PREFIX.idx, or a folder whose shards follow one another in byte order of
+ * their names. Either is one stream of tokens and of documents, counted from 0 across its shards; a shard's end is a
+ * document's end. Files stay mapped: nothing is allocated for a token or a document. A mapped shard must not be
+ * overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
+typedef struct ShardSet {
+    char *path;    /* as given, for messages; owned */
+    Shard *shards; /* owned */
+    int64_t count;
+    int64_t *first_token, *first_document; /* [count + 1]: of each shard in the stream, and one past the last; owned */
+    int64_t token_count, document_count;
+    int64_t max_token; /* of all shards */
+} ShardSet;
+
+/* Whether a path names shards: a PREFIX.idx, or a folder that holds one. What is no shard is taken for text. */
+bool shard_set_exists(const char *path);
+/* What made the tokens, as recorded beside a shard, and beside the first one of a folder: its folder PREFIX.tokenizer, or ""
+ * for the byte tokenizer; NULL: it records nothing, as other programs' shards. The caller frees. */
+char *shard_set_tokenizer(const char *path);
+/* Maps the files and checks them: every size, offset and document boundary, checksums, no negative token. ERROR_DATA. It
+ * is shard_set_map, then shard_set_verify. */
+bool shard_set_open(ShardSet *set, const char *path, Error *error);
+/* Reads no tokens, so max_token stays 0. */
+bool shard_set_map(ShardSet *set, const char *path, Error *error);
+/* Reads all files of a mapped set; on failure it stays mapped. Shows progress. */
+bool shard_set_verify(ShardSet *set, Error *error);
+void shard_set_close(ShardSet *set); /* also of a zeroed or failed one */
+
+/* Copies the tokens [first, first + count) of the stream to `tokens`; `ends` (may be NULL) receives 1 for each token behind
+ * which a document ends, else 0. Tokens must be below `vocabulary`. ERROR_DATA names file and place. Any thread may call. */
+bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
+/* Asks the system to read what shard_set_read will need, and returns at once. */
+void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
+
+/* Walks the documents in order: start with {.set = set}. */
+typedef struct DocumentCursor {
+    const ShardSet *set;
+    int64_t document, token; /* the next document, and where it starts */
+} DocumentCursor;
+/* The tokens [*start, *end) of the next document, which may be empty. *end is -1 behind the last one. ERROR_DATA. */
+bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error);
+
+/* XXH3 of tokens, document ends and token types: the content of a set. Of one that was verified. */
+uint64_t shard_set_checksum(const ShardSet *set);
+/* What `smelt data show` prints of the shards together: "u16", or "u16, i32". The caller frees. */
+char *shard_set_types(const ShardSet *set);
+int64_t shard_set_bytes(const ShardSet *set);    /* of the files of tokens */
+bool shard_set_checksummed(const ShardSet *set); /* whether all shards carry checksums: smelt's do, other programs' do not */
 
 /* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx appear under their names only when
  * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. A shard of
@@ -129,7 +143,7 @@ typedef struct Batch {
 } Batch;
 
 typedef struct LoaderOptions {
-    const Shard *shard; /* outlives the loader */
+    const ShardSet *set; /* outlives the loader */
     int64_t sequences, length;
     int32_t vocabulary; /* tokens must be below it: ERROR_DATA with the offending value otherwise */
     int32_t separator;  /* the token that ends a document in the stream, or -1: boundaries from the shard's
@@ -145,11 +159,12 @@ typedef struct LoaderOptions {
 
 typedef struct Loader Loader;
 /* Starts a thread that prepares batches ahead, beginning with draw index first_sample. A corpus shorter than one sample
- * is ERROR_DATA. Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too.
- * The shard must be opened with shard_open. */
+ * is ERROR_DATA. Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too. */
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
 int64_t loader_samples(const Loader *loader); /* samples in one epoch */
-const Batch *loader_next(Loader *loader);     /* waits for the next batch; the previous one is released */
-void loader_close(Loader *loader);            /* at any moment; NULL is allowed */
+/* Waits for the next batch; the previous one is released. NULL when its data could not be read: ERROR_DATA, and no later
+ * batch comes. */
+const Batch *loader_next(Loader *loader, Error *error);
+void loader_close(Loader *loader); /* at any moment; NULL is allowed */
 /* The sample that a draw (>= 0) reads, out of `samples` (>= 1): the whole order of the data, as a pure function. */
 int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples);

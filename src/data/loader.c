@@ -1,6 +1,6 @@
 /* Batches, prefetched by one thread into a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and
- * the thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the
- * shard has been read and its largest token compared with the vocabulary before the thread starts.
+ * the thread; the trainer and the evaluator hold one batch at a time. Data that cannot be read ends the thread, and the
+ * batches before it are given out first.
  *
  * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are
  * complete, the consumer has released those below `released` and holds at most one: batch `released`. So
@@ -10,8 +10,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -35,6 +33,9 @@ struct Loader {
     Batch batch; /* the one that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
+    Error error;              /* under the mutex: why batch `filled` will not come */
+    int32_t *read;            /* [length + 1]: a sequence and its last target, on the thread */
+    uint8_t *ends;            /* [length + 1]: where documents end in it */
     atomic_bool stop;         /* set under the mutex, read between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -52,40 +53,28 @@ int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t s
 
 /* -- Filling ----------------------------------------------------------------------------------------------------- */
 
-/* The first document that ends after `token`; empty documents are passed over. */
-static int64_t find_document(const Shard *shard, int64_t token) {
-    int64_t low = 0, high = shard->document_count - 1;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (shard->document_end[middle] > token) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
-static void fill_positions(const LoaderOptions *options, int64_t start, const Slot *slot) {
-    const Shard *shard = options->shard;
-    if (!options->document_mask) {
-        for (int64_t i = 0; i < options->length; i++) slot->positions[i] = (int32_t)i;
-        return;
-    }
-    int64_t document = find_document(shard, start);
+/* Positions restart behind each end of a document, whose last token has no target. */
+static void mask_documents(const LoaderOptions *options, const uint8_t *ends, const Slot *row) {
     int32_t position = 0;
     for (int64_t i = 0; i < options->length; i++) {
-        slot->positions[i] = position++;
-        while (shard->document_end[document] <= start + i) document++;
-        if (shard->document_end[document] == start + i + 1 || slot->tokens[i] == options->separator) {
-            slot->targets[i] = -1;
-            position = 0;
-        }
+        row->positions[i] = position++;
+        if (!ends[i] && row->tokens[i] != options->separator) continue;
+        row->targets[i] = -1;
+        position = 0;
     }
 }
 
-static void fill_sequence(const LoaderOptions *options, int64_t start, const Slot *slot) {
-    for (int64_t i = 0; i < options->length; i++) slot->tokens[i] = shard_token(options->shard, start + i);
-    memcpy(slot->targets, slot->tokens + 1, (size_t)(options->length - 1) * sizeof *slot->targets);
-    slot->targets[options->length - 1] = shard_token(options->shard, start + options->length);
-    fill_positions(options, start, slot);
+/* Reads one token more than the sequence has, the last target: `read` has room for it. */
+static bool fill_sequence(Loader *loader, int64_t start, const Slot *row, Error *error) {
+    const LoaderOptions *options = &loader->options;
+    int64_t length = options->length;
+    uint8_t *ends = options->document_mask ? loader->ends : NULL;
+    if (!shard_set_read(options->set, start, length + 1, options->vocabulary, loader->read, ends, error)) return false;
+    memcpy(row->tokens, loader->read, (size_t)length * sizeof *row->tokens);
+    memcpy(row->targets, loader->read + 1, (size_t)length * sizeof *row->targets);
+    if (ends) mask_documents(options, ends, row);
+    for (int64_t i = 0; i < length && !ends; i++) row->positions[i] = (int32_t)i;
+    return true;
 }
 
 static int64_t sequence_start(const Loader *loader, int64_t number, int64_t sequence) {
@@ -96,25 +85,20 @@ static int64_t sequence_start(const Loader *loader, int64_t number, int64_t sequ
 
 /* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests at a time. */
 static void request_pages(const Loader *loader, int64_t number) {
-    const Shard *shard = loader->options.shard;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
-        int64_t start = sequence_start(loader, number, i) * shard->token_bytes;
-        int64_t size = (loader->options.length + 1) * shard->token_bytes;
-        uintptr_t address = (uintptr_t)shard->tokens + (uintptr_t)start, aligned = address & ~(page - 1);
-        madvise((void *)aligned, (size_t)size + (address - aligned), MADV_WILLNEED);
-    }
+    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++)
+        shard_set_prefetch(loader->options.set, sequence_start(loader, number, i), loader->options.length + 1);
 }
 
-static void fill_batch(Loader *loader, int64_t batch) {
+static bool fill_batch(Loader *loader, int64_t batch, Error *error) {
     Slot *slot = &loader->slots[batch % LOADER_RING];
     slot->number = loader->options.pick ? loader->options.pick(loader->options.pick_context) : batch;
     request_pages(loader, slot->number);
     for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
         int64_t offset = i * loader->options.length;
         Slot row = {.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
-        fill_sequence(&loader->options, sequence_start(loader, slot->number, i), &row);
+        if (!fill_sequence(loader, sequence_start(loader, slot->number, i), &row, error)) return false;
     }
+    return true;
 }
 
 /* Call it with the mutex locked. */
@@ -123,17 +107,20 @@ static void ring_check(const Loader *loader) {
     assert(!loader->holding || loader->released < loader->filled);
 }
 
+/* Ends with the first batch that cannot be read. */
 static void *loader_run(void *argument) {
     Loader *loader = argument;
     pthread_mutex_lock(&loader->mutex);
-    for (;;) {
+    while (loader->error.code == ERROR_NONE) {
         while (!loader->stop && loader->filled == loader->released + LOADER_RING) pthread_cond_wait(&loader->changed, &loader->mutex);
         if (loader->stop) break;
         int64_t batch = loader->filled;
         pthread_mutex_unlock(&loader->mutex);
-        fill_batch(loader, batch);
+        Error error = {0};
+        bool filled = fill_batch(loader, batch, &error);
         pthread_mutex_lock(&loader->mutex);
-        loader->filled++;
+        loader->error = error;
+        loader->filled += filled;
         ring_check(loader);
         pthread_cond_broadcast(&loader->changed);
     }
@@ -162,27 +149,24 @@ static bool check_options(const LoaderOptions *options, int64_t first_sample, Er
 }
 
 static bool check_corpus(const LoaderOptions *options, Error *error) {
-    const Shard *shard = options->shard;
-    if (shard->token_count <= options->length)
+    const ShardSet *set = options->set;
+    if (set->token_count <= options->length)
         return error_set(error, ERROR_DATA,
             "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
             " with its last target; pack more text or shorten the sequences",
-            shard->prefix, shard->token_count, options->length, options->length + 1);
-    if ((int64_t)shard->max_token < options->vocabulary) return true;
-    int64_t index = 0;
-    while (shard_token(shard, index) < options->vocabulary) index++;
-    return error_set(error, ERROR_DATA,
-        "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the vocabulary has %" PRId32
-        " tokens; pack the corpus with the model's tokenizer or give the model a larger "
-        "vocabulary",
-        shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
+            set->path, set->token_count, options->length, options->length + 1);
+    return set->max_token < options->vocabulary ||
+           error_set(error, ERROR_DATA,
+               "%s has tokens up to %" PRId64 " but the vocabulary has %" PRId32
+               " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
+               set->path, set->max_token, options->vocabulary);
 }
 
 static bool allocate_ring(Loader *loader, Error *error) {
     size_t values = (size_t)loader->options.sequences * (size_t)loader->options.length;
     size_t bytes = values * LOADER_RING * LOADER_ARRAYS * sizeof(int32_t);
     loader->arena = memory_map(bytes, error);
-    if (!loader->arena) return error_context(error, "batches of %s", loader->options.shard->prefix);
+    if (!loader->arena) return error_context(error, "batches of %s", loader->options.set->path);
     loader->arena_bytes = bytes;
     for (int i = 0; i < LOADER_RING; i++) {
         int32_t *base = loader->arena + (size_t)i * LOADER_ARRAYS * values;
@@ -201,6 +185,8 @@ static void loader_free(Loader *loader) {
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->mutex);
     if (loader->arena) memory_unmap(loader->arena, loader->arena_bytes);
+    free(loader->read);
+    free(loader->ends);
     free(loader);
 }
 
@@ -208,8 +194,10 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     if (!check_options(options, first_sample, error) || !check_corpus(options, error)) return NULL;
     Loader *loader = memory_allocate(sizeof *loader);
     loader->options = *options;
-    loader->samples = (options->shard->token_count - 1) / options->length;
+    loader->samples = (options->set->token_count - 1) / options->length;
     loader->first_sample = first_sample;
+    loader->read = memory_allocate((size_t)(options->length + 1) * sizeof *loader->read);
+    loader->ends = memory_allocate((size_t)(options->length + 1) * sizeof *loader->ends);
     atomic_init(&loader->stop, false);
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
@@ -220,16 +208,18 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
 
 int64_t loader_samples(const Loader *loader) { return loader->samples; }
 
-const Batch *loader_next(Loader *loader) {
+const Batch *loader_next(Loader *loader, Error *error) {
     pthread_mutex_lock(&loader->mutex);
     if (loader->holding) {
         loader->released++;
         pthread_cond_broadcast(&loader->changed);
     }
-    while (loader->filled == loader->released) pthread_cond_wait(&loader->changed, &loader->mutex);
+    while (loader->filled == loader->released && loader->error.code == ERROR_NONE) pthread_cond_wait(&loader->changed, &loader->mutex);
     int64_t number = loader->released;
-    loader->holding = true;
+    loader->holding = loader->filled > number;
+    if (!loader->holding) *error = loader->error;
     pthread_mutex_unlock(&loader->mutex);
+    if (!loader->holding) return NULL;
     const Slot *slot = &loader->slots[number % LOADER_RING];
     loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, loader->first_sample + slot->number * loader->options.sequences};
     return &loader->batch;

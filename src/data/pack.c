@@ -256,7 +256,7 @@ static bool refuse_output(const Packer *packer, const char *path, Error *error) 
 static bool refuse_shard(const char *path, Error *error) {
     if (!ends_with(path, ".bin") && !ends_with(path, ".idx")) return true;
     SCOPED_FREE char *prefix = memory_format("%.*s", (int)strlen(path) - 4, path), *tokens = memory_format("%s.bin", prefix);
-    return !file_exists(tokens) || !shard_exists(prefix) ||
+    return !file_exists(tokens) || !shard_set_exists(prefix) ||
            error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path,
                prefix);
 }

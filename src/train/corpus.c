@@ -53,7 +53,7 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
 /* Names the parts of a shard where only what comes before -train and -valid was given. */
 static bool refuse_whole_of_split(const char *input, Error *error) {
     SCOPED_FREE char *train = memory_format("%s-train", input);
-    return file_exists(input) || !shard_exists(train) ||
+    return file_exists(input) || !shard_set_exists(train) ||
            error_set(error, ERROR_DATA, "%s was packed in two parts: give data.train=%s data.valid=%s-valid", input, train, input);
 }
 
@@ -67,24 +67,24 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer};
-    if (made && shard_exists(last)) return true;
+    if (made && shard_set_exists(last)) return true;
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 
-static bool open_in_run(Shard *shard, const Config *config, const char *name, Error *error) {
+static bool open_in_run(ShardSet *set, const Config *config, const char *name, Error *error) {
     SCOPED_FREE char *prefix = memory_format("%s/data/%s", config->run, name);
-    return shard_open(shard, prefix, error);
+    return shard_set_open(set, prefix, error);
 }
 
 /* Opens a token shard, or text that is packed to RUN/data/NAME. */
-static bool open_input(Shard *shard, const Config *config, bool made, const char *input, const char *name, Error *error) {
-    if (shard_exists(input)) return shard_open(shard, input, error);
-    return pack_once(config, made, input, name, 0, error) && open_in_run(shard, config, name, error);
+static bool open_input(ShardSet *set, const Config *config, bool made, const char *input, const char *name, Error *error) {
+    if (shard_set_exists(input)) return shard_set_open(set, input, error);
+    return pack_once(config, made, input, name, 0, error) && open_in_run(set, config, name, error);
 }
 
 static bool is_in_run(const char *run, const char *name) {
     SCOPED_FREE char *prefix = memory_format("%s/data/%s", run, name);
-    return shard_exists(prefix);
+    return shard_set_exists(prefix);
 }
 
 /* Validation text is packed under its path, beside that of the steps so far. */
@@ -109,7 +109,7 @@ static char *name_of_valid(const Config *config, bool made) {
 static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
     bool wanted = !data->valid[0] && data->valid_fraction > 0;
-    if (shard_exists(data->train)) return false;
+    if (shard_set_exists(data->train)) return false;
     return (made && is_in_run(config->run, "text-train")) || (wanted && !(made && is_in_run(config->run, "text")));
 }
 
@@ -122,16 +122,16 @@ bool corpus_keeps(const char *run, const char *valid) {
 char *corpus_valid(const Config *config) {
     const char *given = config->data.valid;
     SCOPED_FREE char *name = given[0] ? name_of_valid(config, true) : memory_copy_string("text-valid");
-    if (given[0] && shard_exists(given)) return memory_copy_string(given);
+    if (given[0] && shard_set_exists(given)) return memory_copy_string(given);
     return is_in_run(config->run, name) ? memory_format("%s/data/%s", config->run, name) : NULL;
 }
 
-bool corpus_map_train(Shard *train, const Config *config) {
+bool corpus_map_train(ShardSet *train, const Config *config) {
     SCOPED_FREE char *split = memory_format("%s/data/text-train", config->run), *whole = memory_format("%s/data/text", config->run);
     const char *const prefixes[] = {config->data.train, split, whole};
     Error ignored = {0};
     for (int i = 0; i < 3; i++)
-        if (shard_exists(prefixes[i])) return shard_map(train, prefixes[i], &ignored);
+        if (shard_set_exists(prefixes[i])) return shard_set_map(train, prefixes[i], &ignored);
     return false;
 }
 
@@ -163,7 +163,7 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
 
 /* A shard that records another tokenizer than the one that is used is a mistake. */
 static bool check_record(const DataConfig *data, const char *setting, const char *prefix, Error *error) {
-    SCOPED_FREE char *record = prefix[0] && shard_exists(prefix) ? shard_tokenizer(prefix) : NULL;
+    SCOPED_FREE char *record = prefix[0] && shard_set_exists(prefix) ? shard_set_tokenizer(prefix) : NULL;
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
     return !tokenizer_differs(record, data->tokenizer) ||
            error_set(error, ERROR_USAGE,
@@ -173,8 +173,9 @@ static bool check_record(const DataConfig *data, const char *setting, const char
 
 static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
     const DataConfig *data = &config->data;
-    if (data->tokenizer[0] || !shard_exists(data->train)) return true;
-    SCOPED_FREE char *record = shard_tokenizer(data->train), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
+    if (data->tokenizer[0] || !shard_set_exists(data->train)) return true;
+    SCOPED_FREE char *record = shard_set_tokenizer(data->train),
+                     *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
     return options_set(&config_table, config, strings, setting, error);
 }
 
@@ -203,7 +204,7 @@ static double step_tokens(const Config *config, int64_t steps) {
     return (double)schedule_samples_before(&config->batch, config->data.length, steps + 1) * (double)config->data.length;
 }
 
-bool corpus_resolve_steps(Config *config, const Shard *train, Error *error) {
+bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error) {
     const double most = 1e15;
     double tokens = (double)config->tokens;
     if (config->epochs > 0 && train)
@@ -282,8 +283,8 @@ bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error 
 }
 
 void corpus_close(Corpus *corpus) {
-    shard_close(&corpus->train);
-    shard_close(&corpus->valid);
+    shard_set_close(&corpus->train);
+    shard_set_close(&corpus->valid);
     tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};
 }

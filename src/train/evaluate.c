@@ -1,4 +1,4 @@
-/* Loss on a token shard, in order, every sample once. Bits per byte divide all bits, those of separators included,
+/* Loss on token shards, in order, every sample once. Bits per byte divide all bits, those of separators included,
  * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
  * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
 #include <math.h>
@@ -78,7 +78,7 @@ static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
 }
 
 static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *error) {
-    LoaderOptions options = {.shard = input->shard,
+    LoaderOptions options = {.set = input->set,
         .sequences = input->model->sequences,
         .length = input->model->length,
         .vocabulary = (int32_t)input->vocabulary,
@@ -98,7 +98,7 @@ static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error
     return done;
 }
 
-bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error) {
+bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = input->model;
     Turn turn;
     Loader *loader = open_loader(input, &turn, error);
@@ -115,7 +115,9 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true, stop = false;
     for (int64_t i = rank; i - rank < batches && (done = agree_to_stop(input, &stop, error)) && !stop; i += size) {
-        load_batch(input, i < batches ? loader_next(loader) : NULL, samples, text, &counts);
+        const Batch *batch = i < batches ? loader_next(loader, error) : NULL;
+        if (!(done = batch || i >= batches)) break;
+        load_batch(input, batch, samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
         if (!(done = executor_finish(input->executor, error))) break;
@@ -140,7 +142,7 @@ static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
     const Config *config = session->config;
     return (EvaluationInput){.model = &session->evaluation,
         .executor = session->evaluator,
-        .shard = &corpus->valid,
+        .set = &corpus->valid,
         .vocabulary = config->model.vocabulary,
         .sequences = config->eval.sequences,
         .comm = session->comm,
@@ -176,5 +178,5 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
     input.stop = stop;
     input.step = session->step;
     exchange_finish_weights(session->exchange);
-    return evaluate_shard(&input, result, error) || name_source(session->config, error);
+    return evaluate_set(&input, result, error) || name_source(session->config, error);
 }

@@ -46,11 +46,9 @@ json_t *identity_saved_settings(const json_t *saved) {
 
 /* -- Checksums ----------------------------------------------------------------------------------------------------- */
 
-static json_t *describe_shard(const Shard *shard) {
-    size_t bytes = (size_t)shard->document_count * sizeof *shard->document_end;
-    const uint64_t parts[] = {shard->checksum, hash_bytes(shard->document_end, bytes), (uint64_t)shard->token_bytes};
-    return json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, shard->document_count,
-        plural(shard->document_count), shard->token_count, hash_bytes(parts, sizeof parts));
+static json_t *describe_set(const ShardSet *set) {
+    return json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, set->document_count, plural(set->document_count),
+        set->token_count, shard_set_checksum(set));
 }
 
 /* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small file. */
@@ -141,8 +139,8 @@ json_t *identity_create(const Config *config, const Corpus *corpus, const char *
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
-    json_object_set_new(identity, "data.train.content", describe_shard(&corpus->train));
-    if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_shard(&corpus->valid));
+    json_object_set_new(identity, "data.train.content", describe_set(&corpus->train));
+    if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_set(&corpus->valid));
     json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
     bool good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)

@@ -194,7 +194,7 @@ static bool check_copy(const Config *config, const char *run, const json_t *save
     const json_t *before = json_object_get(saved, name);
     const char *known = json_string_value(json_object_get(saved, setting));
     bool other = valid && known && strcmp(known, absolute) != 0;
-    if (!before || other || shard_exists(path) || !file_exists(path) || identity_accepts(config->resume.accept, name)) return true;
+    if (!before || other || shard_set_exists(path) || !file_exists(path) || identity_accepts(config->resume.accept, name)) return true;
     if (corpus_keeps(run, valid ? absolute : NULL)) return true;
     json_auto_t *now = identity_of_text(path, error);
     return now && (json_equal(now, before) ||
@@ -303,7 +303,7 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
     for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
         const json_t *path = option->path ? json_object_get(identity, option->name) : NULL;
         const char *given = json_string_value(path);
-        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_exists(given)) continue;
+        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_set_exists(given)) continue;
         if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
             return error_set(error, ERROR_USAGE, "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has",
                 option->name, given, config->run);
@@ -314,7 +314,7 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
 /* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
-    bool text = *path && !shard_exists(path), read = text && is_there(path);
+    bool text = *path && !shard_set_exists(path), read = text && is_there(path);
     json_auto_t *there = read ? identity_of_text(path, error) : NULL;
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;

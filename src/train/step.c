@@ -62,7 +62,8 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     *targets = 0;
     for (int64_t i = 0; i < share->mine; i++) {
-        const Batch *batch = loader_next(loop->loader);
+        const Batch *batch = loader_next(loop->loader, error);
+        if (!batch) return error_context(error, "data.train=%s", loop->config->data.train);
         memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
         memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
@@ -96,7 +97,7 @@ static void allocate_inputs(Loop *loop) {
 
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    LoaderOptions options = {.shard = &loop->corpus.train,
+    LoaderOptions options = {.set = &loop->corpus.train,
         .sequences = config->batch.sequences,
         .length = config->data.length,
         .vocabulary = (int32_t)config->model.vocabulary,

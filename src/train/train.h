@@ -27,7 +27,7 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
 /* -- Data of a run (corpus.c) -------------------------------------------------------------------------------------- */
 
 typedef struct Corpus {
-    Shard train, valid;
+    ShardSet train, valid;
     bool has_valid;
     Tokenizer *tokenizer; /* of data.tokenizer; NULL: bytes, or it is not known */
     bool bytes;           /* made by the byte tokenizer */
@@ -53,12 +53,12 @@ char *corpus_valid(const Config *config);
  * path. */
 bool corpus_keeps(const char *run, const char *valid);
 /* Maps the training part where it is packed already: a shard, or RUN/data. */
-bool corpus_map_train(Shard *train, const Config *config);
+bool corpus_map_train(ShardSet *train, const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;
  * then config_check. Without `train` epochs stay. ERROR_USAGE. */
-bool corpus_resolve_steps(Config *config, const Shard *train, Error *error);
+bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
@@ -75,16 +75,16 @@ typedef struct Evaluation {
 typedef struct EvaluationInput {
     const Model *model;
     Executor *executor;
-    const Shard *shard;
-    int64_t vocabulary, sequences; /* the first ones of the shard; sequences 0: all */
+    const ShardSet *set;
+    int64_t vocabulary, sequences; /* the first ones of the set; sequences 0: all */
     Comm *comm;                    /* whose ranks share the batches; all of them get the result */
-    const Tokenizer *tokenizer;    /* of the shard; NULL: with `bytes` the byte tokenizer, else unknown */
+    const Tokenizer *tokenizer;    /* of the set; NULL: with `bytes` the byte tokenizer, else unknown */
     bool bytes, document_mask;
     Watchdog *watchdog; /* gets a sign of life at `step` with every batch; NULL: none */
     int64_t step;
     const StopRequest *stop; /* made on any rank: the rest is left out; NULL: nothing stops it */
 } EvaluationInput;
-bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
+bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* A session's model on the validation part of its corpus. */
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);

@@ -80,9 +80,9 @@ static void check_product(const Case *c, void *context) {
 static bool accepts_shards(const Product *product, Error *error) {
     bool good = true;
     for (const char *const *path = product->paths; *path && good; path += 2) {
-        SCOPED(shard_close) Shard shard = {0};
+        SCOPED(shard_set_close) ShardSet set = {0};
         SCOPED_FREE char *prefix = memory_format("cut/%.*s", (int)strlen(*path) - (int)strlen(".bin"), *path);
-        good = shard_open(&shard, prefix, error);
+        good = shard_set_open(&set, prefix, error);
     }
     return good;
 }

@@ -15,13 +15,12 @@
 
 /* Opening must fail as bad data, with a message that contains `part`, and must leave nothing to close. */
 static void assert_refused(const char *prefix, const char *part) {
-    Shard shard;
+    ShardSet set;
     Error error = {0};
-    assert_false(shard_open(&shard, prefix, &error));
+    assert_false(shard_set_open(&set, prefix, &error));
     assert_int_equal(error.code, ERROR_DATA);
     if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
-    assert_null(shard.tokens);
-    assert_null(shard.document_end);
+    assert_null(set.shards);
 }
 
 static void a_shard_gives_back_what_was_written(void **state) {
@@ -32,32 +31,25 @@ static void a_shard_gives_back_what_was_written(void **state) {
     for (int i = 0; i < 3; i++) {
         int32_t tokens[] = {0, largest[i], 7, 42, 1, 2, 3, 4};
         write_shard("s", widths[i], tokens, lengths, 4);
-        Shard shard = open_shard("s");
-        assert_int_equal(shard.token_bytes, widths[i]);
-        assert_int_equal(shard.token_count, 8);
-        assert_int_equal(shard.document_count, 4);
-        assert_int_equal(shard.max_token, largest[i]);
-        assert_true(shard.checksummed);
-        static const int64_t ends[] = {3, 4, 4, 8};
-        assert_memory_equal(shard.document_end, ends, sizeof ends);
-        for (int t = 0; t < 8; t++) assert_int_equal(shard_token(&shard, t), tokens[t]);
-        shard_close(&shard);
+        ShardSet set = open_set("s");
+        assert_int_equal(shard_set_bytes(&set), 8 * widths[i]);
+        assert_int_equal(set.max_token, largest[i]);
+        assert_true(shard_set_checksummed(&set));
+        assert_tokens(&set, tokens, 8);
+        assert_documents(&set, (const int64_t[]){3, 4, 4, 8}, 4);
+        shard_set_close(&set);
     }
 }
 
 static void a_shard_written_by_hand_as_megatron_defines_it_is_read(void **state) {
     (void)state;
     write_hand_shard();
-    Shard shard = open_shard("m");
-    static const int32_t tokens[] = {5, 256 + 6, 2 * 65536 + 7, 8, 9, 10};
-    static const int64_t ends[] = {3, 6};
-    assert_int_equal(shard.token_count, 6);
-    for (int i = 0; i < 6; i++) assert_int_equal(shard_token(&shard, i), tokens[i]);
-    assert_int_equal(shard.document_count, 2);
-    assert_memory_equal(shard.document_end, ends, sizeof ends);
-    assert_int_equal(shard.max_token, 2 * 65536 + 7);
-    assert_false(shard.checksummed);
-    shard_close(&shard);
+    ShardSet set = open_set("m");
+    assert_tokens(&set, (const int32_t[]){5, 256 + 6, 2 * 65536 + 7, 8, 9, 10}, 6);
+    assert_documents(&set, (const int64_t[]){3, 6}, 2);
+    assert_int_equal(set.max_token, 2 * 65536 + 7);
+    assert_false(shard_set_checksummed(&set));
+    shard_set_close(&set);
 }
 
 static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **state) {
@@ -109,13 +101,13 @@ static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
         {17, 1, 0, "type 0"},
         {17, 1, 9, "type 9"},
         {17, 1, 255, "type 255"},
-        {17, 1, 1, "ends at byte"},
+        {17, 1, 1, "describes 15"},
         {17, 1, 2, "(i8)"},
         {17, 1, 3, "(i16)"},
         {17, 1, 5, "(i64)"},
         {17, 1, 6, "(f64)"},
         {17, 1, 7, "(f32)"},
-        {17, 1, 8, "ends at byte"},
+        {17, 1, 8, "describes 18"},
         {18, 8, 0, "claims 0 sequences"},
         {18, 8, 2, "after its"},
         {18, 8, 4, "claims 3 document entries"},
@@ -133,13 +125,13 @@ static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
         {34, 4, 3, "ends at byte 12"},
         {34, 4, -1, "length of -1"},
         {34, 4, INT32_MAX, "length of 2147483647"},
-        {42, 4, 2, "has 24 bytes but its index describes 20"},
-        {42, 4, 4, "length of 4"},
-        {42, 4, INT32_MIN, "length of -2147483648"},
+        {42, 4, 2, "has 24 bytes but m.idx describes 20"},
+        {42, 4, 4, "describes 28"},
+        {42, 4, INT32_MIN, "describes -"},
         {46, 8, 4, "sequence 0 at byte 4"},
         {46, 8, -8, "sequence 0 at byte -8"},
         {54, 8, 0, "sequence 1 at byte 0"},
-        {62, 8, INT64_MAX, "sequence 2 at byte"},
+        {62, 8, INT64_MAX, "m.idx describes"},
         {70, 8, 1, "first document"},
         {70, 8, -1, "first document"},
         {78, 8, 4, "document 0"},
@@ -213,8 +205,8 @@ static void every_flipped_bit_of_a_shard_that_smelt_wrote_is_noticed(void **stat
         write_bytes(names[file], bytes, size);
         free(bytes);
     }
-    Shard shard = open_shard("s");
-    shard_close(&shard);
+    ShardSet set = open_set("s");
+    shard_set_close(&set);
 }
 
 static void a_shard_cut_short_anywhere_is_refused(void **state) {
@@ -230,16 +222,20 @@ static void a_shard_cut_short_anywhere_is_refused(void **state) {
     free(index);
 }
 
-/* What every accepted shard promises to its readers. */
-static void assert_consistent(const Shard *shard) {
-    assert_int_equal((uint64_t)shard->token_count * (uint64_t)shard->token_bytes, shard->map.size);
-    int64_t before = 0;
-    for (int64_t i = 0; i < shard->document_count; i++) {
-        assert_true(shard->document_end[i] >= before);
-        before = shard->document_end[i];
+/* What every accepted shard promises to its readers: a walk over the documents and reading all tokens agree. */
+static void assert_consistent(const ShardSet *set) {
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(set, &ends);
+    DocumentCursor cursor = {.set = set};
+    Error error = {0};
+    int64_t start = 0, end = 0, last = 0;
+    for (; end >= 0; last = cursor.token) {
+        assert_true(document_cursor_next(&cursor, &start, &end, &error));
+        assert_int_equal(start, last);
+        for (int64_t i = start; i < end; i++) assert_int_equal(ends[i], i == end - 1);
     }
-    assert_int_equal(before, shard->token_count);
-    for (int64_t i = 0; i < shard->token_count; i++) assert_in_range(shard_token(shard, i), 0, shard->max_token);
+    assert_int_equal(last, set->token_count);
+    for (int64_t i = 0; i < set->token_count; i++) assert_in_range(tokens[i], 0, set->max_token);
 }
 
 /* Values that break careless arithmetic. */
@@ -267,11 +263,11 @@ static void a_mutated_index_is_refused_or_stays_consistent(void **state) {
         }
         if (bits.word[1] % 8 == 0) size = bits.word[2] % (sizeof index + 1);
         write_bytes("m.idx", index, size);
-        Shard shard;
+        ShardSet set;
         Error error = {0};
-        if (shard_open(&shard, "m", &error)) {
-            assert_consistent(&shard);
-            shard_close(&shard);
+        if (shard_set_open(&set, "m", &error)) {
+            assert_consistent(&set);
+            shard_set_close(&set);
             accepted++;
         } else {
             assert_int_equal(error.code, ERROR_DATA);
@@ -304,13 +300,99 @@ static void mapping_reads_the_index_alone(void **state) {
     (void)state;
     write_shard("s", 2, (const int32_t[]){1, 2, 3}, (const int64_t[]){3}, 1);
     write_bytes("s.bin", (const unsigned char[]){1, 0, 9, 0, 3, 0}, 6);
-    Shard shard;
+    ShardSet set;
     Error error = {0};
-    assert_true(shard_map(&shard, "s", &error));
-    assert_int_equal(shard.token_count, 3);
-    assert_false(shard_verify(&shard, &error));
+    assert_true(shard_set_map(&set, "s", &error));
+    assert_int_equal(set.token_count, 3);
+    assert_false(shard_set_verify(&set, &error));
     assert_non_null(strstr(error.message, "s.bin has checksum"));
-    shard_close(&shard);
+    shard_set_close(&set);
+}
+
+/* -- Folders of shards ----------------------------------------------------------------------------------------------- */
+
+static void a_folder_of_shards_is_one_stream_in_byte_order_of_names(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("all", 0777), 0);
+    write_shard("all/b", 2, (const int32_t[]){5, 6, 7, 8}, (const int64_t[]){1, 3}, 2);
+    write_shard("all/a10", 4, (const int32_t[]){70000}, (const int64_t[]){1}, 1);
+    write_shard("all/a9", 1, (const int32_t[]){1, 2, 3}, (const int64_t[]){2, 0, 1}, 3);
+    write_text("all/notes.txt", "");
+    for (int slash = 0; slash < 2; slash++) {
+        ShardSet set = open_set(slash ? "all/" : "all");
+        SCOPED_FREE char *types = shard_set_types(&set);
+        assert_int_equal(set.count, 3);
+        assert_int_equal(set.max_token, 70000);
+        assert_string_equal(types, "i32, u8, u16");
+        assert_tokens(&set, (const int32_t[]){70000, 1, 2, 3, 5, 6, 7, 8}, 8);
+        assert_documents(&set, (const int64_t[]){1, 3, 3, 4, 5, 8}, 6);
+        assert_consistent(&set);
+        shard_set_close(&set);
+    }
+}
+
+/* Every stretch of a stream of many shards against the whole. */
+static void any_part_of_a_stream_is_what_it_is_in_the_whole(void **state) {
+    (void)state;
+    enum { SHARDS = 7, MOST = SHARDS * 6 };
+    assert_int_equal(mkdir("all", 0777), 0);
+    int32_t next = 0;
+    for (int i = 0; i < SHARDS; i++) {
+        char name[16];
+        int64_t lengths[] = {i % 3, 1, i % 2};
+        int32_t tokens[6];
+        for (int t = 0; t < 6; t++) tokens[t] = next + t;
+        next += (int32_t)(lengths[0] + lengths[1] + lengths[2]);
+        snprintf(name, sizeof name, "all/%d", i);
+        write_shard(name, 1 << i % 3, tokens, lengths, 3);
+    }
+    ShardSet set = open_set("all");
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, &ends);
+    Error error = {0};
+    assert_int_equal(set.token_count, next);
+    for (int64_t first = 0; first < next; first++)
+        for (int64_t count = 1; count <= next - first; count++) {
+            int32_t part[MOST];
+            uint8_t part_ends[MOST];
+            assert_true(shard_set_read(&set, first, count, next, part, part_ends, &error));
+            assert_memory_equal(part, tokens + first, (size_t)count * sizeof *part);
+            assert_memory_equal(part_ends, ends + first, (size_t)count);
+            for (int64_t i = 0; i < count; i++) assert_int_equal(part[i], first + i);
+        }
+    shard_set_close(&set);
+}
+
+static void a_folder_with_parts_tokenizers_or_files_that_do_not_belong_together_is_refused(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("all", 0777), 0);
+    write_shard("all/text-train", 2, (const int32_t[]){5}, (const int64_t[]){1}, 1);
+    write_shard("all/text-valid", 2, (const int32_t[]){5}, (const int64_t[]){1}, 1);
+    assert_refused("all", "all/text-train or all/text-valid");
+    assert_int_equal(rename("all/text-valid.bin", "all/u.bin") | rename("all/text-valid.idx", "all/u.idx"), 0);
+    ShardSet set = open_set("all");
+    shard_set_close(&set);
+    assert_int_equal(mkdir("all/u.tokenizer", 0777), 0);
+    json_auto_t *tokenizer = byte_tokenizer();
+    assert_int_equal(json_dump_file(tokenizer, "all/u.tokenizer/tokenizer.json", 0), 0);
+    assert_refused("all", "all/text-train and all/u were not packed with the same tokenizer");
+    assert_int_equal(rename("all/u.tokenizer", "all/other"), 0);
+    assert_int_equal(unlink("all/u.bin"), 0);
+    assert_refused("all", "all/u.bin");
+}
+
+static void a_token_outside_the_vocabulary_is_named_where_it_is_read(void **state) {
+    (void)state;
+    write_shard("s", 2, (const int32_t[]){1, 2, 300, 4}, (const int64_t[]){4}, 1);
+    ShardSet set = open_set("s");
+    Error error = {0};
+    int32_t tokens[4];
+    assert_true(shard_set_read(&set, 0, 2, 300, tokens, NULL, &error));
+    assert_true(shard_set_read(&set, 0, 4, 301, tokens, NULL, &error));
+    assert_false(shard_set_read(&set, 1, 3, 300, tokens, NULL, &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    assert_non_null(strstr(error.message, "s.bin has token 300 at index 2 but the vocabulary has 300"));
+    shard_set_close(&set);
 }
 
 /* -- Writing ----------------------------------------------------------------------------------------------------- */
@@ -404,9 +486,9 @@ static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(voi
     assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_non_null(strstr(error.message, "s.bin"));
     assert_int_equal(count_entries(), 2);
-    Shard shard = open_shard("s");
-    assert_int_equal(shard.token_count, 2);
-    shard_close(&shard);
+    ShardSet set = open_set("s");
+    assert_int_equal(set.token_count, 2);
+    shard_set_close(&set);
 }
 
 /* More documents than the writer keeps in memory, some of them empty. */
@@ -418,15 +500,13 @@ static void a_shard_of_many_documents_keeps_every_end(void **state) {
     static const int32_t tokens[] = {7, 8, 9};
     for (int i = 0; i < DOCUMENTS; i++) assert_true(shard_writer_document(writer, tokens, i % 4, &error));
     assert_true(shard_writer_finish(writer, &error));
-    Shard shard = open_shard("many");
-    assert_int_equal(shard.document_count, DOCUMENTS);
-    int64_t end = 0;
-    for (int i = 0; i < DOCUMENTS; i++) {
-        end += i % 4;
-        assert_int_equal(shard.document_end[i], end);
-    }
-    assert_int_equal(shard.token_count, end);
-    shard_close(&shard);
+    ShardSet set = open_set("many");
+    int64_t *ends = memory_allocate(DOCUMENTS * sizeof *ends);
+    for (int i = 0; i < DOCUMENTS; i++) ends[i] = (i > 0 ? ends[i - 1] : 0) + i % 4;
+    assert_documents(&set, ends, DOCUMENTS);
+    assert_int_equal(set.token_count, ends[DOCUMENTS - 1]);
+    free(ends);
+    shard_set_close(&set);
 }
 
 static void a_document_written_piece_by_piece_is_the_same_shard(void **state) {
@@ -445,9 +525,9 @@ static void a_document_written_piece_by_piece_is_the_same_shard(void **state) {
     unsigned char *whole = read_bytes("whole.idx", &size), *pieces = read_bytes("pieces.idx", &other);
     assert_int_equal(size, other);
     assert_memory_equal(whole, pieces, size); /* the index holds the checksum of the tokens */
-    Shard shard = open_shard("pieces");
-    for (int i = 0; i < COUNT; i++) assert_int_equal(shard_token(&shard, i), tokens[i]);
-    shard_close(&shard);
+    ShardSet set = open_set("pieces");
+    assert_tokens(&set, tokens, COUNT);
+    shard_set_close(&set);
     free(whole);
     free(pieces);
     free(tokens);
@@ -468,6 +548,10 @@ int main(void) {
         IN_FOLDER(a_shard_that_is_not_there_is_refused_by_name),
         IN_FOLDER(a_pipe_or_folder_in_place_of_a_shard_is_refused_without_waiting),
         IN_FOLDER(mapping_reads_the_index_alone),
+        IN_FOLDER(a_folder_of_shards_is_one_stream_in_byte_order_of_names),
+        IN_FOLDER(any_part_of_a_stream_is_what_it_is_in_the_whole),
+        IN_FOLDER(a_folder_with_parts_tokenizers_or_files_that_do_not_belong_together_is_refused),
+        IN_FOLDER(a_token_outside_the_vocabulary_is_named_where_it_is_read),
         IN_FOLDER(a_token_that_does_not_fit_its_width_is_refused_with_its_value),
         IN_FOLDER(nothing_has_the_final_name_before_the_writer_finishes),
         IN_FOLDER(a_writer_without_tokens_fails_and_leaves_nothing),

@@ -28,17 +28,20 @@ static void assert_pack_fails(const char *input, double valid, const char *separ
 
 /* A shard of byte tokens as text, "|" for the separator token; the caller frees. */
 static char *shard_text(const char *prefix) {
-    Shard shard = open_shard(prefix);
-    assert_int_equal(shard.token_bytes, 2);
-    char *text = memory_allocate((size_t)shard.token_count + 1);
-    int64_t document = 0;
-    for (int64_t i = 0; i < shard.token_count; i++) {
-        int32_t token = shard_token(&shard, i);
-        text[i] = token == BYTE_SEPARATOR ? '|' : (char)token;
-        if (token == BYTE_SEPARATOR) assert_int_equal(shard.document_end[document++], i + 1);
+    ShardSet set = open_set(prefix);
+    SCOPED_FREE char *types = shard_set_types(&set);
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, &ends);
+    char *text = memory_allocate((size_t)set.token_count + 1);
+    int64_t documents = 0;
+    assert_string_equal(types, "u16");
+    for (int64_t i = 0; i < set.token_count; i++) {
+        text[i] = tokens[i] == BYTE_SEPARATOR ? '|' : (char)tokens[i];
+        assert_int_equal(ends[i], tokens[i] == BYTE_SEPARATOR);
+        documents += ends[i];
     }
-    assert_int_equal(document, shard.document_count);
-    shard_close(&shard);
+    assert_int_equal(documents, set.document_count);
+    shard_set_close(&set);
     return text;
 }
 
@@ -58,9 +61,10 @@ static void a_file_becomes_its_bytes_and_one_separator(void **state) {
     assert_int_equal(result.train_tokens, 256);
     assert_int_equal(result.valid_tokens, 0);
     assert_int_equal(result.bytes, 255);
-    Shard shard = open_shard("out");
-    for (int i = 0; i < 256; i++) assert_int_equal(shard_token(&shard, i), i + 1);
-    shard_close(&shard);
+    ShardSet set = open_set("out");
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, NULL);
+    for (int i = 0; i < 256; i++) assert_int_equal(tokens[i], i + 1);
+    shard_set_close(&set);
 }
 
 static void a_file_larger_than_every_buffer_comes_through_whole(void **state) {
@@ -418,7 +422,7 @@ static void the_command_returns_the_exit_code_of_the_error(void **state) {
 
 static void help_prints_usage_and_the_options(void **state) {
     (void)state;
-    assert_data((const char *[]){"show", "--help", NULL}, 0, "Usage: smelt data show PREFIX");
+    assert_data((const char *[]){"show", "--help", NULL}, 0, "Usage: smelt data show PATH");
     assert_data((const char *[]){"pack", "--help", NULL}, 0, "separator");
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "base/scope.h"
 #include "data/data.h"
 #include "files.h"
 
@@ -17,11 +18,45 @@ static inline void write_shard(const char *prefix, int token_bytes, const int32_
     assert_true(shard_writer_finish(writer, &error));
 }
 
-static inline Shard open_shard(const char *prefix) {
-    Shard shard;
+static inline ShardSet open_set(const char *path) {
+    ShardSet set;
     Error error = {0};
-    if (!shard_open(&shard, prefix, &error)) fail_msg("%s", error.message);
-    return shard;
+    if (!shard_set_open(&set, path, &error)) fail_msg("%s", error.message);
+    return set;
+}
+
+enum { ANY_TOKEN = INT32_MAX };
+
+/* All tokens, for the caller to free. `ends` may be NULL, or receives where documents end, for the caller to free too. */
+static inline int32_t *read_tokens(const ShardSet *set, uint8_t **ends) {
+    Error error = {0};
+    int32_t *tokens = memory_allocate((size_t)set->token_count * sizeof *tokens);
+    if (ends) *ends = memory_allocate((size_t)set->token_count);
+    if (!shard_set_read(set, 0, set->token_count, (int64_t)ANY_TOKEN + 1, tokens, ends ? *ends : NULL, &error))
+        fail_msg("%s", error.message);
+    return tokens;
+}
+
+static inline void assert_tokens(const ShardSet *set, const int32_t *expected, int64_t count) {
+    assert_int_equal(set->token_count, count);
+    int32_t *tokens = read_tokens(set, NULL);
+    for (int64_t i = 0; i < count; i++) assert_int_equal(tokens[i], expected[i]);
+    free(tokens);
+}
+
+static inline void assert_documents(const ShardSet *set, const int64_t *ends, int64_t count) {
+    DocumentCursor cursor = {.set = set};
+    Error error = {0};
+    int64_t start, end, before = 0;
+    assert_int_equal(set->document_count, count);
+    for (int64_t i = 0; i < count; i++) {
+        assert_true(document_cursor_next(&cursor, &start, &end, &error));
+        assert_int_equal(start, before);
+        assert_int_equal(end, ends[i]);
+        before = end;
+    }
+    assert_true(document_cursor_next(&cursor, &start, &end, &error));
+    assert_int_equal(end, -1);
 }
 
 /* Written out from the format's definition: 3 sequences in 2 documents, the first document being sequences 0 and 1. */

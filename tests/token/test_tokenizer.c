@@ -553,18 +553,21 @@ static void packing_encodes_documents_and_ends_each(void **state) {
     Error error = {0};
     if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
     assert_int_equal(result.documents, 2);
-    Shard shard = open_shard("out");
-    assert_int_equal(shard.token_bytes, 2);
-    assert_int_equal(shard.document_count, 2);
-    assert_int_equal(shard.token_count, result.train_tokens);
+    ShardSet set = open_set("out");
+    SCOPED_FREE char *types = shard_set_types(&set);
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, &ends);
+    assert_string_equal(types, "u16");
+    assert_int_equal(set.document_count, 2);
+    assert_int_equal(set.token_count, result.train_tokens);
     TokenIds ids = encode(tokenizer, "the first one\n", 14, TOKENIZER_PLAIN_SPECIAL);
-    assert_int_equal(shard.document_end[0], ids.count + 1);
-    for (size_t i = 0; i < ids.count; i++) assert_int_equal(shard_token(&shard, (int64_t)i), ids.items[i]);
-    int ends = 0;
-    for (int64_t i = 0; i < shard.token_count; i++) ends += shard_token(&shard, i) == tokenizer_end_of_text(tokenizer);
-    assert_int_equal(ends, 2);
+    for (size_t i = 0; i < ids.count; i++) assert_int_equal(tokens[i], ids.items[i]);
+    for (int64_t i = 0; i < set.token_count; i++) {
+        assert_int_equal(ends[i], tokens[i] == tokenizer_end_of_text(tokenizer));
+        assert_int_equal(ends[i], (size_t)i == ids.count || i == set.token_count - 1);
+    }
     token_ids_free(&ids);
-    shard_close(&shard);
+    shard_set_close(&set);
     tokenizer_free(tokenizer);
     free(path);
 }

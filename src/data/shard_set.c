@@ -1,0 +1,219 @@
+/* Shards as one stream. A set owns its shards and, for each, two numbers: how many tokens and documents come before it,
+ * in which a place is found by bisection. The loader, evaluation, identities and `smelt data show` read sets. */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/hash.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data_internal.h"
+
+/* -- Names --------------------------------------------------------------------------------------------------------- */
+
+static bool is_shard(const char *prefix) {
+    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
+    return file_exists(index);
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(((const FileEntry *)a)->name, ((const FileEntry *)b)->name); }
+
+/* The prefixes that a path names, for file_list_free: itself, or those of a folder's shards. None: it names no shard. */
+static FileList list_shards(const char *path) {
+    FileList prefixes = {0};
+    SCOPED(file_list_free) FileList folder = {0};
+    Error ignored = {0};
+    if (is_shard(path)) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR);
+    else if (file_kind(path, NULL) == FILE_FOLDER) file_list(path, &folder, &ignored);
+    for (size_t i = 0; i < folder.count; i++) {
+        const char *name = folder.entries[i].name;
+        if (name[0] != '.' && ends_with(name, ".idx"))
+            file_list_add(&prefixes, memory_format("%.*s/%.*s", (int)path_length(path), path, (int)(strlen(name) - strlen(".idx")), name),
+                FILE_REGULAR);
+    }
+    if (prefixes.count) qsort(prefixes.entries, prefixes.count, sizeof *prefixes.entries, compare_names);
+    return prefixes;
+}
+
+bool shard_set_exists(const char *path) {
+    SCOPED(file_list_free) FileList prefixes = list_shards(path);
+    return prefixes.count > 0;
+}
+
+/* What a shard's tokens were made with, as of shard_set_tokenizer. */
+static char *tokenizer_of(const char *prefix) {
+    char *folder = memory_format("%s.tokenizer", prefix);
+    SCOPED_FREE char *file = tokenizer_find(folder);
+    bool bytes = file && byte_tokenizer_is(folder);
+    if (file && !bytes) return folder;
+    free(folder);
+    return bytes ? memory_copy_string("") : NULL;
+}
+
+char *shard_set_tokenizer(const char *path) {
+    SCOPED(file_list_free) FileList prefixes = list_shards(path);
+    return prefixes.count ? tokenizer_of(prefixes.entries[0].name) : NULL;
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
+
+/* The parts of a corpus lie in one folder, and training on the validation part is a mistake. */
+static bool check_parts(const char *path, const FileList *prefixes, Error *error) {
+    for (size_t i = 0; i < prefixes->count; i++) {
+        const char *train = prefixes->entries[i].name;
+        if (!ends_with(train, "-train")) continue;
+        SCOPED_FREE char *valid = memory_format("%.*s-valid", (int)(strlen(train) - strlen("-train")), train);
+        if (file_list_has(prefixes, valid))
+            return error_set(
+                error, ERROR_DATA, "%s holds a training and a validation part: name one of them, %s or %s", path, train, valid);
+    }
+    return true;
+}
+
+/* Tokens of different tokenizers are no one stream. */
+static bool check_tokenizers(const FileList *prefixes, Error *error) {
+    SCOPED_FREE char *first = tokenizer_of(prefixes->entries[0].name);
+    for (size_t i = 1; i < prefixes->count; i++) {
+        SCOPED_FREE char *other = tokenizer_of(prefixes->entries[i].name);
+        if (!first != !other || (first && tokenizer_differs(first, other)))
+            return error_set(error, ERROR_DATA, "%s and %s were not packed with the same tokenizer: put them into folders of their own",
+                prefixes->entries[0].name, prefixes->entries[i].name);
+    }
+    return true;
+}
+
+static bool map_shards(ShardSet *set, const FileList *prefixes, Error *error) {
+    size_t count = prefixes->count;
+    set->shards = memory_allocate(count * sizeof *set->shards);
+    set->first_token = memory_allocate((count + 1) * sizeof *set->first_token);
+    set->first_document = memory_allocate((count + 1) * sizeof *set->first_document);
+    for (size_t i = 0; i < count; i++) {
+        Shard *shard = &set->shards[i];
+        if (!shard_map(shard, prefixes->entries[i].name, error)) return false;
+        set->count++;
+        set->first_token[i + 1] = set->token_count += shard->token_count;
+        set->first_document[i + 1] = set->document_count += shard->document_count;
+    }
+    return true;
+}
+
+bool shard_set_map(ShardSet *set, const char *path, Error *error) {
+    SCOPED(file_list_free) FileList prefixes = list_shards(path);
+    *set = (ShardSet){.path = memory_copy_string(path)};
+    if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
+    if (check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) && map_shards(set, &prefixes, error)) return true;
+    shard_set_close(set);
+    return false;
+}
+
+bool shard_set_verify(ShardSet *set, Error *error) {
+    for (int64_t i = 0; i < set->count; i++) {
+        if (!shard_verify(&set->shards[i], error)) return false;
+        set->max_token = int_max(set->max_token, set->shards[i].max_token);
+    }
+    return true;
+}
+
+bool shard_set_open(ShardSet *set, const char *path, Error *error) {
+    if (!shard_set_map(set, path, error)) return false;
+    if (shard_set_verify(set, error)) return true;
+    shard_set_close(set);
+    return false;
+}
+
+void shard_set_close(ShardSet *set) {
+    for (int64_t i = 0; i < set->count; i++) shard_close(&set->shards[i]);
+    free(set->shards);
+    free(set->first_token);
+    free(set->first_document);
+    free(set->path);
+    *set = (ShardSet){0};
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+/* The shard that holds a place, of which `first` has [count + 1] entries. */
+static int64_t find_shard(const ShardSet *set, const int64_t *first, int64_t place) {
+    int64_t low = 0, high = set->count - 1;
+    assert(place >= 0 && place < first[set->count]);
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (first[middle + 1] > place) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
+    int64_t done = 0;
+    assert(count >= 1 && count <= set->token_count - first);
+    for (int64_t i = find_shard(set, set->first_token, first); done < count; i++) {
+        int64_t at = first + done - set->first_token[i], part = int_min(count - done, set->shards[i].token_count - at);
+        if (!shard_read(&set->shards[i], at, part, vocabulary, tokens + done, ends ? ends + done : NULL, error)) return false;
+        done += part;
+    }
+    return true;
+}
+
+void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
+    for (int64_t i = find_shard(set, set->first_token, first); count > 0; i++) {
+        int64_t at = first - set->first_token[i], part = int_min(count, set->shards[i].token_count - at);
+        shard_prefetch(&set->shards[i], at, part);
+        first += part;
+        count -= part;
+    }
+}
+
+bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
+    const ShardSet *set = cursor->set;
+    *start = cursor->token;
+    *end = -1;
+    if (cursor->document == set->document_count) return true;
+    int64_t i = find_shard(set, set->first_document, cursor->document);
+    if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, error)) return false;
+    *start += set->first_token[i];
+    *end += set->first_token[i];
+    cursor->document++;
+    cursor->token = *end;
+    return true;
+}
+
+/* -- What a set holds ---------------------------------------------------------------------------------------------- */
+
+static uint64_t shard_checksum(const Shard *shard) {
+    const uint64_t parts[] = {shard->checksum, shard->documents, (uint64_t)shard->token_bytes};
+    return hash_bytes(parts, sizeof parts);
+}
+
+uint64_t shard_set_checksum(const ShardSet *set) {
+    if (set->count == 1) return shard_checksum(set->shards);
+    SCOPED_FREE uint64_t *parts = memory_allocate((size_t)set->count * sizeof *parts);
+    for (int64_t i = 0; i < set->count; i++) parts[i] = shard_checksum(&set->shards[i]);
+    return hash_bytes(parts, (size_t)set->count * sizeof *parts);
+}
+
+char *shard_set_types(const ShardSet *set) {
+    char *types = memory_copy_string("");
+    for (int64_t i = 0; i < set->count; i++) {
+        const char *name = shard_type_name(&set->shards[i]);
+        SCOPED_FREE char *before = types;
+        types = strstr(before, name) ? memory_copy_string(before) : memory_format("%s%s%s", before, *before ? ", " : "", name);
+    }
+    return types;
+}
+
+int64_t shard_set_bytes(const ShardSet *set) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < set->count; i++) bytes += (int64_t)set->shards[i].map.size;
+    return bytes;
+}
+
+bool shard_set_checksummed(const ShardSet *set) {
+    bool all = true;
+    for (int64_t i = 0; i < set->count; i++) all = all && set->shards[i].checksummed;
+    return all;
+}
