@@ -37,7 +37,8 @@ typedef struct Option {
     const char *unit;        /* "tokens", "steps", "" (not NULL) */
     const char *help;        /* one line (not NULL) */
     OptionClass class;
-    bool path; /* OPTION_STRING: names a file, a folder or a URL; "none" names nothing */
+    bool state; /* decides which tensors a checkpoint holds: a run cannot go on with another value */
+    bool path;  /* OPTION_STRING: names a file, a folder or a URL; "none" names nothing */
 } Option;
 
 /* Whether results depend on the setting, so that a run remembers what it was. */

@@ -9,10 +9,12 @@
 #define FREE .class = OPTION_FREE
 #define ONCE .class = OPTION_ONCE
 #define PATH .path = true
+#define STATE .state = true
 
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
-    STRING_OPTION(init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH),
+    STRING_OPTION(
+        init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH, STATE),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run", CHANGES),
     INT_OPTION(tokens, "0", 0, MANY, "tokens", "in place of steps: train on at least so many tokens", ONCE),
@@ -26,7 +28,7 @@ static const Option rows[] = {
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
         "type that is computed in; bf16 and fp32 update weights in fp32. pure_bf16 updates bf16 weights, rounding at random so that "
         "small updates are not lost: 8 bytes a parameter in place of 18",
-        CHANGES),
+        CHANGES, STATE),
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs",
         CHANGES),
@@ -52,20 +54,20 @@ static const Option rows[] = {
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 
-    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3"),
-    INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts"),
-    INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream"),
-    INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads"),
-    INT_OPTION(model.kv_heads, "2", 1, 65536, "heads", "key and value heads"),
-    INT_OPTION(model.head_dim, "0", 0, 1024, "channels", "width of a head; 0: model.width / model.heads"),
-    INT_OPTION(model.ffn, "512", 1, 1 << 24, "channels", "hidden width of the MLP or of each expert"),
+    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3", STATE),
+    INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts", STATE),
+    INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
+    INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
+    INT_OPTION(model.kv_heads, "2", 1, 65536, "heads", "key and value heads", STATE),
+    INT_OPTION(model.head_dim, "0", 0, 1024, "channels", "width of a head; 0: model.width / model.heads", STATE),
+    INT_OPTION(model.ffn, "512", 1, 1 << 24, "channels", "hidden width of the MLP or of each expert", STATE),
     INT_OPTION(model.vocabulary, "0", 0, 1 << 24, "tokens",
-        "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest"),
+        "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest", STATE),
     INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "largest number of positions; 0: data.length"),
     INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, the token itself included; 0: none"),
-    INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP"),
+    INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
-    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "zaya: width of the routers"),
+    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "zaya: width of the routers", STATE),
     BOOL_OPTION(model.renormalise, "false", "scale the gates of a token's experts to sum to 1"),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
@@ -83,14 +85,14 @@ static const Option rows[] = {
     REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns", "YaRN: frequencies of more turns in the first context stay (beta_fast)"),
     REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "YaRN: frequencies of fewer turns are divided by the factor (beta_slow)"),
     BOOL_OPTION(model.rope_truncate, "true", "YaRN: the bounds between the two are whole channels"),
-    BOOL_OPTION(model.qkv_bias, "false", "llama: biases of queries, keys and values (Qwen2)"),
-    BOOL_OPTION(model.qk_norm, "false", "llama: RMSNorm of each query and key head (Qwen3); mpt: qk_ln"),
+    BOOL_OPTION(model.qkv_bias, "false", "llama: biases of queries, keys and values (Qwen2)", STATE),
+    BOOL_OPTION(model.qk_norm, "false", "llama: RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "mpt: bound to which queries, keys and values are clamped; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "mpt: the smallest ALiBi slope is 2^-this (alibi_bias_max)"),
     REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "mpt: scale of attention scores; 0: 1 / sqrt(head_dim)"),
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "added to the mean square or variance in norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
-    BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights"),
+    BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights", STATE),
     INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
@@ -100,7 +102,7 @@ static const Option rows[] = {
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
 
-    CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters"),
+    CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters", STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment", CHANGES),
     REAL_OPTION(optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment", CHANGES),
@@ -136,9 +138,9 @@ static const Option rows[] = {
         "steps between full checkpoints; the others share files that did not change; 0: all are full", FREE),
     REAL_OPTION(checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint", FREE),
 
-    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights"),
+    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights", STATE),
     REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
-    CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none"),
+    CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none", STATE),
 
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "ranks (processes with a GPU each) that divide a batch; 0: all of the run", CHANGES),
     INT_OPTION(layout.zero, "1", 0, 3, "",

@@ -68,6 +68,10 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer};
     if (made && shard_set_exists(last)) return true;
+    if (!is_known(config))
+        return error_set(error, ERROR_USAGE,
+            "it is text, which data.tokenizer=none cannot read: leave data.tokenizer out, give a tokenizer.json, or the prefix of a token "
+            "shard");
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 
@@ -231,14 +235,6 @@ static void remove_leftovers(const Config *config) {
     file_remove_partials(folder, "");
 }
 
-/* What resume.accept allows is packed anew. */
-static bool accepts_other_text(const Config *config) {
-    static const char *const names[] = {"data.train.text", "data.tokenizer.content", "data.separator", "data.valid_fraction"};
-    bool accepts = false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) accepts = accepts || identity_accepts(config->resume.accept, names[i]);
-    return accepts;
-}
-
 static bool give_file(const char *from, const char *to, Error *error) {
     SCOPED(file_unmap) FileMap map = {0};
     Error other_disk = {0};
@@ -271,7 +267,7 @@ bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error 
     SCOPED_FREE char *tokenizer = NULL;
     *corpus = (Corpus){0};
     if (state != CORPUS_MADE) remove_leftovers(config);
-    bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !accepts_other_text(config));
+    bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));

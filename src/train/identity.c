@@ -208,6 +208,19 @@ bool identity_accepts(const char *list, const char *name) {
     return false;
 }
 
+bool identity_accepts_packing(const char *list) {
+    static const char *const names[] = {"data.train.text", "data.tokenizer.content", "data.separator", "data.valid_fraction"};
+    bool accepts = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) accepts = accepts || identity_accepts(list, names[i]);
+    return accepts;
+}
+
+/* Tokens follow from what was accepted of the text and of how it is packed. */
+static bool is_accepted(const char *list, const char *name) {
+    bool tokens = !strcmp(name, "data.train.content") || !strcmp(name, "data.valid.content");
+    return identity_accepts(list, name) || (tokens && identity_accepts_packing(list));
+}
+
 bool identity_check_words(const char *accepted, Error *error) {
     json_auto_t *names = identity_saved_settings(NULL);
     static const char *const others[] = {"run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content",
@@ -229,49 +242,76 @@ bool identity_check_words(const char *accepted, Error *error) {
 /* Whether the state that a run in this precision keeps, which is fp32, is that of others too. */
 static bool keeps_fp32(const char *precision) { return !strcmp(precision, "bf16") || !strcmp(precision, "fp32"); }
 
-/* Whether a run may go on with this difference. The content of what a setting names is of the setting's class. */
-static bool may_change(const char *name, const char *saved, const char *now) {
+/* The setting that an identity's name is of: also the content of what it names. */
+static const Option *option_of(const char *name) {
     static const char content[] = ".content";
-    size_t length = strlen(name) - (ends_with(name, content) ? strlen(content) : 0);
-    const Option *option = options_find(&config_table, name, length);
-    bool carried = strcmp(name, "precision") || (keeps_fp32(saved) && keeps_fp32(now));
-    return option && option->class == OPTION_CHANGES && carried;
+    return options_find(&config_table, name, strlen(name) - (ends_with(name, content) ? strlen(content) : 0));
 }
 
-/* The differences of a check: those that are allowed, and the others as lines and as words for resume.accept. */
+/* Whether the checkpoint holds the state of this setting's value alone. Muon finds its momentum in AdamW's state; init is
+ * read again where adapters train beside it. */
+static bool is_bound(const Option *option, const char *saved, const char *now, bool adapters) {
+    if (!option || !option->state) return false;
+    if (!strcmp(option->name, "precision")) return !keeps_fp32(saved) || !keeps_fp32(now);
+    if (!strcmp(option->name, "optimizer.name")) return strcmp(now, "muon") != 0;
+    return strcmp(option->name, "init") != 0 || !adapters;
+}
+
+/* The differences of a check: those that are allowed, and the others as lines, and as words for resume.accept or, where it
+ * cannot help, by themselves. */
 typedef struct Differences {
     const char *accepted;
+    bool adapters;
     json_t *allowed;
-    FILE *refused, *words;
-    int count; /* of the refused */
+    FILE *refused, *words, *bound;
+    int acceptable, other; /* words of each */
+    bool weights;          /* another run can start from these weights */
 } Differences;
 
 static void sort_difference(void *context, const char *name, const char *saved, const char *now) {
     Differences *differences = context;
-    bool changes = may_change(name, saved, now);
-    if (changes || identity_accepts(differences->accepted, name)) {
+    const Option *option = option_of(name);
+    bool bound = is_bound(option, saved, now, differences->adapters), changes = option && option->class == OPTION_CHANGES && !bound;
+    if (changes || (!bound && is_accepted(differences->accepted, name))) {
         json_array_append_new(differences->allowed, json_sprintf("%s: %s -> %s%s", name, saved, now, changes ? "" : " (resume.accept)"));
         return;
     }
     fprintf(differences->refused, "%s: %s -> %s\n", name, saved, now);
-    fprintf(differences->words, "%s%s", differences->count++ ? "," : "", name);
+    if (bound) fprintf(differences->bound, "%s%s", differences->other++ ? ", " : "", name);
+    else fprintf(differences->words, "%s%s", differences->acceptable++ ? "," : "", name);
+    differences->weights &= !bound || (!starts_with(name, "model.") && !starts_with(name, "init"));
+}
+
+/* What a person can do about the differences that are refused. */
+static char *describe_cure(const Differences *differences, const char *run, const char *words, const char *bound) {
+    static const char first[] = "give what it was started with, or another run folder";
+    if (!differences->other) return memory_format("%s; resume.accept=%s continues with what is given now", first, words);
+    SCOPED_FREE char *start = differences->weights ? memory_format(" with init=%s, which starts from these weights", run) : NULL;
+    return memory_format("%s%s; no resume.accept lets its checkpoints go on with another %s", first, start ? start : "", bound);
 }
 
 bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error) {
-    SCOPED_FREE char *refused = NULL, *words = NULL;
-    size_t sizes[2];
+    SCOPED_FREE char *refused = NULL, *words = NULL, *bound = NULL;
+    size_t sizes[3];
     json_auto_t *complete = identity_saved_settings(saved);
     json_object_update_missing(complete, (json_t *)saved);
-    Differences differences = {accepted, changes, open_memstream(&refused, &sizes[0]), open_memstream(&words, &sizes[1]), 0};
-    if (!differences.refused || !differences.words) return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
+    Differences differences = {.accepted = accepted,
+        .adapters = strcmp(text_of(now, "lora.rank"), "0") != 0,
+        .allowed = changes,
+        .refused = open_memstream(&refused, &sizes[0]),
+        .words = open_memstream(&words, &sizes[1]),
+        .bound = open_memstream(&bound, &sizes[2]),
+        .weights = true};
+    if (!differences.refused || !differences.words || !differences.bound)
+        return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
     compare(complete, now, true, sort_difference, &differences);
     fclose(differences.refused);
     fclose(differences.words);
-    return !differences.count || error_set(error, ERROR_USAGE,
-                                     "%s was started with other settings or data, which a run keeps (saved -> given):\n%sgive what it was "
-                                     "started with, or another "
-                                     "run folder; resume.accept=%s continues with what is given now",
-                                     what, refused, words);
+    fclose(differences.bound);
+    if (!differences.acceptable && !differences.other) return true;
+    SCOPED_FREE char *cure = describe_cure(&differences, what, words, bound);
+    return error_set(
+        error, ERROR_USAGE, "%s was started with other settings or data, which a run keeps (saved -> given):\n%s%s", what, refused, cure);
 }
 
 static void note_model(void *context, const char *name, const char *saved, const char *now) {

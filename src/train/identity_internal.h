@@ -45,6 +45,8 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
 bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error);
 /* Whether a word of a list as in resume.accept is `name`, or what it begins with before a dot. */
 bool identity_accepts(const char *accepted, const char *name);
+/* Whether the list allows text to be packed anew: other text, or a setting that decides what it becomes. */
+bool identity_accepts_packing(const char *accepted);
 /* An identity without the settings: run, version and the content of data, which is the same on all ranks, wherever each
  * has it. */
 json_t *identity_content(const json_t *identity);

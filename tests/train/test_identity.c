@@ -1,5 +1,6 @@
 /* End to end: a run goes on only as what it was. Each test changes one thing between two starts, and demands that the
  * second start names it, that resume.accept lets it through, and that `smelt show` tells of it afterwards. */
+#include "base/scope.h"
 #include "base/strings.h"
 #include "config/config.h"
 #include "train/identity_internal.h"
@@ -84,12 +85,23 @@ static void expect_remembered(const char *run, const char *name, const char *val
     options_free_strings(&strings);
 }
 
-static void a_fixed_setting_is_named_and_refused(const SettingChange *change) {
+/* What is advised works, and resume.accept is not advised where it does not. */
+static void a_fixed_setting_is_named_and_refused_with_a_cure(const SettingChange *change) {
+    static const char advice[] = "; resume.accept=";
     char *line = memory_format("\n%s: ", change->option->name);
     copy_run("run", "other");
     assert_int_equal(remove("other/config.yaml"), 0); /* the checkpoint alone knows */
-    train_says(ERROR_USAGE, line, "run=other stop_at=2 %s=%s", change->option->name, change->value);
+    char *words = memory_format("train " TINY " run=other stop_at=2 %s=%s", change->option->name, change->value);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_USAGE, words);
+    assert_non_null(strstr(result.errors, line));
     assert_true(access("other/config.yaml", F_OK) != 0);
+    const char *cure = strstr(result.errors, advice);
+    if (!cure == !strstr(result.errors, "; no resume.accept lets its checkpoints go on")) fail_msg("%s: %s", words, result.errors);
+    if (cure && strcmp(change->option->name, "data.tokenizer") != 0) /* none, which no text has */
+        train_good("run=other stop_at=2 %s=%s %.*s", change->option->name, change->value, (int)strcspn(cure + 2, " "), cure + 2);
+    process_free(&result);
+    free(words);
     free(line);
 }
 
@@ -128,7 +140,7 @@ static void a_setting_of_one_start_is_not_remembered(const SettingChange *change
 static void every_setting_does_on_a_run_that_has_started_what_its_class_says(void **state) {
     (void)state;
     static void (*const checks[])(const SettingChange *) = {
-        [OPTION_FIXED] = a_fixed_setting_is_named_and_refused,
+        [OPTION_FIXED] = a_fixed_setting_is_named_and_refused_with_a_cure,
         [OPTION_CHANGES] = a_change_is_printed_recorded_and_remembered,
         [OPTION_FREE] = a_free_setting_changes_no_bit,
         [OPTION_ONCE] = a_setting_of_one_start_is_not_remembered,
@@ -161,6 +173,23 @@ static void an_accepted_setting_is_recorded(void **state) {
     process_free(&shown);
 }
 
+/* What a checkpoint holds cannot be another's: the cure is another run, from these weights where they are its model's. */
+static void a_setting_that_decides_what_a_checkpoint_holds_is_never_accepted(void **state) {
+    (void)state;
+    train_good("run=run steps=2 schedule.warmup=0");
+    static const char none[] = "no resume.accept lets its checkpoints go on with another ";
+    static const char *const changes[][2] = {
+        {"precision=pure_bf16", "precision"}, {"model.width=64", "model.width"}, {"model.layers=3", "model.layers"}};
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        SCOPED_FREE char *expected = memory_format("%s%s", none, changes[i][1]);
+        train_says(ERROR_USAGE, expected, "run=run steps=4 %s resume.accept=%s", changes[i][0], changes[i][1]);
+    }
+    train_says(ERROR_USAGE, "or another run folder with init=run, which starts from these weights", "run=run precision=pure_bf16");
+    train_good("run=next init=run precision=pure_bf16 steps=1 schedule.warmup=0");
+    train_says(ERROR_USAGE, "or another run folder; no resume.accept", "run=run model.width=64");
+    train_says(ERROR_USAGE, none, "run=run init=next resume.accept=init");
+}
+
 static void the_store_of_another_run_is_refused(void **state) {
     (void)state;
     train_good("run=first checkpoint.store=store stop_at=10");
@@ -187,7 +216,8 @@ static void a_start_that_fails_leaves_the_run_as_it_was(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
     assert_true(rename("run/run.json", "before") == 0 && link("before", "run/run.json") == 0);
-    train_says(ERROR_CHECKPOINT, "the model is not the one that was saved", "run=run model.width=64 resume.accept=model");
+    write_text("short", "too short\nfor that\n");
+    train_says(ERROR_DATA, "data.valid=short: ", "run=run data.valid=short");
     train_says(ERROR_USAGE, "steps=8 is below the 10 steps", "run=run steps=8");
     assert_true(same_bytes("before", "run/run.json"));
     train_good("run=run");
@@ -466,6 +496,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(every_setting_does_on_a_run_that_has_started_what_its_class_says),
         TRAIN_TEST(an_accepted_setting_is_recorded),
+        TRAIN_TEST(a_setting_that_decides_what_a_checkpoint_holds_is_never_accepted),
         TRAIN_TEST(the_store_of_another_run_is_refused),
         TRAIN_TEST(checkpoints_of_another_run_are_not_evaluated),
         TRAIN_TEST(a_start_that_fails_leaves_the_run_as_it_was),

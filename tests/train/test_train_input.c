@@ -166,6 +166,7 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
         train_says(ERROR_DATA, inputs[i].fragment, "run=run %s", inputs[i].settings);
         if (access("run/metrics.jsonl", F_OK) == 0) fail_msg("%s: found only after the start", inputs[i].settings);
     }
+    train_says(ERROR_USAGE, "data.train=text: it is text, which data.tokenizer=none cannot read", "run=run data.tokenizer=none");
     train_says(ERROR_USAGE, "model.vocabulary=100 is below the 257 tokens of the byte tokenizer", "run=run model.vocabulary=100");
     train_says(ERROR_DATA, "has tokens up to ", "run=run model.vocabulary=100 data.train=s data.valid=s data.tokenizer=none");
     train_good("run=run");
