@@ -14,16 +14,19 @@
 const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
     {"base_model", "init"}, {"model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"},
     {"max_steps", "steps"}, {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"},
-    {"random_seed", "seed"}, {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"},
-    {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"},
-    {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
+    {"num_epochs", "epochs"}, {"max_epochs", "epochs"}, {"max_duration", "steps"}, {"resume", "run"}, {"resume_from", "run"},
+    {"autoresume", "run"}, {"save_folder", "run"}, {"load_path", "init"}, {"init_from", "init"}, {"random_seed", "seed"},
+    {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"mixed_precision", "precision"},
+    {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"},
+    {"num_threads", "threads"}, {"dry_run", "plan"},
 
-    {"dataset", "data.train"}, {"dataset_path", "data.train"}, {"data_path", "data.train"}, {"train_file", "data.train"},
-    {"train_data", "data.train"}, {"data", "data.train"}, {"eval_dataset", "data.valid"}, {"validation_file", "data.valid"},
-    {"valid_data", "data.valid"}, {"tokenizer_path", "data.tokenizer"}, {"tokenizer_name", "data.tokenizer"},
-    {"tokenizer_model", "data.tokenizer"}, {"block_size", "data.length"}, {"seq_len", "data.length"}, {"seq_length", "data.length"},
-    {"sequence_len", "data.length"}, {"sequence_length", "data.length"}, {"max_seq_length", "data.length"}, {"max_seq_len", "data.length"},
-    {"max_length", "data.length"}, {"context_length", "data.length"}, {"cutoff_len", "data.length"},
+    {"dataset", "data.train"}, {"datasets", "data.train"}, {"train_loader", "data.train"}, {"eval_loader", "data.valid"},
+    {"test_datasets", "data.valid"}, {"val_set_size", "data.valid_fraction"}, {"dataset_path", "data.train"}, {"data_path", "data.train"},
+    {"train_file", "data.train"}, {"train_data", "data.train"}, {"data", "data.train"}, {"eval_dataset", "data.valid"},
+    {"validation_file", "data.valid"}, {"valid_data", "data.valid"}, {"tokenizer_path", "data.tokenizer"},
+    {"tokenizer_name", "data.tokenizer"}, {"tokenizer_model", "data.tokenizer"}, {"block_size", "data.length"}, {"seq_len", "data.length"},
+    {"seq_length", "data.length"}, {"sequence_len", "data.length"}, {"sequence_length", "data.length"}, {"max_seq_length", "data.length"},
+    {"max_seq_len", "data.length"}, {"max_length", "data.length"}, {"context_length", "data.length"}, {"cutoff_len", "data.length"},
 
     {"model_type", "model.family"}, {"architecture", "model.family"}, {"n_layer", "model.layers"}, {"n_layers", "model.layers"},
     {"num_layers", "model.layers"}, {"num_hidden_layers", "model.layers"}, {"depth", "model.layers"}, {"hidden_size", "model.width"},
@@ -46,6 +49,8 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
 
     {"batch_size", "batch.tokens"}, {"global_batch_size", "batch.tokens"}, {"train_batch_size", "batch.tokens"},
     {"total_batch_size", "batch.tokens"}, {"gradient_accumulation_steps", "batch.tokens"}, {"grad_accum", "batch.tokens"},
+    {"gradient_accumulation", "batch.tokens"}, {"global_train_batch_size", "batch.tokens"},
+    {"device_train_microbatch_size", "batch.sequences"}, {"per_device_eval_batch_size", "batch.sequences"},
     {"micro_batch_size", "batch.sequences"}, {"local_batch_size", "batch.sequences"}, {"device_batch_size", "batch.sequences"},
     {"per_device_train_batch_size", "batch.sequences"},
 
@@ -58,28 +63,41 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"lr_decay_style", "schedule.kind"}, {"warmup_steps", "schedule.warmup"}, {"warmup_iters", "schedule.warmup"},
     {"lr_warmup_steps", "schedule.warmup"}, {"warmup_ratio", "schedule.warmup"}, {"decay_steps", "schedule.decay"},
     {"lr_decay_iters", "schedule.decay"}, {"min_lr", "schedule.minimum"}, {"min_lr_ratio", "schedule.minimum"},
+    {"decay_lr", "schedule.kind"},
 
     {"lora_r", "lora.rank"}, {"lora_rank", "lora.rank"}, {"lora_alpha", "lora.alpha"}, {"target_modules", "lora.targets"},
     {"lora_target_modules", "lora.targets"}, {"adapter", "lora.rank"}, {"lora", "lora.rank"}, {"zero_stage", "layout.zero"},
-    {"fsdp", "layout.zero"}, {"data_parallel_size", "layout.dp"}, {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"},
-    {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"early_stopping_patience", "eval.patience"},
+    {"fsdp", "layout.zero"}, {"fsdp_config", "layout.zero"}, {"deepspeed", "layout.zero"}, {"data_parallel_shard_degree", "layout.shard"},
+    {"data_parallel_replicate_degree", "layout.shard"}, {"data_parallel_degree", "layout.dp"}, {"data_parallel_size", "layout.dp"},
+    {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"}, {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"},
+    {"early_stopping_patience", "eval.patience"}, {"early_stopping", "eval.patience"}, {"eval_strategy", "eval.every"},
+    {"evaluation_strategy", "eval.every"}, {"logging_steps", "log.every"}, {"log_interval", "log.every"}, {"log_freq", "log.every"},
     {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"}, {"eval_samples", "eval.sequences"},
     {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
-    {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"},
-    {"world_size", "ranks"}, {"max_restarts", "restarts"},
+    {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"save_strategy", "checkpoint.every"},
+    {"load_best_model_at_end", "checkpoint.keep_best"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"}, {"world_size", "ranks"},
+    {"max_restarts", "restarts"},
 
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
     {"min_frequency", "minimum_count"}, {NULL}};
 
 /* What other programs can set and smelt cannot, and why. */
+#define NO_PARALLELISM(kind) "smelt has no " kind " parallelism; layout.zero=3 divides the weights among ranks"
+#define RECORDS "every run writes metrics.jsonl and TensorBoard's files, which other programs can read"
+#define ATTENTION "attention is always computed in tiles, without its whole matrix"
+#define QUANTISED "smelt has no quantised weights; precision=pure_bf16 takes 8 bytes a parameter in place of 18"
 static const struct {
     const char *other, *reason;
-} absent_names[] = {{"dropout", "smelt has no dropout"}, {"logging_steps", "every step is recorded and shown"},
-    {"report_to", "every run writes metrics.jsonl and TensorBoard's files"},
-    {"tp", "smelt has no tensor parallelism; layout.zero=3 divides the weights among ranks"},
-    {"tensor_parallel_size", "smelt has no tensor parallelism; layout.zero=3 divides the weights among ranks"},
-    {"pp", "smelt has no pipeline parallelism; layout.zero=3 divides the weights among ranks"},
-    {"pipeline_parallel_size", "smelt has no pipeline parallelism; layout.zero=3 divides the weights among ranks"}};
+} absent_names[] = {{"dropout", "smelt has no dropout"}, {"report_to", RECORDS}, {"wandb_project", RECORDS}, {"wandb", RECORDS},
+    {"use_wandb", RECORDS}, {"tp", NO_PARALLELISM("tensor")}, {"tensor_parallel_size", NO_PARALLELISM("tensor")},
+    {"tensor_parallel_degree", NO_PARALLELISM("tensor")}, {"tensor_model_parallel_size", NO_PARALLELISM("tensor")},
+    {"pp", NO_PARALLELISM("pipeline")}, {"pipeline_parallel_size", NO_PARALLELISM("pipeline")},
+    {"pipeline_parallel_degree", NO_PARALLELISM("pipeline")}, {"pipeline_model_parallel_size", NO_PARALLELISM("pipeline")},
+    {"context_parallel_degree", NO_PARALLELISM("context")}, {"context_parallel_size", NO_PARALLELISM("context")},
+    {"flash_attention", ATTENTION}, {"flash_attn", ATTENTION}, {"use_flash_attention_2", ATTENTION}, {"attn_implementation", ATTENTION},
+    {"load_in_8bit", QUANTISED}, {"load_in_4bit", QUANTISED}, {"compile", "smelt's kernels are compiled with it: leave this out"},
+    {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
+    {"sample_packing", "documents are always packed into sequences, and data.document_mask keeps them apart"}};
 
 /* Whether `name` is `other` but for case and for hyphens in place of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {

@@ -85,13 +85,24 @@ static const char *refused(const yaml_event_t *event, bool lists) {
     }
 }
 
+/* The first row inside the group of this name; NULL when there is no such group. */
+static const Option *first_of_group(const OptionTable *table, const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < table->count; i++)
+        if (strncmp(table->rows[i].name, name, length) == 0 && table->rows[i].name[length] == '.') return &table->rows[i];
+    return NULL;
+}
+
 /* The next event, which the caller deletes when true is returned. */
 static bool next_event(Reader *reader, yaml_event_t *event) {
     if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
     const char *thing = refused(event, reader->lists);
     if (!thing) return true;
     const char *where = at_line(reader, event_line(event));
+    bool list = event->type == YAML_SEQUENCE_START_EVENT, known = options_find(reader->table, reader->name, strlen(reader->name));
     yaml_event_delete(event);
+    if (list && *reader->name && !known && !first_of_group(reader->table, reader->name))
+        return options_unknown(reader->table, reader->name, strlen(reader->name), where, reader->error);
     if (!*reader->name) return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing, where);
     return error_set(
         reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'", thing, where, quoted_name(reader));
@@ -103,14 +114,6 @@ static bool is_null(const yaml_event_t *event) {
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++)
         if (strcmp((const char *)event->data.scalar.value, spellings[i]) == 0) return true;
     return false;
-}
-
-/* The first row inside the group of this name; NULL when there is no such group. */
-static const Option *first_of_group(const OptionTable *table, const char *name) {
-    size_t length = strlen(name);
-    for (size_t i = 0; i < table->count; i++)
-        if (strncmp(table->rows[i].name, name, length) == 0 && table->rows[i].name[length] == '.') return &table->rows[i];
-    return NULL;
 }
 
 /* Remembers the line of the first time; an error the second time. */

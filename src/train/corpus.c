@@ -9,6 +9,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "train/identity_internal.h"
 #include "train/lineage.h"
 #include "train/run.h"
@@ -68,6 +69,11 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer};
     if (made && shard_set_exists(last)) return true;
+    if (made && !file_exists(input))
+        return error_set(error, ERROR_DATA,
+            "no token shard or text is there any more, nor a packed copy in %s/data: if it has moved, give its new place, as in smelt "
+            "train %s data.%s=NEW",
+            config->run, config->run, starts_with(name, "valid") ? "valid" : "train");
     if (!is_known(config))
         return error_set(error, ERROR_USAGE,
             "it is text, which data.tokenizer=none cannot read: leave data.tokenizer out, give a tokenizer.json, or the prefix of a token "

@@ -210,6 +210,26 @@ static bool check_copies(const Config *config, const Origin *origin, const json_
     return check_copy(config, run, saved, false, error) && check_copy(config, run, saved, true, error);
 }
 
+static bool is_there(const char *path) { return file_exists(path) || source_is_run(path); }
+
+/* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
+ * go on with its copy as if it were used. */
+static bool check_given(const Config *config, const Origin *origin, const json_t *saved, Error *error) {
+    Error absent = {0};
+    json_auto_t *now = identity_settings(config, false);
+    json_auto_t *record = lineage_read(origin->forked ? config->fork : config->run, &absent);
+    const json_t *last = json_object_get(record, "identity");
+    for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
+        const json_t *path = option->path ? json_object_get(now, option->name) : NULL;
+        const char *given = json_string_value(path);
+        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_set_exists(given)) continue;
+        if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
+            return error_set(error, strcmp(option->name, "init") ? ERROR_DATA : ERROR_CHECKPOINT,
+                "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has", option->name, given, config->run);
+    }
+    return true;
+}
+
 /* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be another
  * run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
@@ -218,7 +238,10 @@ bool lineage_find(const Config *config, Origin *origin, Error *error) {
     json_auto_t *record = lineage_read(config->run, &absent);
     const char *known = lineage_number(json_object_get(record, "identity"));
     if (!newest || !check_fork(config, record, origin, error)) return false;
-    if (origin->step && !(compare_settings(config, newest, error) && check_copies(config, origin, newest, error))) return false;
+    const json_t *saved = json_object_get(newest, "identity");
+    if (origin->step && !(compare_settings(config, newest, error) && check_given(config, origin, saved, error) &&
+                            check_copies(config, origin, newest, error)))
+        return false;
     if (!*known && !config->checkpoint.store[0] && !origin->forked) known = lineage_number(json_object_get(newest, "identity"));
     if (strlen(known) != RUN_NUMBER_DIGITS) return draw_number(origin->number, error);
     memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);
@@ -292,25 +315,6 @@ static void settle(const Kept *kept, const json_t *saved, json_t *identity, json
     else json_object_set(identity, kept->content, changed && !same_path ? there : before);
 }
 
-static bool is_there(const char *path) { return file_exists(path) || source_is_run(path); }
-
-/* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
- * go on with its copy as if it were used. */
-static bool check_given(const Config *config, const Origin *origin, const json_t *saved, const json_t *identity, Error *error) {
-    Error absent = {0};
-    json_auto_t *record = lineage_read(origin->forked ? config->fork : config->run, &absent);
-    const json_t *last = json_object_get(record, "identity");
-    for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
-        const json_t *path = option->path ? json_object_get(identity, option->name) : NULL;
-        const char *given = json_string_value(path);
-        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_set_exists(given)) continue;
-        if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
-            return error_set(error, ERROR_USAGE, "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has",
-                option->name, given, config->run);
-    }
-    return true;
-}
-
 /* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
@@ -369,9 +373,7 @@ bool lineage_compare(const Config *config, const Origin *origin, json_t *identit
     json_auto_t *newest = find_start(config, &again, error);
     json_t *saved = json_object_get(newest, "identity");
     if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
-    if (!newest || !check_given(config, origin, saved, identity, error) || !settle_texts(config, saved, identity, error) ||
-        !settle_init(config, saved, identity, error))
-        return false;
+    if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
     settle_tokenizer(config, saved, identity);
     if (!identity_check(config->run, saved, identity, config->resume.accept, changes, error)) return false;
     note_rate(config, saved, origin->step, changes);

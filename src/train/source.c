@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
@@ -37,6 +38,13 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
     return config_check(config, error);
 }
 
+/* "OWNER/MODEL", as Hugging Face names models. */
+static bool is_hub_name(const char *name) {
+    const char *slash = strchr(name, '/');
+    bool one = slash && slash > name && slash[1] && !strchr(slash + 1, '/');
+    return one && *name != '.' && *name != '~' && !ends_with(name, ".bin") && !file_exists(name);
+}
+
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
     SCOPED(run_point_free) RunPoint point = run_point(folder);
@@ -49,6 +57,11 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (llmc_is_model(folder))
         return llmc_read(folder, &model.config, &model.precision, error) &&
                take_model(&model.config, model.precision, config, strings, error);
+    if (is_hub_name(folder))
+        return error_set(error, ERROR_CHECKPOINT,
+            "there is no folder %s, and smelt downloads no models: hf download %s --local-dir my-model (pip install huggingface_hub) gets "
+            "it from Hugging Face, then give my-model",
+            folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
         "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
         "nor a model of llm.c",

@@ -261,6 +261,25 @@ static void names_of_other_programs_mean_settings_that_there_are(void **state) {
     assert_true(count > 100);
 }
 
+/* Configurations of axolotl, torchtitan, Megatron, llm-foundry and transformers: each name gets a setting or a reason. */
+static void names_in_configurations_of_other_programs_are_answered(void **state) {
+    (void)state;
+    static const char *const names[] = {"num_epochs", "num_train_epochs", "val_set_size", "tensor_parallel_degree",
+        "data_parallel_shard_degree", "compile", "early_stopping", "early_stopping_patience", "gradient_accumulation",
+        "gradient_accumulation_steps", "resume", "resume_from_checkpoint", "wandb_project", "micro_batch_size", "sequence_len",
+        "sample_packing", "output_dir", "datasets", "base_model", "flash_attention", "bf16", "deepspeed", "fsdp", "warmup_steps",
+        "warmup_ratio", "lr_scheduler", "weight_decay", "max_grad_norm", "save_steps", "eval_steps", "logging_steps"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        SCOPED_FREE char *words = memory_format("train %s=1", names[i]);
+        ProcessResult result = smelt(words);
+        expect_code(&result, ERROR_USAGE, words);
+        if (strstr(result.errors, "--help lists")) fail_msg("%s: %s", names[i], result.errors);
+        process_free(&result);
+    }
+    write_text("c.yaml", "datasets:\n  - path: text\n");
+    expect("$SMELT train c.yaml", ERROR_USAGE, "unknown key 'datasets' at c.yaml:2; did you mean 'data.train'");
+}
+
 static void a_mistyped_command_is_answered_with_the_nearest_one(void **state) {
     (void)state;
     ProcessResult result = smelt("trian c.yaml");
@@ -375,6 +394,7 @@ int main(void) {
         TRAIN_TEST(every_example_trains_as_it_is_printed),
         TRAIN_TEST(names_of_other_programs_are_answered),
         TRAIN_TEST(names_of_other_programs_mean_settings_that_there_are),
+        TRAIN_TEST(names_in_configurations_of_other_programs_are_answered),
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),

@@ -14,7 +14,10 @@ static void shards_that_have_moved_are_the_same_data(void **state) {
     assert_int_equal(mkdir("away", 0777), 0);
     move("s-train.bin", "away/t.bin"), move("s-train.idx", "away/t.idx"), move("s-train.tokenizer", "away/t.tokenizer");
     move("s-valid.bin", "away/v.bin"), move("s-valid.idx", "away/v.idx"), move("s-valid.tokenizer", "away/v.tokenizer");
-    train_says(ERROR_DATA, "data.train=s-train: cannot read s-train", "run=run data.train=s-train data.valid=s-valid");
+    train_says(ERROR_DATA,
+        "data.train=s-train: no token shard or text is there any more, nor a packed copy in run/data: if it has moved, give its new place, "
+        "as in smelt train run data.train=NEW",
+        "run=run data.train=s-train data.valid=s-valid");
     train_good("run=run data.train=away/t data.valid=away/v");
     assert_true(same_checkpoint("whole", "run", 40));
 }
@@ -89,7 +92,7 @@ static void text_that_is_gone_is_in_the_run(void **state) {
     train_says(ERROR_NONE, "data.train=text is gone: the packed copy in run/data is used", "run=run");
     assert_true(same_checkpoint("whole", "run", 40));
     move("run/data", "lost");
-    train_says(ERROR_DATA, "data.train=text: cannot read text", "run=run steps=41");
+    train_says(ERROR_DATA, "data.train=text: no token shard or text is there any more", "run=run steps=41");
 }
 
 static void text_that_was_edited_is_named_and_not_read(void **state) {
@@ -165,6 +168,9 @@ static void a_run_that_has_started_does_not_need_what_it_started_from(void **sta
     train_good("run=other steps=6 data.tokenizer=%s", gpt2);
     train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=other");
     train_says(ERROR_CHECKPOINT, "init=base: base is neither", "run=new init=base");
+    train_says(ERROR_CHECKPOINT,
+        "there is no folder meta-llama/Llama-3.2-1B, and smelt downloads no models: hf download meta-llama/Llama-3.2-1B",
+        "run=new init=meta-llama/Llama-3.2-1B");
 }
 
 static void a_path_that_is_given_anew_must_exist(void **state) {
@@ -179,12 +185,13 @@ static void a_path_that_is_given_anew_must_exist(void **state) {
     static const char *const settings[] = {"data.train", "data.valid", "data.tokenizer", "init"};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char *line = memory_format("error: %s=%s/typo does not exist", settings[i], getcwd((char[PATH_MAX]){0}, PATH_MAX));
-        train_says(ERROR_USAGE, line, "%s %s=typo stop_at=20", start, settings[i]);
+        train_says(strcmp(settings[i], "init") ? ERROR_DATA : ERROR_CHECKPOINT, line, "%s %s=typo stop_at=20", start, settings[i]);
         free(line);
     }
-    train_says(ERROR_USAGE, "typo does not exist", "%s init=typo resume.accept=init stop_at=20", start);
+    train_says(ERROR_CHECKPOINT, "typo does not exist", "%s init=typo resume.accept=init stop_at=20", start);
     train_good("%s stop_at=20", start);
-    smelt_says(ERROR_USAGE, "typo does not exist", "train run fork=other data.train=typo");
+    smelt_says(ERROR_DATA, "typo does not exist", "train run fork=other data.train=typo");
+    smelt_says(ERROR_DATA, "typo does not exist", "train run fork=other data.valid=typo");
     smelt_good("train run fork=other stop_at=21");
     free(start);
 }
