@@ -2,9 +2,8 @@
  *
  * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets
  * and document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all
- * documents of a set of shards; sample i is the tokens [i*length, i*length + length], the last one being only a target. The
- * order in which samples are drawn is a pure function of (seed, index): epoch e visits all samples once in the order of
- * rng_permute. So the world size does not enter, and resuming needs one integer: how many samples were drawn. */
+ * documents of a set of shards. The order in which sequences are cut from one or several of them is that of mixture.h, a
+ * pure function. So the world size does not enter, and resuming needs one integer: how many samples were drawn. */
 #pragma once
 
 #include <jansson.h>
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/mixture.h"
 #include "token/tokenizer.h"
 
 /* The built-in byte tokenizer: token b is byte b; 256 separates documents. */
@@ -130,27 +130,53 @@ bool pack_list(const char *input, FileList *files, Error *error);
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
 
+/* -- Best-fit packing (bins.c) ------------------------------------------------------------------------------------- */
+
+/* A part of one document: the tokens [start, start + count) of the stream. */
+typedef struct BinPart { int64_t start, count; } BinPart;
+
+/* Documents of a set in bins of `length` tokens: each token of a document is in one bin, documents longer than a bin are
+ * cut, and what is left of a bin is padding. The plan is a mapped file, so nothing is allocated for a document. */
+typedef struct BinPlan {
+    FileMap map;
+    int64_t length, bins;
+    int64_t inputs;            /* tokens in all bins; the others of bins * length are padding */
+    const BinPart *parts;      /* bin by bin */
+    const int64_t *first_part; /* [bins + 1] */
+} BinPlan;
+
+/* Maps the plan of a verified set in FOLDER/NAME-LENGTH.bins; makes it where there is none of this content and length, in
+ * constant memory, with progress. The same content and length give the same file. ERROR_DATA. */
+bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error);
+void bin_plan_close(BinPlan *plan); /* also of a zeroed or failed one */
+
 /* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
 
-/* `sequences` x `length` tokens each; arrays are owned by the loader and valid until the batch is released. */
+/* `sequences` x the phase's length tokens each; arrays are owned by the loader and valid until the batch is released. */
 typedef struct Batch {
     const int32_t *tokens;  /* [sequences][length] */
     const int32_t *targets; /* the next token; -1 where there is none: at a document's end with document_mask */
     /* Position inside its document, counted from the sequence start where the document began earlier. The document of
      * token t starts at t - positions[t], so this is document mask and RoPE position at once. */
     const int32_t *positions;
-    int64_t first_sample; /* draw index of the first sequence */
-} Batch;
+    int64_t first_sample; /* number of the first sequence in the order */
+} Batch;                  /* padding is token 0, target -1, position 0 */
+
+/* A source of the order. */
+typedef struct LoaderSource {
+    const ShardSet *set;
+    const BinPlan *bins; /* NULL: sequences are cut from the stream; else sample i is bin i, and document_mask is true */
+} LoaderSource;
 
 typedef struct LoaderOptions {
-    const ShardSet *set; /* outlives the loader */
-    int64_t sequences, length;
+    const Order *order;          /* outlives the loader, as do sets and bins */
+    int phase;                   /* of the order: batches have its length, and samples behind its last one are padding */
+    const LoaderSource *sources; /* [the order's sources], copied */
+    int64_t sequences;
     int32_t vocabulary; /* tokens must be below it: ERROR_DATA with the offending value otherwise */
     int32_t separator;  /* the token that ends a document in the stream, or -1: boundaries from the shard's
                                  document index are used in both cases, and matter only with document_mask */
     bool document_mask; /* false: positions run 0..length-1 over the whole sequence */
-    bool shuffle;       /* false (evaluation): samples in order */
-    uint64_t seed;
     /* Where several loaders share the batches, one thread calls `pick` for each batch in order; it returns the batch's
      * number, counted from the first sample. NULL: all batches. */
     int64_t (*pick)(void *context);
@@ -158,13 +184,9 @@ typedef struct LoaderOptions {
 } LoaderOptions;
 
 typedef struct Loader Loader;
-/* Starts a thread that prepares batches ahead, beginning with draw index first_sample. A corpus shorter than one sample
- * is ERROR_DATA. Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too. */
+/* Starts a thread that prepares batches ahead, beginning with sample first_sample of the order, which is of the phase. */
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
-int64_t loader_samples(const Loader *loader); /* samples in one epoch */
 /* Waits for the next batch; the previous one is released. NULL when its data could not be read: ERROR_DATA, and no later
  * batch comes. */
 const Batch *loader_next(Loader *loader, Error *error);
 void loader_close(Loader *loader); /* at any moment; NULL is allowed */
-/* The sample that a draw (>= 0) reads, out of `samples` (>= 1): the whole order of the data, as a pure function. */
-int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples);

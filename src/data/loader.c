@@ -4,19 +4,23 @@
  *
  * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are
  * complete, the consumer has released those below `released` and holds at most one: batch `released`. So
- * released <= filled <= released + LOADER_RING (ring_check). */
+ * released <= filled <= released + LOADER_RING (ring_check). The system was asked for the pages of `requested` batches,
+ * which is at most `ahead` more than are filled. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/math.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "base/thread.h"
 #include "data/data.h"
 
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
+
+/* A disk works on many requests at once, and a sequence is one: as many are asked for before they are needed. */
+enum { AHEAD_SEQUENCES = 256 };
 
 /* The writable side of a Batch. */
 typedef struct Slot {
@@ -26,15 +30,19 @@ typedef struct Slot {
 
 struct Loader {
     LoaderOptions options;
-    int64_t samples, first_sample;
+    LoaderSource *sources; /* options.sources */
+    int64_t length, first_sample;
+    int64_t end; /* of the phase, in samples */
     int32_t *arena;
     size_t arena_bytes;
     Slot slots[LOADER_RING];
     Batch batch; /* the one that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
+    int64_t requested, ahead; /* of the thread */
+    int64_t *numbers;         /* [ahead]: of batch n at n % ahead */
     Error error;              /* under the mutex: why batch `filled` will not come */
-    int32_t *read;            /* [length + 1]: a sequence and its last target, on the thread */
+    int32_t *read;            /* [length + 1]: tokens and their last target, on the thread */
     uint8_t *ends;            /* [length + 1]: where documents end in it */
     atomic_bool stop;         /* set under the mutex, read between sequences without it */
     pthread_mutex_t mutex;
@@ -42,61 +50,102 @@ struct Loader {
     pthread_t thread;
 };
 
-int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples) {
-    assert(draw >= 0 && samples >= 1);
-    uint64_t epoch = (uint64_t)(draw / samples), index = (uint64_t)(draw % samples);
-    if (!shuffle) return (int64_t)index;
-    RngBits bits = rng_bits(seed, RNG_STREAM_SHUFFLE, epoch);
-    uint64_t epoch_seed = (uint64_t)bits.word[0] << 32 | bits.word[1];
-    return (int64_t)rng_permute(epoch_seed, RNG_STREAM_SHUFFLE, index, (uint64_t)samples);
-}
-
 /* -- Filling ----------------------------------------------------------------------------------------------------- */
 
 /* Positions restart behind each end of a document, whose last token has no target. */
-static void mask_documents(const LoaderOptions *options, const uint8_t *ends, const Slot *row) {
+static void mask_documents(const Loader *loader, const Slot *at, int64_t count) {
     int32_t position = 0;
-    for (int64_t i = 0; i < options->length; i++) {
-        row->positions[i] = position++;
-        if (!ends[i] && row->tokens[i] != options->separator) continue;
-        row->targets[i] = -1;
+    for (int64_t i = 0; i < count; i++) {
+        at->positions[i] = position++;
+        if (!loader->ends[i] && at->tokens[i] != loader->options.separator) continue;
+        at->targets[i] = -1;
         position = 0;
     }
 }
 
-/* Reads one token more than the sequence has, the last target: `read` has room for it. */
-static bool fill_sequence(Loader *loader, int64_t start, const Slot *row, Error *error) {
+/* Fills `count` places with tokens of the stream from `start` on. The token behind them is the last target, if there is
+ * one. */
+static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int64_t count, const Slot *at, Error *error) {
     const LoaderOptions *options = &loader->options;
-    int64_t length = options->length;
+    int64_t read = int_min(count + 1, set->token_count - start);
     uint8_t *ends = options->document_mask ? loader->ends : NULL;
-    if (!shard_set_read(options->set, start, length + 1, options->vocabulary, loader->read, ends, error)) return false;
-    memcpy(row->tokens, loader->read, (size_t)length * sizeof *row->tokens);
-    memcpy(row->targets, loader->read + 1, (size_t)length * sizeof *row->targets);
-    if (ends) mask_documents(options, ends, row);
-    for (int64_t i = 0; i < length && !ends; i++) row->positions[i] = (int32_t)i;
+    if (!shard_set_read(set, start, read, options->vocabulary, loader->read, ends, error)) return false;
+    memcpy(at->tokens, loader->read, (size_t)count * sizeof *at->tokens);
+    memcpy(at->targets, loader->read + 1, (size_t)(read - 1) * sizeof *at->targets);
+    if (read == count) at->targets[count - 1] = -1;
+    if (ends) mask_documents(loader, at, count);
+    for (int64_t i = 0; i < count && !ends; i++) at->positions[i] = (int32_t)i;
     return true;
 }
 
-static int64_t sequence_start(const Loader *loader, int64_t number, int64_t sequence) {
-    const LoaderOptions *options = &loader->options;
-    int64_t draw = loader->first_sample + number * options->sequences + sequence;
-    return loader_sample_index(options->seed, options->shuffle, draw, loader->samples) * options->length;
+static Slot slot_at(const Slot *slot, int64_t offset) {
+    return (Slot){.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
 }
 
-/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests at a time. */
-static void request_pages(const Loader *loader, int64_t number) {
-    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++)
-        shard_set_prefetch(loader->options.set, sequence_start(loader, number, i), loader->options.length + 1);
+static void fill_padding(const Slot *at, int64_t count) {
+    size_t bytes = (size_t)count * sizeof *at->tokens;
+    memset(at->tokens, 0, bytes);
+    memset(at->targets, -1, bytes);
+    memset(at->positions, 0, bytes);
+}
+
+/* The parts of the stream that a sample is made of. A draw from bins names a whole bin. */
+static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPart *cut, int64_t *count) {
+    const BinPlan *bins = loader->options.sources[draw->source].bins;
+    *cut = (BinPart){draw->start, draw->count};
+    *count = 1;
+    if (!bins) return cut;
+    const int64_t *first = &bins->first_part[draw->start / bins->length];
+    *count = first[1] - first[0];
+    return bins->parts + first[0];
+}
+
+static bool fill_sequence(Loader *loader, int64_t sample, const Slot *row, Error *error) {
+    int64_t filled = 0, count = 0;
+    if (sample < loader->end) {
+        BinPart cut;
+        Draw draw = order_draw(loader->options.order, sample);
+        const BinPart *parts = sample_parts(loader, &draw, &cut, &count);
+        for (int64_t i = 0; i < count; filled += parts[i++].count) {
+            Slot at = slot_at(row, filled);
+            if (!fill_tokens(loader, loader->options.sources[draw.source].set, parts[i].start, parts[i].count, &at, error)) return false;
+        }
+    }
+    Slot rest = slot_at(row, filled);
+    fill_padding(&rest, loader->length - filled);
+    return true;
+}
+
+static int64_t first_of_batch(const Loader *loader, int64_t number) { return loader->first_sample + number * loader->options.sequences; }
+
+static void request_sequence(const Loader *loader, int64_t sample) {
+    BinPart cut;
+    int64_t count;
+    Draw draw = order_draw(loader->options.order, sample);
+    const BinPart *parts = sample_parts(loader, &draw, &cut, &count);
+    const ShardSet *set = loader->options.sources[draw.source].set;
+    for (int64_t i = 0; i < count; i++)
+        shard_set_prefetch(set, parts[i].start, int_min(parts[i].count + 1, set->token_count - parts[i].start));
+}
+
+/* Asks the system to read whole batches ahead. */
+static void request_batches(Loader *loader, int64_t filled) {
+    for (; loader->requested < filled + loader->ahead; loader->requested++) {
+        int64_t number = loader->options.pick ? loader->options.pick(loader->options.pick_context) : loader->requested;
+        int64_t first = first_of_batch(loader, number);
+        loader->numbers[loader->requested % loader->ahead] = number;
+        for (int64_t i = 0; i < loader->options.sequences && first + i < loader->end && !atomic_load(&loader->stop); i++)
+            request_sequence(loader, first + i);
+    }
 }
 
 static bool fill_batch(Loader *loader, int64_t batch, Error *error) {
     Slot *slot = &loader->slots[batch % LOADER_RING];
-    slot->number = loader->options.pick ? loader->options.pick(loader->options.pick_context) : batch;
-    request_pages(loader, slot->number);
+    request_batches(loader, batch);
+    slot->number = loader->numbers[batch % loader->ahead];
     for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
-        int64_t offset = i * loader->options.length;
-        Slot row = {.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
-        if (!fill_sequence(loader, sequence_start(loader, slot->number, i), &row, error)) return false;
+        Slot row = slot_at(slot, i * loader->length);
+        if (!fill_sequence(loader, first_of_batch(loader, slot->number) + i, &row, error)) return false;
     }
     return true;
 }
@@ -131,16 +180,16 @@ static void *loader_run(void *argument) {
 /* -- Opening ----------------------------------------------------------------------------------------------------- */
 
 static bool check_options(const LoaderOptions *options, int64_t first_sample, Error *error) {
-    int64_t values;
-    if (options->sequences < 1 || options->length < 1 || options->length > INT32_MAX)
+    int64_t values, length = order_phase_length(options->order, options->phase);
+    if (options->sequences < 1 || length > INT32_MAX)
         return error_set(error, ERROR_USAGE,
-            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at least 1 of each, and at most %d tokens",
-            options->sequences, options->length, INT32_MAX);
-    if (__builtin_mul_overflow(options->sequences, options->length, &values) ||
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at least 1, of at most %d tokens",
+            options->sequences, length, INT32_MAX);
+    if (__builtin_mul_overflow(options->sequences, length, &values) ||
         __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
         return error_set(error, ERROR_USAGE,
             "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any memory; make it smaller", options->sequences,
-            options->length);
+            length);
     if (first_sample < 0 || first_sample > INT64_MAX / 2)
         return error_set(error, ERROR_USAGE,
             "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an intact checkpoint", first_sample,
@@ -148,25 +197,24 @@ static bool check_options(const LoaderOptions *options, int64_t first_sample, Er
     return true;
 }
 
-static bool check_corpus(const LoaderOptions *options, Error *error) {
-    const ShardSet *set = options->set;
-    if (set->token_count <= options->length)
-        return error_set(error, ERROR_DATA,
-            "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
-            " with its last target; pack more text or shorten the sequences",
-            set->path, set->token_count, options->length, options->length + 1);
-    return set->max_token < options->vocabulary ||
-           error_set(error, ERROR_DATA,
-               "%s has tokens up to %" PRId64 " but the vocabulary has %" PRId32
-               " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
-               set->path, set->max_token, options->vocabulary);
+static bool check_sources(const LoaderOptions *options, Error *error) {
+    for (int i = 0; i < order_sources(options->order); i++) {
+        const ShardSet *set = options->sources[i].set;
+        assert(!options->sources[i].bins || options->document_mask);
+        if (set->max_token >= options->vocabulary)
+            return error_set(error, ERROR_DATA,
+                "%s has tokens up to %" PRId64 " but the vocabulary has %" PRId32
+                " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
+                set->path, set->max_token, options->vocabulary);
+    }
+    return true;
 }
 
 static bool allocate_ring(Loader *loader, Error *error) {
-    size_t values = (size_t)loader->options.sequences * (size_t)loader->options.length;
+    size_t values = (size_t)loader->options.sequences * (size_t)loader->length;
     size_t bytes = values * LOADER_RING * LOADER_ARRAYS * sizeof(int32_t);
     loader->arena = memory_map(bytes, error);
-    if (!loader->arena) return error_context(error, "batches of %s", loader->options.set->path);
+    if (!loader->arena) return error_context(error, "batches of %s", loader->options.sources->set->path);
     loader->arena_bytes = bytes;
     for (int i = 0; i < LOADER_RING; i++) {
         int32_t *base = loader->arena + (size_t)i * LOADER_ARRAYS * values;
@@ -185,19 +233,26 @@ static void loader_free(Loader *loader) {
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->mutex);
     if (loader->arena) memory_unmap(loader->arena, loader->arena_bytes);
+    free(loader->sources);
+    free(loader->numbers);
     free(loader->read);
     free(loader->ends);
     free(loader);
 }
 
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error) {
-    if (!check_options(options, first_sample, error) || !check_corpus(options, error)) return NULL;
+    if (!check_options(options, first_sample, error) || !check_sources(options, error)) return NULL;
     Loader *loader = memory_allocate(sizeof *loader);
+    size_t sources = (size_t)order_sources(options->order) * sizeof(LoaderSource);
     loader->options = *options;
-    loader->samples = (options->set->token_count - 1) / options->length;
+    loader->options.sources = loader->sources = memcpy(memory_allocate(sources), options->sources, sources);
+    loader->length = order_phase_length(options->order, options->phase);
+    loader->end = order_phase_start(options->order, options->phase + 1);
     loader->first_sample = first_sample;
-    loader->read = memory_allocate((size_t)(options->length + 1) * sizeof *loader->read);
-    loader->ends = memory_allocate((size_t)(options->length + 1) * sizeof *loader->ends);
+    loader->ahead = divide_up(AHEAD_SEQUENCES, options->sequences);
+    loader->numbers = memory_allocate((size_t)loader->ahead * sizeof *loader->numbers);
+    loader->read = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->read);
+    loader->ends = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->ends);
     atomic_init(&loader->stop, false);
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
@@ -206,11 +261,10 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     return NULL;
 }
 
-int64_t loader_samples(const Loader *loader) { return loader->samples; }
-
 const Batch *loader_next(Loader *loader, Error *error) {
     pthread_mutex_lock(&loader->mutex);
     if (loader->holding) {
+        loader->holding = false;
         loader->released++;
         pthread_cond_broadcast(&loader->changed);
     }
@@ -221,7 +275,7 @@ const Batch *loader_next(Loader *loader, Error *error) {
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
     const Slot *slot = &loader->slots[number % LOADER_RING];
-    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, loader->first_sample + slot->number * loader->options.sequences};
+    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number)};
     return &loader->batch;
 }
 

@@ -89,8 +89,8 @@ typedef struct Draw {
 } Draw;
 
 typedef struct Order Order;
-/* ERROR_USAGE for lengths that do not divide the longest in which their source is read; ERROR_DATA for a source without
- * inputs. */
+/* ERROR_USAGE for lengths that do not divide the longest in which their source is read; ERROR_DATA for a source
+ * that does not fill one sequence. */
 Order *order_create(const OrderOptions *options, Error *error);
 /* The order of one source in one phase without end. */
 Order *order_of_one(uint64_t seed, bool shuffle, const char *name, int64_t inputs, int64_t length, Error *error);
@@ -101,6 +101,9 @@ Draw order_draw(const Order *order, int64_t n);
 int order_phase(const Order *order, int64_t n);
 int64_t order_phase_start(const Order *order, int phase);
 int64_t order_phase_length(const Order *order, int phase);
+int order_sources(const Order *order);
+/* The sequences that an epoch of `tokens` has, the last of which may be padded. */
+int64_t order_sequences(int64_t tokens, int64_t length);
 /* The tokens of the first n samples, padding included, and how many of the samples are of `source`. Inside a block of
  * several sources the latter asks for up to ORDER_BLOCK permutations. */
 int64_t order_tokens(const Order *order, int64_t n);

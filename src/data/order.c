@@ -147,6 +147,10 @@ int64_t order_phase_start(const Order *order, int phase) {
 
 int64_t order_phase_length(const Order *order, int phase) { return order->phases[phase].length; }
 
+int order_sources(const Order *order) { return order->source_count; }
+
+int64_t order_sequences(int64_t tokens, int64_t length) { return divide_up(tokens - 1, length); }
+
 /* -- Counting ---------------------------------------------------------------------------------------------------- */
 
 /* The samples of a source among the first `samples` of a phase. Inside a block of several sources they are counted one
@@ -233,7 +237,7 @@ static void apportion(const double *weights, int count, int64_t total, int64_t *
     }
 }
 
-/* A source is cut in units of the longest sequence that it is read in. */
+/* A source is cut in units of the longest sequence that it is read in, and fills at least one. */
 static bool set_unit(Order *order, const OrderOptions *options, int index, Error *error) {
     Source *source = &order->sources[index];
     for (int i = 0; i < options->phase_count; i++)
@@ -246,7 +250,10 @@ static bool set_unit(Order *order, const OrderOptions *options, int index, Error
                 " of another phase: give lengths that do",
                 phase->name, source->name, phase->length, source->unit);
     }
-    return true;
+    return source->inputs >= source->unit || error_set(error, ERROR_DATA,
+                                                 "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
+                                                 " with its last target; pack more text or shorten the sequences",
+                                                 source->name, source->inputs + 1, source->unit, source->unit + 1);
 }
 
 static bool add_source(Order *order, const OrderOptions *options, int index, Error *error) {
@@ -254,9 +261,6 @@ static bool add_source(Order *order, const OrderOptions *options, int index, Err
         .inputs = options->inputs[index],
         .unit = 1,
         .seed = index ? derive_seed(options->seed, RNG_STREAM_MIXTURE, UINT64_MAX - (uint64_t)index) : options->seed};
-    if (options->inputs[index] < 1)
-        return error_set(error, ERROR_DATA, "source %s has %" PRId64 " tokens but a sequence needs at least 2; pack more text",
-            options->names[index], options->inputs[index] + 1);
     return set_unit(order, options, index, error);
 }
 

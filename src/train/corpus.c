@@ -218,7 +218,7 @@ bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error) {
     const double most = 1e15;
     double tokens = (double)config->tokens;
     if (config->epochs > 0 && train)
-        tokens = config->epochs * (double)((train->token_count - 1) / config->data.length) * (double)config->data.length;
+        tokens = config->epochs * (double)order_sequences(train->token_count, config->data.length) * (double)config->data.length;
     if (tokens <= 0) return true;
     if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
     int64_t below = 0, enough = 1;

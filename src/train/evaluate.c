@@ -53,17 +53,25 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
     }
 }
 
-/* Ranks take batches in turn: reads this rank's next one. */
-typedef struct Turn {
+/* The data in order, of which ranks take batches in turn: `next` is this rank's. */
+typedef struct Reading {
+    Order *order;
+    LoaderSource source;
+    Loader *loader;
     int64_t next;
     int size;
-} Turn;
+} Reading;
 
 static int64_t pick(void *context) {
-    Turn *turn = context;
-    int64_t batch = turn->next;
-    turn->next += turn->size;
+    Reading *reading = context;
+    int64_t batch = reading->next;
+    reading->next += reading->size;
     return batch;
+}
+
+static void close_reading(Reading *reading) {
+    loader_close(reading->loader);
+    order_free(reading->order);
 }
 
 /* Adds over the ranks, in rank order. */
@@ -77,17 +85,23 @@ static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
     return done;
 }
 
-static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *error) {
-    LoaderOptions options = {.set = input->set,
+/* The caller closes it in any case; it must not move meanwhile. */
+static bool open_reading(Reading *reading, const EvaluationInput *input, Error *error) {
+    const ShardSet *set = input->set;
+    *reading = (Reading){.order = order_of_one(0, false, set->path, set->token_count - 1, input->model->length, error),
+        .source = {.set = set},
+        .next = comm_rank(input->comm),
+        .size = comm_size(input->comm)};
+    LoaderOptions options = {.order = reading->order,
+        .sources = &reading->source,
         .sequences = input->model->sequences,
-        .length = input->model->length,
         .vocabulary = (int32_t)input->vocabulary,
         .separator = input->bytes ? BYTE_SEPARATOR : -1,
         .document_mask = input->document_mask,
         .pick = pick,
-        .pick_context = turn};
-    *turn = (Turn){comm_rank(input->comm), comm_size(input->comm)};
-    return loader_open(&options, 0, error);
+        .pick_context = reading};
+    reading->loader = reading->order ? loader_open(&options, 0, error) : NULL;
+    return reading->loader;
 }
 
 /* Sets *stop on all ranks when a request to stop was made on any. */
@@ -100,11 +114,10 @@ static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error
 
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = input->model;
-    Turn turn;
-    Loader *loader = open_loader(input, &turn, error);
-    if (!loader) return false;
+    SCOPED(close_reading) Reading reading;
+    if (!open_reading(&reading, input, error)) return false;
     int rank = comm_rank(input->comm), size = comm_size(input->comm);
-    int64_t samples = loader_samples(loader);
+    int64_t samples = order_sequences(input->set->token_count, model->length);
     if (input->sequences && samples > input->sequences) samples = input->sequences;
     int64_t batches = divide_up(samples, model->sequences);
     Counts counts = {0};
@@ -115,7 +128,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true, stop = false;
     for (int64_t i = rank; i - rank < batches && (done = agree_to_stop(input, &stop, error)) && !stop; i += size) {
-        const Batch *batch = i < batches ? loader_next(loader, error) : NULL;
+        const Batch *batch = i < batches ? loader_next(reading.loader, error) : NULL;
         if (!(done = batch || i >= batches)) break;
         load_batch(input, batch, samples, text, &counts);
         executor_zero(input->executor);
@@ -126,7 +139,6 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
     progress_finish(&progress);
-    loader_close(loader);
     done = done && sum_up(input->comm, &sum, &counts, error);
     *result = (Evaluation){.loss = sum / counts.targets,
         .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN,
@@ -164,12 +176,9 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (!corpus->has_valid) return true;
     EvaluationInput input = input_of(session, corpus);
-    Turn turn;
+    SCOPED(close_reading) Reading reading;
     input.comm = comm_alone();
-    Loader *loader = open_loader(&input, &turn, error);
-    bool usable = loader != NULL;
-    loader_close(loader);
-    return usable || name_source(session->config, error);
+    return open_reading(&reading, &input, error) || name_source(session->config, error);
 }
 
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {

@@ -32,6 +32,7 @@ typedef struct Loop {
     json_t *identity; /* of the run; the session borrows it */
     json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
+    Order *order; /* of the corpus's samples */
     Loader *loader;
     Watchdog *watchdog;    /* NULL until the first step can start */
     Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */

@@ -268,6 +268,7 @@ void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
     if (loop->metrics) metrics_close(loop->metrics);
     loader_close(loop->loader);
+    order_free(loop->order);
     free(loop->inputs.tokens);
     Lease *lease = loop->session.lease;
     session_free(&loop->session);

@@ -97,21 +97,22 @@ static void allocate_inputs(Loop *loop) {
 
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    LoaderOptions options = {.set = &loop->corpus.train,
+    const ShardSet *train = &loop->corpus.train;
+    LoaderSource source = {.set = train};
+    loop->order = order_of_one(config->seed, true, train->path, train->token_count - 1, config->data.length, error);
+    LoaderOptions options = {.order = loop->order,
+        .sources = &source,
         .sequences = config->batch.sequences,
-        .length = config->data.length,
         .vocabulary = (int32_t)config->model.vocabulary,
         .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
         .document_mask = config->data.document_mask,
-        .shuffle = true,
-        .seed = config->seed,
         .pick = pick,
         .pick_context = &loop->picker};
     int rank = comm_rank(loop->comm);
     loop->picker =
         (BatchPicker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
     allocate_inputs(loop);
-    loop->loader = loader_open(&options, loop->session.samples, error);
+    loop->loader = loop->order ? loader_open(&options, loop->session.samples, error) : NULL;
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
 }
 

@@ -62,7 +62,7 @@ static void describe_device(Console *console, const Session *session) {
 static void describe_data(Console *console, const Session *session, const Corpus *corpus) {
     const Config *config = session->config;
     const ShardSet *train = &corpus->train;
-    int64_t samples = (train->token_count - 1) / config->data.length;
+    int64_t samples = order_sequences(train->token_count, config->data.length);
     int64_t drawn = session->samples + session_samples_left(session);
     const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? config->data.tokenizer : "not known";
     char valid[64] = "none";

@@ -59,6 +59,20 @@ static void one_source_has_the_bits_of_the_first_version(void **state) {
     order_free(order);
 }
 
+static void the_order_depends_on_the_seed(void **state) {
+    (void)state;
+    Error error = {0};
+    Order *one = order_of_one(1, true, "web", 100, 1, &error), *other = order_of_one(2, true, "web", 100, 1, &error);
+    int differences = 0;
+    for (int64_t n = 0; n < 100; n++) {
+        assert_int_equal(order_draw(one, n).start, order_draw(one, n).start);
+        differences += order_draw(one, n).start != order_draw(other, n).start;
+    }
+    assert_true(differences > 80); /* two random orders of 100 agree at about one place */
+    order_free(one);
+    order_free(other);
+}
+
 static void a_tail_comes_last_and_leaves_the_first_epoch_as_it_was(void **state) {
     (void)state;
     Error error = {0};
@@ -269,6 +283,7 @@ static void lengths_that_do_not_divide_the_longest_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_source_has_the_bits_of_the_first_version),
+        cmocka_unit_test(the_order_depends_on_the_seed),
         cmocka_unit_test(a_tail_comes_last_and_leaves_the_first_epoch_as_it_was),
         cmocka_unit_test(without_a_shuffle_a_source_is_read_from_its_start),
         cmocka_unit_test(every_block_has_exact_counts),
