@@ -15,9 +15,17 @@ static const char metaspace[] = "\xE2\x96\x81";
 
 static bool is_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
 
+/* Sums of scores from the start of a text are not those of its parts. */
+static bool pieces_keep_apart(const Tokenizer *tokenizer, const NormalStep *step) {
+    return !tokenizer->scores && !step->charsmap.joins_spaces && step->whitespace.escape && !step->whitespace.suffix;
+}
+
 static bool normals_keep_apart(const Tokenizer *tokenizer) {
     for (int i = 0; i < tokenizer->normal_count; i++) {
         const NormalStep *step = &tokenizer->normals[i];
+        if (step->kind == NORMAL_SENTENCEPIECE && !pieces_keep_apart(tokenizer, step)) return false;
+        if (step->kind == NORMAL_PRECOMPILED && step->charsmap.joins_spaces) return false;
+        if (step->kind == NORMAL_SENTENCEPIECE || step->kind == NORMAL_PRECOMPILED) continue;
         bool replaces =
             step->kind == NORMAL_REPLACE && is_space(&step->pattern) && step->with.size == 3 && !memcmp(step->with.bytes, metaspace, 3);
         if (step->kind != NORMAL_FORM && (tokenizer->byte_level || (step->kind != NORMAL_PREPEND && !replaces))) return false;

@@ -14,7 +14,7 @@ static void replace_all(Buffer *text, Span from, Span to) {
 }
 
 /* "<0xE2>" */
-static int fallback_byte(Span text) {
+int token_byte(Span text) {
     static const char digits[] = "0123456789ABCDEF0123456789abcdef";
     if (text.size != 6 || memcmp(text.bytes, "<0x", 3) != 0 || text.bytes[5] != '>') return -1;
     const char *high = memchr(digits, text.bytes[3], 32), *low = memchr(digits, text.bytes[4], 32);
@@ -35,7 +35,7 @@ static void decode_token(const Decoding *decoding, Span token, bool first, Buffe
     if (decoding->metaspace.size > 0)
         replace_all(out, buffer_span(&decoding->metaspace), (Span){" ", first && decoding->metaspace_first ? 0 : 1});
     for (int i = 0; i < decoding->replaces; i++) replace_all(out, buffer_span(&decoding->from[i]), buffer_span(&decoding->to[i]));
-    int byte = decoding->byte_fallback && out->size > 0 ? fallback_byte(buffer_span(out)) : -1;
+    int byte = decoding->byte_fallback && out->size > 0 ? token_byte(buffer_span(out)) : -1;
     if (byte >= 0) {
         out->size = 0;
         buffer_append(out, &(char){(char)byte}, 1);
@@ -48,7 +48,7 @@ static Decoded decode_into(Buffer *decoded, const Decoding *decoding, bool first
     decode_token(decoding, token, first, &text);
     if (decoding->spaced && !first) buffer_append(decoded, " ", 1);
     buffer_append(decoded, text.bytes, text.size);
-    return (Decoded){at, decoded->size - at};
+    return (Decoded){at, decoded->size - at, false};
 }
 
 /* What every token adds at the start of a text (`first`) or elsewhere. An added token comes before a word with the same
@@ -84,7 +84,7 @@ const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *leng
     if (id < 0 || id >= tokenizer->vocabulary || (decoder->skip_special && tokenizer->special[id])) return "";
     Decoded found = (decoder->started ? tokenizer->rest : tokenizer->first)[id];
     const char *bytes = tokenizer->decoded.bytes + found.at;
-    decoder->started = true;
+    decoder->started = decoder->started || !found.waits;
     *length = found.size;
     for (; decoder->strip > 0 && *length > 0; bytes++, --*length, decoder->strip--)
         if (*bytes != ' ') {

@@ -22,6 +22,7 @@ struct TokenizerEncoder {
     const Tokenizer *tokenizer;
     RegexScratch *scratch;
     Merger merger;
+    Lattice lattice;
     Buffer normal[2], steps[STEPS]; /* steps: text that a step of the pre-tokenizer rewrote */
     CacheSlot *cache;
     char *arena;
@@ -43,6 +44,7 @@ void tokenizer_encoder_free(TokenizerEncoder *encoder) {
     if (!encoder) return;
     regex_scratch_free(encoder->scratch);
     merger_free(&encoder->merger);
+    lattice_free(&encoder->lattice);
     for (int i = 0; i < 2; i++) free(encoder->normal[i].bytes);
     for (int i = 0; i < STEPS; i++) free(encoder->steps[i].bytes);
     free(encoder->cache);
@@ -62,7 +64,7 @@ void token_ids_free(TokenIds *ids) {
 
 /* -- Words --------------------------------------------------------------------------------------------------------- */
 
-static void remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
+static CacheSlot *remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
     size_t size = count * sizeof *ids + ((word.size + 3) & ~(size_t)3);
     if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: begin anew */
         memset(encoder->cache, 0, CACHE_SLOTS * sizeof *encoder->cache);
@@ -74,31 +76,76 @@ static void remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, 
     memcpy(encoder->arena + slot->at + count * sizeof *ids, word.bytes, word.size);
     encoder->arena_used += size;
     encoder->cache_count++;
+    return slot;
+}
+
+/* The free slot of a word that is not kept, or its own. */
+static CacheSlot *find_slot(const TokenizerEncoder *encoder, uint64_t hash, Span word) {
+    for (size_t place = hash & (CACHE_SLOTS - 1);; place = (place + 1) & (CACHE_SLOTS - 1)) {
+        CacheSlot *slot = &encoder->cache[place];
+        bool same = slot->hash == hash && slot->bytes == word.size;
+        if (slot->ids == 0) return slot;
+        if (same && memcmp(encoder->arena + slot->at + slot->ids * sizeof(int32_t), word.bytes, word.size) == 0) return slot;
+    }
+}
+
+static int32_t cached_id(const TokenizerEncoder *encoder, const CacheSlot *slot, int index) {
+    int32_t id;
+    memcpy(&id, encoder->arena + slot->at + (size_t)index * sizeof id, sizeof id);
+    return id;
+}
+
+/* Behind the ids of a unigram model's word stands for which sums of scores before it they hold. */
+static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot) {
+    const Tokenizer *tokenizer = encoder->tokenizer;
+    double score = unigram_start(encoder->lattice.score);
+    int32_t last = cached_id(encoder, slot, slot->ids - 1);
+    float holds;
+    memcpy(&holds, &last, sizeof holds);
+    if (score > holds || -score > holds) return false;
+    for (int i = 0; i < slot->ids - 1; i++) {
+        int32_t id = cached_id(encoder, slot, i);
+        if (tokenizer->sentencepiece) score = (float)(tokenizer->scores[id] + score);
+        token_ids_append(encoder->out, id);
+    }
+    encoder->lattice.score = score;
+    return true;
+}
+
+static void encode_unigram_word(TokenizerEncoder *encoder, Span word) {
+    if (word.size <= CACHE_WORD) {
+        uint64_t hash = hash_bytes(word.bytes, word.size);
+        CacheSlot *slot = find_slot(encoder, hash, word);
+        if (slot->ids == 0) {
+            SCOPED(token_ids_free) TokenIds ids = {0};
+            float holds = unigram_encode_word(encoder->tokenizer, &encoder->lattice, word, &ids);
+            int32_t last;
+            memcpy(&last, &holds, sizeof last);
+            token_ids_append(&ids, last);
+            slot = remember(encoder, slot, hash, word, ids.items, ids.count);
+        }
+        if (use_cached_unigram(encoder, slot)) return;
+    }
+    unigram_encode(encoder->tokenizer, &encoder->lattice, word, encoder->out);
 }
 
 static void encode_word(TokenizerEncoder *encoder, Span word) {
     TokenIds *out = encoder->out;
+    if (encoder->tokenizer->scores) {
+        encode_unigram_word(encoder, word);
+        return;
+    }
     if (word.size > CACHE_WORD) {
         merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
         return;
     }
     uint64_t hash = hash_bytes(word.bytes, word.size);
-    size_t place = hash & (CACHE_SLOTS - 1);
-    for (; encoder->cache[place].ids > 0; place = (place + 1) & (CACHE_SLOTS - 1)) {
-        const CacheSlot *slot = &encoder->cache[place];
-        const char *ids = encoder->arena + slot->at;
-        if (slot->hash != hash || slot->bytes != word.size || memcmp(ids + slot->ids * sizeof(int32_t), word.bytes, word.size) != 0)
-            continue;
-        for (int i = 0; i < slot->ids; i++) {
-            int32_t id;
-            memcpy(&id, ids + (size_t)i * sizeof id, sizeof id);
-            token_ids_append(out, id);
-        }
-        return;
-    }
+    CacheSlot *slot = find_slot(encoder, hash, word);
+    for (int i = 0; i < slot->ids; i++) token_ids_append(out, cached_id(encoder, slot, i));
+    if (slot->ids > 0) return;
     size_t before = out->count;
     merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
-    if (out->count > before) remember(encoder, &encoder->cache[place], hash, word, out->items + before, out->count - before);
+    if (out->count > before) remember(encoder, slot, hash, word, out->items + before, out->count - before);
 }
 
 static const char metaspace[] = "\xE2\x96\x81";
@@ -288,6 +335,7 @@ static bool encode_well_formed(TokenizerEncoder *encoder, Span text, bool at_sta
 
 /* Text without raw added tokens: well-formed stretches, and between them ill-formed ones, each one word. */
 static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Error *error) {
+    if (encoder->tokenizer->sentencepiece) return encode_well_formed(encoder, text, at_start, error);
     for (size_t at = 0; at < text.size;) {
         size_t size = text_well_formed(text.bytes + at, text.size - at);
         if (size > 0 && !encode_well_formed(encoder, (Span){text.bytes + at, size}, at_start && at == 0, error)) return false;
@@ -307,6 +355,7 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
     bool special = flags & TOKENIZER_ADD_SPECIAL;
     encoder->out = out;
     encoder->flags = flags;
+    encoder->lattice.score = 0;
     for (size_t i = 0; special && i < before->count; i++) token_ids_append(out, before->items[i]);
     if (length > 0 && !encode_around_added(encoder, true, (Span){text, length}, true, error)) return false;
     for (size_t i = 0; special && i < after->count; i++) token_ids_append(out, after->items[i]);

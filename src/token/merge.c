@@ -87,7 +87,7 @@ static void merge_by_scan(const Tokenizer *tokenizer, Merger *merger) {
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++)
-            if (pair[i] < pair[best]) best = i;
+            if (pair[i] >> 32 < pair[best] >> 32) best = i;
         if (pair[best] == PAIR_NONE) break;
         symbol[best] = (int32_t)(uint32_t)pair[best];
         count--;

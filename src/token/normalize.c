@@ -73,6 +73,8 @@ static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, bool
         return true;
     case NORMAL_REPLACE: return apply_replace(step, scratch, text, out, error);
     case NORMAL_FORM: return apply_form(step->form, text, out, error);
+    case NORMAL_PRECOMPILED: return charsmap_normalize_clusters(&step->charsmap, text, out), true;
+    case NORMAL_SENTENCEPIECE:
     case NORMAL_STRIP: break;
     }
     Span rest = stripped(step, text);
@@ -85,7 +87,9 @@ bool normalize(
     *result = text;
     for (int i = 0; i < tokenizer->normal_count; i++) {
         out->size = 0;
-        if (!apply(&tokenizer->normals[i], scratch, *result, continued, out, error)) return false;
+        bool pieces = tokenizer->normals[i].kind == NORMAL_SENTENCEPIECE;
+        if (pieces) charsmap_normalize(tokenizer, &tokenizer->normals[i], *result, continued, out);
+        else if (!apply(&tokenizer->normals[i], scratch, *result, continued, out, error)) return false;
         *result = buffer_span(out);
         Buffer *used = out;
         out = spare;

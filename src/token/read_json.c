@@ -228,10 +228,7 @@ static bool add_merge(Tokenizer *tokenizer, Span left, Span right, uint64_t rank
         token_map_get(&tokenizer->contents, right.bytes, right.size), token_map_get(&tokenizer->contents, joined->bytes, joined->size)};
     for (int i = 0; i < 3; i++)
         if (ids[i] == TOKEN_NONE) return error_set(error, ERROR_DATA, "a token of the merge is not in the vocabulary");
-    *pair_map_put(&tokenizer->merges, pair_key((uint32_t)ids[0], (uint32_t)ids[1])) = rank << 32 | (uint32_t)ids[2];
-    bool starts = right.size >= 3 && memcmp(right.bytes, "\xE2\x96\x81", 3) == 0;
-    bool follows = left.size >= 3 && memcmp(left.bytes + left.size - 3, "\xE2\x96\x81", 3) == 0;
-    if (starts && !follows) tokenizer->space_begins_words = false;
+    tokenizer_add_merge(tokenizer, left, right, ids, rank);
     return true;
 }
 
@@ -280,7 +277,7 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
             .single_word = flag_of(object, "single_word", false),
             .left_strip = flag_of(object, "lstrip", false),
             .right_strip = flag_of(object, "rstrip", false)};
-        token.normalized = flag_of(object, "normalized", !token.special);
+        token.match = flag_of(object, "normalized", !token.special) ? MATCH_NORMALIZED : MATCH_RAW;
         if (!read_id(json_object_get(object, "id"), &token.id, error) ||
             !copy_text(&token.content, json_object_get(object, "content"), "added token", error))
             return error_context(error, "added token %zu", index);

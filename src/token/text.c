@@ -39,6 +39,11 @@ size_t text_well_formed(const char *text, size_t length) {
     return at;
 }
 
+size_t text_character_size(const char *text, size_t length) {
+    utf8proc_int32_t character;
+    return (signed char)text[0] >= 0 ? 1 : read_character(text, length, &character);
+}
+
 size_t text_ill_formed(const char *text, size_t length) {
     size_t at = 0;
     utf8proc_int32_t character;

@@ -1,5 +1,5 @@
 /* What the files of the tokenizer share: hash tables, regular expressions, and the tokenizer itself as the readers
- * (read_json.c, read_tiktoken.c) fill it and the encoder and decoder use it. */
+ * (read_json.c, read_tiktoken.c, read_sentencepiece.c) fill it and the encoder and decoder use it. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #include "base/scope.h"
 #include "token/tokenizer.h"
 
-enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, MAXIMUM_ID = 1 << 22 };
+enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, MAXIMUM_ID = 1 << 22, WORD_LIMIT = 1 << 16 };
 
 /* -- Text (text.c) ------------------------------------------------------------------------------------------------- */
 
@@ -33,6 +33,8 @@ void text_replace(Buffer *out, Span text, Span from, Span to);
 size_t text_well_formed(const char *text, size_t length);
 /* The length of the longest prefix in which no character is well-formed; `text` begins with an ill-formed one. */
 size_t text_ill_formed(const char *text, size_t length);
+/* The bytes of the well-formed character that a text, which is not empty, begins with; 0 when it is ill-formed. */
+size_t text_character_size(const char *text, size_t length);
 /* The character at text[0..] of well-formed text; *size is its bytes. */
 uint32_t text_character(const char *text, size_t *size);
 bool text_is_space(uint32_t character);                       /* Unicode's White_Space */
@@ -123,15 +125,65 @@ typedef struct KnownPattern {
 } KnownPattern;
 const KnownPattern *known_pattern(const char *name); /* NULL when unknown */
 
+/* -- Double arrays (double_array.c) -------------------------------------------------------------------------------- */
+
+typedef struct DoubleArray {
+    uint32_t *units; /* bits 0 to 7 and 31: the label; 8: a key ends here; 9 and 10 to 31: the offset of the base */
+    size_t count;
+} DoubleArray;
+typedef struct TrieKey {
+    Span text;
+    int32_t value;
+} TrieKey;
+/* Sorts the keys, which are all different, not empty, and without zero bytes. False when they are too many. */
+bool double_array_build(DoubleArray *array, TrieKey *keys, size_t count);
+/* Takes a copy of units in a file; false when their size cannot be. */
+bool double_array_copy(DoubleArray *array, const char *bytes, size_t size);
+void double_array_free(DoubleArray *array);
+/* Where the children of a node lie; node 0 is the root. */
+static inline size_t double_array_base(const DoubleArray *array, size_t node) {
+    uint32_t unit = array->units[node];
+    return node ^ (size_t)(unit >> 10) << ((unit & 1u << 9) >> 6);
+}
+/* Goes on from a base to that of the child for `byte`; false when there is none. *value is that of the key which ends
+ * there, or TOKEN_NONE. */
+static inline bool double_array_step(const DoubleArray *array, size_t *base, unsigned char byte, int32_t *value) {
+    size_t node = *base ^ byte;
+    if (node >= array->count || (array->units[node] & (1u << 31 | 0xFF)) != byte || byte == 0) return false;
+    *base = double_array_base(array, node);
+    bool ends = (array->units[node] & 1u << 8) && *base < array->count;
+    *value = ends ? (int32_t)(array->units[*base] & INT32_MAX) : TOKEN_NONE;
+    return true;
+}
+
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-typedef enum NormalKind { NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_FORM, NORMAL_STRIP } NormalKind;
+/* The map of characters of a SentencePiece model; empty: every character stays. */
+typedef struct Charsmap {
+    DoubleArray trie;
+    char *texts; /* what sequences become, by the value of the trie; each ends with a zero byte */
+    size_t size;
+    bool joins_spaces; /* a sequence has a space behind an ASCII letter, or makes one of the letter that it ends with */
+} Charsmap;
+/* What SentencePiece does to spaces: one is put in front of a text, or behind it; runs become one; they become U+2581. */
+typedef struct Whitespace { bool prefix, suffix, squeeze, escape; } Whitespace;
+
+typedef enum NormalKind {
+    NORMAL_PREPEND,
+    NORMAL_REPLACE,
+    NORMAL_FORM,
+    NORMAL_STRIP,
+    NORMAL_PRECOMPILED,   /* the map, as `tokenizers` applies it */
+    NORMAL_SENTENCEPIECE, /* the map and the white space; also of text that is not well-formed */
+} NormalKind;
 typedef struct NormalStep {
     NormalKind kind;
     Pattern pattern;  /* NORMAL_REPLACE: what is replaced */
     Buffer with;      /* NORMAL_REPLACE: by what; NORMAL_PREPEND: what is prepended */
     int form;         /* NORMAL_FORM: utf8proc's options */
     bool left, right; /* NORMAL_STRIP */
+    Charsmap charsmap;
+    Whitespace whitespace;
 } NormalStep;
 
 typedef enum SplitKind { SPLIT_PATTERN, SPLIT_PREFIX_SPACE, SPLIT_METASPACE } SplitKind;
@@ -146,10 +198,17 @@ typedef struct SplitStep {
     bool whole;            /* the text is rewritten, not divided */
 } SplitStep;
 
+/* What text an added token is matched in, and by what. */
+typedef enum AddedMatch {
+    MATCH_RAW,
+    MATCH_NORMALIZED,  /* normalised text, by its content normalised */
+    MATCH_NORMAL_FORM, /* normalised text, by its content */
+} AddedMatch;
 typedef struct AddedToken {
     Buffer content;
     int32_t id;
-    bool special, single_word, left_strip, right_strip, normalized;
+    bool special, single_word, left_strip, right_strip;
+    AddedMatch match;
 } AddedToken;
 
 /* A set of patterns; a pattern is an index into Tokenizer.added. */
@@ -173,7 +232,10 @@ typedef struct Decoding {
     int strip; /* blanks that a text loses at its start */
 } Decoding;
 /* What a token adds to a text: bytes of Tokenizer.decoded. */
-typedef struct Decoded { size_t at, size; } Decoded;
+typedef struct Decoded {
+    size_t at, size;
+    bool waits; /* the next token is still the first of the text */
+} Decoded;
 
 struct Tokenizer {
     char *path; /* for messages */
@@ -186,9 +248,17 @@ struct Tokenizer {
     int32_t byte_id[BYTES];  /* byte-level: a byte's token; else its <0xXX>, which counts only with byte_fallback */
     PairMap characters;      /* else: a character's token */
     TokenMap words;          /* tokens of the model */
-    PairMap merges;          /* (left, right) to rank << 32 | id */
-    bool space_begins_words; /* no merge joins U+2581 to another character before it: text may be cut there */
-    unsigned cuts;           /* places where any text may be cut: cut.c */
+    PairMap merges;          /* (left, right) to rank << 32 | id; equal ranks merge from left to right */
+    bool space_begins_words; /* no merge or piece joins U+2581 to another character before it: text may be cut there */
+    bool sentencepiece;      /* a SentencePiece model, with its ways: takes text that is not UTF-8, adds scores in fp32 */
+
+    /* A unigram model has scores instead of merges. */
+    double *scores, unknown_score; /* by id; NULL: BPE */
+    DoubleArray pieces;
+    size_t longest_piece; /* bytes, at least 4 */
+    Trie symbols;         /* tokens that normalisation leaves as they are */
+
+    unsigned cuts; /* places where any text may be cut: cut.c */
 
     TokenMap contents; /* all tokens as the file spells them */
     AddedToken *added;
@@ -207,6 +277,7 @@ struct Tokenizer {
 };
 
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
+bool read_sentencepiece(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
 bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *pattern, Error *error);
 /* eos_token of a tokenizer_config.json's bytes, or TOKEN_NONE. */
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
@@ -221,6 +292,10 @@ void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span cont
 
 /* Adds a token to both the model and the contents; ids are below MAXIMUM_ID. */
 bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error);
+/* ids: of left, right and both together. */
+void tokenizer_add_merge(Tokenizer *tokenizer, Span left, Span right, const int32_t ids[3], uint64_t rank);
+/* The byte of a token "<0xE2>"; -1: it is another. */
+int token_byte(Span text);
 /* Takes over the token's content. */
 void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token);
 void trie_add(Trie *trie, const char *bytes, size_t length, int32_t pattern);
@@ -231,6 +306,35 @@ int32_t trie_match(const Trie *trie, const char *text, size_t length, size_t *ma
  * `continued` nothing is prepended. */
 bool normalize(
     const Tokenizer *tokenizer, RegexScratch *scratch, Span text, bool continued, Buffer *out, Buffer *spare, Span *result, Error *error);
+
+bool charsmap_read(Charsmap *map, Span blob, Error *error);
+void charsmap_free(Charsmap *map);
+void charsmap_normalize(const Tokenizer *tokenizer, const NormalStep *step, Span text, bool continued, Buffer *out);
+void charsmap_normalize_clusters(const Charsmap *map, Span text, Buffer *out);
+
+/* -- Unigram models (unigram.c) ------------------------------------------------------------------------------------ */
+
+/* The best way to a place in a text. */
+typedef struct LatticeNode {
+    double best, second; /* sums of scores: of this way, and of the next best */
+    uint32_t length;     /* of the last token, in bytes; 0: none ends here */
+    int32_t id;
+} LatticeNode;
+typedef struct Lattice {
+    LatticeNode *nodes;
+    size_t capacity;
+    double score; /* of the text so far */
+} Lattice;
+/* Takes the tokens of a model whose scores are set. */
+bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *error);
+/* Appends the ids of what follows in a text, and goes on with its score. */
+void unigram_encode(const Tokenizer *tokenizer, Lattice *lattice, Span text, TokenIds *out);
+/* Appends the ids of a word by itself; returns the greatest score of the text before it, as to its size, with which they
+ * are the same. */
+float unigram_encode_word(const Tokenizer *tokenizer, Lattice *lattice, Span word, TokenIds *out);
+/* The score with which a word begins behind a text of `score`. */
+double unigram_start(double score);
+void lattice_free(Lattice *lattice);
 
 /* -- Merging (merge.c) --------------------------------------------------------------------------------------------- */
 

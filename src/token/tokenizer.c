@@ -8,7 +8,7 @@
 #include "base/array.h"
 #include "token/token_internal.h"
 
-enum { FILE_LIMIT = 1 << 28, WORD_LIMIT = 1 << 16 };
+enum { FILE_LIMIT = 1 << 28 };
 
 /* -- Building ------------------------------------------------------------------------------------------------------ */
 
@@ -48,6 +48,13 @@ bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, 
     return true;
 }
 
+void tokenizer_add_merge(Tokenizer *tokenizer, Span left, Span right, const int32_t ids[3], uint64_t rank) {
+    *pair_map_put(&tokenizer->merges, pair_key((uint32_t)ids[0], (uint32_t)ids[1])) = rank << 32 | (uint32_t)ids[2];
+    bool starts = right.size >= 3 && memcmp(right.bytes, "\xE2\x96\x81", 3) == 0;
+    bool follows = left.size >= 3 && memcmp(left.bytes + left.size - 3, "\xE2\x96\x81", 3) == 0;
+    if (starts && !follows) tokenizer->space_begins_words = false;
+}
+
 void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token) {
     token_map_put(&tokenizer->contents, token->content.bytes, token->content.size, token->id);
     note_id(tokenizer, token->id);
@@ -62,9 +69,9 @@ static bool build_tries(Tokenizer *tokenizer, Error *error) {
     for (int32_t i = 0; good && i < tokenizer->added_count; i++) {
         const AddedToken *token = &tokenizer->added[i];
         Span content = buffer_span(&token->content);
-        if (token->normalized) good = normalize(tokenizer, scratch, content, false, &out, &spare, &content, error);
+        if (token->match == MATCH_NORMALIZED) good = normalize(tokenizer, scratch, content, false, &out, &spare, &content, error);
         if (good) cuts_respect_added(tokenizer, token, content);
-        if (good) trie_add(token->normalized ? &tokenizer->normal : &tokenizer->raw, content.bytes, content.size, i);
+        if (good) trie_add(token->match == MATCH_RAW ? &tokenizer->raw : &tokenizer->normal, content.bytes, content.size, i);
     }
     regex_scratch_free(scratch);
     return good;
@@ -112,11 +119,7 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     SCOPED_FREE char *bytes = read_file(tokenizer->path, &size, error);
     if (!bytes) return false;
     bool good;
-    if (memchr(bytes, 0, size))
-        good = error_set(error, ERROR_DATA,
-            "it is neither a tokenizer.json nor a .tiktoken file but binary, as sentencepiece's tokenizer.model is: give the "
-            "tokenizer.json "
-            "of the same model");
+    if (memchr(bytes, 0, size)) good = read_sentencepiece(tokenizer, bytes, size, error);
     else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
     else if (*pattern)
         good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
@@ -135,6 +138,7 @@ static int32_t find_end_of_text(const Tokenizer *tokenizer) {
     Error ignored;
     SCOPED_FREE char *bytes = file_exists(path) ? read_file(path, &size, &ignored) : NULL;
     if (bytes) id = read_end_of_text(tokenizer, bytes, size);
+    if (id == TOKEN_NONE) id = tokenizer->end_of_text;
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
     return id;
 }
@@ -143,7 +147,7 @@ Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
     if (file_kind(path, NULL) != FILE_FOLDER) tokenizer->path = memory_copy_string(path);
     else if (!(tokenizer->path = tokenizer_find(path))) tokenizer->path = memory_format("%s/tokenizer.json", path);
-    tokenizer->unknown = TOKEN_NONE;
+    tokenizer->unknown = tokenizer->end_of_text = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
     if (!read_any(tokenizer, pattern, error)) {
         tokenizer_free(tokenizer);
@@ -162,6 +166,7 @@ static void free_steps(Tokenizer *tokenizer) {
     for (int i = 0; i < STEPS; i++) {
         pattern_free(&tokenizer->normals[i].pattern);
         free(tokenizer->normals[i].with.bytes);
+        charsmap_free(&tokenizer->normals[i].charsmap);
         pattern_free(&tokenizer->splits[i].pattern);
         free(tokenizer->decoding.from[i].bytes);
         free(tokenizer->decoding.to[i].bytes);
@@ -179,6 +184,9 @@ void tokenizer_free(Tokenizer *tokenizer) {
     free(tokenizer->added);
     free_trie(&tokenizer->raw);
     free_trie(&tokenizer->normal);
+    free_trie(&tokenizer->symbols);
+    double_array_free(&tokenizer->pieces);
+    free(tokenizer->scores);
     free_steps(tokenizer);
     token_ids_free(&tokenizer->before);
     token_ids_free(&tokenizer->after);

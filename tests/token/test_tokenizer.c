@@ -7,7 +7,8 @@
 #include "support/data_files.h"
 #include "token/token_internal.h"
 
-static const char *const kinds[] = {"gpt2", "llama3", "qwen", "added", "llama2", "metaspace", "gemma"};
+static const char *const kinds[] = {
+    "gpt2", "llama3", "qwen", "added", "llama2", "metaspace", "gemma", "spm-bpe", "spm-bpe-bytes", "spm-unigram"};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 static char root[4096];
 
@@ -18,7 +19,9 @@ static Tokenizer *open_tokenizer(const char *path, const char *pattern) {
     return tokenizer;
 }
 
-static char *golden_path(const char *kind) { return memory_format("%s/tests/golden/tokenizers/%s.json", root, kind); }
+static char *golden_path(const char *kind) {
+    return memory_format("%s/tests/golden/tokenizers/%s.%s", root, kind, strncmp(kind, "spm", 3) ? "json" : "model");
+}
 
 static Tokenizer *open_golden(const char *kind) {
     char *path = golden_path(kind);
@@ -79,8 +82,8 @@ static char *next_word(char **line) {
     return word;
 }
 
-static void each_vector(void (*check)(const Tokenizer *, const Vector *)) {
-    char *path = memory_format("%s/tests/golden/tokenizers/vectors.txt", root), *line = NULL, *kind = NULL;
+static void each_vector(const char *name, void (*check)(const Tokenizer *, const Vector *)) {
+    char *path = memory_format("%s/tests/golden/tokenizers/%s", root, name), *line = NULL, *kind = NULL;
     FILE *file = fopen(path, "r");
     Tokenizer *tokenizer = NULL;
     size_t capacity = 0, count = 0;
@@ -107,7 +110,7 @@ static void each_vector(void (*check)(const Tokenizer *, const Vector *)) {
         free(vector.decoded.bytes);
         token_ids_free(&vector.ids);
     }
-    assert_true(count >= 300);
+    assert_true(count >= 200);
     tokenizer_free(tokenizer);
     free(kind);
     free(line);
@@ -123,21 +126,36 @@ static void check_ids(const Tokenizer *tokenizer, const Vector *vector) {
     token_ids_free(&ids);
 }
 
+/* Text as sentencepiece gives it: U+FFFD for each byte that is not UTF-8. */
+static Buffer well_formed(Span text) {
+    Buffer out = {0};
+    for (size_t at = 0, size; at < text.size; at += size) {
+        size = text_character_size(text.bytes + at, text.size - at);
+        buffer_append(&out, size > 0 ? text.bytes + at : "\xEF\xBF\xBD", size > 0 ? size : 3);
+        if (size == 0) size = 1;
+    }
+    return out;
+}
+
 static void check_decoded(const Tokenizer *tokenizer, const Vector *vector) {
-    Buffer text = decode(tokenizer, &vector->ids, false);
+    Buffer bytes = decode(tokenizer, &vector->ids, false), text = bytes;
+    if (tokenizer->sentencepiece) text = well_formed(buffer_span(&bytes));
     if (text.size != vector->decoded.size || (text.size > 0 && memcmp(text.bytes, vector->decoded.bytes, text.size) != 0))
         fail_msg("%s: other text for '%.*s'", vector->kind, (int)vector->text.size, vector->text.bytes);
-    free(text.bytes);
+    if (tokenizer->sentencepiece) free(text.bytes);
+    free(bytes.bytes);
 }
 
 static void ids_are_those_of_the_library(void **state) {
     (void)state;
-    each_vector(check_ids);
+    each_vector("vectors.txt", check_ids);
+    each_vector("sentencepiece.txt", check_ids);
 }
 
 static void decoded_texts_are_those_of_the_library(void **state) {
     (void)state;
-    each_vector(check_decoded);
+    each_vector("vectors.txt", check_decoded);
+    each_vector("sentencepiece.txt", check_decoded);
 }
 
 /* -- Any bytes ----------------------------------------------------------------------------------------------------- */
@@ -248,8 +266,8 @@ static void parts_cut_at_safe_places_give_the_ids_of_the_whole(void **state) {
             token_ids_free(&whole);
             free(text.bytes);
         }
-        bool strips = !strcmp(kinds[kind], "added"); /* has a token that takes in white space */
-        if (strips ? cuts > 0 : cuts < 200) fail_msg("%s: %d cuts", kinds[kind], cuts);
+        bool none = !strcmp(kinds[kind], "added") || !strcmp(kinds[kind], "spm-unigram"); /* a token takes in white space; scores add up */
+        if (none ? cuts > 0 : cuts < 200) fail_msg("%s: %d cuts", kinds[kind], cuts);
         tokenizer_encoder_free(encoder);
         tokenizer_free(tokenizer);
     }
@@ -312,20 +330,45 @@ static void short_and_long_words_merge_as_defined(void **state) {
 }
 
 /* A quadratic loop would take 10^12 steps, hours; the bound leaves room for sanitizers and busy machines. */
+/* The sum of scores passes 100,000, where it starts again; near there many ways are as good as the best, in fp32. */
+static void words_from_the_cache_are_those_of_the_whole_text(void **state) {
+    (void)state;
+    enum { SIZE = 400000 };
+    static const char *const alphabets[] = {"llllll ", "--------- ", "etaoin shrdlu\xC3\xA9"};
+    uint32_t seed = 3;
+    Tokenizer *tokenizer = open_golden("spm-unigram");
+    for (size_t j = 0; j < sizeof alphabets / sizeof *alphabets; j++) {
+        Buffer text = {0}, normal = {0};
+        while (text.size < SIZE) buffer_append(&text, &alphabets[j][next_random(&seed) % strlen(alphabets[j])], 1);
+        charsmap_normalize(tokenizer, &tokenizer->normals[0], buffer_span(&text), false, &normal);
+        Lattice lattice = {0};
+        TokenIds whole = {0}, words = encode(tokenizer, text.bytes, text.size, 0);
+        unigram_encode(tokenizer, &lattice, buffer_span(&normal), &whole);
+        assert_ids(&words, whole.items, whole.count);
+        lattice_free(&lattice);
+        token_ids_free(&words);
+        token_ids_free(&whole);
+        free(normal.bytes);
+        free(text.bytes);
+    }
+    tokenizer_free(tokenizer);
+}
+
 static void a_word_of_a_megabyte_takes_seconds(void **state) {
     (void)state;
     enum { SIZE = 1 << 20, SECONDS = 20 };
     static const char *const alphabets[] = {"a", " ", "\n", "etaoin", "\xFF", "1", "!?", " a"};
     char *text = memory_allocate(SIZE);
     uint32_t seed = 9;
-    for (int kind = 0; kind < KINDS; kind += 4) {
+    for (int kind = 0; kind < KINDS; kind += kind < 8 ? 4 : 1) {
         Tokenizer *tokenizer = open_golden(kinds[kind]);
         for (size_t j = 0; j < sizeof alphabets / sizeof *alphabets; j++) {
             for (size_t i = 0; i < SIZE; i++) text[i] = alphabets[j][next_random(&seed) % strlen(alphabets[j])];
             clock_t start = clock();
             TokenIds ids = encode(tokenizer, text, SIZE, 0);
             assert_true((double)(clock() - start) / CLOCKS_PER_SEC < SECONDS);
-            assert_true(ids.count > 0 && ids.count <= SIZE + 1);
+            /* SentencePiece leaves out blanks at the end, and makes three bytes of one that is not UTF-8 */
+            assert_true((ids.count > 0 || tokenizer->sentencepiece) && ids.count <= SIZE * 3 + 1);
             token_ids_free(&ids);
         }
         tokenizer_free(tokenizer);
@@ -610,6 +653,7 @@ int main(void) {
         cmocka_unit_test(parts_cut_at_safe_places_give_the_ids_of_the_whole),
         IN_FOLDER(a_text_is_not_cut_where_an_unknown_expression_may_reach),
         cmocka_unit_test(short_and_long_words_merge_as_defined),
+        cmocka_unit_test(words_from_the_cache_are_those_of_the_whole_text),
         cmocka_unit_test(a_word_of_a_megabyte_takes_seconds),
         cmocka_unit_test(threads_share_one_tokenizer),
         IN_FOLDER(parts_that_are_not_known_are_refused_by_name),

@@ -1,0 +1,173 @@
+/* Unigram models: of all ways to divide a text into tokens the one of the greatest sum of scores, by Viterbi's algorithm
+ * over the bytes of the text. SentencePiece adds scores in single precision from the start of a text, so rounding decides
+ * between sums that are nearly equal; to give its ids (those of its version 0.2.3) the same sums are made here, also across
+ * words that are taken from the encoder's cache. A sum beyond 100,000 starts again at zero. `tokenizers` adds in double precision and
+ * begins anew with every word. A Lattice is the scratch space of one encoder. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "token/token_internal.h"
+
+/* A long text is given out where all ways meet, so that memory does not grow with it. */
+enum { SEGMENT = 1 << 16 };
+static const double score_limit = 100000;
+
+bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *error) {
+    static const char metaspace[] = "\xE2\x96\x81";
+    size_t kept = 0;
+    tokenizer->longest_piece = 4; /* a character */
+    tokenizer->space_begins_words = false;
+    for (size_t i = 0; i < count; i++) {
+        Span text = keys[i].text;
+        if (text.size > tokenizer->longest_piece) tokenizer->longest_piece = text.size;
+        if (text.size == 3 && memcmp(text.bytes, metaspace, 3) == 0) tokenizer->space_begins_words = true;
+        if (text.size > 0 && !memchr(text.bytes, 0, text.size)) keys[kept++] = keys[i]; /* no text has the others */
+    }
+    for (size_t i = 0; i < kept; i++)
+        for (const char *at = keys[i].text.bytes + 1, *end = keys[i].text.bytes + keys[i].text.size; end - at >= 3; at++)
+            if (memcmp(at, metaspace, 3) == 0 && (at - keys[i].text.bytes < 3 || memcmp(at - 3, metaspace, 3) != 0))
+                tokenizer->space_begins_words = false;
+    return double_array_build(&tokenizer->pieces, keys, kept) || error_set(error, ERROR_DATA, "its tokens are too many, or too long");
+}
+
+void lattice_free(Lattice *lattice) {
+    free(lattice->nodes);
+    *lattice = (Lattice){0};
+}
+
+static void offer(LatticeNode *node, double candidate, int32_t id, size_t length) {
+    if (node->length == 0 || candidate > node->best) {
+        if (node->length > 0) node->second = fmax(node->second, node->best);
+        node->best = candidate;
+        node->length = (uint32_t)length;
+        node->id = id;
+    } else {
+        node->second = fmax(node->second, candidate);
+    }
+}
+
+static void offer_unknown(const Tokenizer *tokenizer, const Lattice *lattice, size_t at, size_t size, bool single) {
+    double candidate = tokenizer->unknown_score + lattice->nodes[at].best;
+    offer(&lattice->nodes[at + size], single ? (float)candidate : candidate, tokenizer->unknown, size);
+}
+
+/* Offers all tokens that begin at text[at]; returns the end of the longest. */
+static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, Span text, size_t at, bool single) {
+    size_t base = double_array_base(&tokenizer->pieces, 0), reach = at, character = text_character_size(text.bytes + at, text.size - at);
+    double best = lattice->nodes[at].best;
+    bool whole = false;
+    int32_t id;
+    if (character == 0) character = 1;
+    for (size_t i = at; i < text.size && double_array_step(&tokenizer->pieces, &base, (unsigned char)text.bytes[i], &id); i++) {
+        if (id == TOKEN_NONE) continue;
+        reach = i + 1;
+        double candidate = tokenizer->scores[id] + best;
+        offer(&lattice->nodes[reach], single ? (float)candidate : candidate, id, reach - at);
+        whole = whole || reach - at == character;
+    }
+    if (!whole) offer_unknown(tokenizer, lattice, at, character, single);
+    return whole || reach > at + character ? reach : at + character;
+}
+
+/* Takes what the best way to nodes[at] has off all sums from there on. */
+static void restart_sums(LatticeNode *nodes, size_t at, size_t reach) {
+    double offset = nodes[at].best;
+    for (size_t i = at; i <= reach; i++)
+        if (i == at || nodes[i].length > 0) nodes[i].best = (float)(nodes[i].best - offset);
+}
+
+/* Finds the best way through `text`, or through its beginning up to a place where all ways meet; returns its bytes. */
+static size_t find_ways(const Tokenizer *tokenizer, Lattice *lattice, Span text, double start, bool single) {
+    size_t at = 0, reach = 0, size;
+    array_reserve(lattice->nodes, lattice->capacity, 1);
+    lattice->nodes[0] = (LatticeNode){.best = start};
+    for (size_t cleared = 0; at < text.size; at += size) {
+        if (at == reach && at >= SEGMENT) break;
+        size = text_character_size(text.bytes + at, text.size - at);
+        if (size == 0) size = 1;
+        size_t needed = at + tokenizer->longest_piece < text.size ? at + tokenizer->longest_piece : text.size;
+        array_reserve(lattice->nodes, lattice->capacity, needed + 1);
+        for (; cleared < needed; cleared++) lattice->nodes[cleared + 1] = (LatticeNode){.second = -INFINITY};
+        if (single && fabs(lattice->nodes[at].best) > score_limit) restart_sums(lattice->nodes, at, reach);
+        size_t end = offer_tokens(tokenizer, lattice, text, at, single);
+        if (end > reach) reach = end;
+    }
+    return at;
+}
+
+/* Adjacent unknown characters are one token, or their bytes are. */
+static void give_unknown(const Tokenizer *tokenizer, Span run, TokenIds *out) {
+    int32_t id = tokenizer->sentencepiece ? TOKEN_NONE : token_map_get(&tokenizer->contents, run.bytes, run.size);
+    bool bytes = tokenizer->byte_fallback && id == TOKEN_NONE;
+    for (size_t i = 0; i < run.size && bytes; i++) bytes = tokenizer->byte_id[(unsigned char)run.bytes[i]] != TOKEN_NONE;
+    for (size_t i = 0; i < run.size && bytes; i++) token_ids_append(out, tokenizer->byte_id[(unsigned char)run.bytes[i]]);
+    if (!bytes) token_ids_append(out, id != TOKEN_NONE ? id : tokenizer->unknown);
+}
+
+/* Links the nodes of the best way forwards: `length` becomes that of the token which begins there. */
+static void turn_around(LatticeNode *nodes, size_t end) {
+    uint32_t length = nodes[end].length;
+    int32_t id = nodes[end].id;
+    for (size_t at = end; at > 0;) {
+        at -= length;
+        LatticeNode *node = &nodes[at];
+        uint32_t next_length = node->length;
+        int32_t next_id = node->id;
+        node->length = length;
+        node->id = id;
+        length = next_length;
+        id = next_id;
+    }
+}
+
+/* Appends the ids of the way through text[from..from+size]; *run is where unknown characters began, SIZE_MAX: none. */
+static void give_way(const Tokenizer *tokenizer, const Lattice *lattice, Span text, size_t from, size_t size, size_t *run, TokenIds *out) {
+    for (size_t at = 0; at < size; at += lattice->nodes[at].length) {
+        int32_t id = lattice->nodes[at].id;
+        if (id == tokenizer->unknown) {
+            if (*run == SIZE_MAX) *run = from + at;
+            continue;
+        }
+        if (*run != SIZE_MAX) give_unknown(tokenizer, (Span){text.bytes + *run, from + at - *run}, out);
+        *run = SIZE_MAX;
+        token_ids_append(out, id);
+    }
+}
+
+void unigram_encode(const Tokenizer *tokenizer, Lattice *lattice, Span text, TokenIds *out) {
+    const bool single = tokenizer->sentencepiece;
+    size_t run = SIZE_MAX;
+    double score = single ? lattice->score : 0;
+    for (size_t at = 0, size; at < text.size; at += size) {
+        size = find_ways(tokenizer, lattice, (Span){text.bytes + at, text.size - at}, score, single);
+        score = lattice->nodes[size].best;
+        turn_around(lattice->nodes, size);
+        give_way(tokenizer, lattice, text, at, size, &run, out);
+    }
+    if (run != SIZE_MAX) give_unknown(tokenizer, (Span){text.bytes + run, text.size - run}, out);
+    if (lattice->capacity > SEGMENT * 4) lattice_free(lattice);
+    lattice->score = score;
+}
+
+/* Every sum of a way is rounded at most once per byte, by half a unit in the last place of the greatest sum; the best way
+ * stays the best while that is less than half of what each of its nodes is ahead of the second way there. */
+float unigram_encode_word(const Tokenizer *tokenizer, Lattice *lattice, Span word, TokenIds *out) {
+    const double half_unit = 0x1p-24;
+    size_t size = find_ways(tokenizer, lattice, word, 0, false), run = SIZE_MAX;
+    double ahead = INFINITY, greatest = 0;
+    bool unknown = false;
+    for (size_t at = 1; at <= size; at++)
+        if (lattice->nodes[at].length > 0) greatest = fmax(greatest, fabs(lattice->nodes[at].best));
+    for (size_t at = size; at > 0; at -= lattice->nodes[at].length) {
+        ahead = fmin(ahead, lattice->nodes[at].best - lattice->nodes[at].second);
+        unknown = unknown || lattice->nodes[at].id == tokenizer->unknown;
+    }
+    turn_around(lattice->nodes, size);
+    give_way(tokenizer, lattice, word, 0, size, &run, out);
+    if (run != SIZE_MAX) give_unknown(tokenizer, (Span){word.bytes + run, word.size - run}, out);
+    if (!tokenizer->sentencepiece) return INFINITY;
+    return unknown ? -1 : (float)(fmin(ahead / (4 * half_unit * (double)(size + 1)), score_limit - 10) - greatest);
+}
+
+double unigram_start(double score) { return fabs(score) > score_limit ? 0 : score; }
