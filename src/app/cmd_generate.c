@@ -226,7 +226,7 @@ static bool run_model(
     gemm_exact(config->exact_gemm);
     Precision precision = precision_for_inference(command_precision(options->precision, config->precision));
     Device *device = command_open_device(options->device, precision, error);
-    Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
+    Generator *generator = !device ? NULL : source_open_generator(folder, config, precision, device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);
     generator_free(generator);
     device_close(device);

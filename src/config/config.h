@@ -78,7 +78,10 @@ typedef struct LayoutConfig {
 } LayoutConfig;
 
 typedef struct LogConfig { int64_t every; } LogConfig;
-typedef struct EvalConfig { int64_t every, sequences, patience; } EvalConfig;
+typedef struct EvalConfig {
+    int64_t every, sequences, patience, sample_tokens;
+    const char *prompt;
+} EvalConfig;
 typedef struct CheckpointConfig {
     int64_t every, keep, keep_every, whole_every;
     const char *store;

@@ -13,7 +13,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
-#include "train/source.h"
 #include "model/model.h"
 #include "graph/op.h"
 #include "backend/backend.h"
@@ -139,13 +138,6 @@ Generator *generator_create(const ModelConfig *config, Precision precision, Devi
     return NULL;
 }
 
-Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
-    Generator *g = generator_create(&config->model, precision, device, cache, error);
-    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], error)) return g;
-    generator_free(g);
-    return NULL;
-}
-
 void generator_free(Generator *g) {
     if (!g) return;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
@@ -160,6 +152,7 @@ void generator_free(Generator *g) {
 
 const Graph *generator_graph(const Generator *g) { return g->row.model.graph; }
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
+void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
 void generator_use_weights(Generator *g) {
     model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
 }

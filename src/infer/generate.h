@@ -18,14 +18,13 @@ typedef struct Generator Generator;
 /* Allocates weights (zero) and caches for config->context positions; `config` and the device must outlive the
  * generator. ERROR_MEMORY when that does not fit. */
 Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error);
-/* Opens a generator with the newest weights of a run or model folder, whose configuration is `config`. */
-Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error);
 void generator_free(Generator *generator); /* NULL is allowed */
 
 /* To set the weights by hand: the graph that describes the WIDE arena, the arena (the device's memory), and the call
- * that puts its values into use. */
+ * that puts its values into use. train/source.h fills both arenas from a run or a model folder. */
 const Graph *generator_graph(const Generator *generator);
 void *generator_master(Generator *generator);
+void *generator_weights(Generator *generator);
 void generator_use_weights(Generator *generator);
 
 /* Positions that are left of the context. */

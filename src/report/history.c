@@ -141,6 +141,17 @@ static bool add_evaluation(History *history, int64_t step, const json_t *record)
     return true;
 }
 
+static bool add_sample(History *history, int64_t step, const json_t *record) {
+    const char *prompt = json_string_value(json_object_get(record, "prompt")), *text = json_string_value(json_object_get(record, "text"));
+    Excerpts *excerpts = &history->excerpts;
+    if (!prompt || !text) return false;
+    excerpts->last.step = step;
+    copy_cut(excerpts->last.prompt, sizeof excerpts->last.prompt, prompt);
+    copy_cut(excerpts->last.text, sizeof excerpts->last.text, text);
+    thin_add(&excerpts->thin, excerpts->items, sizeof excerpts->last, HISTORY_EXCERPTS, &excerpts->last, NULL);
+    return true;
+}
+
 static bool add_checkpoint(History *history, int64_t step, const json_t *record) {
     marks_add(&history->checkpoints, (Mark){step, number(record, "bytes"), number(record, "milliseconds") * 1e-3});
     return true;
@@ -229,6 +240,7 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "step") == 0) return step_line_take(record, &own), add_step(history, &own);
     if (strcmp(kind, "load") == 0) return add_load(history, step, record);
     if (strcmp(kind, "evaluation") == 0) return add_evaluation(history, step, record);
+    if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
     if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     return false;

@@ -18,6 +18,7 @@ enum {
     HISTORY_COLUMNS = 120,    /* of a heat-map in time */
     HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models have none */
     HISTORY_SAMPLE = 1 << 14, /* steps that a median is taken of */
+    HISTORY_EXCERPTS = 16,    /* texts of evaluations, likewise */
     HISTORY_RECENT = 50,      /* steps of the mean loss at the end */
     HISTORY_TAIL = 64,        /* bytes by which a file is known again */
 };
@@ -59,6 +60,17 @@ typedef struct Sample {
     Thinning thin;
 } Sample;
 
+/* What the model wrote after a prompt at an evaluation; texts are cut at a whole character. */
+typedef struct Excerpt {
+    int64_t step;
+    char prompt[200], text[1000];
+} Excerpt;
+
+typedef struct Excerpts {
+    Excerpt items[HISTORY_EXCERPTS], last; /* as in Marks */
+    Thinning thin;
+} Excerpts;
+
 typedef struct Start {
     int64_t step, last_step; /* after which it began; the last that it did */
     double time;             /* Unix seconds; NaN: unknown */
@@ -99,6 +111,7 @@ typedef struct History {
     Thinning thin;                                   /* of points */
     Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
     Mark best;                                       /* evaluation */
+    Excerpts excerpts;
     Sample speed, tflops, peak_percent, best_percent;
     double last_loss, recent[HISTORY_RECENT];
     int64_t losses;                    /* finite ones */

@@ -67,6 +67,7 @@ void page_numbers(const Page *page);
 void page_loss_section(const Page *page); /* also of several: one curve for each */
 void page_other_curves(const Page *page); /* likewise */
 void page_load(const Page *page);
+void page_samples(const Page *page);
 void page_data(const Page *page);
 void page_changes(const Page *page);
 void page_starts(const Page *page);

@@ -13,7 +13,7 @@
 #include "report/page_internal.h"
 #include "report/report_style_internal.h"
 
-enum { MOST_PARTS = 11 };
+enum { MOST_PARTS = 12 };
 
 struct Report {
     RunView views[REPORT_RUNS];
@@ -54,8 +54,8 @@ typedef struct PartKind {
 } PartKind;
 
 static const PartKind of_one[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_numbers}, {"loss", page_loss_section},
-    {"curves", page_other_curves}, {"load", page_load}, {"data", page_data}, {"settings", page_settings}, {"changes", page_changes},
-    {"starts", page_starts}, {"foot", print_foot}};
+    {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples}, {"data", page_data}, {"settings", page_settings},
+    {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
 static const PartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
     {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");

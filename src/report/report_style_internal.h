@@ -89,6 +89,7 @@ static const char report_style[] =
     "overflow-wrap:anywhere}\n"
     "tr>:last-child{padding-right:0}tbody th{color:var(--soft)}tr:first-child>*{border-top:0}tbody tr:first-child>*{border-top:1px solid "
     "var(--line)}\n"
+    ".text{white-space:pre-wrap}td.text i{color:var(--soft)}\n"
     ".list{margin-top:14px}.list th{width:30%}.list td.soft{width:35%;font-size:14px}\n"
     ".runs td:first-child,.runs th:first-child{width:22%}.runs thead th{font-weight:600}.runs .best{font-weight:600}\n"
     ".key{display:inline-block;width:9px;height:9px;margin-right:7px;border-radius:50%;background:currentColor}"

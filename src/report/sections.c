@@ -144,6 +144,33 @@ void page_warnings(const Page *page) {
     for (int i = 0; i < page->count; i++) warn_of_run(page, &page->views[i]);
 }
 
+/* -- Samples ------------------------------------------------------------------------------------------------------- */
+
+/* `prompt` is that of all, unless the row's is another one. */
+static void excerpt_row(const Page *page, const Excerpt *excerpt, const char *prompt) {
+    fprintf(page->out, "<tr><th scope=\"row\">step %lld</th><td class=\"text\">", (long long)excerpt->step);
+    if (strcmp(excerpt->prompt, prompt) != 0) {
+        fputs("<i>", page->out);
+        chart_escape(page->out, excerpt->prompt);
+        fputs("</i>", page->out);
+    }
+    chart_escape(page->out, excerpt->text);
+    fputs("</td></tr>\n", page->out);
+}
+
+void page_samples(const Page *page) {
+    const Excerpts *excerpts = &page->views->history->excerpts;
+    const Excerpt *last = &excerpts->last;
+    if (excerpts->thin.seen == 0) return;
+    fputs("<section>\n<h2>Samples per evaluation</h2>\n<p class=\"soft text\">What the model wrote after: ", page->out);
+    chart_escape(page->out, last->prompt);
+    fputs("</p>\n<table class=\"list\">\n", page->out);
+    excerpt_row(page, last, last->prompt);
+    for (size_t i = excerpts->thin.count; i-- > 0;)
+        if (excerpts->items[i].step != last->step) excerpt_row(page, &excerpts->items[i], last->prompt);
+    fputs("</table>\n</section>\n", page->out);
+}
+
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
 
 static void row(const Page *page, const char *name, const char *value, const char *note) {

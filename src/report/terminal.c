@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "report/page_internal.h"
+#include "train/console.h"
 
 enum { LABEL = 9 /* columns left of the chart */, LEAST_CHART = 5, MOST_CHART = 24, TEXT = 512, EVENTS = 64, CELLS = 10, CELL = 96 };
 
@@ -324,7 +325,7 @@ static void put_runs(Frame *frame, const Page *page) {
 typedef struct Event {
     int64_t step;
     const char *style;
-    char text[96];
+    char text[512];
 } Event;
 
 typedef struct Events {
@@ -370,6 +371,11 @@ static void collect(const History *history, Events *events) {
     for (int64_t i = history->start_count > NEWEST ? history->start_count - NEWEST : 0; i < history->start_count; i++) {
         const Start *start = &history->starts[i % HISTORY_STARTS];
         add_event(events, start->step, SOFT, "process %lld started", (long long)i + 1);
+    }
+    if (history->excerpts.thin.seen > 0) {
+        char shown[4 * 100 + 4];
+        console_shorten(history->excerpts.last.text, 100, shown);
+        add_event(events, history->excerpts.last.step, VALIDATION, "sample: %s", shown);
     }
     add_marks(events, &history->skipped, "the update was skipped");
     add_marks(events, &history->broken, "the loss was not finite");

@@ -291,6 +291,27 @@ void console_print(Console *console, const char *format, ...) {
     log_line(console, line);
 }
 
+/* Whether a character changes the direction of the text around it: U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069. */
+static bool turns_text(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    if (c[0] != 0xe2 || (c[1] != 0x80 && c[1] != 0x81)) return false;
+    return c[1] == 0x80 ? c[2] == 0x8e || c[2] == 0x8f || (c[2] >= 0xaa && c[2] <= 0xae) : c[2] >= 0xa6 && c[2] <= 0xa9;
+}
+
+void console_shorten(const char *text, size_t most, char *shown) {
+    size_t characters = 0;
+    const char *at = text;
+    while (*at && characters++ < most) {
+        const char *escape = *at == '\n' ? "\\n" : *at == '\t' ? "\\t" : *at == '\r' ? "\\r" : NULL;
+        if (escape) shown = stpcpy(shown, escape), at++;
+        else if (turns_text(at)) *shown++ = '?', at += 3;
+        else do
+                *shown++ = *at++;
+            while ((*at & 0xC0) == 0x80);
+    }
+    strcpy(shown, *at ? "..." : "");
+}
+
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
 Console *console_create(int64_t every) {

@@ -3,6 +3,7 @@
  * gets all of these lines, every step among them. */
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct StepMetrics StepMetrics; /* metrics_internal.h */
@@ -18,6 +19,9 @@ void console_take(void *console, const char *line);
 void console_open_log(Console *console, const char *run);
 /* Prints a line on stdout and in the log; control characters become '?'. */
 void console_print(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The beginning of a text, at most `most` characters of UTF-8, for console_print: line ends and tabs are written as in C,
+ * "?" stands for what turns the direction of a text, and "..." for what was cut. `shown` has room for 4 * most + 4 bytes. */
+void console_shorten(const char *text, size_t most, char *shown);
 /* Prints a step's line, when it is due, and draws the status line. */
 void console_step(Console *console, const StepMetrics *step);
 /* The loss of the last step, and smoothed over the last `steps` of this process, some ten at most; 0: there is none. */

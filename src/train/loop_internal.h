@@ -36,6 +36,7 @@ typedef struct Loop {
     Loader *loader;
     Watchdog *watchdog;    /* NULL until the first step can start */
     Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    TokenIds prompt;       /* of text samples; none: no samples are made */
     StepInputs inputs;     /* this rank's share of the step, so that targets can be counted first */
     double measured_flops; /* per second and rank: of a large GEMM, or of the quickest step */
     Pace pace;

@@ -49,7 +49,7 @@ static void note_step(Kept *kept, int64_t at) {
 /* Which records stay: those up to `step`, and starts; of the run that a fork is made of only starts before it. */
 typedef struct Cut {
     int64_t step;
-    bool fork, evaluates; /* evaluates: that of the step goes, for it is made again */
+    bool fork, evaluates; /* evaluates: those of the step go, for they are made again */
 } Cut;
 
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
@@ -63,7 +63,7 @@ static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     if (!ours) return true;
     if (reader->line[reader->length - 1] != '}') return false;
     if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
-    if (at > cut.step || (at == cut.step && cut.evaluates && strcmp(kind, "evaluation") == 0)) return false;
+    if (at > cut.step || (at == cut.step && cut.evaluates && (!strcmp(kind, "evaluation") || !strcmp(kind, "sample")))) return false;
     if (strcmp(kind, "step") == 0) note_step(kept, at);
     if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
     return true;
@@ -277,6 +277,16 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
     const TensorboardScalar scalars[] = {{"loss/validation", loss}, {"bits_per_byte/validation", bits_per_byte}};
     return record_write(metrics, record, time, error) &&
            tensorboard_write(metrics->tensorboard, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
+}
+
+bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error) {
+    double time = unix_seconds();
+    json_t *record = record_new("sample", step);
+    json_object_set_new(record, "prompt", json_string(prompt));
+    json_object_set_new(record, "text", json_string(text));
+    put_integer(record, "tokens", tokens);
+    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
+    return record_write(metrics, record, time, error);
 }
 
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {

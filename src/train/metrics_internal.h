@@ -33,8 +33,8 @@ typedef struct Metrics Metrics;
 /* Before metrics_open of a fork: gives `run` the records of `base` until after `step`, in place of any that it has. */
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after
- * its last checkpoint, are removed, so that each step is reported once; with `evaluates` also the evaluation of `step`,
- * which is about to be made again. */
+ * its last checkpoint, are removed, so that each step is reported once; with `evaluates` also the evaluation and
+ * the sample of `step`, which are about to be made again. */
 Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error);
 /* The step of the last checkpoint among the records that the file had when it was opened; -1: none. */
 int64_t metrics_saved(const Metrics *metrics);
@@ -45,6 +45,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
 bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
+/* `prompt` and `text` are UTF-8. */
+bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error);
 /* `seconds` NaN and `bytes` -1: unknown. */
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per

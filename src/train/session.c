@@ -11,6 +11,7 @@
 #include "graph/op.h"
 #include "backend/backend.h"
 #include "train/fit.h"
+#include "train/train.h"
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -28,6 +29,17 @@ static Plan plan_program(const Session *session, Graph *graph, const CommSchedul
     plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
     if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
     return plan;
+}
+
+static void plan_sampling(Session *session) {
+    const Config *config = session->config;
+    int64_t rows = text_sample_rows(config);
+    if (!rows) return;
+    session->sampling = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
+    layout_place(session->layout, session->sampling.graph);
+    session->sampling_schedule = comm_schedule_create(session->layout, session->sampling.graph);
+    session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
+    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->sampling_plan.bytes[ARENA_WEIGHT]);
 }
 
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
@@ -56,6 +68,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->plan = plan_program(session, session->model.graph, session->schedule);
     session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
     session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
+    plan_sampling(session);
     return true;
 }
 
@@ -85,8 +98,13 @@ static int64_t small_arenas(const Plan *plan) {
     return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC] + plan->bytes[ARENA_STATE];
 }
 
+/* Of a program that runs in the training activations where they are large enough. */
+static int64_t own_activations(const Session *session, const Plan *plan) {
+    return plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0;
+}
+
 Budget session_budget(const Session *session) {
-    const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan;
+    const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan, *sampling = &session->sampling_plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
     const OptimizerShard *shard = &session->layout->shard;
     int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
@@ -98,9 +116,8 @@ Budget session_budget(const Session *session) {
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION],
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
-        /* Evaluation runs in the training activations where they are large enough. */
-        .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
-        .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
+        .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
+        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + step_tokens,
         .activation_floor = plan->activation_floor,
     };
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer);
@@ -236,16 +253,20 @@ bool session_start(Session *session, Comm *comm, Error *error) {
 
 void session_free(Session *session) {
     session_close_saver(session);
+    exchange_free(session->sampling_exchange);
     exchange_free(session->evaluation_exchange);
     exchange_free(session->exchange);
     comm_close(session->ranks.replicas);
     if (session->ranks.group != session->comm) comm_close(session->ranks.group);
     optimizer_free(session->optimizer);
+    executor_free(session->sampler);
     executor_free(session->evaluator);
     executor_free(session->executor);
+    comm_schedule_free(session->sampling_schedule);
     comm_schedule_free(session->evaluation_schedule);
     comm_schedule_free(session->schedule);
     layout_free(session->layout);
+    model_free(&session->sampling);
     model_free(&session->evaluation);
     model_free(&session->model);
     *session = (Session){0};

@@ -31,11 +31,11 @@ typedef struct Session {
     Comm *comm;      /* of who started the session; NULL before */
     Ranks ranks;     /* its groups */
     Layout *layout;  /* this rank's shards of arenas and optimizer state */
-    CommSchedule *schedule, *evaluation_schedule;
-    Model model, evaluation;
-    Plan plan, evaluation_plan;
-    Executor *executor, *evaluator;
-    Exchange *exchange, *evaluation_exchange;
+    CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
+    Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */
+    Plan plan, evaluation_plan, sampling_plan;
+    Executor *executor, *evaluator, *sampler; /* sampler: NULL until the first sample (text_sample.c) */
+    Exchange *exchange, *evaluation_exchange, *sampling_exchange;
     Optimizer *optimizer;
     Saver *saver;           /* what saves need (state.c); NULL before session_resume */
     int64_t step;           /* completed */
@@ -56,7 +56,7 @@ typedef struct Budget {
     int64_t activation_floor;
 } Budget;
 
-/* Builds and plans both programs (nothing is allocated but the description) for one of `size` ranks. The device
+/* Builds and plans the programs (nothing is allocated but the description) for one of `size` ranks. The device
  * outlives the session. ERROR_USAGE. */
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error);
 /* session_plan_rank for a single rank. */

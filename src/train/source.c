@@ -197,6 +197,13 @@ bool source_load_arenas(
     return loaded;
 }
 
+Generator *source_open_generator(const char *folder, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
+    Generator *g = generator_create(&config->model, precision, device, cache, error);
+    if (g && source_load_arenas(folder, config, generator_graph(g), device, generator_master(g), generator_weights(g), error)) return g;
+    generator_free(g);
+    return NULL;
+}
+
 bool source_load_program(const char *folder, const Config *config, Executor *executor, Error *error) {
     return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device,
         executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), error);

@@ -254,6 +254,7 @@ static bool start(Loop *loop, Device *device, Error *error) {
         warn_of_repetition(loop);
         warn_of_settings_without_effect(loop);
     }
+    if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error)) return false;
     loop->measured_flops = measure_gemm(config, device);
     return loop_agree(loop, "start", loop_open_loader(loop, error) && open_records(loop, error), error);
 }
@@ -274,6 +275,7 @@ void loop_close(Loop *loop) {
     session_free(&loop->session);
     lease_release(lease);
     corpus_close(&loop->corpus);
+    token_ids_free(&loop->prompt);
     json_decref(loop->identity);
     json_decref(loop->changes);
     Error kept = {0};

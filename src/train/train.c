@@ -175,16 +175,31 @@ static void report_exhaustion(const Loop *loop) {
         validation->best_loss);
 }
 
+static void report_sample(Loop *loop, const TextSample *sample) {
+    enum { SHOWN_PROMPT = 40, SHOWN_TEXT = 240 };
+    Error error = {0};
+    char prompt[4 * SHOWN_PROMPT + 4], text[4 * SHOWN_TEXT + 4];
+    console_shorten(sample->prompt, SHOWN_PROMPT, prompt);
+    console_shorten(sample->text, SHOWN_TEXT, text);
+    console_print(loop->host->console, "  sample  after \"%s\": %s", prompt, text);
+    loop_note_record(loop,
+        metrics_sample(loop->metrics, loop->session.step, sample->prompt, sample->text, sample->tokens, sample->seconds, &error), &error);
+}
+
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
+    SCOPED(text_sample_free) TextSample sample = {0};
+    const TextSampleInput input = {&loop->session, &loop->corpus, &loop->prompt, loop->watchdog, loop->host->stop};
     if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
-    loop->unevaluated = result.stopped;
-    if (result.stopped) return true;
-    loop->pace.evaluation_seconds = result.seconds;
+    if (!result.stopped && isfinite(result.loss) && loop->prompt.count && !text_sample(&input, &sample, error)) return false;
+    loop->unevaluated = result.stopped || sample.stopped;
+    if (loop->unevaluated) return true;
+    loop->pace.evaluation_seconds = result.seconds + sample.seconds;
     note_evaluation(loop, &result);
-    session_note_validation(&loop->session);
-    write_note(loop);
     if (loop->metrics) report_evaluation(loop, &result);
+    if (loop->metrics && sample.text) report_sample(loop, &sample);
+    session_note_validation(&loop->session); /* after the records, which a start without the note makes again */
+    write_note(loop);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS,
                "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr; smelt train %s fork=NEW from=STEP goes "

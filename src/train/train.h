@@ -92,6 +92,31 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
  * the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
+/* -- Text samples (text_sample.c) ---------------------------------------------------------------------------------- */
+
+/* Rows of the program that writes samples: 0 where a run of these settings makes none. */
+int64_t text_sample_rows(const Config *config);
+/* Appends the tokens that samples go on from: those of eval.prompt, else the first ones of the validation data; none where
+ * the run makes no samples. ERROR_USAGE, ERROR_DATA. */
+bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *prompt, Error *error);
+
+typedef struct TextSampleInput {
+    Session *session;
+    const Corpus *corpus;
+    const TokenIds *prompt; /* at least one token */
+    Watchdog *watchdog;     /* gets a sign of life with every token */
+    const StopRequest *stop;
+} TextSampleInput;
+typedef struct TextSample {
+    char *prompt, *text; /* UTF-8 */
+    int64_t tokens;      /* of `text` */
+    double seconds;
+    bool stopped; /* by a request, before its end */
+} TextSample;
+/* Writes a text with the session's weights. Collective; the same on all ranks. text_sample_free in any case. */
+bool text_sample(const TextSampleInput *input, TextSample *sample, Error *error);
+void text_sample_free(TextSample *sample);
+
 /* -- Dumps (dump.c) ------------------------------------------------------------------------------------------------ */
 
 /* All rows of a step, microbatch after microbatch. */

@@ -34,7 +34,7 @@ static bool logits(char **arguments, Error *error) {
     OptionStrings strings = {0};
     Config config;
     bool read = source_read_config(arguments[0], &config, &strings, error);
-    Generator *generator = read ? generator_open(arguments[0], &config, config.precision, device_cpu(), false, error) : NULL;
+    Generator *generator = read ? source_open_generator(arguments[0], &config, config.precision, device_cpu(), false, error) : NULL;
     bool done = generator && print_logits(generator, &config, arguments[1], error);
     generator_free(generator);
     options_free_strings(&strings);

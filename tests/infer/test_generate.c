@@ -220,7 +220,8 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
 /* -- Run folders --------------------------------------------------------------------------------------------------- */
 
 static Generator *open_run(const char *folder, Config *config, OptionStrings *strings, Precision precision, Error *error) {
-    return source_read_config(folder, config, strings, error) ? generator_open(folder, config, precision, device_cpu(), true, error) : NULL;
+    return source_read_config(folder, config, strings, error) ? source_open_generator(folder, config, precision, device_cpu(), true, error)
+                                                              : NULL;
 }
 
 static void a_run_folder_gives_its_weights_in_any_precision(void **state) {

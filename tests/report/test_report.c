@@ -463,6 +463,26 @@ static void a_smoothed_curve_keeps_the_gap_of_a_broken_step(void **state) {
     free(smoothed);
 }
 
+static void samples_of_evaluations_are_shown_newest_first(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 100; step++)
+        fprintf(file, "{\"kind\":\"sample\",\"step\":%d,\"prompt\":\"%s\",\"text\":\"a <b>\\nc %d\"}\n", step,
+            step < 90 ? "old <p>" : "Once", step);
+    fprintf(file, "{\"kind\":\"sample\",\"step\":101,\"prompt\":\"Once\"}\n");
+    fclose(file);
+    char *text = page();
+    assert_has(text, "What the model wrote after: Once</p>");
+    const char *last = strstr(text, "<th scope=\"row\">step 100</th><td class=\"text\">a &lt;b&gt;\nc 100</td>");
+    const char *first = strstr(text, "<th scope=\"row\">step 1</th><td class=\"text\"><i>old &lt;p&gt;</i>a &lt;b&gt;\nc 1</td>");
+    assert_true(last && first && last < first);
+    assert_has(text, "1 of 101 lines of metrics.jsonl could not be used");
+    free(text);
+    History *history = read_history();
+    assert_in_range(history->excerpts.thin.count, HISTORY_EXCERPTS / 2, HISTORY_EXCERPTS);
+    history_free(history);
+}
+
 static void every_text_of_the_run_is_escaped(void **state) {
     (void)state;
     write_text("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
@@ -780,7 +800,9 @@ static void a_frame_fits_any_terminal(void **state) {
 static void a_frame_has_the_curve_the_figures_and_the_events(void **state) {
     (void)state;
     put_run("a", "steps: 100\n", 50, 2, 100, 1000);
+    append_text("a/metrics.jsonl", "{\"kind\":\"sample\",\"step\":50,\"prompt\":\"Once\",\"text\":\"upon\\na time\"}\n");
     char *text = frame_of((const char *[]){"a"}, 1, 80, 24, false);
+    assert_has(text, " step 50      sample: upon\\na time");
     assert_has(text, "step 50 of 100");
     assert_has(text, "\xE2\xA0\x92\xE2\xA0\x92"); /* Braille */
     assert_has(text, "\xE2\x97\x8F");             /* the evaluation */
@@ -960,6 +982,7 @@ int main(void) {
         TEST(losses_that_are_not_finite_are_marked_and_never_drawn),
         TEST(a_straight_curve_stays_straight_when_smoothed),
         TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
+        TEST(samples_of_evaluations_are_shown_newest_first),
         TEST(every_text_of_the_run_is_escaped),
         TEST(what_is_not_utf8_becomes_a_replacement_character),
         TEST(ignored_lines_are_one_warning),

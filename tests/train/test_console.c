@@ -401,6 +401,23 @@ static void a_log_on_a_full_disk_is_one_warning(void **state) {
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
 
+static void a_long_text_is_shortened_to_one_safe_line(void **state) {
+    (void)state;
+    char shown[4 * 8 + 4];
+    static const struct {
+        const char *text, *shown;
+    } cases[] = {{"", ""}, {"12345678", "12345678"}, {"123456789", "12345678..."}, {"a\nb\tc\r", "a\\nb\\tc\\r"},
+        {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80zzzzzz", "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80zzzzz..."},
+        {"a\xe2\x80\xae"
+         "b\xe2\x81\xa6"
+         "c\xe2\x80\x94",
+            "a?b?c\xe2\x80\x94"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        console_shorten(cases[i].text, 8, shown);
+        assert_string_equal(shown, cases[i].shown);
+    }
+}
+
 int main(void) {
     unsetenv("COLUMNS");
     unsetenv("TERM");
@@ -419,6 +436,7 @@ int main(void) {
         TEST(a_name_does_not_become_a_control_sequence),
         TEST(the_time_left_is_right_from_the_second_step_though_the_first_is_slow),
         TEST(the_log_has_every_step_and_every_line_over_restarts),
+        TEST(a_long_text_is_shortened_to_one_safe_line),
         TEST(a_log_that_was_removed_goes_on_in_a_new_file),
         TEST(a_log_on_a_full_disk_is_one_warning),
     };

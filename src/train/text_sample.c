@@ -1,0 +1,211 @@
+/* Text that the model writes at an evaluation, so that people see what it has learnt. A MODEL_SCORE program of the session,
+ * which shares its weights and activations, computes the whole text anew for each token: no cache takes memory, and each
+ * layout of the weights works as it does in an evaluation. Texts are shorter than the program's sequence: they are its last
+ * rows, and each row before is a document of its own, which no other row sees.
+ *
+ * Rank 0 draws and tells the others. With ZeRO 3 all ranks run the program, since each has a part of the weights; else rank
+ * 0 alone does. The draws are a function of the seed and the place in the text: training's random streams stay as they are,
+ * and evaluations differ by their weights alone. Called by the training loop. */
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/element.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/scope.h"
+#include "infer/generate.h"
+#include "infer/utf8.h"
+#include "train/train.h"
+
+enum {
+    PROMPT_TOKENS = 32, /* of the validation data */
+    SPECIAL_TOKENS = 8, /* room for what a tokenizer puts around a prompt, which has no more tokens than bytes */
+    STOPPED = -1,       /* in place of a token: a request to stop */
+    BROKEN = -2,        /* a logit is not finite */
+};
+static const double temperature = 0.8;
+
+int64_t text_sample_rows(const Config *config) {
+    const EvalConfig *eval = &config->eval;
+    bool known = strcmp(config->data.tokenizer, NO_TOKENIZER) != 0, evaluates = config->data.valid[0] || config->data.valid_fraction > 0;
+    if (!eval->sample_tokens || !known || !evaluates || config->profile) return 0;
+    int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : PROMPT_TOKENS;
+    return int_min(prompt + eval->sample_tokens, config->model.context);
+}
+
+/* -- The prompt ---------------------------------------------------------------------------------------------------- */
+
+static int32_t end_of_text(const Corpus *corpus) { return corpus->bytes ? BYTE_SEPARATOR : tokenizer_end_of_text(corpus->tokenizer); }
+
+/* The first tokens of the validation data, up to the end of a document. */
+static bool take_prompt(const Session *session, const Corpus *corpus, int64_t most, TokenIds *prompt, Error *error) {
+    const ShardSet *set = &corpus->valid;
+    int32_t tokens[PROMPT_TOKENS];
+    uint8_t ends[PROMPT_TOKENS];
+    int64_t count = int_min(int_min(most, PROMPT_TOKENS), set->token_count);
+    if (!shard_set_read(set, 0, count, session->config->model.vocabulary, tokens, ends, error)) return false;
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] != end_of_text(corpus)) token_ids_append(prompt, tokens[i]);
+        if (ends[i] && prompt->count > 0) break;
+    }
+    return true;
+}
+
+static bool encode_prompt(const Corpus *corpus, const char *text, TokenIds *prompt, Error *error) {
+    if (corpus->bytes) {
+        for (const char *at = text; *at; at++) token_ids_append(prompt, (uint8_t)*at);
+        return true;
+    }
+    TokenizerEncoder *encoder = tokenizer_encoder_open(corpus->tokenizer);
+    bool encoded = tokenizer_encode(encoder, text, strlen(text), TOKENIZER_ADD_SPECIAL, prompt, error);
+    tokenizer_encoder_free(encoder);
+    return encoded;
+}
+
+static bool check_prompt(const Session *session, const TokenIds *prompt, Error *error) {
+    const ModelConfig *model = &session->config->model;
+    if ((int64_t)prompt->count >= session->sampling.length)
+        return error_set(error, ERROR_USAGE, "%zu tokens leave no room in model.context=%lld: give a shorter text", prompt->count,
+            (long long)model->context);
+    for (size_t i = 0; i < prompt->count; i++)
+        if (prompt->items[i] >= model->vocabulary)
+            return error_set(
+                error, ERROR_USAGE, "token %d is not below model.vocabulary=%lld", prompt->items[i], (long long)model->vocabulary);
+    return true;
+}
+
+bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *prompt, Error *error) {
+    const char *text = session->config->eval.prompt;
+    if (!session->sampling.graph || !corpus->has_valid || !(corpus->bytes || corpus->tokenizer)) return true;
+    int64_t rows = session->sampling.length, most = int_max(rows / 2, rows - session->config->eval.sample_tokens);
+    if (!*text) return take_prompt(session, corpus, most, prompt, error) || error_context(error, "the validation data");
+    return (encode_prompt(corpus, text, prompt, error) && check_prompt(session, prompt, error)) || error_context(error, "eval.prompt");
+}
+
+/* -- Tokens to text ------------------------------------------------------------------------------------------------ */
+
+typedef struct Text {
+    const Corpus *corpus;
+    TokenizerDecoder decoder;
+    Utf8Stream stream;
+} Text;
+
+/* A zero would end the text. */
+static void put_piece(FILE *out, const char *piece, int length) {
+    for (int i = 0; i < length; i++)
+        if (piece[i]) putc(piece[i], out);
+        else fputs("\xef\xbf\xbd", out);
+}
+
+/* In UTF-8. The caller frees. */
+static char *decode(Text *text, const int32_t *tokens, size_t count, bool last) {
+    char *all = NULL, piece[UTF8_OUTPUT];
+    size_t size;
+    FILE *out = open_memstream(&all, &size);
+    if (!out) memory_refused(0);
+    for (size_t t = 0; t < count; t++) {
+        char byte = (char)tokens[t];
+        size_t length = 1;
+        const char *bytes = text->corpus->tokenizer ? tokenizer_decode(&text->decoder, tokens[t], &length) : &byte;
+        for (size_t i = 0; i < length; i++) put_piece(out, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
+    }
+    if (last) put_piece(out, piece, utf8_finish(&text->stream, piece));
+    fclose(out);
+    return all;
+}
+
+/* -- Drawing ------------------------------------------------------------------------------------------------------- */
+
+static bool start_program(Session *session, Error *error) {
+    if (session->sampler) return true;
+    void *shared[ARENA_COUNT] = {
+        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
+        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
+    };
+    if (session->sampling_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
+        shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
+    session->sampler = executor_create(session->sampling.graph, &session->sampling_plan, &session->backend, shared, error);
+    if (session->sampler)
+        session->sampling_exchange = exchange_create(session->layout, session->sampling_schedule, &session->ranks, session->sampler, error);
+    return session->sampling_exchange != NULL;
+}
+
+static bool run_program(Session *session, const TokenIds *text, Error *error) {
+    const Model *model = &session->sampling;
+    int32_t *tokens = executor_tensor(session->sampler, model->tokens), *positions = executor_tensor(session->sampler, model->positions);
+    int64_t before = model->length - (int64_t)text->count;
+    for (int64_t i = 0; i < model->length; i++) {
+        tokens[i] = i < before ? 0 : text->items[i - before];
+        positions[i] = i < before ? 0 : (int32_t)(i - before);
+    }
+    executor_zero(session->sampler);
+    executor_run(session->sampler);
+    return executor_finish(session->sampler, error);
+}
+
+static int64_t draw(const Session *session, const Corpus *corpus, size_t count) {
+    const Config *config = session->config;
+    size_t bytes = precision_bytes(config->precision, TYPE_WIDE);
+    int64_t vocabulary = config->model.vocabulary;
+    int64_t known = int_min(vocabulary, corpus->bytes ? BYTE_VOCABULARY : tokenizer_vocabulary(corpus->tokenizer));
+    SCOPED_FREE void *wide = memory_allocate((size_t)vocabulary * bytes);
+    SCOPED_FREE double *logits = memory_allocate((size_t)known * sizeof *logits);
+    executor_read(session->sampler, session->sampling.logits, wide);
+    for (int64_t i = 0; i < known; i++) {
+        logits[i] = element_get(bytes, wide, i);
+        if (!isfinite(logits[i])) return BROKEN;
+    }
+    const Sampling sampling = {.temperature = temperature, .top_p = 1, .seed = config->seed};
+    return sample_token(logits, known, &sampling, rng_uniform(config->seed, RNG_STREAM_SAMPLE, (uint64_t)count));
+}
+
+/* The next token, the same on all ranks, or STOPPED or BROKEN. */
+static bool next_token(const TextSampleInput *input, const TokenIds *text, int64_t *token, Error *error) {
+    Session *session = input->session;
+    bool leads = comm_rank(session->comm) == 0;
+    if ((leads || session->layout->stage == 3) && !run_program(session, text, error)) return false;
+    if (leads) *token = input->stop->signal ? STOPPED : draw(session, input->corpus, text->count);
+    return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, 0, error);
+}
+
+static bool draw_all(const TextSampleInput *input, TokenIds *text, TextSample *sample, Error *error) {
+    const Session *session = input->session;
+    int64_t token = 0, most = int_min(session->config->eval.sample_tokens, session->sampling.length - (int64_t)text->count);
+    while (sample->tokens < most) {
+        if (!next_token(input, text, &token, error)) return false;
+        sample->stopped = token == STOPPED;
+        if (token < 0 || token == end_of_text(input->corpus)) break;
+        token_ids_append(text, (int32_t)token);
+        sample->tokens++;
+        watchdog_alive(input->watchdog, session->step);
+    }
+    return true;
+}
+
+bool text_sample(const TextSampleInput *input, TextSample *sample, Error *error) {
+    Session *session = input->session;
+    SCOPED(token_ids_free) TokenIds text = {0};
+    double start = log_seconds();
+    *sample = (TextSample){0};
+    for (size_t i = 0; i < input->prompt->count; i++) token_ids_append(&text, input->prompt->items[i]);
+    if (!start_program(session, error)) return false;
+    exchange_finish_weights(session->exchange);
+    if (!draw_all(input, &text, sample, error)) return false;
+    Text decoded = {.corpus = input->corpus};
+    if (input->corpus->tokenizer) decoded.decoder = tokenizer_decoder(input->corpus->tokenizer, true);
+    sample->prompt = decode(&decoded, text.items, input->prompt->count, false);
+    sample->text = decode(&decoded, text.items + input->prompt->count, text.count - input->prompt->count, true);
+    sample->seconds = log_seconds() - start;
+    return true;
+}
+
+void text_sample_free(TextSample *sample) {
+    free(sample->prompt);
+    free(sample->text);
+    *sample = (TextSample){0};
+}
