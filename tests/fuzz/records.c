@@ -3,6 +3,7 @@
  * entries' folder, which is the run. */
 #include <math.h>
 
+#include "base/memory.h"
 #include "fuzz.h"
 #include "report/history_internal.h"
 #include "train/lineage.h"
