@@ -210,6 +210,50 @@ static void bf16_stays_near_fp32(void **state) {
     }
 }
 
+/* Documents as best-fit packing leaves them: each in one sequence, from row `start` on; the other rows are padding. */
+static const struct { int start, count; } documents[] = {{0, 11}, {11, 7}, {18, 1}, {LENGTH, 9}, {LENGTH + 9, 2}, {LENGTH + 11, 4}};
+enum { DOCUMENTS = sizeof documents / sizeof *documents };
+
+static void fill_padding(const Fixture *f) {
+    memset(executor_tensor(f->executor, f->model.tokens), 0, ROWS * sizeof(int32_t));
+    memset(executor_tensor(f->executor, f->model.targets), -1, ROWS * sizeof(int32_t));
+    memset(executor_tensor(f->executor, f->model.positions), 0, ROWS * sizeof(int32_t));
+}
+
+static void put_document(const Fixture *f, int document, int row, bool targets) {
+    int32_t *token = executor_tensor(f->executor, f->model.tokens), *target = executor_tensor(f->executor, f->model.targets);
+    int32_t *position = executor_tensor(f->executor, f->model.positions);
+    for (int i = 0; i < documents[document].count; i++) {
+        bool last = i == documents[document].count - 1;
+        token[row + i] = (int32_t)(rng_uniform(1, 20 + document, i) * f->config.model.vocabulary);
+        target[row + i] = targets && !last ? (int32_t)(rng_uniform(1, 20 + document, i + 1) * f->config.model.vocabulary) : -1;
+        position[row + i] = i;
+    }
+}
+
+/* Attention, CCA's convolution, the value shift, positions and experts see nothing of other documents and of padding. */
+static void a_packed_document_has_the_loss_that_it_has_alone(void **state) {
+    (void)state;
+    for (int i = 0; i < FAMILIES; i++) {
+        Fixture f = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE);
+        const float *loss = executor_tensor(f.executor, f.model.loss);
+        for (int d = 0; d < DOCUMENTS; d++) {
+            fill_padding(&f);
+            put_document(&f, d, 0, true);
+            run(&f);
+            double alone = loss[0];
+            fill_padding(&f);
+            for (int other = 0; other < DOCUMENTS; other++) put_document(&f, other, documents[other].start, other == d);
+            run(&f);
+            assert_true(documents[d].count == 1 ? alone == 0 : alone > 0.01);
+            /* At most ten terms near 4, each from sums of 24 products: fp32 gives them to some 1e-6. */
+            if (fabs(loss[0] - alone) > 1e-5 * alone)
+                fail_msg("%s: document %d has loss %.9g in a batch and %.9g alone", families[i].name, d, loss[0], alone);
+        }
+        release(&f);
+    }
+}
+
 static Config read_config(const char *path, OptionStrings *strings) {
     Config config;
     Error error = {0};
@@ -317,6 +361,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_the_loss_match_central_differences),
         cmocka_unit_test(recomputation_changes_memory_but_no_bit),
         cmocka_unit_test(bf16_stays_near_fp32),
+        cmocka_unit_test(a_packed_document_has_the_loss_that_it_has_alone),
         cmocka_unit_test(published_models_have_their_published_parameter_counts),
         cmocka_unit_test(only_matrices_of_gpt2_layers_lie_transposed_in_folders),
         cmocka_unit_test(settings_of_other_families_are_refused),
