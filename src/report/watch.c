@@ -205,12 +205,28 @@ static bool open_library(Watch *watch, Error *error) {
            error_set(error, ERROR_USAGE, "libmicrohttpd.so.12 cannot be used; smelt watch needs 0.9.73 or newer");
 }
 
+static bool is_any(const struct sockaddr_storage *address) {
+    if (address->ss_family == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)address)->sin6_addr);
+    return ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+/* Where a browser finds the server: 0.0.0.0 stands for all addresses of this machine, and is none to open. */
+static char *describe_url(const struct sockaddr_storage *address) {
+    char number[SOCKET_TEXT];
+    bool wide = address->ss_family == AF_INET6;
+    struct sockaddr_storage seen = *address, elsewhere;
+    Error ignored = {0};
+    if (is_any(address) && socket_resolve(wide ? "2001:db8::1" : "192.0.2.1", 0, &elsewhere, &ignored))
+        seen = socket_local_address(&elsewhere);
+    socket_describe(&seen, number);
+    return memory_format(wide ? "http://[%s]:%d/" : "http://%s:%d/", number, socket_port(address));
+}
+
 /* At that address alone. */
 static bool open_socket(Watch *watch, int port, Error *error) {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof address;
     const int on = 1;
-    char number[SOCKET_TEXT];
     if (!socket_resolve(watch->host, port, &address, error)) return error_recode(error, ERROR_USAGE);
     watch->socket = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (watch->socket < 0 || setsockopt(watch->socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
@@ -219,8 +235,9 @@ static bool open_socket(Watch *watch, int port, Error *error) {
             errno == EADDRINUSE ? "name another with port=, or port=0 for any" : "name an address of this machine with host=");
     if (getsockname(watch->socket, (struct sockaddr *)&address, &bytes) != 0)
         return error_set(error, ERROR_INTERNAL, "cannot tell the port: %s", strerror(errno));
-    socket_describe(&address, number);
-    watch->url = memory_format(address.ss_family == AF_INET6 ? "http://[%s]:%d/" : "http://%s:%d/", number, socket_port(&address));
+    watch->url = describe_url(&address);
+    if (!socket_is_loopback(&address))
+        log_warn("host=%s: everybody who reaches this machine over the network can read the page, without a password", watch->host);
     return true;
 }
 

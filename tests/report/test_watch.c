@@ -210,6 +210,26 @@ static void hostile_texts_never_become_markup(void **state) {
 
 /* -- Who is answered ----------------------------------------------------------------------------------------------- */
 
+/* 0.0.0.0 is no address that a browser can open. */
+static void all_addresses_are_served_under_one_that_can_be_opened(void **state) {
+    (void)state;
+    Served served = {.process = process_start((char *[]){smelt, "watch", "run", "port=0", "host=0.0.0.0", NULL})};
+    process_await_text(&served.process, "warning: host=0.0.0.0: everybody who reaches this machine", 1);
+    char *text = process_text(served.process.output), address[64];
+    WAIT_UNTIL((free(text), text = process_text(served.process.output), strchr(text, '\n')), "no address was printed");
+    assert_int_equal(sscanf(text, "open http://%63[0-9.]:%d/", address, &served.port), 2);
+    assert_string_not_equal(address, "0.0.0.0");
+    int connection = connect_to(address, served.port);
+    assert_true(connection >= 0);
+    close(connection);
+    assert_answer(&served, "GET / HTTP/1.1$Host: localhost$Connection: close$$", 200);
+    kill(served.process.id, SIGINT);
+    ProcessResult result = process_finish(&served.process);
+    assert_int_equal(result.code, 0);
+    process_free(&result);
+    free(text);
+}
+
 static void only_hosts_that_can_be_this_server_are_answered(void **state) {
     (void)state;
     static const struct {
@@ -416,6 +436,7 @@ int main(void) {
         TEST(only_the_parts_that_changed_are_sent),
         TEST(the_page_follows_a_run_that_begins_later_is_restarted_or_vanishes),
         TEST(hostile_texts_never_become_markup),
+        TEST(all_addresses_are_served_under_one_that_can_be_opened),
         TEST(only_hosts_that_can_be_this_server_are_answered),
         TEST(other_paths_and_methods_are_refused),
         TEST(it_listens_at_its_address_alone),
