@@ -4,6 +4,7 @@
  * refused. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -92,12 +93,24 @@ static int form_of(const json_t *object) {
     return is_kind(object, "NFKD") ? decomposed | UTF8PROC_COMPAT : 0;
 }
 
+static bool read_charsmap(Charsmap *map, const json_t *value, Error *error) {
+    Span text = text_of(value);
+    SCOPED_FREE char *bytes = memory_allocate(text.size + 2);
+    size_t size = 0;
+    if (text.bytes && !text_from_base64(text.bytes, text.size, bytes, &size))
+        return refuse(error, "normalizer", "has a map that is not base64");
+    return charsmap_read(map, (Span){bytes, size}, error);
+}
+
 static bool read_normal(Tokenizer *tokenizer, const json_t *object, Error *error) {
     if (tokenizer->normal_count == STEPS) return refuse(error, "normalizer", "has more than 16 steps");
     NormalStep *step = &tokenizer->normals[tokenizer->normal_count++];
     step->form = form_of(object);
     if (step->form != 0) {
         step->kind = NORMAL_FORM;
+    } else if (is_kind(object, "Precompiled")) {
+        step->kind = NORMAL_PRECOMPILED;
+        return read_charsmap(&step->charsmap, json_object_get(object, "precompiled_charsmap"), error);
     } else if (is_kind(object, "Prepend")) {
         step->kind = NORMAL_PREPEND;
         return copy_text(&step->with, json_object_get(object, "prepend"), "normalizer", error);
@@ -246,13 +259,66 @@ static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
     return true;
 }
 
+/* A number as `tokenizers` reads it: by serde_json, which rounds the digits and then their quotient by a power of ten, so
+ * that one in six scores is off by one unit in the last place; that decides between ways of equal sums. */
+static double score_of(const json_t *value) {
+    double number = json_number_value(value), tens = 1;
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*e", digits - 1, number);
+        if (strtod(text, NULL) == number) break;
+    }
+    char *exponent = strchr(text, 'e'), *point = strchr(text, '.');
+    if (!exponent || !point) return number;
+    long scale = (exponent - point - 1) - strtol(exponent + 1, NULL, 10);
+    if (scale <= 0 || scale > 22) return number; /* powers of ten up to 22 are exact, and scores are that long at most */
+    *exponent = '\0';
+    memmove(point, point + 1, strlen(point));
+    for (long i = 0; i < scale; i++) tens *= 10;
+    return (double)strtoll(text, NULL, 10) / tens;
+}
+
+/* ["token", score] */
+static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, TrieKey *key, Error *error) {
+    const json_t *score = json_array_get(pair, 1);
+    *key = (TrieKey){text_of(json_array_get(pair, 0)), id};
+    if (!key->text.bytes || !json_is_number(score) || json_array_size(pair) != 2)
+        return error_set(error, ERROR_DATA, "it is not a text and a score");
+    tokenizer->scores[id] = score_of(score);
+    return tokenizer_add_word(tokenizer, key->text.bytes, key->text.size, id, error);
+}
+
+/* Every pre-token is divided by itself, and as a whole. */
+static bool read_unigram(Tokenizer *tokenizer, const json_t *model, Error *error) {
+    const json_t *list = json_object_get(model, "vocab"), *pair;
+    size_t count = json_array_size(list), index;
+    if (count == 0 || count > MAXIMUM_ID) return refuse(error, "model", "has no vocab list, or one that is too long");
+    if (!is_empty(json_object_get(model, "alpha")) || !is_empty(json_object_get(model, "nbest_size")))
+        return refuse(error, "model", "draws its tokens at random (alpha or nbest_size)");
+    if (tokenizer->byte_level) return refuse(error, "model", "is Unigram behind ByteLevel");
+    SCOPED_FREE TrieKey *keys = memory_allocate(count * sizeof *keys);
+    tokenizer->scores = memory_allocate(count * sizeof *tokenizer->scores);
+    tokenizer->unknown_score = INFINITY;
+    json_array_foreach(list, index, pair) {
+        if (!add_scored(tokenizer, pair, (int32_t)index, &keys[index], error)) return error_context(error, "token %zu", index);
+        tokenizer->unknown_score = fmin(tokenizer->unknown_score, tokenizer->scores[index]);
+    }
+    tokenizer->unknown_score -= 10;
+    if (!read_id(json_object_get(model, "unk_id"), &tokenizer->unknown, error) || (size_t)tokenizer->unknown >= count)
+        return refuse(error, "model", "has no unk_id in its vocab");
+    bool good = unigram_build(tokenizer, keys, count, error);
+    tokenizer->space_begins_words = false;
+    return good;
+}
+
 static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) {
+    tokenizer->byte_fallback = flag_of(model, "byte_fallback", false);
+    if (is_kind(model, "Unigram")) return read_unigram(tokenizer, model, error);
     const json_t *merges = json_object_get(model, "merges"), *unknown = json_object_get(model, "unk_token");
     if (!is_kind(model, "BPE") && !(merges && !json_object_get(model, "type"))) return refuse_kind(error, "model", model);
     if (!is_empty(json_object_get(model, "dropout"))) return refuse(error, "model", "has a dropout");
     if (!is_empty(json_object_get(model, "continuing_subword_prefix"))) return refuse(error, "model", "has a continuing_subword_prefix");
     if (!is_empty(json_object_get(model, "end_of_word_suffix"))) return refuse(error, "model", "has an end_of_word_suffix");
-    tokenizer->byte_fallback = flag_of(model, "byte_fallback", false);
     tokenizer->fuse_unknown = flag_of(model, "fuse_unk", false);
     tokenizer->whole_words = flag_of(model, "ignore_merges", false);
     tokenizer->space_begins_words = !tokenizer->byte_level && !tokenizer->whole_words;

@@ -34,25 +34,9 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
-static int digit(char letter) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *found = letter ? strchr(digits, letter) : NULL;
-    return found ? (int)(found - digits) : -1;
-}
-
 /* `out` holds TOKEN_BYTES. */
-static bool decode_base64(const char *text, size_t length, char *out, size_t *size) {
-    while (length > 0 && text[length - 1] == '=') length--;
-    if (length == 0 || length % 4 == 1 || length * 3 / 4 > TOKEN_BYTES) return false;
-    uint32_t bits = 0;
-    *size = 0;
-    for (size_t i = 0; i < length; i++) {
-        int value = digit(text[i]);
-        if (value < 0) return false;
-        bits = bits << 6 | (uint32_t)value;
-        if (i % 4 != 0) out[(*size)++] = (char)(bits >> (6 - i % 4 * 2));
-    }
-    return true;
+static bool read_token(const char *text, size_t length, char *out, size_t *size) {
+    return length * 3 / 4 <= TOKEN_BYTES && text_from_base64(text, length, out, size) && *size > 0;
 }
 
 static bool read_rank(const char *text, size_t length, int32_t *rank) {
@@ -79,7 +63,7 @@ static bool read_line(Tokenizer *tokenizer, const char *line, size_t length, Err
     int32_t id;
     if (length > 0 && line[length - 1] == '\r') length--;
     const char *space = memchr(line, ' ', length);
-    if (!space || !decode_base64(line, (size_t)(space - line), token, &size) ||
+    if (!space || !read_token(line, (size_t)(space - line), token, &size) ||
         !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
         return error_set(error, ERROR_DATA, "it is not base64 of 1 to %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
     return add_token(tokenizer, token, size, id, error);

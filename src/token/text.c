@@ -114,3 +114,22 @@ bool text_from_alphabet(const char *text, size_t length, char *out, size_t *size
     }
     return true;
 }
+
+static int base64_digit(char letter) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *found = letter ? strchr(digits, letter) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+bool text_from_base64(const char *text, size_t length, char *out, size_t *size) {
+    while (length > 0 && text[length - 1] == '=') length--;
+    uint32_t bits = 0;
+    *size = 0;
+    for (size_t i = 0; i < length; i++) {
+        int value = base64_digit(text[i]);
+        if (value < 0) return false;
+        bits = bits << 6 | (uint32_t)value;
+        if (i % 4 != 0) out[(*size)++] = (char)(bits >> (6 - i % 4 * 2));
+    }
+    return length % 4 != 1;
+}

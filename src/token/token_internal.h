@@ -46,6 +46,9 @@ uint32_t text_byte_character(int byte);
 /* The bytes that a text in the alphabet stands for; false when it has another character. `out` holds `length` bytes. */
 bool text_from_alphabet(const char *text, size_t length, char *out, size_t *size);
 
+/* The bytes that base64 stands for, with or without padding; `out` holds 3 bytes for every 4 characters, and 2 more. */
+bool text_from_base64(const char *text, size_t length, char *out, size_t *size);
+
 /* -- Hash tables (map.c) ------------------------------------------------------------------------------------------- */
 
 /* Byte strings to ids. The strings are copied. */

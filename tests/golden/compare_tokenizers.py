@@ -401,6 +401,25 @@ def compare_sentencepiece(library, name, path):
     return wrong + len(sample) - good
 
 
+def json_of_unigram(path, out, kind):
+    """A tokenizer.json as those of T5 and XLM-RoBERTa."""
+    import tokenizers
+    from sentencepiece import sentencepiece_model_pb2
+    model = sentencepiece_model_pb2.ModelProto()
+    with open(path, "rb") as file:
+        model.ParseFromString(file.read())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram([(piece.piece, piece.score) for piece in model.pieces], unk_id=0, byte_fallback=kind == "bytes"))
+    precompiled = tokenizers.normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+    metaspace = dict(replacement="▁", prepend_scheme="always")
+    tokenizer.normalizer = {"t5": precompiled, "bytes": precompiled,
+                            "xlmr": tokenizers.normalizers.Sequence([precompiled, tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])}[kind]
+    before = [tokenizers.pre_tokenizers.WhitespaceSplit()] if kind == "t5" else []
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(before + [tokenizers.pre_tokenizers.Metaspace(**metaspace, split=kind != "bytes")])
+    tokenizer.decoder = tokenizers.decoders.Metaspace(**metaspace)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(out)
+
+
 SENTENCEPIECE = {
     "unigram": {},
     "unigram-bytes": dict(byte_fallback=True, normalization_rule_name="nfkc", split_digits=True, user_defined_symbols=["<sep>", "▁▁", "→→", "\n"]),
@@ -440,6 +459,12 @@ def comparisons(library, folder):
         # The library decodes added tokens that it normalised as their normalised form ("▁<s>"), and then does not skip them.
         return compare_json(library, "mistral-" + kind, out("mistral-" + kind), decode=kind != "llama2-normalized")
 
+    def unigram(kind):
+        model = "unigram-bytes" if kind == "bytes" else "unigram"
+        json_of_unigram(trained_sentencepiece(folder, model, **SENTENCEPIECE[model]), out("unigram-" + kind), kind)
+        # The library leaves a blank before a special token out of its text.
+        return compare_json(library, "unigram-" + kind, out("unigram-" + kind))
+
     def gpt2():
         json_of_gpt2(folder, out("gpt2"))
         return compare_json(library, "gpt2", out("gpt2"))
@@ -459,6 +484,7 @@ def comparisons(library, folder):
         **{"model-" + kind: functools.partial(lambda kind: compare_sentencepiece(library, kind, source(kind)), kind) for kind in ["mistral", "mistral-v3", "mistral-v7"]},
         **{"model-" + kind: functools.partial(lambda kind, options: compare_sentencepiece(library, kind, trained_sentencepiece(folder, kind, **options)), kind, options)
            for kind, options in SENTENCEPIECE.items()},
+        **{"unigram-" + kind: functools.partial(unigram, kind) for kind in ["t5", "xlmr", "bytes"]},
         "training": lambda: compare_training(library, folder),
     }
 

@@ -118,6 +118,12 @@ def sentencepiece_vectors(texts):
             for text in samples:
                 ids = model.encode(text)
                 vectors.write(f"{kind} 0 {text.hex() or '-'} {','.join(map(str, ids)) or '-'} {model.decode(ids).encode().hex() or '-'}\n")
+        golden.json_of_unigram(os.path.join(OUT, "spm-unigram.model"), os.path.join(OUT, "unigram.json"), "t5")
+        tokenizer = tokenizers.Tokenizer.from_file(os.path.join(OUT, "unigram.json"))
+        for text in sample_texts():
+            ids = tokenizer.encode(text).ids
+            decoded = tokenizer.decode(ids, skip_special_tokens=False)
+            vectors.write(f"unigram 0 {text.encode().hex() or '-'} {','.join(map(str, ids)) or '-'} {decoded.encode().hex() or '-'}\n")
     os.remove(rules)
 
 
