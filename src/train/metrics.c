@@ -279,6 +279,27 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
            tensorboard_write(metrics->tensorboard, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
 }
 
+/* As a block of code, whose lines stay as they are: they are indented, so that no text of the model ends it. */
+static bool write_text_block(Metrics *metrics, int64_t step, double time, const char *prompt, const char *text, Error *error) {
+    static const char indent[] = "    ";
+    const char *const parts[] = {prompt, text};
+    char *block = NULL;
+    size_t size;
+    if (!metrics->tensorboard) return true;
+    FILE *out = open_memstream(&block, &size);
+    if (!out) memory_refused(0);
+    fputs(indent, out);
+    for (int i = 0; i < 2; i++)
+        for (const char *at = parts[i]; *at; at++) {
+            putc(*at, out);
+            if (*at == '\n') fputs(indent, out);
+        }
+    fclose(out);
+    bool good = tensorboard_write_text(metrics->tensorboard, step, time, "sample", block, error);
+    free(block);
+    return good;
+}
+
 bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error) {
     double time = unix_seconds();
     json_t *record = record_new("sample", step);
@@ -286,7 +307,7 @@ bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const ch
     json_object_set_new(record, "text", json_string(text));
     put_integer(record, "tokens", tokens);
     put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
-    return record_write(metrics, record, time, error);
+    return record_write(metrics, record, time, error) && write_text_block(metrics, step, time, prompt, text, error);
 }
 
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {

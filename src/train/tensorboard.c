@@ -2,7 +2,9 @@
  * the data; little endian, as this machine is), each holding one Event in protobuf encoding. Of tensorflow/core/util/event.proto and
  * framework/summary.proto we need:
  *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
- *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float;   SessionLog  1 status (1: START)
+ *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float, 8 tensor, 9 metadata;
+ *               metadata 1 plugin_data, whose 1 is a plugin's name;   SessionLog  1 status (1: START)
+ * and of framework/tensor.proto, for a text: TensorProto  1 dtype (7: string), 8 string_val (a scalar has no shape).
  * That is little enough to encode by hand. A Tensorboard owns its file and the buffers that records are built in, so
  * a step allocates nothing once they have grown. Called by metrics.c. */
 #include <ctype.h>
@@ -23,11 +25,12 @@ typedef struct Buffer {
 
 struct Tensorboard {
     File journal;
-    Buffer value, summary, event, record;
+    Buffer part, value, summary, event, record;
 };
 
 enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
+enum { VALUE_TENSOR = 8, VALUE_METADATA = 9, METADATA_PLUGIN = 1, PLUGIN_NAME = 1, TENSOR_TYPE = 1, TENSOR_TEXT = 8, TYPE_STRING = 7 };
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, SESSION_STATUS = 1, SESSION_START = 1 };
 
 uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
@@ -129,6 +132,24 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
     return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
 }
 
+bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time, const char *tag, const char *text, Error *error) {
+    static const char plugin[] = "text";
+    if (!tensorboard) return true;
+    Buffer *part = &tensorboard->part, *value = &tensorboard->value, *summary = &tensorboard->summary;
+    value->length = summary->length = part->length = 0;
+    put_field_bytes(value, VALUE_TAG, tag, strlen(tag));
+    put_field_integer(part, TENSOR_TYPE, TYPE_STRING);
+    put_field_bytes(part, TENSOR_TEXT, text, strlen(text));
+    put_field_bytes(value, VALUE_TENSOR, part->data, part->length);
+    part->length = 0;
+    put_field_bytes(part, PLUGIN_NAME, plugin, sizeof plugin - 1);
+    put_field_bytes(summary, METADATA_PLUGIN, part->data, part->length);
+    put_field_bytes(value, VALUE_METADATA, summary->data, summary->length);
+    summary->length = 0;
+    put_field_bytes(summary, SUMMARY_VALUE, value->data, value->length);
+    return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
+}
+
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
 /* events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their names, so a process that starts in
@@ -160,6 +181,7 @@ Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Err
 void tensorboard_close(Tensorboard *tensorboard) {
     if (!tensorboard) return;
     file_close(&tensorboard->journal);
+    free(tensorboard->part.data);
     free(tensorboard->value.data);
     free(tensorboard->summary.data);
     free(tensorboard->event.data);

@@ -1,4 +1,4 @@
-/* TensorBoard event files: scalars only. One file per process in RUN/tensorboard/. */
+/* TensorBoard event files: scalars and texts. One file per process in RUN/tensorboard/. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,6 +19,8 @@ typedef struct Tensorboard Tensorboard;
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error);
 /* All scalars of a step in one record, written at once; `tensorboard` NULL: nowhere. */
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error);
+/* A text, of which TensorBoard renders Markdown. */
+bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time, const char *tag, const char *text, Error *error);
 void tensorboard_close(Tensorboard *tensorboard);
 
 /* CRC-32C (RFC 3720, appendix B.4), which frames the records. */

@@ -2,7 +2,7 @@
 """Kills runs with SIGKILL at random moments, continues them with the same command, and compares what they end with.
 
 Each variant of training is run once undisturbed. Then as many runs of it as asked for are killed, half of them a second time while they continue, and
-run to their end: the bytes of every tensor of the last checkpoint (weights and optimizer state) and every record of steps and evaluations but for times
+run to their end: the bytes of every tensor of the last checkpoint (weights and optimizer state) and every record of steps, evaluations and samples but for times
 must be those of the undisturbed run. Of a variant with two ranks the supervisor or one of its ranks is killed.
 
     tests/reliability/kills.py --smelt build/smelt --kills 30 --jobs 8 [device=cuda]
@@ -166,11 +166,11 @@ class Trial:
         return {tensor: hashlib.sha256(b"".join(data for _, data in sorted(parts))).hexdigest() for tensor, parts in pieces.items()}
 
     def records(self):
-        """What each step and evaluation reported that does not depend on time, as text to the last digit."""
-        fields = ("kind", "step", "loss", "auxiliary", "grad_norm", "lr", "tokens", "tokens_seen")
+        """What each step, evaluation and sample reported that does not depend on time, as text to the last digit."""
+        fields = ("kind", "step", "loss", "auxiliary", "grad_norm", "lr", "tokens", "tokens_seen", "text")
         with open(os.path.join(self.table.folder, self.run, "metrics.jsonl")) as file:
             lines = [json.loads(line, parse_float=str) for line in file]
-        return sorted([str(line.get(field)) for field in fields] for line in lines if line["kind"] in ("step", "evaluation"))
+        return sorted([str(line.get(field)) for field in fields] for line in lines if line["kind"] in ("step", "evaluation", "sample"))
 
     def difference(self, other):
         mine, theirs = self.tensors(), other.tensors()

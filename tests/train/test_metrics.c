@@ -437,6 +437,31 @@ static void events_hold_the_scalars_of_steps_and_evaluations(void **state) {
     free(records.file);
 }
 
+/* The bytes that protobuf's own encoder gives: Value {tag, tensor {dtype: string, string_val}, metadata {plugin_data {plugin_name}}}. */
+static void a_sample_is_a_record_and_a_text_of_tensorboard(void **state) {
+    (void)state;
+    static const char value[] = "\x0a\x25\x0a\x06sample\x42\x11\x08\x07\x42\x0d    a\"\n    \x01"
+                                "b\x4a\x08\x0a\x06\x0a\x04text";
+    Error error = {0};
+    Metrics *metrics = open_metrics(0, true);
+    assert_true(metrics_sample(metrics, 3, "a\"",
+        "\n\x01"
+        "b",
+        2, 0.5, &error));
+    metrics_close(metrics);
+    Records records = event_records();
+    assert_int_equal(records.count, 3);
+    assert_non_null(memmem(records.data[2], records.length[2], value, sizeof value - 1));
+    free(records.file);
+    json_auto_t *line = record(0);
+    assert_string_equal(json_string_value(json_object_get(line, "kind")), "sample");
+    assert_string_equal(json_string_value(json_object_get(line, "prompt")), "a\"");
+    assert_string_equal(json_string_value(json_object_get(line, "text")), "\n\x01"
+                                                                          "b");
+    assert_true(json_number_value(json_object_get(line, "milliseconds")) == 500);
+    assert_int_equal(json_integer_value(json_object_get(line, "tokens")), 2);
+}
+
 static void expert_load_is_reported_as_imbalance_of_each_layer(void **state) {
     (void)state;
     Error error = {0};
@@ -483,6 +508,7 @@ int main(void) {
         TEST(crc32c_gives_the_published_values),
         TEST(an_event_file_opens_with_its_version_and_a_session_start),
         TEST(events_hold_the_scalars_of_steps_and_evaluations),
+        TEST(a_sample_is_a_record_and_a_text_of_tensorboard),
         TEST(expert_load_is_reported_as_imbalance_of_each_layer),
         TEST(processes_that_start_in_one_second_have_files_of_their_own),
     };
