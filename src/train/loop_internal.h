@@ -25,7 +25,7 @@ typedef struct Loop {
     Comm *comm;
     const TrainHost *host;
     int lock;        /* a descriptor: of the run folder; -1: none */
-    bool new_folder; /* this start made the folder of a fork, which goes again with a start that fails */
+    bool new_folder; /* this start made the run folder, which goes again with a start that fails */
     Session session;
     Corpus corpus;
     Origin origin;    /* rank 0's is every rank's */

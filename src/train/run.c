@@ -88,6 +88,21 @@ static void remove_leftovers(const char *run) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i]);
 }
 
+bool run_is_ours(const char *run) {
+    static const char *const names[] = {"config.yaml", "run.json", "metrics.jsonl", "lease.json", "log.txt", "report.html", "checkpoints",
+        "data", "tokenizer", "tensorboard"};
+    SCOPED(file_list_free) FileList list = {0};
+    Error ignored = {0};
+    if (file_kind(run, NULL) != FILE_FOLDER || !file_list(run, &list, &ignored)) return true; /* the lock tells what is wrong */
+    for (size_t i = 0; i < list.count; i++) {
+        bool known = false;
+        for (size_t j = 0; j < sizeof names / sizeof *names; j++)
+            known |= starts_with(list.entries[i].name, names[j]); /* and partial ones */
+        if (!known && *list.entries[i].name != '.') return false;
+    }
+    return true;
+}
+
 bool run_open(const Config *config, Error *error) {
     bool started;
     remove_leftovers(config->run);

@@ -7,6 +7,8 @@
  * `*lock` is a descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process
  * trains there. */
 bool run_lock(const char *run, int *lock, Error *error);
+/* Whether the folder is absent, or holds nothing but what a training writes there. */
+bool run_is_ours(const char *run);
 /* Whether there is a checkpoint, good or not. Before the first one nothing binds a run to its settings or its packed
  * text. */
 bool run_started(const Config *config, bool *started, Error *error);

@@ -140,14 +140,23 @@ static bool check_steps(const Config *config, int64_t done, Error *error) {
                (long long)config->steps, (long long)done, config->run, config->run);
 }
 
+/* Notes whether the folder is new: then a start that fails takes it away again. */
+static bool lock_run(Loop *loop, Error *error) {
+    const char *run = loop->config->run;
+    bool absent = file_kind(run, NULL) == FILE_ABSENT;
+    if (loop->config->fork[0] && !run_is_ours(run))
+        return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
+    if (!run_lock(run, &loop->lock, error)) return false;
+    loop->new_folder = absent && !source_is_run(run); /* no other process has just started there and ended */
+    return true;
+}
+
 /* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
-    loop->new_folder = loop_leads(loop) && config->fork[0] && file_kind(config->run, NULL) == FILE_ABSENT;
     if (loop_leads(loop))
-        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
-                 lineage_find(config, &loop->origin, error) &&
+        opened = opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
                  (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, error)) &&
                  take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
                  corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);

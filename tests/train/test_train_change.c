@@ -65,6 +65,10 @@ static void a_refused_fork_leaves_nothing(void **state) {
     assert_int_equal(mkdir("fork", 0777), 0);
     smelt_says(ERROR_USAGE, "model.width", "train run fork=fork model.width=64");
     assert_true(access("fork", F_OK) == 0); /* what was there stays */
+    write_text("fork/notes", "mine");
+    smelt_says(ERROR_USAGE, "fork=fork is a folder that holds other files than those of a run", "train run fork=fork");
+    assert_int_equal(unlink("fork/notes"), 0);
+    smelt_good("train run fork=fork stop_at=11");
 }
 
 static void a_rate_that_changes_is_that_of_a_fork(void **state) {
