@@ -72,11 +72,11 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"}, {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"},
     {"early_stopping_patience", "eval.patience"}, {"early_stopping", "eval.patience"}, {"eval_strategy", "eval.every"},
     {"evaluation_strategy", "eval.every"}, {"logging_steps", "log.every"}, {"log_interval", "log.every"}, {"log_freq", "log.every"},
-    {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"}, {"eval_samples", "eval.sequences"},
-    {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
-    {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"save_strategy", "checkpoint.every"},
-    {"load_best_model_at_end", "checkpoint.keep_best"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"}, {"world_size", "ranks"},
-    {"max_restarts", "restarts"},
+    {"batches", "eval.sequences"}, {"batches", "sequences"}, {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"},
+    {"eval_samples", "eval.sequences"}, {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"},
+    {"save_interval", "checkpoint.every"}, {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"},
+    {"save_strategy", "checkpoint.every"}, {"load_best_model_at_end", "checkpoint.keep_best"}, {"nproc_per_node", "ranks"},
+    {"nproc", "ranks"}, {"world_size", "ranks"}, {"max_restarts", "restarts"},
 
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
     {"min_frequency", "minimum_count"}, {NULL}};

@@ -227,10 +227,11 @@ static void every_example_trains_as_it_is_printed(void **state) {
 /* In the command's own table: the names of other programs are suggested only where their row is. */
 static void names_of_other_programs_are_answered(void **state) {
     (void)state;
-    static const char *const names[][2] = {{"train learning_rate=1", "optimizer.lr"}, {"train hidden_size=1", "model.width"},
-        {"train n_layers=1", "model.layers"}, {"train batch_size=1", "batch.tokens"}, {"train max_steps=1", "steps"},
-        {"train per_device_train_batch_size=1", "batch.sequences"}, {"train vocab_size=1", "model.vocabulary"},
-        {"train max_seq_length=1", "data.length"}, {"train gradient_checkpointing=1", "recompute"}, {"generate r x temp=1", "temperature"},
+    static const char *const names[][2] = {{"train eval.batches=1", "eval.sequences"}, {"train eval_iters=1", "eval.sequences"},
+        {"train learning_rate=1", "optimizer.lr"}, {"train hidden_size=1", "model.width"}, {"train n_layers=1", "model.layers"},
+        {"train batch_size=1", "batch.tokens"}, {"train max_steps=1", "steps"}, {"train per_device_train_batch_size=1", "batch.sequences"},
+        {"train vocab_size=1", "model.vocabulary"}, {"train max_seq_length=1", "data.length"},
+        {"train gradient_checkpointing=1", "recompute"}, {"generate r x temp=1", "temperature"},
         {"generate r x max_new_tokens=1", "tokens"}, {"launch nproc_per_node=2 -- train", "ranks"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         SCOPED_FREE char *command = memory_format("$SMELT %s", names[i][0]), *told = memory_format("did you mean '%s' (", names[i][1]);
