@@ -39,7 +39,7 @@ static bool run(Invocation *invocation, Error *error) {
     if (!report_write(runs, count, path, &result, error)) return false;
     for (int i = 0; i < count; i++) warn_of_ignored(runs[i], result.ignored[i]);
     log_format_bytes((double)result.bytes, size);
-    printf("wrote %s (%s)\n", path, size);
+    printf("wrote %s (%s)\n", one_line(path), size);
     return true;
 }
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/array.h"
+#include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/options_internal.h"
@@ -314,6 +315,9 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
     snprintf(where, sizeof where, "in %s", quoted);
     size_t length = (size_t)(equals - assignment);
     const Option *option = options_find(table, assignment, length);
+    if (!option && file_exists(assignment))
+        return error_set(error, ERROR_USAGE,
+            "%s is a file or folder, and a name with = in it is read as key=value: rename it, or give a link to it", quoted);
     if (!option) return options_unknown(table, assignment, length, where, error);
     return options_set_row(option, values, strings, equals + 1, strlen(equals + 1), where, error);
 }

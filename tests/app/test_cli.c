@@ -97,6 +97,18 @@ static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
     process_free(&result);
 }
 
+/* A name is not to be taken for a setting, nor to reach the terminal as a control sequence. */
+static void strange_names_of_run_folders_are_named(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY " stop_at=1 run=q=1", 0, "");
+    static const char *const commands[] = {"train q=1 steps=2", "show q=1", "report q=1", "eval q=1", "generate q=1 hi"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        SCOPED_FREE char *command = memory_format("$SMELT %s", commands[i]);
+        expect(command, ERROR_USAGE, "'q=1' is a file or folder, and a name with = in it is read as key=value");
+    }
+    expect("mv q=1 \"$(printf 'a\033b')\" && $SMELT report \"$(printf 'a\033b')\" >out && grep -q 'wrote a b/report.html' out", 0, "");
+}
+
 /* The third number that a folder's model prints becomes its eos_token_id. */
 static void numbers_of_tokens_end_where_the_folder_says(void **state) {
     (void)state;
@@ -395,6 +407,7 @@ int main(void) {
         TRAIN_TEST(every_example_trains_as_it_is_printed),
         TRAIN_TEST(names_of_other_programs_are_answered),
         TRAIN_TEST(names_of_other_programs_mean_settings_that_there_are),
+        TRAIN_TEST(strange_names_of_run_folders_are_named),
         TRAIN_TEST(names_in_configurations_of_other_programs_are_answered),
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
