@@ -1,6 +1,7 @@
 /* The page of plan=true. Memory is that of the plan, speed is a forecast's. Owns nothing. Called by `smelt train`. */
 #include "advise/plan_page.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -11,16 +12,17 @@
 #include "graph/op.h"
 #include "advise/forecast.h"
 #include "train/fit.h"
+#include "train/phases.h"
 
-static void print_length(const Session *session, FILE *file) {
-    const Config *config = session->config;
+static void print_length(const Config *config, const Phases *phases, FILE *file) {
     char tokens[32];
-    log_format_count((double)session_samples_left(session) * (double)config->data.length, tokens);
+    Position end = phases_advance(phases, (Position){0}, config->steps);
+    log_format_count((double)phases_tokens(phases, end.samples), tokens);
     if (config->epochs > 0) fprintf(file, "steps       as many as epochs=%g of data that smelt has not packed yet\n", config->epochs);
     else fprintf(file, "steps       %lld, in all %s tokens\n", (long long)config->steps, tokens);
 }
 
-static void print_model(const Session *session, FILE *file) {
+static void print_model(const Session *session, const Phases *phases, FILE *file) {
     const Config *config = session->config;
     const Graph *graph = session->model.graph;
     const DeviceInfo *device = device_info(session->backend.device);
@@ -39,7 +41,7 @@ static void print_model(const Session *session, FILE *file) {
     fprintf(file, "step        %lld tokens: %lld microbatch%s of %lld x %lld, over %d rank%s\n", (long long)config->batch.tokens,
         (long long)(config->batch.tokens / microbatch), config->batch.tokens == microbatch ? "" : "es", (long long)config->batch.sequences,
         (long long)config->data.length, ranks, plural(ranks));
-    print_length(session, file);
+    print_length(config, phases, file);
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", graph->node_count, operations);
 }
 
@@ -56,18 +58,23 @@ static void print_memory(const Session *session, int64_t available, FILE *file) 
 }
 
 /* Only of a processor that the table of hardware has. */
+static bool forecast_session(const Session *session, Forecast *forecast) {
+    const Config *config = session->config;
+    ForecastLayout layout = {session->layout->stage, config->recompute, config->batch.sequences};
+    Cluster cluster = {.gpus = layout_all_ranks(session->layout)};
+    Error ignored = {0};
+    if (!hardware_of_device(&cluster.hardware, session->backend.device)) return false;
+    cluster.per_node = cluster.hardware.per_node;
+    return forecast_layout(forecast, config, &cluster, &layout, &ignored);
+}
+
 static void print_forecast(const Session *session, int64_t done, FILE *file) {
     const Config *config = session->config;
     int ranks = layout_all_ranks(session->layout);
-    ForecastLayout layout = {session->layout->stage, config->recompute, config->batch.sequences};
-    Cluster cluster = {.gpus = ranks};
     Forecast forecast;
-    Error ignored = {0};
     char rate[32], step[32], all[32], part[32] = "";
     int64_t left = int_max(config->steps - done, 0);
-    if (!hardware_of_device(&cluster.hardware, session->backend.device)) return;
-    cluster.per_node = cluster.hardware.per_node;
-    if (!forecast_layout(&forecast, config, &cluster, &layout, &ignored)) return;
+    if (!forecast_session(session, &forecast)) return;
     log_format_count(forecast.tokens_per_second * ranks, rate);
     if (forecast.step < 60) snprintf(step, sizeof step, "%.3g s", forecast.step);
     else log_format_long_duration(forecast.step, step);
@@ -108,12 +115,62 @@ static void print_settings(const Config *config, FILE *file) {
     if (!count) fprintf(file, "  none\n");
 }
 
+/* -- Phases -------------------------------------------------------------------------------------------------------- */
+
+/* "1 pretrain: steps 1 to 30, ..." and what it needs; adds its seconds to `*seconds`, NaN where they are not known. */
+static void print_phase(const Session *session, const Phases *phases, const Position *start, double *seconds, FILE *file) {
+    const Config *config = session->config;
+    Forecast forecast;
+    char memory[32], rate[32], time[32];
+    Position end = phases_advance_phase(phases, *start, config->steps);
+    SCOPED_FREE char *line = phases_line(phases, start, config->steps);
+    int64_t length = config->data.length, samples = int_min(end.samples, phase_end(&phases->items[phases_find(phases, start->samples)]));
+    log_format_bytes((double)session_budget(session).total, memory);
+    fprintf(file, "  %s\n    memory %s", line, memory);
+    if (!forecast_session(session, &forecast)) *seconds = NAN;
+    else {
+        double all = (double)((samples - start->samples) * length) / (forecast.tokens_per_second * layout_all_ranks(session->layout));
+        log_format_count(forecast.tokens_per_second * layout_all_ranks(session->layout), rate);
+        log_format_long_duration(all, time);
+        fprintf(file, ", %s tok/s, %s (modelled)", rate, time);
+        *seconds += all;
+    }
+    fputc('\n', file);
+}
+
+/* Plans every phase that a run of the mixture reaches; `*largest` is the one that needs the most memory. */
+static bool print_phases(const Config *config, const Phases *phases, int ranks, Device *device, int *largest, FILE *file, Error *error) {
+    int64_t most = 0;
+    double seconds = 0;
+    char time[32];
+    fprintf(file, "phases of %s\n", config->data.train);
+    for (Position at = {0}; at.step < config->steps; at = phases_advance_phase(phases, at, config->steps)) {
+        SCOPED(session_free) Session session = {0};
+        int index = phases_find(phases, at.samples);
+        if (!session_plan_rank(&session, &phases->items[index].config, device, 0, ranks, error))
+            return error_context(error, "phase %s of data.train=%s", phases->items[index].name, config->data.train);
+        print_phase(&session, phases, &at, &seconds, file);
+        if (session_budget(&session).total <= most) continue;
+        most = session_budget(&session).total;
+        *largest = index;
+    }
+    log_format_long_duration(seconds, time);
+    if (isfinite(seconds)) fprintf(file, "  all: %s (modelled)\n", time);
+    fprintf(file, "\nphase %s, which needs the most memory\n", phases->items[*largest].name);
+    return true;
+}
+
 bool plan_print(const Config *config, int ranks, int64_t done, Device *device, int64_t available, FILE *file, Error *error) {
     SCOPED(session_free) Session session = {0};
-    if (!session_plan_rank(&session, config, device, 0, ranks, error)) return false;
-    print_model(&session, file);
+    SCOPED(phases_close) Phases phases = {0};
+    int largest = 0;
+    if (!phases_open(&phases, config, error)) return false;
+    bool mixed = phases.items[0].name;
+    if (mixed && !print_phases(config, &phases, ranks, device, &largest, file, error)) return false;
+    if (!session_plan_rank(&session, &phases.items[largest].config, device, 0, ranks, error)) return false;
+    print_model(&session, &phases, file);
     print_memory(&session, available, file);
-    print_forecast(&session, done, file);
+    if (!mixed) print_forecast(&session, done, file);
     print_settings(config, file);
     if (config->plan != PLAN_PROGRAM) return true;
     fprintf(file, "\nprogram of one microbatch (%lld sequences x %lld tokens)\n", (long long)session.model.sequences,

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "train/phases.h"
 #include "train/source.h"
 #include "train/train.h"
 
@@ -30,7 +31,7 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     if (model) config->data.length = config->batch.sequences = config->batch.tokens = 0; /* not given */
     for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
     if (model) assume(config, path);
-    return read && corpus_resolve(config, strings, error) && config_check(config, error);
+    return read && phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 /* Of the device that training would choose on this machine. */

@@ -16,6 +16,7 @@
 #include "app/process.h"
 #include "data/data.h"
 #include "train/lineage.h"
+#include "train/phases.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -66,7 +67,7 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     if (config->data.tokenizer[0]) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
-    if (!path && !shard_set_exists(config->data.train))
+    if (!path && corpus_has_text(config))
         return error_set(error, ERROR_USAGE,
             "init=%s has no tokenizer, without which data.train=%s is not its text: put its tokenizer.json there, or give "
             "data.tokenizer=FILE; data.tokenizer=bytes if bytes are its tokens",
@@ -152,7 +153,7 @@ static bool choose_run(int argc, char **argv, Config *config, OptionStrings *str
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
-           corpus_resolve(config, strings, error) && config_check(config, error);
+           phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {

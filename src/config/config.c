@@ -314,12 +314,15 @@ bool config_settle_length(Config *config, const Config *base, Error *error) {
     }
     if (lengths_given(config) > 1)
         return error_set(error, ERROR_USAGE, "more than one of steps, tokens and epochs is given: one decides the length of a run");
-    if (config->steps) return true;
+    return true;
+}
+
+static void settle_steps(Config *config) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config initial;
+    if (config->steps) return;
     options_defaults(&config_table, &initial, &strings);
     config->steps = initial.steps;
-    return true;
 }
 
 /* The cure is a warmup of a tenth of the steps and a decay of a fifth, where more was asked for. */
@@ -339,6 +342,7 @@ void config_family_name(const Config *config, char name[16]) {
 }
 
 bool config_check(Config *config, Error *error) {
+    settle_steps(config);
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;

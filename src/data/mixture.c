@@ -31,6 +31,8 @@ static const Option phase_rows[] = {
     INT_OPTION(length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: data.length"),
     REAL_OPTION(rope_theta, "0", 0, 1e12, "", "base of the rotary embedding; 0: model.rope_theta"),
     {"batch.tokens", OPTION_INT, FIELD(batch_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "tokens of a step; 0: batch.tokens"},
+    {"batch.sequences", OPTION_INT, FIELD(sequences), "0", 0, 1 << 24, NULL, "sequences",
+        "computed at once (a microbatch); 0: as many as keep the tokens of batch.sequences, at least one"},
     {"batch.ramp_tokens", OPTION_INT, FIELD(ramp_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "of the phase's first step; 0: no ramp"},
     {"batch.ramp_steps", OPTION_INT, FIELD(ramp_steps), "0", 0, MOST_TOKENS, NULL, "steps", "in which a step grows to batch.tokens"},
 };

@@ -39,6 +39,7 @@ typedef struct MixturePhase {
     int64_t length;                       /* tokens of a sequence; 0: data.length */
     double rope_theta;                    /* 0: model.rope_theta */
     int64_t batch_tokens;                 /* of a step; 0: batch.tokens */
+    int64_t sequences;                    /* of a microbatch; 0: as many as keep its tokens, at least one */
     int64_t ramp_tokens, ramp_steps;      /* as batch.ramp_tokens and batch.ramp_steps, from the phase's first step on; 0: no ramp */
     double weights[MIXTURE_MOST_SOURCES]; /* the share in the phase's tokens of each source: at least 0, of any sum above 0 */
 } MixturePhase;

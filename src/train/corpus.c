@@ -12,6 +12,7 @@
 #include "base/strings.h"
 #include "train/identity_internal.h"
 #include "train/lineage.h"
+#include "train/phases.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -151,16 +152,35 @@ static bool remove_split(const Config *config, Error *error) {
     return file_remove(index, error);
 }
 
-/* Without data.valid, a fraction of text is the validation part. A run whose text was split keeps the training part when
- * it gets other validation data. */
-static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *error) {
+/* Text of a mixture is packed under the name of its source and its path: another path is other text. */
+static bool open_source(ShardSet *set, const Config *config, bool made, const MixtureSource *source, Error *error) {
+    SCOPED_FREE char *name =
+        memory_format("source-%s-%016llx", source->name, (unsigned long long)hash_bytes(source->path, strlen(source->path)));
+    return open_input(set, config, made, source->path, name, error) ||
+           error_context(error, "source %s of data.train=%s", source->name, config->data.train);
+}
+
+static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixture, bool split, bool made, Error *error) {
     const DataConfig *data = &config->data;
-    bool split = is_split(config, made);
+    corpus->train = memory_allocate((size_t)mixture->source_count * sizeof *corpus->train);
+    corpus->train_count = mixture->source_count;
+    bool opened = true, mixed = mixture_is(data->train);
+    for (int i = 0; i < mixture->source_count && mixed && opened; i++)
+        opened = open_source(&corpus->train[i], config, made, &mixture->sources[i], error);
+    if (mixed) return opened;
+    opened = split ? pack_once(config, made, data->train, "text", data->valid_fraction, error) &&
+                         open_in_run(corpus->train, config, "text-train", error)
+                   : open_input(corpus->train, config, made, data->train, "text", error);
+    return opened || error_context(error, "data.train=%s", data->train);
+}
+
+/* Without data.valid, a fraction of text is the validation part, but not of a mixture. A run whose text was split keeps the
+ * training part when it gets other validation data. */
+static bool open_shards(Corpus *corpus, const Config *config, const Mixture *mixture, bool made, Error *error) {
+    const DataConfig *data = &config->data;
+    bool split = !mixture_is(data->train) && is_split(config, made);
     if (!made && !split && !remove_split(config, error)) return false;
-    bool opened = split ? pack_once(config, made, data->train, "text", data->valid_fraction, error) &&
-                              open_in_run(&corpus->train, config, "text-train", error)
-                        : open_input(&corpus->train, config, made, data->train, "text", error);
-    if (!opened) return error_context(error, "data.train=%s", data->train);
+    if (!open_train(corpus, config, mixture, split, made, error)) return false;
     corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
     SCOPED_FREE char *name = name_of_valid(config, made);
@@ -181,12 +201,35 @@ static bool check_record(const DataConfig *data, const char *setting, const char
                *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
-static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
+static bool take_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
     const DataConfig *data = &config->data;
-    if (data->tokenizer[0] || !shard_set_exists(data->train)) return true;
-    SCOPED_FREE char *record = shard_set_tokenizer(data->train),
-                     *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
+    if (data->tokenizer[0] || !shard_set_exists(path)) return true;
+    SCOPED_FREE char *record = shard_set_tokenizer(path), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
     return options_set(&config_table, config, strings, setting, error);
+}
+
+/* All training data has one tokenizer. */
+static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    const char *train = config->data.train;
+    if (!mixture_is(train)) return take_tokenizer(config, strings, train, error) && check_record(&config->data, "data.train", train, error);
+    bool good = mixture_read(&mixture, train, error);
+    for (int i = 0; good && i < mixture.source_count; i++) good = take_tokenizer(config, strings, mixture.sources[i].path, error);
+    for (int i = 0; good && i < mixture.source_count; i++) {
+        SCOPED_FREE char *name = memory_format("%s: path of source %s", train, mixture.sources[i].name);
+        good = check_record(&config->data, name, mixture.sources[i].path, error);
+    }
+    return good;
+}
+
+bool corpus_has_text(const Config *config) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    Error ignored = {0};
+    if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored))
+        return !shard_set_exists(config->data.train);
+    for (int i = 0; i < mixture.source_count; i++)
+        if (!shard_set_exists(mixture.sources[i].path)) return true;
+    return false;
 }
 
 /* Of a run that has started, the copy serves where the original is gone. */
@@ -204,30 +247,19 @@ static bool take_vocabulary(Config *config, Error *error) {
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
-    return take_tokenizer(config, strings, error) && check_record(&config->data, "data.train", config->data.train, error) &&
-           check_record(&config->data, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
+    return take_tokenizers(config, strings, error) && check_record(&config->data, "data.valid", config->data.valid, error) &&
+           take_vocabulary(config, error);
 }
 
 /* -- Length -------------------------------------------------------------------------------------------------------- */
 
-static double step_tokens(const Config *config, int64_t steps) {
-    return (double)schedule_samples_before(&config->batch, config->data.length, steps + 1) * (double)config->data.length;
-}
-
 bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error) {
-    const double most = 1e15;
+    SCOPED(phases_close) Phases phases = {0};
     double tokens = (double)config->tokens;
     if (config->epochs > 0 && train)
         tokens = config->epochs * (double)order_sequences(train->token_count, config->data.length) * (double)config->data.length;
     if (tokens <= 0) return true;
-    if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
-    int64_t below = 0, enough = 1;
-    while (step_tokens(config, enough) < tokens) enough *= 2;
-    while (enough - below > 1) {
-        int64_t middle = below + (enough - below) / 2;
-        *(step_tokens(config, middle) < tokens ? &below : &enough) = middle;
-    }
-    config->steps = enough;
+    if (!phases_open(&phases, config, error) || !phases_count_steps(&phases, tokens, &config->steps, error)) return false;
     config->tokens = 0;
     config->epochs = 0;
     return config_check(config, error);
@@ -269,7 +301,7 @@ bool corpus_fork(const Config *config, Error *error) {
     return given;
 }
 
-bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error) {
+bool corpus_open(Corpus *corpus, const Config *config, const Mixture *mixture, CorpusState state, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
     *corpus = (Corpus){0};
     if (state != CORPUS_MADE) remove_leftovers(config);
@@ -279,13 +311,20 @@ bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error 
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
-    opened = opened && open_shards(corpus, &kept, made, error);
+    opened = opened && open_shards(corpus, &kept, mixture, made, error);
     if (!opened) corpus_close(corpus);
     return opened;
 }
 
+bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error) {
+    if (unread->code) return error_set(error, unread->code, "%s", unread->message);
+    return error_set(error, ERROR_DATA, "%lld of %d ranks cannot read their data, as their messages say: this one stops too",
+        (long long)failed, comm_size(comm));
+}
+
 void corpus_close(Corpus *corpus) {
-    shard_set_close(&corpus->train);
+    for (int i = 0; i < corpus->train_count; i++) shard_set_close(&corpus->train[i]);
+    free(corpus->train);
     shard_set_close(&corpus->valid);
     tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};

@@ -104,12 +104,13 @@ static bool open_reading(Reading *reading, const EvaluationInput *input, Error *
     return reading->loader;
 }
 
-/* Sets *stop on all ranks when a request to stop was made on any. */
-static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error) {
-    int64_t wanted = input->stop && input->stop->signal;
-    bool done = !input->stop || comm_host_all_reduce(input->comm, "stop", &wanted, 1, COMM_I64, COMM_MAX, error);
-    *stop = wanted;
-    return done;
+/* Sets *stop on all ranks when a request to stop was made on any. False on all when one could not read its batch, whose
+ * reason is `unread`. */
+static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bool *stop, Error *error) {
+    int64_t votes[2] = {input->stop && input->stop->signal, unread->code != ERROR_NONE};
+    bool done = comm_host_all_reduce(input->comm, "go on", votes, 2, COMM_I64, COMM_SUM, error);
+    *stop = votes[0];
+    return done && (!votes[1] || corpus_refuse_unread(unread, votes[1], input->comm, error));
 }
 
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
@@ -127,9 +128,10 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true, stop = false;
-    for (int64_t i = rank; i - rank < batches && (done = agree_to_stop(input, &stop, error)) && !stop; i += size) {
-        const Batch *batch = i < batches ? loader_next(reading.loader, error) : NULL;
-        if (!(done = batch || i >= batches)) break;
+    for (int64_t i = rank; i - rank < batches; i += size) {
+        Error unread = {0};
+        const Batch *batch = i < batches ? loader_next(reading.loader, &unread) : NULL;
+        if (!(done = agree_to_go_on(input, &unread, &stop, error)) || stop) break;
         load_batch(input, batch, samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
@@ -150,14 +152,12 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
 
 /* -- Of a session -------------------------------------------------------------------------------------------------- */
 
-static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
-    const Config *config = session->config;
-    return (EvaluationInput){.model = &session->evaluation,
-        .executor = session->evaluator,
+static EvaluationInput input_of(const Config *config, const Corpus *corpus, const Model *model) {
+    return (EvaluationInput){.model = model,
         .set = &corpus->valid,
         .vocabulary = config->model.vocabulary,
         .sequences = config->eval.sequences,
-        .comm = session->comm,
+        .comm = comm_alone(),
         .bytes = corpus->bytes,
         .tokenizer = corpus->tokenizer,
         .document_mask = config->data.document_mask};
@@ -169,20 +169,21 @@ static bool name_source(const Config *config, Error *error) {
         config->data.valid_fraction, config->data.train);
 }
 
-bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) {
-    const Config *config = session->config;
+bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
         return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (!corpus->has_valid) return true;
-    EvaluationInput input = input_of(session, corpus);
+    const Model shape = {.sequences = config->batch.sequences, .length = config->data.length};
+    EvaluationInput input = input_of(config, corpus, &shape);
     SCOPED(close_reading) Reading reading;
-    input.comm = comm_alone();
-    return open_reading(&reading, &input, error) || name_source(session->config, error);
+    return open_reading(&reading, &input, error) || name_source(config, error);
 }
 
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
-    EvaluationInput input = input_of(session, corpus);
+    EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
+    input.executor = session->evaluator;
+    input.comm = session->comm;
     input.watchdog = watchdog;
     input.stop = stop;
     input.step = session->step;

@@ -17,6 +17,10 @@
 #include "train/run.h"
 #include "train/source.h"
 
+/* Of the texts of a mixture, before the name of the source and the number of the phase. */
+#define SOURCE "data.train.source."
+#define PHASE "data.train.phase."
+
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
 json_t *identity_settings(const Config *config, bool all) {
@@ -135,11 +139,33 @@ json_t *identity_of_tokenizer(const char *run, Error *error) {
     return sample_files(folder, error);
 }
 
-json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error) {
+static void put_text(json_t *object, char *name, json_t *text) {
+    json_object_set_new(object, name, text);
+    free(name);
+}
+
+static void describe_mixture(json_t *identity, const Phases *phases, const Corpus *corpus) {
+    const Mixture *mixture = &phases->mixture;
+    for (int i = 0; i < mixture->source_count; i++) {
+        const char *name = mixture->sources[i].name;
+        put_text(identity, memory_format(SOURCE "%s", name), json_string(mixture->sources[i].path));
+        put_text(identity, memory_format(SOURCE "%s.content", name), describe_set(&corpus->train[i]));
+        put_text(identity, memory_format(SOURCE "%s.order", name),
+            json_sprintf("number %d, in pieces of %" PRId64 " tokens", i + 1, phases_piece(phases, i)));
+    }
+    for (int i = 0; i < phases->count; i++) {
+        SCOPED_FREE char *text = phases_text(phases, i), *batch = phases_batch_text(phases, i);
+        put_text(identity, memory_format(PHASE "%d", i + 1), json_string(text));
+        put_text(identity, memory_format(PHASE "%d.batch", i + 1), json_string(batch));
+    }
+}
+
+json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error) {
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
-    json_object_set_new(identity, "data.train.content", describe_set(&corpus->train));
+    if (mixture_is(config->data.train)) describe_mixture(identity, phases, corpus);
+    else json_object_set_new(identity, "data.train.content", describe_set(&corpus->train[0]));
     if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_set(&corpus->valid));
     json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
     bool good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
@@ -176,7 +202,9 @@ static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     bool path = option && option->path && option_decides(option) && *text_of(saved, name) && *text_of(now, name);
     SCOPED_FREE char *content = memory_format("%s.content", name);
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
-    return (path && !text && !differs(saved, now, content)) || !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
+    bool source = starts_with(name, SOURCE) && !ends_with(name, ".content") && !ends_with(name, ".order"); /* its content decides */
+    return source || (path && !text && !differs(saved, now, content)) ||
+           !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
 }
 
 bool identity_restore(const json_t *saved, const json_t *now, Config *config, OptionStrings *strings, Error *error) {
@@ -229,7 +257,7 @@ bool identity_check_words(const char *accepted, Error *error) {
     for (const char *word = accepted; *word; word += strcspn(word, ","), word += *word == ',') {
         const char *name;
         json_t *value;
-        bool known = false;
+        bool known = starts_with(word, SOURCE) || starts_with(word, PHASE);
         SCOPED_FREE char *alone = memory_format("%.*s", (int)strcspn(word, ","), word);
         json_object_foreach(names, name, value) known |= identity_accepts(alone, name);
         if (!known)
@@ -246,6 +274,34 @@ static bool keeps_fp32(const char *precision) { return !strcmp(precision, "bf16"
 static const Option *option_of(const char *name) {
     static const char content[] = ".content";
     return options_find(&config_table, name, strlen(name) - (ends_with(name, content) ? strlen(content) : 0));
+}
+
+/* Whether a checkpoint leaves open what a text of its mixture says. */
+static bool is_open(const char *name, const Phases *phases, int begun) {
+    const Mixture *mixture = &phases->mixture;
+    bool used = false;
+    if (starts_with(name, PHASE)) return ends_with(name, ".batch") || strtol(name + strlen(PHASE), NULL, 10) > begun;
+    if (!starts_with(name, SOURCE)) return false;
+    for (int i = 0; i < mixture->source_count; i++) {
+        const char *rest = name + strlen(SOURCE), *source = mixture->sources[i].name;
+        if (strncmp(rest, source, strlen(source)) || (rest[strlen(source)] && rest[strlen(source)] != '.')) continue;
+        for (int j = 0; j < begun && j < phases->count; j++) used = used || mixture->phases[j].weights[i] > 0;
+    }
+    return !used;
+}
+
+void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *phases, int begun, json_t *changes) {
+    const char *name;
+    json_t *value;
+    json_auto_t *all = json_copy((json_t *)now);
+    json_object_update_missing(all, saved);
+    json_object_foreach(all, name, value) {
+        if (!is_open(name, phases, begun) || !differs(saved, now, name)) continue;
+        if (!is_moved(saved, now, name))
+            json_array_append_new(changes, json_sprintf("%s: %s -> %s", name, text_of(saved, name), text_of(now, name)));
+        if (json_object_get(now, name)) json_object_set(saved, name, json_object_get(now, name));
+        else json_object_del(saved, name);
+    }
 }
 
 /* Whether the checkpoint holds the state of this setting's value alone. Muon finds its momentum in AdamW's state; init is

@@ -4,6 +4,9 @@
  *     {"run": "5f0c...", "version": "0.9", "seed": "1", ..., "data.train": "bible",
  *      "data.train.content": "66 documents, 4345112 tokens, xxh3 ...", "init.content": "run 77ab... after step 400"}
  *
+ * In place of one content of data.train a mixture has data.train.source.NAME.content of each source, its .order, what the
+ * order of its pieces depends on beside it, and data.train.phase.N and data.train.phase.N.batch of each phase.
+ *
  * Texts are compared byte by byte, contents with checksums by these, and shown in messages. What a path names is compared
  * in its place: data.train and init may move. Every checkpoint keeps the identity of the run that wrote it in its metadata;
  * RUN/run.json keeps that of the last start. A start compares its own identity with the newest checkpoint's, and all ranks
@@ -14,6 +17,7 @@
 
 #include "comm/comm.h"
 #include "config/config.h"
+#include "train/phases.h"
 #include "train/train.h"
 
 /* The values of all settings as they were given, or only of those that decide results, as a run remembers them. */
@@ -32,7 +36,11 @@ json_t *identity_of_text(const char *path, Error *error);
 json_t *identity_of_tokenizer(const char *run, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so
  * that the weights of init= are read no more, unless adapters train beside them. NULL on failure. */
-json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error);
+json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error);
+/* Takes differences between `saved`, the identity of a checkpoint before which the first `begun` phases had begun, and
+ * `now` out of `saved`, where they are of phases that had not, of batches, or of sources that nothing was read of; and
+ * appends each to `changes`. */
+void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *phases, int begun, json_t *changes);
 
 /* Whether each word of resume.accept is one of an identity's names, or the first part of some: "data" of "data.train".
  * ERROR_USAGE. */

@@ -57,8 +57,9 @@ double lineage_loss(const json_t *metadata) {
 /* Whether losses of two checkpoints were measured over the same targets. */
 static bool is_comparable(const json_t *a, const json_t *b) {
     static const char content[] = "data.valid.content";
-    return json_equal(
-               json_object_get(json_object_get(a, "validation"), "tokens"), json_object_get(json_object_get(b, "validation"), "tokens")) &&
+    const json_t *one = json_object_get(a, "validation"), *other = json_object_get(b, "validation");
+    return json_equal(json_object_get(one, "tokens"), json_object_get(other, "tokens")) &&
+           json_integer_value(json_object_get(one, "length")) == json_integer_value(json_object_get(other, "length")) &&
            json_equal(json_object_get(json_object_get(a, "identity"), content), json_object_get(json_object_get(b, "identity"), content));
 }
 
@@ -117,6 +118,18 @@ bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *stri
     Error absent = {0};
     json_auto_t *record = lineage_read(point->run, &absent), *chosen = lineage_at(point, config, &step, error);
     return chosen && identity_restore(json_object_get(chosen, "identity"), json_object_get(record, "identity"), config, strings, error);
+}
+
+bool lineage_phase(const RunPoint *point, Config *config, OptionStrings *strings, Error *error) {
+    int64_t step;
+    const char *name;
+    json_t *value;
+    json_auto_t *chosen = lineage_at(point, config, &step, error);
+    json_object_foreach(json_object_get(json_object_get(chosen, "phase"), "settings"), name, value) {
+        SCOPED_FREE char *setting = memory_format("%s=%s", name, json_string_value(value));
+        if (!options_set(&config_table, config, strings, setting, error)) return false;
+    }
+    return chosen && config_check(config, error);
 }
 
 json_t *lineage_read(const char *run, Error *error) {
@@ -239,6 +252,7 @@ bool lineage_find(const Config *config, Origin *origin, Error *error) {
     const char *known = lineage_number(json_object_get(record, "identity"));
     if (!newest || !check_fork(config, record, origin, error)) return false;
     const json_t *saved = json_object_get(newest, "identity");
+    origin->samples = json_integer_value(json_object_get(newest, "samples"));
     if (origin->step && !(compare_settings(config, newest, error) && check_given(config, origin, saved, error) &&
                             check_copies(config, origin, newest, error)))
         return false;
@@ -327,9 +341,20 @@ static bool settle_text(const Config *config, const char *setting, const char *p
     return true;
 }
 
-static bool settle_texts(const Config *config, const json_t *saved, json_t *identity, Error *error) {
-    return settle_text(config, "data.train", config->data.train, saved, identity, error) &&
-           settle_text(config, "data.valid", config->data.valid, saved, identity, error);
+/* Of a source that the run did not have yet there is nothing to compare. */
+static bool settle_source(const Config *config, const MixtureSource *source, const json_t *saved, json_t *identity, Error *error) {
+    SCOPED_FREE char *setting = memory_format("data.train.source.%s", source->name), *name = memory_format("%s.text", setting);
+    const json_t *known = json_object_get(saved, name) ? saved : NULL;
+    return settle_text(config, setting, source->path, known, identity, error);
+}
+
+static bool settle_texts(const Config *config, const Phases *phases, const json_t *saved, json_t *identity, Error *error) {
+    const Mixture *mixture = &phases->mixture;
+    bool settled = settle_text(config, "data.valid", config->data.valid, saved, identity, error);
+    if (!mixture_is(config->data.train)) return settled && settle_text(config, "data.train", config->data.train, saved, identity, error);
+    for (int i = 0; i < mixture->source_count; i++)
+        settled = settled && settle_source(config, &mixture->sources[i], saved, identity, error);
+    return settled;
 }
 
 static void settle_tokenizer(const Config *config, const json_t *saved, json_t *identity) {
@@ -367,14 +392,16 @@ static void note_rate(const Config *config, const json_t *saved, int64_t step, j
 }
 
 /* Reads the checkpoint again: another run may have saved before the store was this one's. */
-bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
+bool lineage_compare(const Config *config, const Phases *phases, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     Origin again = *origin;
-    if (!origin->step) return settle_texts(config, NULL, identity, error);
+    if (!origin->step) return settle_texts(config, phases, NULL, identity, error);
     json_auto_t *newest = find_start(config, &again, error);
     json_t *saved = json_object_get(newest, "identity");
     if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
-    if (!newest || !settle_texts(config, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
+    if (!newest || !settle_texts(config, phases, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
     settle_tokenizer(config, saved, identity);
+    int begun = (int)json_integer_value(json_object_get(json_object_get(newest, "phase"), "begun"));
+    if (begun) identity_settle_mixture(saved, identity, phases, begun, changes);
     if (!identity_check(config->run, saved, identity, config->resume.accept, changes, error)) return false;
     note_rate(config, saved, origin->step, changes);
     return true;
@@ -402,10 +429,13 @@ bool lineage_write(
 
 /* -- Reading a run ------------------------------------------------------------------------------------------------- */
 
+/* What phases change of the settings is no difference. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error) {
     Error absent = {0};
-    json_auto_t *record = lineage_read(run, &absent);
-    const json_t *saved = json_object_get(metadata, "identity");
+    const char *name;
+    json_t *value;
+    json_auto_t *record = lineage_read(run, &absent), *saved = json_copy(json_object_get(metadata, "identity"));
+    json_object_foreach(json_object_get(json_object_get(metadata, "phase"), "settings"), name, value) json_object_del(saved, name);
     const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);
     if (*own && *theirs && strcmp(own, theirs))
         return error_set(error, ERROR_CHECKPOINT, "%s is run %s, but the newest checkpoint in %s is of run %s: give the folder of that run",

@@ -12,13 +12,14 @@
 #include <jansson.h>
 
 #include "config/config.h"
+#include "train/phases.h"
 #include "train/run.h"
 
 enum { RUN_NUMBER_DIGITS = 32 };
 
 /* What a start continues. */
 typedef struct Origin {
-    int64_t step;                       /* of the checkpoint; 0: there is none */
+    int64_t step, samples;              /* of the checkpoint; 0: there is none */
     bool forked;                        /* it is of the run that config->fork names: this run has none yet */
     char base[RUN_NUMBER_DIGITS + 1];   /* the number of that run */
     char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
@@ -37,7 +38,7 @@ char *lineage_store(const Config *config, const Origin *origin, Error *error);
 /* By the same process, with the identity of this start: compares it with that of the checkpoint, and takes over from there
  * what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
  * ERROR_USAGE. */
-bool lineage_compare(const Config *config, const Origin *origin, json_t *identity, json_t *changes, Error *error);
+bool lineage_compare(const Config *config, const Phases *phases, const Origin *origin, json_t *identity, json_t *changes, Error *error);
 /* Says what has changed, and writes RUN/run.json, and config.yaml where it says something else: by the same process, once
  * everything is loaded, so that a start that fails leaves the run as it was. */
 bool lineage_write(
@@ -61,5 +62,7 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
 /* Gives `config`, read from the config.yaml of a run, the settings that decide results as this checkpoint of it was saved
  * with them; what has moved since is where the last start found it. */
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
+/* Gives `config`, the settings of a run of a mixture, those of the phase in which this checkpoint was trained last. */
+bool lineage_phase(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
 /* The validation loss of a checkpoint, measured at its own step, by its metadata; NAN: none was. */
 double lineage_loss(const json_t *metadata);

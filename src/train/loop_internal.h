@@ -7,11 +7,12 @@
 #include "train/lineage.h"
 #include "train/metrics_internal.h"
 #include "train/pace_internal.h"
+#include "train/phases.h"
 #include "train/profile_internal.h"
 #include "train/train.h"
 
-/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the
- * rank's next microbatch of `step`, whose first one has the number `first` in the run: next % size == rank. */
+/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the rank's
+ * next microbatch of the `step` of the phase, whose first one is the loader's microbatch `first`: next % size == rank. */
 typedef struct BatchPicker {
     const Config *config;
     int rank, size;
@@ -20,19 +21,23 @@ typedef struct BatchPicker {
 
 /* Owns everything but what its comments except. */
 typedef struct Loop {
-    Config settings;      /* as given, with the steps that they come to */
-    const Config *config; /* they */
+    Config settings; /* as given, with the steps that they come to */
+    Phases phases;
+    int phase;            /* that the session is made for */
+    const Config *config; /* of that phase; before there are phases, the settings */
+    Device *device;
     Comm *comm;
     const TrainHost *host;
     int lock;        /* a descriptor: of the run folder; -1: none */
     bool new_folder; /* this start made the run folder, which goes again with a start that fails */
     Session session;
     Corpus corpus;
+    Order *order;     /* of the corpus's samples */
     Origin origin;    /* rank 0's is every rank's */
-    json_t *identity; /* of the run; the session borrows it */
+    json_t *identity; /* of the run; the session borrows it, and the lease */
+    Lease *lease;     /* of the run's store, on rank 0; NULL: none */
     json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
-    Order *order; /* of the corpus's samples */
     Loader *loader;
     Watchdog *watchdog;    /* NULL until the first step can start */
     Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
@@ -42,6 +47,7 @@ typedef struct Loop {
     Pace pace;
     int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
     bool dumped;
+    bool unread;        /* data could not be read, on any rank */
     bool unrecorded;    /* the last record could not be written */
     bool unevaluated;   /* the last evaluation was given up for a signal */
     Error save_failure; /* of the last save that ended */
@@ -50,6 +56,14 @@ typedef struct Loop {
 } Loop;
 
 static inline bool loop_leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }
+
+static inline const Phase *loop_phase(const Loop *loop) { return &loop->phases.items[loop->phase]; }
+static inline Position loop_position(const Loop *loop) {
+    return (Position){loop->session.step, loop->session.samples, loop->session.phase_step};
+}
+
+/* Whether the next step is of another phase than the session is made for. */
+static inline bool loop_ends_phase(const Loop *loop) { return loop->session.samples == phase_end(loop_phase(loop)); }
 
 /* Whether `good` is true on all ranks: the same answer on each. A rank with `good` false keeps its error. */
 bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
@@ -64,7 +78,9 @@ bool loop_owes_evaluation(const Loop *loop);
 
 /* Everything up to the first step: all ranks agree on settings and data, the run folder is opened, the newest
  * checkpoint or the weights of init= are loaded. */
-bool loop_start(Loop *loop, Device *device, Error *error);
+bool loop_start(Loop *loop, Error *error);
+/* After the last step of a phase, which has been saved: a session for the next one, with the state of that checkpoint. */
+bool loop_next_phase(Loop *loop, Error *error);
 /* Frees everything in the loop, also of one that did not start. */
 void loop_close(Loop *loop);
 
@@ -72,6 +88,7 @@ void loop_close(Loop *loop);
 
 /* Prepares the data of the rank's steps, from the session's step on. */
 bool loop_open_loader(Loop *loop, Error *error);
+void loop_close_loader(Loop *loop); /* also where none is open */
 /* Makes the next step and reports it. Afterwards the session is that of a whole step. */
 bool loop_step(Loop *loop, Error *error);
 /* The error of a run that skips too many updates. */

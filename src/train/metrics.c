@@ -63,7 +63,9 @@ static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     if (!ours) return true;
     if (reader->line[reader->length - 1] != '}') return false;
     if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
-    if (at > cut.step || (at == cut.step && cut.evaluates && (!strcmp(kind, "evaluation") || !strcmp(kind, "sample")))) return false;
+    bool evaluation = !strcmp(kind, "evaluation") || !strcmp(kind, "sample");
+    bool again = !strcmp(kind, "phase") || (cut.evaluates && evaluation); /* is written again */
+    if (at > cut.step || (at == cut.step && again)) return false;
     if (strcmp(kind, "step") == 0) note_step(kept, at);
     if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
     return true;
@@ -267,16 +269,17 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
            (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
 }
 
-bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error) {
-    double time = unix_seconds();
-    json_t *record = record_new("evaluation", step);
-    put_finite(record, "loss", loss);
-    put_known(record, "bits_per_byte", bits_per_byte);
-    put_integer(record, "tokens", tokens);
-    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
-    const TensorboardScalar scalars[] = {{"loss/validation", loss}, {"bits_per_byte/validation", bits_per_byte}};
+bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error) {
+    double time = unix_seconds(), bits = evaluation->bits_per_byte;
+    json_t *record = record_new("evaluation", evaluation->step);
+    put_finite(record, "loss", evaluation->loss);
+    put_known(record, "bits_per_byte", bits);
+    put_integer(record, "tokens", evaluation->tokens);
+    put_integer(record, "length", evaluation->length);
+    put_known(record, "milliseconds", round(evaluation->seconds * 1e6) * 1e-3);
+    const TensorboardScalar scalars[] = {{"loss/validation", evaluation->loss}, {"bits_per_byte/validation", bits}};
     return record_write(metrics, record, time, error) &&
-           tensorboard_write(metrics->tensorboard, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
+           tensorboard_write(metrics->tensorboard, evaluation->step, time, scalars, isnan(bits) ? 1 : 2, error);
 }
 
 /* As a block of code, whose lines stay as they are: they are indented, so that no text of the model ends it. */
@@ -317,8 +320,16 @@ bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t 
     return record_write(metrics, record, unix_seconds(), error);
 }
 
-bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error) {
-    json_t *record = record_new("start", step);
+static bool write_details(Metrics *metrics, const char *kind, int64_t step, json_t *details, Error *error) {
+    json_t *record = record_new(kind, step);
     json_object_update_missing(record, details);
     return record_write(metrics, record, unix_seconds(), error);
+}
+
+bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error) {
+    return write_details(metrics, "start", step, details, error);
+}
+
+bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error) {
+    return write_details(metrics, "phase", step, details, error);
 }

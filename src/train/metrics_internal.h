@@ -44,9 +44,15 @@ bool metrics_sync(const Metrics *metrics, Error *error);
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
-bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
+typedef struct EvaluationMetrics {
+    int64_t step, tokens, length; /* targets, and tokens of the sequences that they were in */
+    double loss, bits_per_byte, seconds;
+} EvaluationMetrics;
+bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error);
 /* `prompt` and `text` are UTF-8. */
 bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error);
+/* {"kind": "phase", "step", ...}: the phase that begins after this step; the rest is that of the object `details`. */
+bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error);
 /* `seconds` NaN and `bytes` -1: unknown. */
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per

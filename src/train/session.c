@@ -78,13 +78,6 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-int64_t session_samples_left(const Session *session) {
-    const Config *config = session->config;
-    int64_t length = config->data.length;
-    return schedule_samples_before(&config->batch, length, config->steps + 1) -
-           schedule_samples_before(&config->batch, length, session->step + 1);
-}
-
 /* The most rows of a step that this rank runs. */
 int64_t session_step_rows(const Session *session) {
     const Config *config = session->config;

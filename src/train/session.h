@@ -15,12 +15,13 @@ typedef struct Saver Saver;
  * saved with row 0 (0: none), which later ones do not push out. Checkpoints keep this. */
 typedef struct Skips { int64_t row, all, sound; } Skips;
 
-/* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets alone,
- * so that other data or eval.sequences begin anew. Steps are 0 where there is none. */
+/* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets in sequences
+ * of the same length alone: other data, eval.sequences or phases of another length begin anew. Steps are 0 where there is
+ * none. */
 typedef struct Validation {
     int64_t step, best_step; /* of the newest evaluation, and of that with the lowest loss */
     double loss, best_loss;  /* nats per token */
-    int64_t tokens;          /* targets of each */
+    int64_t tokens, length;  /* targets of each, and tokens of the sequences that they were in */
     int64_t waited;          /* evaluations since the best one */
     int64_t kept;            /* the newest step that was saved as the best one so far */
 } Validation;
@@ -40,6 +41,8 @@ typedef struct Session {
     Saver *saver;           /* what saves need (state.c); NULL before session_resume */
     int64_t step;           /* completed */
     int64_t samples;        /* consumed by these steps: the position in the data */
+    int64_t phase_step;     /* as in Position (phases.h) */
+    int begun;              /* phases of the run's mixture that these steps have begun; 0: it has none */
     int64_t parent;         /* the newest checkpoint that this state continues from; 0: none */
     const json_t *identity; /* of the run, for its checkpoints (identity_internal.h); of who started the session; NULL: none */
     Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
@@ -62,8 +65,6 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
 /* session_plan_rank for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
 Budget session_budget(const Session *session);
-/* Samples that the steps from here to the last draw. */
-int64_t session_samples_left(const Session *session);
 /* Rows (tokens) of the largest step that this rank takes, in whole microbatches. */
 int64_t session_step_rows(const Session *session);
 /* A table; `available` bytes are there, < 0: unknown. */

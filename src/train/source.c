@@ -14,6 +14,7 @@
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
+#include "train/lineage.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -48,7 +49,9 @@ static bool is_hub_name(const char *name) {
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
     SCOPED(run_point_free) RunPoint point = run_point(folder);
-    if (source_is_run(point.run)) return run_read_config(point.run, config, strings, error);
+    if (source_is_run(point.run))
+        return run_read_config(point.run, config, strings, error) &&
+               (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
     if (hf_is_folder(folder)) {
         bool read = hf_read(folder, &model, error);
         if (model.warnings) log_warn("%s/config.json: %s", folder, model.warnings);

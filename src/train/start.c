@@ -105,28 +105,27 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
 static bool identify(Loop *loop, Error *error) {
     Origin *origin = &loop->origin;
     if (!comm_host_broadcast(loop->comm, "origin", origin, sizeof *origin, COMM_U8, 0, error)) return false;
-    loop->identity = identity_create(loop->config, &loop->corpus, origin->number, origin->step > 0, error);
-    loop->session.identity = loop->identity;
+    loop->identity = identity_create(&loop->settings, &loop->phases, &loop->corpus, origin->number, origin->step > 0, error);
     loop->changes = json_array();
     if (!loop_agree(loop, "identity", loop->identity, error)) return false;
     json_auto_t *content = identity_content(loop->identity);
     return loop_agree(loop, "data", identity_agree(loop->comm, "data", content, error), error) &&
-           (!loop_leads(loop) || lineage_compare(loop->config, origin, loop->identity, loop->changes, error));
+           (!loop_leads(loop) || lineage_compare(&loop->settings, &loop->phases, origin, loop->identity, loop->changes, error));
 }
 
 static bool take_store(Loop *loop, const char *number, Error *error) {
-    const Config *config = loop->config;
-    loop->session.lease = config->profile ? NULL : lease_take(run_checkpoints(config->run, config), number, config->run, error);
-    return loop->session.lease || config->profile;
+    const Config *config = &loop->settings;
+    loop->lease = config->profile ? NULL : lease_take(run_checkpoints(config->run, config), number, config->run, error);
+    return loop->lease || config->profile;
 }
 
 /* All ranks save into one store. */
 static bool see_store(Loop *loop, Error *error) {
     const double limit = 20; /* seconds */
-    const Config *config = loop->config;
+    const Config *config = &loop->settings;
     char holder[LEASE_HOLDER_BYTES] = "";
     if (config->profile) return true;
-    if (loop_leads(loop)) snprintf(holder, sizeof holder, "%s", lease_holder(loop->session.lease));
+    if (loop_leads(loop)) snprintf(holder, sizeof holder, "%s", lease_holder(loop->lease));
     return comm_host_broadcast(loop->comm, "store", holder, sizeof holder, COMM_U8, 0, error) &&
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
 }
@@ -140,11 +139,44 @@ static bool check_steps(const Config *config, int64_t done, Error *error) {
                (long long)config->steps, (long long)done, config->run, config->run);
 }
 
+/* The order of the samples. A source is not to be read more often than its mixture allows, in all of the run. */
+static bool make_order(Loop *loop, Error *error) {
+    const Mixture *mixture = &loop->phases.mixture;
+    const Config *config = &loop->settings;
+    int64_t inputs[MIXTURE_MOST_SOURCES];
+    double allowed[MIXTURE_MOST_SOURCES];
+    const char *names[MIXTURE_MOST_SOURCES];
+    OrderPhase phases[MIXTURE_MOST_PHASES];
+    for (int i = 0; i < mixture->source_count; i++) {
+        inputs[i] = loop->corpus.train[i].token_count - 1;
+        allowed[i] = mixture->sources[i].epochs;
+        names[i] = mixture->sources[i].name;
+    }
+    for (int i = 0; i < loop->phases.count; i++) {
+        const Phase *phase = &loop->phases.items[i];
+        phases[i] = (OrderPhase){.name = phase->name,
+            .samples = phase->samples == INT64_MAX ? 0 : phase->samples,
+            .length = phase->config.data.length,
+            .weights = mixture->phases[i].weights};
+    }
+    OrderOptions options = {.seed = (uint64_t)config->seed,
+        .shuffle = true,
+        .source_count = mixture->source_count,
+        .phase_count = loop->phases.count,
+        .inputs = inputs,
+        .names = names,
+        .phases = phases};
+    int64_t samples = phases_advance(&loop->phases, (Position){0}, config->steps).samples;
+    loop->order = order_create(&options, error);
+    return (loop->order && order_check_epochs(loop->order, allowed, samples, error)) ||
+           error_context(error, "data.train=%s", config->data.train);
+}
+
 /* Notes whether the folder is new: then a start that fails takes it away again. */
 static bool lock_run(Loop *loop, Error *error) {
-    const char *run = loop->config->run;
+    const char *run = loop->settings.run;
     bool absent = file_kind(run, NULL) == FILE_ABSENT;
-    if (loop->config->fork[0] && !run_is_ours(run))
+    if (loop->settings.fork[0] && !run_is_ours(run))
         return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
     if (!run_lock(run, &loop->lock, error)) return false;
     loop->new_folder = absent && !source_is_run(run); /* no other process has just started there and ended */
@@ -153,16 +185,17 @@ static bool lock_run(Loop *loop, Error *error) {
 
 /* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
-    const Config *config = loop->config;
+    const Config *config = &loop->settings;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (loop_leads(loop))
         opened = opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
                  (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, error)) &&
                  take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
-                 corpus_open(&loop->corpus, config, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
+                 corpus_open(&loop->corpus, config, &loop->phases.mixture, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
-    opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, CORPUS_MADE, error)) &&
-             corpus_resolve_steps(&loop->settings, &loop->corpus.train, error);
+    opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, &loop->phases.mixture, CORPUS_MADE, error)) &&
+             corpus_resolve_steps(&loop->settings, loop->corpus.train, error) &&
+             phases_set_steps(&loop->phases, loop->settings.steps, error) && make_order(loop, error);
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
@@ -172,11 +205,24 @@ static bool same_settings(Loop *loop, Error *error) {
     return loop_agree(loop, "settings", identity_agree(loop->comm, "settings", settings, error), error);
 }
 
-static bool plan(Loop *loop, Device *device, Error *error) {
-    Session *session = &loop->session;
-    loop->available = train_memory(loop->comm, device);
-    return session_plan_rank(session, loop->config, device, comm_rank(loop->comm), comm_size(loop->comm), error) &&
-           session_check_memory(session, loop->available, error);
+/* Makes the session that of a phase, planned and not started. */
+static bool plan_phase(Loop *loop, int phase, Error *error) {
+    session_free(&loop->session);
+    loop->phase = phase;
+    loop->config = &loop_phase(loop)->config;
+    return session_plan_rank(&loop->session, loop->config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), error);
+}
+
+/* Every phase must fit before the first step of any: a run is not to be refused after days. */
+static bool plan(Loop *loop, Error *error) {
+    loop->available = train_memory(loop->comm, loop->device);
+    if (!phases_open(&loop->phases, &loop->settings, error)) return false;
+    for (int i = loop->phases.count; i-- > 0;) {
+        if (plan_phase(loop, i, error) && session_check_memory(&loop->session, loop->available, error)) continue;
+        return loop_phase(loop)->name ? error_context(error, "phase %s of data.train=%s", loop_phase(loop)->name, loop->settings.data.train)
+                                      : false;
+    }
+    return true;
 }
 
 /* A process that was killed after a save and before its record left a checkpoint without one. */
@@ -189,7 +235,7 @@ static void record_checkpoint(Loop *loop) {
 
 static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !loop_leads(loop)) return true;
-    const Config *config = loop->config;
+    const Config *config = &loop->settings;
     if (!checkpoint_probe(run_checkpoints(config->run, config), error)) return false;
     if (loop->origin.forked && !metrics_fork(config->fork, config->run, loop->session.step, error)) return false;
     bool again = loop_owes_evaluation(loop) && loop->session.evaluated != loop->session.step;
@@ -221,9 +267,9 @@ static void warn_of_export(const Config *config) {
 static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
-    int64_t held = loop->corpus.train.token_count;
-    int64_t read = (loop->session.samples + session_samples_left(&loop->session)) * config->data.length;
-    if (read / held < MUCH) return;
+    int64_t held = loop->corpus.train[0].token_count;
+    int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
+    if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture says how often its sources may be read */
     log_warn(
         "%lld steps read the %lld tokens of data.train %lld times, and the model will memorise them: give more text, or fewer steps (%lld "
         "read it %d times)",
@@ -244,32 +290,84 @@ static void warn_of_settings_without_effect(const Loop *loop) {
 
 static bool resume(Loop *loop, Error *error) {
     const Origin *origin = &loop->origin;
-    SCOPED_FREE char *where = lineage_store(loop->config, origin, error);
+    SCOPED_FREE char *where = lineage_store(&loop->settings, origin, error);
     return loop_agree(loop, "store of the checkpoint", where, error) &&
            session_resume(&loop->session, where, origin->forked ? origin->step : 0, error);
 }
 
-static bool start(Loop *loop, Device *device, Error *error) {
-    const Config *config = loop->config;
+static bool start_phase(Loop *loop, int phase, Error *error) {
     Session *session = &loop->session;
-    bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) &&
-                 evaluate_check(session, &loop->corpus, error);
+    bool fresh = phase == loop->phase && !session->comm;
+    if (!fresh && !plan_phase(loop, phase, error)) return false;
+    session->identity = loop->identity;
+    session->lease = loop->lease;
+    return session_start(session, loop->comm, error) && resume(loop, error) && load_initial(loop, error);
+}
+
+/* A session with the state of the newest good checkpoint, for the phase of its next sample. That is the phase of `sample`,
+ * unless the checkpoint which says so is damaged and an older one takes its place. */
+static bool open_phase(Loop *loop, int64_t sample, Error *error) {
+    int phase = phases_find(&loop->phases, sample), planned;
+    do {
+        planned = phase;
+        if (!start_phase(loop, planned, error)) return false;
+        phase = phases_find(&loop->phases, loop->session.samples);
+    } while (phase != planned);
+    return true;
+}
+
+/* Says that a phase of a mixture begins here. */
+static void note_phase(Loop *loop) {
+    const Session *session = &loop->session;
+    Error error = {0};
+    bool begins = loop_phase(loop)->name && session->samples == loop_phase(loop)->first_sample && session->step < loop->config->steps;
+    if (!begins || !loop->metrics) return;
+    summary_phase(loop);
+    json_auto_t *details = phases_describe(&loop->phases, loop->phase);
+    loop_note_record(loop, metrics_phase(loop->metrics, session->step, details, &error), &error);
+}
+
+static bool open_data(Loop *loop, Error *error) { return loop_agree(loop, "data of the phase", loop_open_loader(loop, error), error); }
+
+bool loop_next_phase(Loop *loop, Error *error) {
+    const int64_t step = loop->session.step;
+    loop_close_loader(loop);
+    loop->pace = (Pace){0};
+    loop->origin.forked = false; /* the checkpoint is this run's */
+    if (!open_phase(loop, loop->session.samples, error)) return false;
+    if (loop->session.step != step)
+        return error_set(error, ERROR_CHECKPOINT,
+            "the checkpoint of step %lld, with which a phase ended, was saved and cannot be read: the same command continues from that of "
+            "step %lld",
+            (long long)step, (long long)loop->session.step);
+    if (!open_data(loop, error)) return false;
+    note_phase(loop);
+    watchdog_alive(loop->watchdog, step);
+    return true;
+}
+
+static bool start(Loop *loop, Error *error) {
+    const Config *config = &loop->settings;
+    Session *session = &loop->session;
+    bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
+    for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
-    if (!session_start(session, loop->comm, error) || !resume(loop, error) || !load_initial(loop, error)) return false;
-    if (!check_steps(config, session->step, error)) return false;
-    if (loop_leads(loop)) summary_start(loop->host->console, session, &loop->corpus, loop->available);
+    if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, error)) return false;
+    if (loop_leads(loop)) summary_start(loop);
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);
         warn_of_settings_without_effect(loop);
     }
     if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error)) return false;
-    loop->measured_flops = measure_gemm(config, device);
-    return loop_agree(loop, "start", loop_open_loader(loop, error) && open_records(loop, error), error);
+    loop->measured_flops = measure_gemm(config, loop->device);
+    if (!open_data(loop, error) || !loop_agree(loop, "start", open_records(loop, error), error)) return false;
+    note_phase(loop);
+    return true;
 }
 
-bool loop_start(Loop *loop, Device *device, Error *error) {
-    bool started = start(loop, device, error);
+bool loop_start(Loop *loop, Error *error) {
+    bool started = start(loop, error);
     loop->new_folder = loop->new_folder && !started;
     return started;
 }
@@ -277,18 +375,17 @@ bool loop_start(Loop *loop, Device *device, Error *error) {
 void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
     if (loop->metrics) metrics_close(loop->metrics);
-    loader_close(loop->loader);
-    order_free(loop->order);
-    free(loop->inputs.tokens);
-    Lease *lease = loop->session.lease;
+    loop_close_loader(loop);
     session_free(&loop->session);
-    lease_release(lease);
+    lease_release(loop->lease);
     corpus_close(&loop->corpus);
     token_ids_free(&loop->prompt);
+    phases_close(&loop->phases);
+    order_free(loop->order);
     json_decref(loop->identity);
     json_decref(loop->changes);
     Error kept = {0};
-    if (loop->new_folder && !file_remove(loop->config->run, &kept)) log_warn("%s", kept.message);
+    if (loop->new_folder && !file_remove(loop->settings.run, &kept)) log_warn("%s", kept.message);
     if (loop->lock >= 0) close(loop->lock);
 }
 

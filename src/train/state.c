@@ -21,6 +21,7 @@
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "train/lineage.h"
+#include "train/phases.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -245,35 +246,43 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
 
 /* `loss` is left out where it is not finite, which JSON does not have, and the best where there is none. */
 static json_t *describe_validation(const Validation *validation, int64_t kept) {
-    return json_pack("{s:I, s:I, s:o*, s:I, s:o*, s:I, s:I}", "step", (json_int_t)validation->step, "tokens",
-        (json_int_t)validation->tokens, "loss", json_real(validation->loss), "best_step", (json_int_t)validation->best_step, "best_loss",
-        json_real(validation->best_loss), "waited", (json_int_t)validation->waited, "kept", (json_int_t)kept);
+    return json_pack("{s:I, s:I, s:I, s:o*, s:I, s:o*, s:I, s:I}", "step", (json_int_t)validation->step, "tokens",
+        (json_int_t)validation->tokens, "length", (json_int_t)validation->length, "loss", json_real(validation->loss), "best_step",
+        (json_int_t)validation->best_step, "best_loss", json_real(validation->best_loss), "waited", (json_int_t)validation->waited, "kept",
+        (json_int_t)kept);
 }
 
-/* The inverse. Losses over other data begin anew. */
+/* The inverse. Losses over other data, or in sequences of another length, begin anew. */
 static void take_validation(Session *session, const json_t *metadata) {
     static const char content[] = "data.valid.content";
     Validation *validation = &session->validation;
-    json_int_t step = 0, tokens = 0, best_step = 0, waited = 0, kept = 0;
+    json_int_t step = 0, tokens = 0, length = session->config->data.length, best_step = 0, waited = 0, kept = 0;
     double loss = NAN, best_loss = NAN;
     const json_t *saved = json_object_get(json_object_get(metadata, "identity"), content),
                  *now = json_object_get(session->identity, content);
-    json_unpack(json_object_get(metadata, "validation"), "{s:I, s:I, s?F, s:I, s?F, s:I, s:I}", "step", &step, "tokens", &tokens, "loss",
-        &loss, "best_step", &best_step, "best_loss", &best_loss, "waited", &waited, "kept", &kept);
+    json_unpack(json_object_get(metadata, "validation"), "{s:I, s:I, s?I, s?F, s:I, s?F, s:I, s:I}", "step", &step, "tokens", &tokens,
+        "length", &length, "loss", &loss, "best_step", &best_step, "best_loss", &best_loss, "waited", &waited, "kept", &kept);
     session->evaluated = step;
-    if (!saved || !json_equal(saved, now)) return;
-    *validation = (Validation){step, best_step, loss, best_loss, tokens, waited, kept};
+    if (!saved || !json_equal(saved, now) || length != session->config->data.length) return;
+    *validation = (Validation){step, best_step, loss, best_loss, tokens, length, waited, kept};
+}
+
+/* What a mixture adds: the settings are those with which the weights were trained last (lineage.h). */
+static json_t *describe_phase(const Session *session) {
+    return json_pack(
+        "{s:i, s:I, s:o}", "begun", session->begun, "step", (json_int_t)session->phase_step, "settings", phases_settings(session->config));
 }
 
 static json_t *describe_state(const Session *session) {
-    return json_pack(STATE_FORMAT ", s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "samples",
-        (json_int_t)session->samples, "skips", "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound",
-        (json_int_t)session->skips.sound, "validation",
-        session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "identity", session->identity);
+    return json_pack(STATE_FORMAT ", s:o*, s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent,
+        "samples", (json_int_t)session->samples, "skips", "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all,
+        "sound", (json_int_t)session->skips.sound, "validation",
+        session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "phase",
+        session->begun ? describe_phase(session) : NULL, "identity", session->identity);
 }
 
-/* The tokens of a sample when the checkpoint was saved; resume.accept allows another length, which keeps the place in the
- * data. */
+/* The tokens of a sample when the checkpoint of a run without a mixture was saved; resume.accept allows another length,
+ * which keeps the place in the data. */
 static int64_t saved_length(const Session *session, const json_t *metadata) {
     const char *text = json_string_value(json_object_get(json_object_get(metadata, "identity"), "data.length"));
     int64_t length = text ? strtoll(text, NULL, 10) : 0;
@@ -289,7 +298,12 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
             "the checkpoint of step %lld lacks its step, parent, samples or skipped updates: another program wrote it",
             (long long)session->step);
     session->parent = session->step;
-    session->samples = samples * saved_length(session, metadata) / session->config->data.length;
+    session->samples = samples;
+    const json_t *phase = json_object_get(metadata, "phase");
+    json_int_t phase_step = 0;
+    if (phase) json_unpack((json_t *)phase, "{s:i, s:I}", "begun", &session->begun, "step", &phase_step);
+    else session->samples = samples * saved_length(session, metadata) / session->config->data.length;
+    session->phase_step = phase_step;
     session->skips = (Skips){row, all, row ? sound : session->step};
     take_validation(session, metadata);
     return true;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "train/loop_internal.h"
@@ -20,6 +21,7 @@ enum { MOST_SKIPS = 20 };
 
 static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
 
+/* Of a step of the phase, counted from 1, as if the phase had no end. */
 static int64_t step_microbatches(const Config *config, int64_t step) {
     int64_t rows = microbatch_rows(config);
     return schedule_batch_tokens(&config->batch, rows, step) / rows;
@@ -39,37 +41,53 @@ static int64_t pick(void *context) {
     return batch;
 }
 
-/* mine <= rounds, and the sum of `mine` over ranks is `all`. */
+/* mine <= rounds, and the sum of `mine` over ranks is `all`. The last microbatch of a phase may be filled up with empty
+ * sequences. */
 typedef struct Share {
-    int64_t all;    /* microbatches of the step, on all ranks */
-    int64_t mine;   /* microbatches of this rank */
-    int64_t rounds; /* runs of the program, on every rank as many */
-    int64_t rows;   /* tokens of a microbatch */
+    int64_t all;     /* microbatches of the step, on all ranks */
+    int64_t samples; /* in them */
+    int64_t mine;    /* microbatches of this rank */
+    int64_t rounds;  /* runs of the program, on every rank as many */
+    int64_t rows;    /* tokens of a microbatch */
 } Share;
 
-static Share share_of(const Loop *loop, int64_t step) {
-    int64_t all = step_microbatches(loop->config, step), size = comm_size(loop->comm);
+static Share share_of(const Loop *loop) {
+    Position position = loop_position(loop);
+    int64_t samples = phases_next(&loop->phases, &position), sequences = loop->config->batch.sequences;
+    int64_t all = divide_up(samples, sequences), size = comm_size(loop->comm);
     return (Share){.all = all,
-        .mine = (all - comm_rank(loop->comm) + size - 1) / size,
-        .rounds = (all + size - 1) / size,
+        .samples = samples,
+        .mine = divide_up(all - comm_rank(loop->comm), size),
+        .rounds = divide_up(all, size),
         .rows = microbatch_rows(loop->config)};
 }
 
-/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
+static int64_t share_tokens(const Loop *loop, const Share *share) { return share->samples * loop->config->data.length; }
+
+/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. Where a rank cannot read its
+ * data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
-    *targets = 0;
+    int64_t sums[2] = {0}, *counted = &sums[0], *failed = &sums[1];
+    Error unread = {0};
     for (int64_t i = 0; i < share->mine; i++) {
-        const Batch *batch = loader_next(loop->loader, error);
-        if (!batch) return error_context(error, "data.train=%s", loop->config->data.train);
+        const Batch *batch = loader_next(loop->loader, &unread);
+        if (!batch) {
+            *failed = 1;
+            break;
+        }
         memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
         memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
-        for (int64_t j = 0; j < rows; j++) *targets += batch->targets[j] >= 0;
+        for (int64_t j = 0; j < rows; j++) *counted += batch->targets[j] >= 0;
     }
-    return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
+    if (!comm_host_all_reduce(loop->comm, "targets", sums, 2, COMM_I64, COMM_SUM, error)) return false;
+    *targets = *counted;
+    loop->unread = *failed > 0;
+    return !loop->unread || corpus_refuse_unread(&unread, *failed, loop->comm, error) ||
+           error_context(error, "data.train=%s", loop->settings.data.train);
 }
 
 /* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and
@@ -97,11 +115,12 @@ static void allocate_inputs(Loop *loop) {
 
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    const ShardSet *train = &loop->corpus.train;
-    LoaderSource source = {.set = train};
-    loop->order = order_of_one(config->seed, true, train->path, train->token_count - 1, config->data.length, error);
+    const Corpus *corpus = &loop->corpus;
+    SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
+    for (int i = 0; i < corpus->train_count; i++) sources[i] = (LoaderSource){.set = &corpus->train[i]};
     LoaderOptions options = {.order = loop->order,
-        .sources = &source,
+        .phase = loop->phase,
+        .sources = sources,
         .sequences = config->batch.sequences,
         .vocabulary = (int32_t)config->model.vocabulary,
         .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
@@ -109,11 +128,21 @@ bool loop_open_loader(Loop *loop, Error *error) {
         .pick = pick,
         .pick_context = &loop->picker};
     int rank = comm_rank(loop->comm);
-    loop->picker =
-        (BatchPicker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
+    loop->picker = (BatchPicker){.config = config,
+        .rank = rank,
+        .size = comm_size(loop->comm),
+        .step = loop->session.step - loop->session.phase_step + 1,
+        .next = rank};
     allocate_inputs(loop);
-    loop->loader = loop->order ? loader_open(&options, loop->session.samples, error) : NULL;
+    loop->loader = loader_open(&options, loop->session.samples, error);
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
+}
+
+void loop_close_loader(Loop *loop) {
+    loader_close(loop->loader);
+    free(loop->inputs.tokens);
+    loop->loader = NULL;
+    loop->inputs = (StepInputs){0};
 }
 
 /* -- One step ------------------------------------------------------------------------------------------------------ */
@@ -234,7 +263,8 @@ static bool dump(Loop *loop, Error *error) {
 static double time_left(const Loop *loop) {
     const Config *config = loop->config;
     int64_t step = loop->session.step, steps = config->steps, every = config->eval.every;
-    int64_t tokens = session_samples_left(&loop->session) * config->data.length;
+    Position now = loop_position(loop), end = phases_advance(&loop->phases, now, steps - step);
+    int64_t tokens = phases_tokens(&loop->phases, end.samples) - phases_tokens(&loop->phases, now.samples);
     int64_t evaluations = every > 0 ? (steps - 1) / every - step / every + 1 : 1;
     return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
 }
@@ -254,8 +284,8 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .gradient_norm = outcome->norm,
         .lr = lr,
         .seconds = seconds,
-        .tokens = share->all * share->rows,
-        .tokens_seen = loop->session.samples * config->data.length,
+        .tokens = share_tokens(loop, share),
+        .tokens_seen = phases_tokens(&loop->phases, loop->session.samples),
         .flops = flops,
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
         .measured_flops = loop->measured_flops * comm_size(loop->comm),
@@ -276,11 +306,20 @@ static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const 
     return true;
 }
 
+/* Takes note that the step is done. */
+static void pass(Loop *loop, int64_t step, int64_t samples) {
+    Session *session = &loop->session;
+    session->step = step;
+    session->samples += samples;
+    if (session->samples == phase_end(loop_phase(loop))) session->phase_step = step;
+    if (loop_phase(loop)->name) session->begun = loop->phase + 1;
+}
+
 bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
     int64_t step = session->step + 1, targets;
-    Share share = share_of(loop, step);
+    Share share = share_of(loop);
     Outcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
@@ -293,9 +332,8 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += log_seconds() - executed;
-    pace_step(&loop->pace, share.all * share.rows, seconds);
-    session->samples += share.all * config->batch.sequences;
-    session->step = step;
+    pace_step(&loop->pace, share_tokens(loop, &share), seconds);
+    pass(loop, step, share.samples);
     report_step(loop, &share, &outcome, lr, seconds);
     return true;
 }

@@ -59,20 +59,56 @@ static void describe_device(Console *console, const Session *session) {
         plural(layout->bucket_count), balance);
 }
 
-static void describe_data(Console *console, const Session *session, const Corpus *corpus) {
-    const Config *config = session->config;
-    const ShardSet *train = &corpus->train;
-    int64_t samples = order_sequences(train->token_count, config->data.length);
-    int64_t drawn = session->samples + session_samples_left(session);
-    const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? config->data.tokenizer : "not known";
-    char valid[64] = "none";
-    if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
+/* The position at the end of the run. */
+static Position end_of(const Loop *loop) {
+    Position now = loop_position(loop);
+    return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
+}
+
+static void describe_text(const Loop *loop, const char *valid, const char *tokenizer) {
+    Console *console = loop->host->console;
+    const Config *config = loop->config;
+    const ShardSet *train = &loop->corpus.train[0];
+    int64_t samples = order_sequences(train->token_count, config->data.length), drawn = end_of(loop).samples;
     console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld; validation %s; tokenizer %s",
         count(train->token_count).text, count(train->document_count).text, plural(train->document_count), count(samples).text,
         plural(samples), (long long)config->data.length, valid, tokenizer);
     console_print(console, "steps    %lld of %lld tokens: %s tokens, %.3g epoch%s", (long long)config->steps,
         (long long)config->batch.tokens, count(drawn * config->data.length).text, (double)drawn / (double)samples,
         drawn == samples ? "" : "s");
+}
+
+void summary_phase(const Loop *loop) {
+    Position now = loop_position(loop);
+    SCOPED_FREE char *line = phases_line(&loop->phases, &now, loop->settings.steps);
+    console_print(loop->host->console, "phase    %s", line);
+}
+
+static void describe_mixture(const Loop *loop, const char *valid, const char *tokenizer) {
+    Console *console = loop->host->console;
+    const Mixture *mixture = &loop->phases.mixture;
+    int64_t steps = loop->settings.steps;
+    Position end = end_of(loop);
+    console_print(console, "data     %s; validation %s; tokenizer %s", loop->settings.data.train, valid, tokenizer);
+    for (int i = 0; i < mixture->source_count; i++) {
+        const ShardSet *set = &loop->corpus.train[i];
+        console_print(console, "source   %s: %s tokens in %s document%s, to be read %.3g times of at most %g", mixture->sources[i].name,
+            count(set->token_count).text, count(set->document_count).text, plural(set->document_count),
+            order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
+    }
+    for (Position at = loop_position(loop); at.step < steps; at = phases_advance_phase(&loop->phases, at, steps)) {
+        SCOPED_FREE char *line = phases_line(&loop->phases, &at, steps);
+        console_print(console, "phase    %s", line);
+    }
+    console_print(console, "steps    %lld, %s tokens", (long long)steps, count(phases_tokens(&loop->phases, end.samples)).text);
+}
+
+static void describe_data(const Loop *loop) {
+    const Corpus *corpus = &loop->corpus;
+    const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? loop->config->data.tokenizer : "not known";
+    char valid[64] = "none";
+    if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
+    (loop_phase(loop)->name ? describe_mixture : describe_text)(loop, valid, tokenizer);
 }
 
 static void describe_memory(Console *console, const Session *session, int64_t available) {
@@ -86,14 +122,16 @@ static void describe_memory(Console *console, const Session *session, int64_t av
         bytes(budget.activations).text, bytes(budget.evaluation + budget.other).text, copy);
 }
 
-void summary_start(Console *console, const Session *session, const Corpus *corpus, int64_t available) {
+void summary_start(const Loop *loop) {
+    Console *console = loop->host->console;
+    const Session *session = &loop->session;
     const Config *config = session->config;
     if (session->step) console_print(console, "run      continuing %s after step %lld", config->run, (long long)session->step);
     else console_print(console, "run      %s, new", config->run);
     describe_model(console, session);
     describe_device(console, session);
-    describe_data(console, session, corpus);
-    describe_memory(console, session, available);
+    describe_data(loop);
+    describe_memory(console, session, loop->available);
 }
 
 /* -- End ----------------------------------------------------------------------------------------------------------- */
@@ -146,10 +184,21 @@ static void print_next(Console *console, const Config *config, const Comm *comm,
     console_print(console, "         %s    (trains on)", command);
 }
 
-void summary_end(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end) {
+/* Of each phase that has begun: "read     pretrain: web 90.01% of 90%, code 9.99% of 10%". */
+static void print_mixture(const Loop *loop) {
+    for (int i = 0; i < loop->session.begun; i++) {
+        SCOPED_FREE char *text = phases_read_text(&loop->phases, loop->order, i, loop->session.samples);
+        console_print(loop->host->console, "read     %s: %s", loop->phases.items[i].name, text);
+    }
+}
+
+void summary_end(const Loop *loop, const SummaryEnd *end) {
+    Console *console = loop->host->console;
+    const Config *config = &loop->settings;
     print_result(console, end);
+    print_mixture(loop);
     if (end->step < config->steps && end->step == config->stop_at)
         console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,
             (long long)(config->steps - end->step), (long long)config->steps);
-    print_next(console, config, comm, end);
+    print_next(console, config, loop->comm, end);
 }

@@ -1,11 +1,12 @@
 /* What a training says of itself at its start and at its end, on the console. */
 #pragma once
 
-#include "train/console.h"
-#include "train/train.h"
+#include "train/loop_internal.h"
 
-/* Run, model, device, data, steps and memory, a line each. `available` bytes are there for this rank; < 0: unknown. */
-void summary_start(Console *console, const Session *session, const Corpus *corpus, int64_t available);
+/* Run, model, device, data, steps and memory, a line each; sources and phases too where there is a mixture. */
+void summary_start(const Loop *loop);
+/* The phase of a mixture that begins at the loop's position. */
+void summary_phase(const Loop *loop);
 
 /* "smelt train RUN" with more words, for a shell, and with as many ranks as there are; the caller frees. */
 char *summary_command(const Config *config, const Comm *comm, const char *words);
@@ -17,5 +18,5 @@ typedef struct SummaryEnd {
     Validation validation;
     bool exhausted; /* it stopped by eval.patience */
 } SummaryEnd;
-/* Result, and the commands that come next. */
-void summary_end(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end);
+/* Result, what was read of a mixture, and the commands that come next. */
+void summary_end(const Loop *loop, const SummaryEnd *end);

@@ -140,16 +140,19 @@ static bool finish_saves(Loop *loop, Error *error) {
 static void report_evaluation(Loop *loop, const Evaluation *result) {
     Error error = {0};
     int64_t step = loop->session.step;
-    char bits[64] = "";
+    int64_t length = loop->config->data.length;
+    char bits[64] = "", where[64] = "";
     if (!isnan(result->bits_per_byte)) snprintf(bits, sizeof bits, ", %.4f bits per byte", result->bits_per_byte);
-    console_print(loop->host->console, "validation at step %lld: loss %.5f%s", (long long)step, result->loss, bits);
-    loop_note_record(loop,
-        metrics_evaluation(loop->metrics, step, result->loss, result->bits_per_byte, result->tokens, result->seconds, &error), &error);
+    if (loop->phases.count > 1) snprintf(where, sizeof where, " in sequences of %lld tokens", (long long)length);
+    console_print(loop->host->console, "validation at step %lld%s: loss %.5f%s", (long long)step, where, result->loss, bits);
+    EvaluationMetrics metrics = {step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds};
+    loop_note_record(loop, metrics_evaluation(loop->metrics, &metrics, &error), &error);
 }
 
 static void note_evaluation(Loop *loop, const Evaluation *result) {
     Validation *validation = &loop->session.validation;
     if (validation->tokens != result->tokens) *validation = (Validation){.tokens = result->tokens, .best_loss = NAN};
+    validation->length = loop->config->data.length;
     validation->step = loop->session.step;
     validation->loss = result->loss;
     validation->waited++;
@@ -190,7 +193,9 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
     SCOPED(text_sample_free) TextSample sample = {0};
     const TextSampleInput input = {&loop->session, &loop->corpus, &loop->prompt, loop->watchdog, loop->host->stop};
-    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
+    bool done = evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
+    loop->unread = !done && error->code == ERROR_DATA; /* on all ranks */
+    if (!done) return false;
     if (!result.stopped && isfinite(result.loss) && loop->prompt.count && !text_sample(&input, &sample, error)) return false;
     loop->unevaluated = result.stopped || sample.stopped;
     if (loop->unevaluated) return true;
@@ -210,9 +215,17 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
+/* Whether a phase begins here with sequences of another length than those before: the loss of the same weights in both
+ * connects the two curves. */
+static bool changes_length(const Loop *loop) {
+    const Phase *phase = loop_phase(loop);
+    return loop->phase > 0 && loop->session.samples == phase->first_sample && phase->config.data.length != phase[-1].config.data.length;
+}
+
 static bool evaluation_due(const Loop *loop) {
-    int64_t step = loop->session.step;
-    return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval.every) || step == loop->config->steps);
+    int64_t step = loop->session.step, every = loop->config->eval.every;
+    bool asked = due(step, every) || (every > 0 && changes_length(loop));
+    return loop->corpus.has_valid && step > 0 && (asked || step == loop->config->steps);
 }
 
 bool loop_owes_evaluation(const Loop *loop) { return evaluation_due(loop) && loop->session.validation.step != loop->session.step; }
@@ -221,7 +234,7 @@ bool loop_owes_evaluation(const Loop *loop) { return evaluation_due(loop) && loo
 static bool run_profile(Loop *loop, Error *error) {
     if (!loop_step(loop, error)) return false;
     loop->profile = (Profile){0};
-    for (int64_t i = 0; i < loop->config->profile; i++)
+    for (int64_t i = 0; i < loop->config->profile && loop->session.samples < phase_end(loop_phase(loop)); i++)
         if (!loop_step(loop, error)) return false;
     if (loop_leads(loop)) profile_print(&loop->profile, loop->measured_flops, stdout);
     return true;
@@ -254,12 +267,12 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
 /* `end` has the first step and the negative of the tokens until then. */
 static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
-    end.tokens += loop->session.samples * loop->config->data.length;
+    end.tokens += phases_tokens(&loop->phases, loop->session.samples);
     end.seconds = seconds;
     end.validation = loop->session.validation;
     end.exhausted = is_exhausted(loop);
     console_end_steps(loop->host->console);
-    summary_end(loop->host->console, loop->config, loop->comm, &end);
+    summary_end(loop, &end);
 }
 
 /* A step and what is due after it. It is saved before it is evaluated, which may take long: a kill during the evaluation
@@ -273,7 +286,7 @@ static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     write_note(loop);
     watchdog_alive(loop->watchdog, step);
     session_prepare_save(&loop->session);
-    bool saves = due(step, loop->config->checkpoint.every) || step == last;
+    bool saves = due(step, loop->config->checkpoint.every) || step == last || loop_ends_phase(loop);
     if (saves && !save(loop, error)) return false;
     if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
     bool best = loop->config->checkpoint.keep_best && loop->session.validation.best_step == step;
@@ -294,19 +307,35 @@ static void report_nothing_to_do(const Config *config, int64_t step) {
             (long long)config->steps, (long long)config->stop_at);
 }
 
+/* Goes on with the next phase from the checkpoint that the last step of this one has left. */
+static bool next_phase(Loop *loop, Error *error) {
+    return finish_saves(loop, error) && loop_next_phase(loop, error) && (!loop_owes_evaluation(loop) || evaluate_and_report(loop, error));
+}
+
+/* After a step that had no data: saves the steps before it. Leaves the error of the data, on all ranks. */
+static bool save_unread(Loop *loop, int64_t saved, Error *error) {
+    Error reason = *error, failure = {0};
+    int64_t step = loop->session.step;
+    if (step > saved && !(save(loop, &failure) && finish_saves(loop, &failure))) log_warn("%s", failure.message);
+    return error_set(error, reason.code, "%s; step %lld is saved, and the same command goes on from there", reason.message,
+        (long long)loop->session.parent);
+}
+
 static bool run_steps(Loop *loop, Error *error) {
-    const Config *config = loop->config;
+    const Config *config = &loop->settings;
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
     int signal = 0;
     double start = log_seconds();
-    SummaryEnd end = {.first = saved, .tokens = -loop->session.samples * config->data.length};
+    SummaryEnd end = {.first = saved, .tokens = -phases_tokens(&loop->phases, loop->session.samples)};
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, loop->session.step, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || (loop->origin.forked && !save(loop, error))) return false;
     if (loop_owes_evaluation(loop) && !evaluate_and_report(loop, error)) return false;
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
-    while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0)
-        if (!advance(loop, last, &saved, error)) return false;
+    while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0) {
+        if (loop_ends_phase(loop) && !next_phase(loop, error)) return false;
+        if (!advance(loop, last, &saved, error)) return loop->unread && save_unread(loop, saved, error);
+    }
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
     if (is_exhausted(loop)) report_exhaustion(loop);
@@ -319,9 +348,9 @@ static bool run_steps(Loop *loop, Error *error) {
 }
 
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {
-    Loop loop = {.settings = *config, .config = &loop.settings, .comm = comm, .host = host, .lock = -1};
+    Loop loop = {.settings = *config, .config = &loop.settings, .device = device, .comm = comm, .host = host, .lock = -1};
     gemm_exact(config->exact_gemm);
-    bool done = loop_start(&loop, device, error);
+    bool done = loop_start(&loop, error);
     host->stop->heeded = 1;
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     console_end_steps(host->console);

@@ -4,6 +4,7 @@
 #include "base/stop.h"
 #include "data/data.h"
 #include "data/mixture.h"
+#include "data/mixture.h"
 #include "launch/watchdog.h"
 #include "train/console.h"
 #include "train/session.h"
@@ -27,7 +28,9 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
 /* -- Data of a run (corpus.c) -------------------------------------------------------------------------------------- */
 
 typedef struct Corpus {
-    ShardSet train, valid;
+    ShardSet *train; /* [train_count]: the sources of the mixture, or data.train alone; owned */
+    int train_count;
+    ShardSet valid;
     bool has_valid;
     Tokenizer *tokenizer; /* of data.tokenizer; NULL: bytes, or it is not known */
     bool bytes;           /* made by the byte tokenizer */
@@ -46,7 +49,7 @@ bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
-bool corpus_open(Corpus *corpus, const Config *config, CorpusState state, Error *error);
+bool corpus_open(Corpus *corpus, const Config *config, const Mixture *mixture, CorpusState state, Error *error);
 /* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
 char *corpus_valid(const Config *config);
 /* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
@@ -54,11 +57,16 @@ char *corpus_valid(const Config *config);
 bool corpus_keeps(const char *run, const char *valid);
 /* Maps the training part where it is packed already: a shard, or RUN/data. */
 bool corpus_map_train(ShardSet *train, const Config *config);
+/* Whether training data is text, any of it. */
+bool corpus_has_text(const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;
  * then config_check. Without `train` epochs stay. ERROR_USAGE. */
 bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error);
+/* The error of data that `failed` of the ranks cannot read; `unread` is why this rank could not, or ERROR_NONE. Always
+ * false: ERROR_DATA. */
+bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
@@ -90,7 +98,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: data that is too short or of another tokenizer is refused before
  * the first step, not after the last. */
-bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
+bool evaluate_check(const Config *config, const Corpus *corpus, Error *error);
 
 /* -- Text samples (text_sample.c) ---------------------------------------------------------------------------------- */
 

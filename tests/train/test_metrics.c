@@ -140,13 +140,14 @@ static void evaluations_checkpoints_and_loads_are_records(void **state) {
     Error error = {0};
     const double load[] = {0.25, 0.75, 1.0 / 3, NAN};
     Metrics *metrics = open_metrics(0, false);
-    assert_true(metrics_evaluation(metrics, 1, 2.25, 1.5, 4096, 0.25, &error));
+    assert_true(metrics_evaluation(metrics, &(EvaluationMetrics){1, 4096, 256, 2.25, 1.5, 0.25}, &error));
     assert_true(metrics_checkpoint(metrics, 2, 0.125, 1 << 20, &error));
     assert_true(metrics_load(metrics, 3, 2, 2, load, &error));
     metrics_close(metrics);
     json_t *json[] = {record(0), record(1), record(2)};
     assert_real(json[0], "bits_per_byte", 1.5);
     assert_real(json[0], "milliseconds", 250);
+    assert_int_equal(json_integer_value(json_object_get(json[0], "length")), 256);
     assert_real(json[1], "bytes", 1 << 20);
     json_t *rows = json_object_get(json[2], "load");
     assert_int_equal(json_array_size(rows), 2);
@@ -180,7 +181,7 @@ static void records_after_the_checkpoint_are_dropped_and_starts_stay(void **stat
     assert_true(metrics_start(metrics, 0, details, &error));
     for (int step = 1; step <= 5; step++) report_step(metrics, step);
     assert_true(metrics_start(metrics, 5, details, &error));
-    assert_true(metrics_evaluation(metrics, 5, 2, 1, 1, 1, &error));
+    assert_true(metrics_evaluation(metrics, &(EvaluationMetrics){5, 1, 256, 2, 1, 1}, &error));
     metrics_close(metrics);
     metrics = open_metrics(3, false);
     report_step(metrics, 4);
@@ -207,7 +208,7 @@ static void an_evaluation_that_is_made_again_is_dropped(void **state) {
     Metrics *metrics = open_metrics(0, false);
     for (int step = 1; step <= 4; step++) {
         report_step(metrics, step);
-        assert_true(metrics_evaluation(metrics, step, 2, 1, 1, 1, &error));
+        assert_true(metrics_evaluation(metrics, &(EvaluationMetrics){step, 1, 256, 2, 1, 1}, &error));
     }
     metrics_close(metrics);
     metrics_close(open_metrics(4, false));
@@ -421,8 +422,8 @@ static void events_hold_the_scalars_of_steps_and_evaluations(void **state) {
     StepMetrics step = plain;
     step.step = 300;
     write_step(metrics, &step);
-    assert_true(metrics_evaluation(metrics, 300, 2.25, 1.5, 1, 1, &error));
-    assert_true(metrics_evaluation(metrics, 301, 2.25, NAN, 1, 1, &error));
+    assert_true(metrics_evaluation(metrics, &(EvaluationMetrics){300, 1, 256, 2.25, 1.5, 1}, &error));
+    assert_true(metrics_evaluation(metrics, &(EvaluationMetrics){301, 1, 256, 2.25, NAN, 1}, &error));
     metrics_close(metrics);
     Records records = event_records();
     assert_int_equal(records.count, 5);

@@ -1,0 +1,341 @@
+/* The phases of a run, as pure functions of settings and mixture. Owns what Phases says. Called where a run is planned and
+ * started, and by the training loop. */
+#include "train/phases.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "optim/optim.h"
+
+/* -- Settings ------------------------------------------------------------------------------------------------------ */
+
+static int64_t samples_of(int64_t tokens, int64_t length) { return (tokens + length - 1) / length; }
+
+static int64_t phase_length(const MixturePhase *phase, const Config *config) { return phase->length ? phase->length : config->data.length; }
+
+/* Of all phases of a mixture, as they are counted in whole samples; 0: the last one has no end. */
+static int64_t total_tokens(const Mixture *mixture, const Config *config) {
+    int64_t total = 0;
+    if (!mixture->phases[mixture->phase_count - 1].tokens) return 0;
+    for (int i = 0; i < mixture->phase_count; i++) {
+        int64_t length = phase_length(&mixture->phases[i], config);
+        total += samples_of(mixture->phases[i].tokens, length) * length;
+    }
+    return total;
+}
+
+static bool take_length(Config *config, const Mixture *mixture, Error *error) {
+    int64_t total = total_tokens(mixture, config);
+    if (config->epochs > 0)
+        return error_set(error, ERROR_USAGE, "epochs=%g: the phases of data.train=%s say how much is read: leave epochs out",
+            config->epochs, config->data.train);
+    if (!total)
+        return error_set(error, ERROR_USAGE,
+            "the last phase of data.train=%s has no tokens: give them there, or the steps or tokens of the run", config->data.train);
+    config->tokens = total;
+    return true;
+}
+
+bool phases_resolve(Config *config, Error *error) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    bool lengths = true, batches = true;
+    int64_t longest = 0;
+    if (!mixture_is(config->data.train)) return true;
+    if (!mixture_read(&mixture, config->data.train, error)) return false;
+    for (int i = 0; i < mixture.phase_count; i++) {
+        lengths = lengths && mixture.phases[i].length;
+        batches = batches && mixture.phases[i].batch_tokens;
+        longest = int_max(longest, phase_length(&mixture.phases[i], config));
+    }
+    if (lengths) config->data.length = mixture.phases[0].length;
+    if (batches) config->batch.tokens = mixture.phases[0].batch_tokens;
+    if (!config->model.context) config->model.context = longest;
+    bool given = config->steps > 0 || config->tokens > 0;
+    return given || take_length(config, &mixture, error);
+}
+
+/* batch.ramp_tokens and batch.ramp_steps are of the first phase: a later one has the ramp that it gives. */
+static void take_settings(Config *config, const MixturePhase *phase, bool first) {
+    const int64_t microbatch = config->batch.sequences * config->data.length;
+    BatchConfig *batch = &config->batch;
+    if (phase->length) config->data.length = phase->length;
+    if (phase->rope_theta > 0) config->model.rope_theta = phase->rope_theta;
+    if (phase->batch_tokens) batch->tokens = phase->batch_tokens;
+    if (phase->ramp_tokens || !first) batch->ramp_tokens = phase->ramp_tokens;
+    if (phase->ramp_tokens || !first) batch->ramp_steps = phase->ramp_steps;
+    batch->sequences = phase->sequences ? phase->sequences : int_max(microbatch / config->data.length, 1);
+}
+
+static bool check_phase(Phase *phase, const MixturePhase *given, const char *path, Error *error) {
+    int family = phase->config.model.family;
+    bool rotates = family == FAMILY_ZAYA || family == FAMILY_LLAMA;
+    if (given->rope_theta > 0 && !rotates)
+        error_set(error, ERROR_USAGE, "rope_theta=%g: this model.family has no rotary embedding: leave it out", given->rope_theta);
+    else if (config_check(&phase->config, error)) return true;
+    return error_context(error, "phase %s of data.train=%s", given->name, path);
+}
+
+/* A mixture of one source and one phase without end. */
+static void make_single(Mixture *mixture, const Config *config) {
+    *mixture = (Mixture){.source_count = 1, .phase_count = 1};
+    mixture->sources = memory_allocate(sizeof *mixture->sources);
+    mixture->phases = memory_allocate(sizeof *mixture->phases);
+    mixture->sources[0] = (MixtureSource){.name = config->data.train, .path = config->data.train, .epochs = INFINITY};
+    mixture->phases[0] = (MixturePhase){.weights = {1}};
+}
+
+bool phases_open(Phases *phases, const Config *config, Error *error) {
+    Mixture *mixture = &phases->mixture;
+    bool mixed = mixture_is(config->data.train);
+    *phases = (Phases){0};
+    if (mixed && !mixture_read(mixture, config->data.train, error)) return false;
+    if (!mixed) make_single(mixture, config);
+    phases->count = mixture->phase_count;
+    phases->items = memory_allocate((size_t)phases->count * sizeof *phases->items);
+    int64_t sample = 0, token = 0;
+    for (int i = 0; i < phases->count; i++) {
+        const MixturePhase *given = &mixture->phases[i];
+        Phase *phase = &phases->items[i];
+        *phase = (Phase){.config = *config, .name = given->name, .first_sample = sample, .first_token = token, .samples = INT64_MAX};
+        take_settings(&phase->config, given, i == 0);
+        if (mixed && !check_phase(phase, given, config->data.train, error)) return false;
+        if (i + 1 == phases->count) continue;
+        phase->samples = samples_of(given->tokens, phase->config.data.length);
+        sample += phase->samples;
+        token += phase->samples * phase->config.data.length;
+    }
+    return true;
+}
+
+void phases_close(Phases *phases) {
+    mixture_free(&phases->mixture);
+    free(phases->items);
+    *phases = (Phases){0};
+}
+
+bool phases_set_steps(Phases *phases, int64_t steps, Error *error) {
+    for (int i = 0; i < phases->count; i++) {
+        Config *config = &phases->items[i].config;
+        config->steps = steps;
+        config->tokens = 0;
+        config->epochs = 0;
+        if (!config_check(config, error)) return false;
+    }
+    return true;
+}
+
+/* -- Texts --------------------------------------------------------------------------------------------------------- */
+
+char *phases_text(const Phases *phases, int phase) {
+    const MixturePhase *given = &phases->mixture.phases[phase];
+    const Config *config = &phases->items[phase].config;
+    char *text = NULL;
+    size_t size;
+    FILE *stream = open_memstream(&text, &size);
+    assert(stream);
+    fprintf(stream, "%s, ", given->name);
+    if (phase + 1 < phases->count) fprintf(stream, "%lld tokens", (long long)given->tokens);
+    else fprintf(stream, "until the run ends");
+    fprintf(stream, ", in sequences of %lld, RoPE base %g", (long long)config->data.length, config->model.rope_theta);
+    const char *between = ": ";
+    for (int i = 0; i < phases->mixture.source_count; i++) {
+        if (given->weights[i] <= 0) continue;
+        fprintf(stream, "%s%s %g", between, phases->mixture.sources[i].name, given->weights[i]);
+        between = ", ";
+    }
+    fclose(stream);
+    return text;
+}
+
+char *phases_batch_text(const Phases *phases, int phase) {
+    const BatchConfig *batch = &phases->items[phase].config.batch;
+    char ramp[96] = "";
+    if (batch->ramp_tokens && batch->ramp_steps)
+        snprintf(ramp, sizeof ramp, ", from %lld over %lld steps", (long long)batch->ramp_tokens, (long long)batch->ramp_steps);
+    return memory_format(
+        "%lld tokens, %lld sequence%s at once%s", (long long)batch->tokens, (long long)batch->sequences, plural(batch->sequences), ramp);
+}
+
+/* The part of a phase's tokens that a source is asked for. */
+static double asked(const Phases *phases, int phase, int source) {
+    const double *weights = phases->mixture.phases[phase].weights;
+    double sum = 0;
+    for (int i = 0; i < phases->mixture.source_count; i++) sum += weights[i];
+    return weights[source] / sum;
+}
+
+/* Samples of a source in a phase, among the first so many of the run. */
+static int64_t read_of(const Phases *phases, const Order *order, int phase, int source, int64_t samples) {
+    const Phase *item = &phases->items[phase];
+    int64_t end = int_min(samples, phase_end(item));
+    return order_samples(order, source, end) - order_samples(order, source, item->first_sample);
+}
+
+static double read_share(const Phases *phases, const Order *order, int phase, int source, int64_t samples) {
+    const Phase *item = &phases->items[phase];
+    int64_t all = int_min(samples, phase_end(item)) - item->first_sample;
+    return all > 0 ? (double)read_of(phases, order, phase, source, samples) / (double)all : 0;
+}
+
+/* Without an order what is asked. */
+static char *list_shares(const Phases *phases, const Order *order, int phase, int64_t samples) {
+    const char *between = "";
+    char *text = NULL;
+    size_t size;
+    FILE *stream = open_memstream(&text, &size);
+    assert(stream);
+    for (int i = 0; i < phases->mixture.source_count; i++) {
+        double share = 100 * asked(phases, phase, i);
+        if (share <= 0) continue;
+        fprintf(stream, "%s%s ", between, phases->mixture.sources[i].name);
+        if (order) fprintf(stream, "%.2f%% of ", 100 * read_share(phases, order, phase, i, samples));
+        fprintf(stream, "%.4g%%", share);
+        between = ", ";
+    }
+    fclose(stream);
+    return text;
+}
+
+char *phases_read_text(const Phases *phases, const Order *order, int phase, int64_t samples) {
+    return list_shares(phases, order, phase, samples);
+}
+
+json_t *phases_read(const Phases *phases, const Order *order, int begun, int64_t samples) {
+    json_t *list = json_array();
+    for (int i = 0; i < begun; i++) {
+        json_t *sources = json_object();
+        for (int j = 0; j < phases->mixture.source_count; j++)
+            if (asked(phases, i, j) > 0)
+                json_object_set_new(sources, phases->mixture.sources[j].name,
+                    json_pack("{s:f, s:f, s:I}", "asked", asked(phases, i, j), "read", read_share(phases, order, i, j, samples), "samples",
+                        (json_int_t)read_of(phases, order, i, j, samples)));
+        json_array_append_new(list, json_pack("{s:s, s:o}", "phase", phases->items[i].name, "sources", sources));
+    }
+    return list;
+}
+
+int64_t phases_piece(const Phases *phases, int source) {
+    int64_t longest = 0;
+    for (int i = 0; i < phases->count; i++)
+        if (phases->mixture.phases[i].weights[source] > 0) longest = int_max(longest, phases->items[i].config.data.length);
+    return longest;
+}
+
+json_t *phases_describe(const Phases *phases, int phase) {
+    const MixturePhase *given = &phases->mixture.phases[phase];
+    const Config *config = &phases->items[phase].config;
+    json_t *weights = json_object();
+    for (int i = 0; i < phases->mixture.source_count; i++)
+        if (given->weights[i] > 0) json_object_set_new(weights, phases->mixture.sources[i].name, json_real(given->weights[i]));
+    return json_pack("{s:i, s:s, s:I, s:f, s:I, s:I, s:o}", "phase", phase + 1, "name", given->name, "length",
+        (json_int_t)config->data.length, "rope_theta", config->model.rope_theta, "batch_tokens", (json_int_t)config->batch.tokens,
+        "sequences", (json_int_t)config->batch.sequences, "weights", weights);
+}
+
+json_t *phases_settings(const Config *config) {
+    static const char *const names[] = {
+        "data.length", "model.rope_theta", "batch.tokens", "batch.sequences", "batch.ramp_tokens", "batch.ramp_steps"};
+    json_t *settings = json_object();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char value[64];
+        options_format_value(options_find(&config_table, names[i], strlen(names[i])), config, value, sizeof value);
+        json_object_set_new(settings, names[i], json_string(value));
+    }
+    return settings;
+}
+
+/* -- Places -------------------------------------------------------------------------------------------------------- */
+
+int64_t phase_end(const Phase *phase) { return phase->samples == INT64_MAX ? INT64_MAX : phase->first_sample + phase->samples; }
+
+int phases_find(const Phases *phases, int64_t sample) {
+    int i = 0;
+    while (sample >= phase_end(&phases->items[i])) i++;
+    return i;
+}
+
+int64_t phases_tokens(const Phases *phases, int64_t samples) {
+    const Phase *phase = &phases->items[phases_find(phases, samples)];
+    return phase->first_token + (samples - phase->first_sample) * phase->config.data.length;
+}
+
+/* Samples of the first so many steps of a phase, if it had no end. */
+static int64_t samples_of_steps(const Phase *phase, int64_t steps) {
+    return schedule_samples_before(&phase->config.batch, phase->config.data.length, steps + 1);
+}
+
+/* The fewest steps that take so many samples of a phase, of which `done` steps are done. */
+static int64_t steps_for(const Phase *phase, int64_t done, int64_t samples) {
+    int64_t below = 0, enough = 1, before = samples_of_steps(phase, done);
+    while (samples_of_steps(phase, done + enough) - before < samples) enough *= 2;
+    while (enough - below > 1) {
+        int64_t middle = below + (enough - below) / 2;
+        *(samples_of_steps(phase, done + middle) - before < samples ? &below : &enough) = middle;
+    }
+    return enough;
+}
+
+int64_t phases_next(const Phases *phases, const Position *position) {
+    const Phase *phase = &phases->items[phases_find(phases, position->samples)];
+    const Config *config = &phase->config;
+    int64_t length = config->data.length, step = position->step - position->phase_step + 1;
+    int64_t batch = schedule_batch_tokens(&config->batch, config->batch.sequences * length, step) / length;
+    return int_min(batch, phase_end(phase) - position->samples);
+}
+
+int64_t phases_last_step(const Phases *phases, const Position *position, int64_t last) {
+    const Phase *phase = &phases->items[phases_find(phases, position->samples)];
+    if (phase->samples == INT64_MAX) return last;
+    return int_min(last, position->step + steps_for(phase, position->step - position->phase_step, phase_end(phase) - position->samples));
+}
+
+Position phases_advance(const Phases *phases, Position from, int64_t steps) {
+    for (int64_t last = from.step + steps; from.step < last;) {
+        const Phase *phase = &phases->items[phases_find(phases, from.samples)];
+        int64_t done = from.step - from.phase_step, step = phases_last_step(phases, &from, last);
+        int64_t taken = samples_of_steps(phase, step - from.phase_step) - samples_of_steps(phase, done);
+        from.samples += int_min(taken, phase_end(phase) - from.samples);
+        from.step = step;
+        if (from.samples == phase_end(phase)) from.phase_step = step;
+    }
+    return from;
+}
+
+Position phases_advance_phase(const Phases *phases, Position from, int64_t last) {
+    return phases_advance(phases, from, phases_last_step(phases, &from, last) - from.step);
+}
+
+char *phases_line(const Phases *phases, const Position *position, int64_t steps) {
+    int index = phases_find(phases, position->samples);
+    const Phase *phase = &phases->items[index];
+    const Config *config = &phase->config;
+    Position end = phases_advance_phase(phases, *position, steps);
+    SCOPED_FREE char *shares = list_shares(phases, NULL, index, 0);
+    int64_t samples = int_min(end.samples, phase_end(phase)) - phase->first_sample;
+    char tokens[32], batch[32];
+    log_format_count((double)(samples * config->data.length), tokens);
+    log_format_count((double)config->batch.tokens, batch);
+    return memory_format("%d %s: steps %lld to %lld, %s tokens in sequences of %lld, %s a step, RoPE base %g: %s", index + 1, phase->name,
+        (long long)position->phase_step + 1, (long long)end.step, tokens, (long long)config->data.length, batch, config->model.rope_theta,
+        shares);
+}
+
+bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Error *error) {
+    const double most = 1e15;
+    if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
+    *steps = 0;
+    for (int i = 0; i < phases->count; i++) {
+        const Phase *phase = &phases->items[i];
+        int64_t left = samples_of((int64_t)tokens - phase->first_token, phase->config.data.length);
+        if (left > 0) *steps += steps_for(phase, 0, int_min(left, phase->samples));
+    }
+    return true;
+}

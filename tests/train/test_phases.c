@@ -1,0 +1,243 @@
+/* End to end: runs that read a mixture of sources in phases of different lengths. A phase's end is a place like any other:
+ * whoever stops, kills or resumes there or elsewhere gets the bits of an unbroken run. */
+#include "base/scope.h"
+#include "data/data.h"
+#include "support/train_run.h"
+#include "train/phases.h"
+
+/* 10 steps of 16 sequences, 11 of at most 8, the last one of 2, and then 4 at a time. */
+static const char *const mixture_text = "sources:\n"
+                                        "  - {name: prose, path: prose, epochs: 100}\n"
+                                        "  - {name: code, path: code, epochs: 1000000}\n"
+                                        "phases:\n"
+                                        "  - {name: short, tokens: 2560, length: 16, weights: {prose: 75, code: 25}}\n"
+                                        "  - {name: middle, tokens: 2600, length: 32, rope_theta: 1M, weights: {prose: 1, code: 1}}\n"
+                                        "  - {name: long, tokens: 2560, length: 64, rope_theta: 5M, weights: {code: 1}}\n";
+enum { SHORT_END = 10, MIDDLE_END = 21, STEPS = 31 };
+#define MIXED "data.train=mix.yaml data.length=16 batch.sequences=8 steps=31 data.valid=text eval.every=7 "
+
+static int setup(void **state) {
+    if (train_setup(state)) return -1;
+    write_corpus("prose", 6000);
+    FILE *file = fopen("code", "w");
+    for (int i = 0; i < 3000; i++) fprintf(file, "x%d = f(%d);\n", i % 97, i * 31 % 101);
+    fclose(file);
+    write_text("mix.yaml", mixture_text);
+    return 0;
+}
+#define PHASES_TEST(test) cmocka_unit_test_setup_teardown(test, setup, leave_folder)
+
+/* The mixture with `from` replaced by `to`. */
+static void change_mixture(const char *from, const char *to) {
+    const char *at = strstr(mixture_text, from);
+    assert_non_null(at);
+    SCOPED_FREE char *text = memory_format("%.*s%s%s", (int)(at - mixture_text), mixture_text, to, at + strlen(from));
+    write_text("mix.yaml", text);
+}
+
+/* -- Phases -------------------------------------------------------------------------------------------------------- */
+
+static void a_run_goes_through_its_phases_and_ends_with_the_last(void **state) {
+    (void)state;
+    ProcessResult result =
+        smelt("train data.train=mix.yaml model.family=zaya model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 "
+              "model.ffn=32 model.experts=4 model.router_width=8 batch.tokens=256 threads=2 tensorboard=false run=whole");
+    expect_code(&result, ERROR_NONE, "whole");
+    process_free(&result);
+    json_auto_t *steps = records("whole", "step"), *phases = records("whole", "phase");
+    assert_int_equal(json_array_size(steps), STEPS);
+    assert_int_equal(json_array_size(phases), 3);
+    static const int first[] = {0, SHORT_END, MIDDLE_END}, length[] = {16, 32, 64};
+    static const double rope[] = {1e4, 1e6, 5e6};
+    for (int i = 0; i < 3; i++) {
+        const json_t *phase = json_array_get(phases, (size_t)i);
+        assert_int_equal(number(phase, "step"), first[i]);
+        assert_int_equal(number(phase, "phase"), i + 1);
+        assert_int_equal(number(phase, "length"), length[i]);
+        assert_true(number(phase, "rope_theta") == rope[i]);
+    }
+    double seen = 0;
+    for (int i = 0; i < STEPS; i++) { /* 2,600 tokens are 82 sequences of 32, the last two of which make a step */
+        double tokens = i == MIDDLE_END - 1 ? 2 * 32 : 256;
+        seen += tokens;
+        assert_true(number(json_array_get(steps, (size_t)i), "tokens") == tokens);
+        assert_true(number(json_array_get(steps, (size_t)i), "tokens_seen") == seen);
+    }
+}
+
+static void every_phase_is_checked_before_the_first_step(void **state) {
+    (void)state;
+    change_mixture("length: 64, rope_theta", "length: 60, rope_theta");
+    train_says(ERROR_USAGE, "phase long of data.train=mix.yaml: batch.tokens=256 is not a multiple", MIXED "run=r");
+    change_mixture("tokens: 2560, length: 64", "length: 16777216, batch: {tokens: 16777216}");
+    train_says(ERROR_MEMORY, "phase long of data.train=mix.yaml: the plan needs", MIXED "run=r");
+    assert_int_not_equal(access("r", F_OK), 0);
+    change_mixture("path: code, epochs: 1000000", "path: code, epochs: 0.01");
+    train_says(ERROR_USAGE, "source code", MIXED "run=r");
+    write_text("mix.yaml", mixture_text);
+    smelt_says(ERROR_USAGE, "leave epochs out", "train data.train=mix.yaml run=r epochs=2");
+}
+
+/* -- Stopping ------------------------------------------------------------------------------------------------------ */
+
+static void a_run_that_stops_anywhere_equals_an_unbroken_one_bit_for_bit(void **state) {
+    (void)state;
+    static const int stops[] = {4, SHORT_END, 15, MIDDLE_END, 25};
+    train_good(MIXED "run=whole");
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) train_good(MIXED "run=parts stop_at=%d threads=1", stops[i]);
+    train_good(MIXED "run=parts");
+    assert_same_steps("whole", "parts");
+    assert_true(same_checkpoint("whole", "parts", STEPS));
+    assert_true(recorded("whole", "evaluation", -1, "loss") == recorded("parts", "evaluation", -1, "loss"));
+    assert_int_equal(count_records("parts", "phase"), 3);
+}
+
+/* Kills a run that waits after each step of the list, and once more right behind each phase's end. */
+static void a_run_killed_in_every_phase_and_between_them_ends_like_an_unbroken_one(void **state) {
+    (void)state;
+    static const int kills[] = {3, SHORT_END, SHORT_END + 1, 16, MIDDLE_END, MIDDLE_END + 1, 27};
+    train_good(MIXED "run=whole");
+    for (size_t i = 0; i < sizeof kills / sizeof *kills; i++) {
+        Process process = train_start(MIXED "run=killed checkpoint.every=2 log.every=1");
+        SCOPED_FREE char *reached = memory_format(" %d/%d ", kills[i], STEPS);
+        process_await_text(&process, reached, 1);
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        process_free(&result);
+    }
+    train_good(MIXED "run=killed");
+    assert_same_steps("whole", "killed");
+    assert_true(same_checkpoint("whole", "killed", STEPS));
+}
+
+/* -- Ranks --------------------------------------------------------------------------------------------------------- */
+
+/* Sums are added in another order, which in double is 1e-16 and, carried on, 1e-14. */
+static void ranks_and_microbatches_see_the_same_samples(void **state) {
+    (void)state;
+    const double tolerance = 1e-10;
+    static const char *const others[] = {"two", "small"};
+    train_good(MIXED "precision=fp64 run=one model.family=llama model.experts=0");
+    train_good(MIXED "precision=fp64 run=small model.family=llama model.experts=0 batch.sequences=4");
+    smelt_good("launch -n 2 -- train " TINY " " MIXED "precision=fp64 run=two model.family=llama model.experts=0 threads=1");
+    for (int i = 0; i < 2; i++)
+        for (int step = 0; step < STEPS; step++) {
+            double loss = recorded(others[i], "step", step, "loss"), expected = recorded("one", "step", step, "loss");
+            if (!(fabs(loss - expected) <= tolerance * expected))
+                fail_msg("%s, step %d: loss %.12g in place of %.12g", others[i], step + 1, loss, expected);
+        }
+}
+
+/* -- Changes ------------------------------------------------------------------------------------------------------- */
+
+static void a_later_phase_may_change_and_one_that_has_begun_may_not(void **state) {
+    (void)state;
+    train_good(MIXED "run=r stop_at=%d", SHORT_END);
+    change_mixture("prose: 75", "prose: 74");
+    train_says(ERROR_USAGE, "data.train.phase.1: short, 2560 tokens, in sequences of 16, RoPE base 10000: prose 75, code 25 -> short",
+        MIXED "run=r");
+    change_mixture("prose: 1, code: 1", "prose: 2, code: 1");
+    train_says(ERROR_NONE, "data.train.phase.2: middle, 2600 tokens, in sequences of 32, RoPE base 1e+06: prose 1, code 1 -> middle",
+        MIXED "run=r stop_at=%d", SHORT_END + 2);
+    assert_int_equal(count_records("r", "step"), SHORT_END + 2);
+    write_text("mix.yaml", mixture_text);
+    train_says(ERROR_USAGE, "data.train.phase.2: middle", MIXED "run=r");
+    train_good(MIXED "run=r resume.accept=data.train.phase.2");
+    assert_int_equal(count_records("r", "step"), STEPS);
+}
+
+static void sources_are_what_they_hold(void **state) {
+    (void)state;
+    train_good(MIXED "run=r stop_at=5");
+    change_mixture("path: code", "path: text");
+    train_says(ERROR_USAGE, "data.train.source.code.content", MIXED "run=r");
+    assert_int_equal(rename("code", "moved"), 0);
+    change_mixture("path: code", "path: moved");
+    train_good(MIXED "run=r stop_at=8");
+    change_mixture("- {name: prose", "- {name: unused, path: text}\n  - {name: prose");
+    train_says(ERROR_USAGE, "data.train.source.prose.order: number 1, in pieces of 32 tokens -> number 2", MIXED "run=r");
+}
+
+/* -- Weights of a phase -------------------------------------------------------------------------------------------- */
+
+static void a_checkpoint_is_read_with_the_settings_of_its_phase(void **state) {
+    (void)state;
+    train_good(MIXED "run=r checkpoint.keep=9");
+    static const struct {
+        const char *checkpoint, *folder, *config;
+        double base;
+    } cases[] = {
+        {"r@10", "first", "first/config.json", 1e4}, {"r@21", "second", "second/config.json", 1e6}, {"r", "last", "last/config.json", 5e6}};
+    for (int i = 0; i < 3; i++) {
+        SCOPED_FREE char *words = memory_format("convert %s %s", cases[i].checkpoint, cases[i].folder);
+        smelt_good(words);
+        json_auto_t *config = json_load_file(cases[i].config, 0, NULL);
+        SCOPED_FREE char *text = json_dumps(config, 0), *base = memory_format("\"rope_theta\": %.1f", cases[i].base);
+        if (!strstr(text, base)) fail_msg("%s is not in %s", base, text);
+    }
+}
+
+/* -- Data that fails ----------------------------------------------------------------------------------------------- */
+
+/* Packs the code, and puts that shard into its place in the mixture. */
+static void pack_code(void) {
+    smelt_good("data pack code shard");
+    change_mixture("path: code", "path: shard");
+}
+
+/* Overwrites the tokens of the shard with ones that no byte is. */
+static void spoil_shard(void) {
+    size_t length;
+    SCOPED_FREE unsigned char *bytes = read_bytes("shard.bin", &length);
+    memset(bytes, 0xff, length);
+    FILE *file = fopen("shard.bin", "r+b"); /* in place: the run has it mapped */
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, length, file), length);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* The sources stay as they are until the run has done some steps; batches that were read ahead are trained on. */
+static void expect_spoiled(Process *process, const char *run, int ranks) {
+    process_await_text(process, " 30/1000000 ", 1);
+    spoil_shard();
+    ProcessResult result = process_finish(process);
+    expect_code(&result, ERROR_DATA, run);
+    assert_non_null(strstr(result.errors, "shard.bin"));
+    assert_non_null(strstr(result.errors, "is saved, and the same command goes on from there"));
+    assert_int_equal(process_lines(result.errors, "error: "), ranks);
+    process_free(&result);
+    int last = count_records(run, "step");
+    assert_true(last >= 30 && has_checkpoint(run, last));
+}
+
+static void data_that_becomes_unreadable_costs_no_step(void **state) {
+    (void)state;
+    pack_code();
+    Process process = train_start(MIXED "run=r steps=1000000 checkpoint.every=0 eval.every=0 log.every=1");
+    expect_spoiled(&process, "r", 1);
+}
+
+static void ranks_that_cannot_read_stop_together(void **state) {
+    (void)state;
+    pack_code();
+    Process process =
+        smelt_start("launch -n 3 -- train " TINY " " MIXED "run=r steps=1000000 checkpoint.every=0 eval.every=0 log.every=1 threads=1");
+    expect_spoiled(&process, "r", 4); /* of each rank, and of their supervisor */
+}
+
+int main(void) {
+    train_main();
+    static const struct CMUnitTest tests[] = {
+        PHASES_TEST(a_run_goes_through_its_phases_and_ends_with_the_last),
+        PHASES_TEST(every_phase_is_checked_before_the_first_step),
+        PHASES_TEST(a_run_that_stops_anywhere_equals_an_unbroken_one_bit_for_bit),
+        PHASES_TEST(a_run_killed_in_every_phase_and_between_them_ends_like_an_unbroken_one),
+        PHASES_TEST(ranks_and_microbatches_see_the_same_samples),
+        PHASES_TEST(a_later_phase_may_change_and_one_that_has_begun_may_not),
+        PHASES_TEST(sources_are_what_they_hold),
+        PHASES_TEST(a_checkpoint_is_read_with_the_settings_of_its_phase),
+        PHASES_TEST(data_that_becomes_unreadable_costs_no_step),
+        PHASES_TEST(ranks_that_cannot_read_stop_together),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
