@@ -7,9 +7,9 @@ WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
 CFLAGS ?= -O2 -g
 # clang warns of an `omp simd` loop that it cannot vectorize for the baseline instruction set: that is no fault.
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -fopenmp -MMD -MP $(SANITIZE)
-LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -ldl -lm -lpthread
+LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -lz -lzstd -llzma -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
+PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev liblzma-dev clang-19 lld-19
 TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 libmicrohttpd12 swift-proxy swift-account swift-container swift-object librocm-smi64-1
 BROWSER_PACKAGES := chromium-headless-shell
 CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev

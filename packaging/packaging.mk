@@ -4,7 +4,7 @@ DESTDIR ?=
 VERSION := $(shell sed -n 's/^\#define SMELT_VERSION "\(.*\)"/\1/p' src/base/version.h)
 DEB := $(BUILD)/smelt_$(VERSION)_$(shell dpkg --print-architecture 2>/dev/null).deb
 # A wheel's program holds in itself what other systems may lack. Their symbols stay hidden: a libcurl that is opened at run time brings its own libcrypto.
-STATIC_NAMES := gomp yaml jansson xxhash pcre2-8 utf8proc crypto
+STATIC_NAMES := gomp yaml jansson xxhash pcre2-8 utf8proc crypto z zstd lzma
 STATIC_FILES = $(foreach n,$(STATIC_NAMES),$(shell $(CC) -print-file-name=lib$n.a))
 comma := ,
 

@@ -15,27 +15,37 @@
 #include "base/options.h"
 #include "app/command.h"
 #include "data/data.h"
+#include "data/pack.h"
 
 enum { SHOWN_TOKENS = 200 };
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer;
+    const char *separator, *tokenizer, *field;
     bool special, check, overwrite;
-    int64_t vocabulary, minimum_count;
-    int pattern;
+    int64_t vocabulary, minimum_count, shard_tokens;
+    int pattern, format, invalid, dedup;
 } DataOptions;
 
 #define FIELD(name) offsetof(DataOptions, name)
 #define SEPARATOR_ROW                                                                                                  \
     STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
+#define RECORD_ROWS                                                                                                                  \
+    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", PACK_FORMATS, "what the inputs hold; auto: by content and name"),                   \
+        STRING_OPTION(field, "text", "", "of JSON lines: the name of the text"),                                                     \
+        CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
+            "text that is not UTF-8: with U+FFFD for what is invalid, as it is, left out; stop: any bad record ends the job")
+
 static const Option pack_rows[] = {
     REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
-    SEPARATOR_ROW,
+    RECORD_ROWS,
     STRING_OPTION(tokenizer, "", "", "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"),
-    BOOL_OPTION(special, "true", "special tokens spelled out in the text become those tokens; false: they stay text"),
-    BOOL_OPTION(overwrite, "false", "replace a shard of that name"),
+    BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
+    INT_OPTION(
+        shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
+    CHOICE_OPTION(dedup, "none", PACK_DEDUPS, "exact: of documents with the same text only the first stays"),
+    BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
 
 #define PATTERNS "gpt2|llama3|qwen"
@@ -44,7 +54,7 @@ static const Option train_rows[] = {
     INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "tokens in all: <|endoftext|>, 256 bytes, and what is learned"),
     CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
     INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
-    SEPARATOR_ROW,
+    RECORD_ROWS,
     BOOL_OPTION(overwrite, "false", "replace a file of that name"),
 };
 
@@ -71,26 +81,75 @@ static bool refuse_existing_shards(const DataOptions *options, const char *outpu
     return free_names;
 }
 
-static bool run_pack(Invocation *invocation, Error *error) {
-    const DataOptions *options = invocation->options;
-    const char *output = invocation->words[1];
-    PackOptions pack = {invocation->words[0], output, options->valid, options->separator, options->tokenizer, !options->special};
-    PackResult result;
-    double start = log_seconds();
-    if (!refuse_existing_shards(options, output, error)) return false;
-    if (!pack_text(&pack, &result, error)) return false;
-    double seconds = log_seconds() - start;
+/* Lengths of documents as bars, a row for each power of two from the shortest to the longest. */
+static void print_lengths(const PackResult *result) {
+    enum { WIDTH = 40 };
+    int first = 0, last = PACK_LENGTHS - 1;
+    int64_t most = 1;
+    while (first < last && !result->lengths[first]) first++;
+    while (last > first && !result->lengths[last]) last--;
+    for (int i = first; i <= last; i++) most = result->lengths[i] > most ? result->lengths[i] : most;
+    printf("tokens of a document:\n");
+    for (int i = first; i <= last; i++) {
+        char low[32], count[32];
+        log_format_count((double)((int64_t)1 << i), low);
+        log_format_count((double)result->lengths[i], count);
+        int bar = (int)((result->lengths[i] * WIDTH + most - 1) / most);
+        printf("%8s+ %7s %.*s\n", low, count, bar, "########################################");
+    }
+}
+
+static void print_bad(const PackResult *result) {
+    for (int kind = 1; kind < PACK_BAD_KINDS; kind++)
+        if (result->bad[kind])
+            printf("%-10s %" PRId64 " record%s\n", pack_bad_name((PackBad)kind), result->bad[kind], plural(result->bad[kind]));
+}
+
+static void print_packed(const DataOptions *options, const PackResult *result, const char *output, double seconds) {
     char size[32], duration[32], rate[32];
-    log_format_bytes((double)result.bytes, size);
+    log_format_bytes((double)result->bytes, size);
     log_format_duration(seconds, duration);
-    log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
+    log_format_bytes((double)result->bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
+    int64_t tokens = result->train_tokens + result->valid_tokens;
     bool split = options->valid > 0;
-    printf("packed %s of text in %s (%s/s): %" PRId64 " file%s, %" PRId64 " document%s%s\n", size, duration, rate, result.files,
-        plural(result.files), result.documents, plural(result.documents), split ? " (a divided one counts twice)" : "");
-    printf("%s%s: %" PRId64 " tokens\n", output, split ? "-train" : "", result.train_tokens);
-    if (split) printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
+    if (result->resumed) printf("packed the rest of %s in %s", size, duration);
+    else printf("packed %s of text in %s (%s/s)", size, duration, rate);
+    printf(": %" PRId64 " file%s, %" PRId64 " document%s%s\n", result->files, plural(result->files), result->documents,
+        plural(result->documents), split ? " (a divided one counts twice)" : "");
+    print_lengths(result);
+    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with a text that was there before%s\n", tokens,
+        (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates), result->left_out ? ", left out" : "");
+    print_bad(result);
+    printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
+    if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));
+    printf("\n");
+    if (split) printf("%s-valid: %" PRId64 " tokens\n", output, result->valid_tokens);
     printf("next     smelt train FILE.yaml run=RUN data.train=%s%s%s%s%s\n", output, split ? "-train" : "", split ? " data.valid=" : "",
         split ? output : "", split ? "-valid" : "");
+}
+
+static bool run_pack(Invocation *invocation, Error *error) {
+    const DataOptions *options = invocation->options;
+    const char *inputs[COMMAND_WORDS] = {NULL}, *output = invocation->words[invocation->word_count - 1];
+    if (invocation->word_count < 2) return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, and one of 2 was given");
+    memcpy(inputs, invocation->words, (size_t)(invocation->word_count - 1) * sizeof *inputs);
+    PackOptions pack = {.inputs = inputs,
+        .output = output,
+        .valid_fraction = options->valid,
+        .separator = options->separator,
+        .tokenizer = options->tokenizer,
+        .field = options->field,
+        .format = (PackFormat)options->format,
+        .invalid = (PackInvalid)options->invalid,
+        .dedup = (PackDedup)options->dedup,
+        .special = options->special,
+        .shard_tokens = options->shard_tokens,
+        .overwrite = options->overwrite};
+    PackResult result;
+    double start = log_seconds();
+    if (options->shard_tokens == 0 && !refuse_existing_shards(options, output, error)) return false;
+    if (!pack_text(&pack, &result, error)) return false;
+    print_packed(options, &result, output, log_seconds() - start);
     return true;
 }
 
@@ -106,7 +165,12 @@ static bool lies_in(const char *path, const char *folder) {
 static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     const char *text = invocation->words[0], *output = invocation->words[1];
-    PackOptions input = {.input = text, .output = output, .separator = options->separator};
+    PackOptions input = {.inputs = (const char *[]){text, NULL},
+        .output = output,
+        .separator = options->separator,
+        .field = options->field,
+        .format = (PackFormat)options->format,
+        .invalid = (PackInvalid)options->invalid};
     TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
     PackResult result;
     int32_t learned;
@@ -228,10 +292,13 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "text file or folder to token shards",
-        .words = "INPUT OUTPUT",
-        .explanation = "Writes the text of a file or folder, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx.\n"
-                       "  zcat texts.gz | smelt data pack - OUTPUT\n",
+        .summary = "text or JSON lines to token shards",
+        .words = "INPUT...",
+        .usage = "INPUT... OUTPUT [key=value ...]",
+        .explanation =
+            "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An input "
+            "is text or JSON lines, plain or compressed by gzip, zstd or xz. With shard_tokens=N OUTPUT is a folder of shards, and "
+            "a job that was killed goes on where it was when the same command is given again.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},

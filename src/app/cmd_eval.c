@@ -17,6 +17,7 @@
 #include "device/gemm.h"
 #include "model/llmc.h"
 #include "graph/op.h"
+#include "data/pack.h"
 #include "train/run.h"
 #include "train/multiple_choice.h"
 #include "train/debug_state.h"
@@ -65,7 +66,7 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
     if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
     SCOPED_FREE char *output = memory_format("%s/text", folder);
-    PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
+    PackOptions options = {.inputs = (const char *[]){data, NULL}, .output = output, .separator = separator, .tokenizer = tokenizer};
     PackResult result;
     bool opened = pack_text(&options, &result, error) && shard_set_open(set, output, error);
     file_remove(folder, &ignored);

@@ -52,6 +52,11 @@ FileKind file_kind(const char *path, int64_t *bytes) {
     return kind;
 }
 
+int64_t file_modified(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : 0;
+}
+
 bool file_exists(const char *path) { return access(path, F_OK) == 0; }
 
 FileId file_id(const char *path) {
@@ -309,6 +314,7 @@ bool file_replace_begin(File *file, const char *path, Error *error) {
     int descriptor = descriptor_open(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     *file = (File){0};
     if (descriptor >= 0) {
+        flock(descriptor, LOCK_EX | LOCK_NB); /* for file_remove_partials; where a file system has no locks, none are asked for */
         *file = (File){.path = memory_copy_string(path), .temporary = temporary, .descriptor = descriptor};
         return true;
     }
@@ -514,7 +520,10 @@ void file_remove_partials(const char *folder, const char *prefix) {
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->name);
+        int lock;
+        if (!file_lock(path, &lock)) continue;
         if (!file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
+        if (lock >= 0) close(lock);
     }
 }
 

@@ -25,6 +25,7 @@ typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } Fil
 /* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno: why it is absent. */
 FileKind file_kind(const char *path, int64_t *bytes);
 bool file_exists(const char *path);
+int64_t file_modified(const char *path);      /* when, in nanoseconds since 1970; 0 when it is absent */
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
 /* What a file or folder keeps when it is renamed, and shares with no other one; all zero when it is absent. */
 typedef struct FileId { uint64_t device, number; } FileId;
@@ -155,8 +156,8 @@ void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `na
 bool file_list_has(const FileList *list, const char *name);
 void file_list_free(FileList *list);
 
-/* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. The files of a living
- * writer look the same: the caller knows that there is none. What cannot be removed only takes space: a warning. */
+/* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. Those of living writers,
+ * which hold them locked, stay. What cannot be removed only takes space: a warning. */
 void file_remove_partials(const char *folder, const char *prefix);
 
 /* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in

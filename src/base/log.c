@@ -79,11 +79,15 @@ Progress progress_start(const char *label, const char *unit, int64_t total) {
 }
 
 static void progress_print(Progress *progress, double now, bool finished) {
-    char done[32], total[40] = "", rate[32], left[48] = "", number[32];
+    char done[32], total[40] = "", rate[32], made[64] = "", left[48] = "", number[32];
     double elapsed = now - progress->start;
     double per_second = elapsed > 0 ? (double)progress->done / elapsed : 0;
     log_format_count((double)progress->done, done);
     log_format_count(per_second, rate);
+    if (progress->made_unit) {
+        log_format_count(elapsed > 0 ? (double)progress->made / elapsed : 0, number);
+        snprintf(made, sizeof made, ", %s %s/s", number, progress->made_unit);
+    }
     if (finished) {
         log_format_duration(elapsed, number);
         snprintf(left, sizeof left, ", took %s", number);
@@ -94,10 +98,15 @@ static void progress_print(Progress *progress, double now, bool finished) {
         snprintf(left, sizeof left, ", %s left", number);
     }
     bool terminal = on_terminal();
-    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? LOG_CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,
-        progress->unit, left, terminal && !finished ? "" : "\n");
+    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s%s", terminal ? LOG_CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,
+        progress->unit, made, left, terminal && !finished ? "" : "\n");
     progress->last = now;
     progress->shown = true;
+}
+
+void progress_made(Progress *progress, const char *unit, int64_t made) {
+    progress->made_unit = unit;
+    progress->made = made;
 }
 
 void progress_update(Progress *progress, int64_t done) {

@@ -25,10 +25,14 @@ void log_copy(LogCopy *copy, void *context);
 typedef struct Progress {
     const char *label, *unit;
     int64_t total, done;
+    const char *made_unit; /* of what the task makes, or NULL */
+    int64_t made;
     double start, last; /* log_seconds() of the start and of the last print */
     bool shown;
 } Progress;
 Progress progress_start(const char *label, const char *unit, int64_t total);
+/* What the task has made so far; its rate is shown besides. */
+void progress_made(Progress *progress, const char *unit, int64_t made);
 void progress_update(Progress *progress, int64_t done);
 void progress_finish(Progress *progress);
 

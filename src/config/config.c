@@ -51,6 +51,8 @@ static const Option rows[] = {
     STRING_OPTION(data.tokenizer, "", "",
         "a tokenizer.json, a folder with one, or a .tiktoken file; empty: that of the token shards or of init, else bytes; none: not known",
         PATH),
+    BOOL_OPTION(
+        data.special, "false", "special tokens spelled in text are matched; else they are ordinary text, so that no text ends a document"),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 

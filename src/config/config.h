@@ -66,7 +66,7 @@ typedef struct DataConfig {
     const char *train, *valid, *separator, *tokenizer;
     double valid_fraction;
     int64_t length;
-    bool document_mask;
+    bool special, document_mask;
 } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 

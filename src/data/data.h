@@ -95,41 +95,6 @@ bool shard_writer_finish(ShardWriter *writer, Error *error);
 bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
 
-/* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
-
-typedef struct PackOptions {
-    /* A text file, a folder whose regular files are read recursively in byte order of their paths, or "-", standard
-     * input. What is not text, by its first 8 KiB (not_text.c), is ERROR_DATA that says what it is; in a folder it is
-     * skipped with a warning, as links and devices are. What has a hidden name (.git) in a folder is left out. */
-    const char *input;
-    const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
-    /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a
-     * line end, so that both parts see every source; a file of one line is training data only. */
-    double valid_fraction;
-    const char *separator; /* "": one document per file; else a line equal to it ends a document ("%" for fortunes) */
-    const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
-    bool plain_special;    /* special tokens spelled in the text are ordinary text; else they are matched */
-} PackOptions;
-
-typedef struct PackResult {
-    int64_t documents;                  /* of both parts; empty ones are left out */
-    int64_t train_tokens, valid_tokens; /* separators included */
-    int64_t bytes, files;               /* of text that were packed */
-} PackResult;
-
-/* Text to tokens, whose tokenizer is recorded beside them; every document is followed by BYTE_SEPARATOR, or by the
- * tokenizer's end of text. Shows progress. Empty corpora, or an empty validation part where one was asked for, are
- * ERROR_DATA, as is what cannot be read. */
-bool pack_text(const PackOptions *options, PackResult *result, Error *error);
-
-/* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free. ERROR_DATA. */
-bool pack_list(const char *input, FileList *files, Error *error);
-
-/* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the
- * tokenizer.json to write. Counts documents and bytes in `result`; *learned is the vocabulary reached. */
-bool pack_train_tokenizer(
-    const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
-
 /* -- Best-fit packing (bins.c) ------------------------------------------------------------------------------------- */
 
 /* A part of one document: the tokens [start, start + count) of the stream. */

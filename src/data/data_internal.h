@@ -1,6 +1,5 @@
-/* What the files of the data module share among themselves: the encoder of documents, one shard of a set, and the
- * constants of the shard format that its reader (shard_index.c, where the format is described) and its writer
- * (shard_writer.c) must agree on. */
+/* What the files of the data module share among themselves: one shard of a set, and the constants of the shard format that
+ * its reader (shard_index.c, where the format is described) and its writer (shard_writer.c) must agree on. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,23 +8,8 @@
 #include "base/error.h"
 #include "data/data.h"
 
-/* Text documents to shards through a tokenizer (document_encoder.c). Opening needs a token that ends documents. */
-typedef struct DocumentEncoder DocumentEncoder;
-DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Error *error);
-void document_encoder_free(DocumentEncoder *encoder);             /* NULL is fine */
-int document_encoder_token_bytes(const DocumentEncoder *encoder); /* 2 or 4, by the vocabulary */
-/* Copies the text. It reaches `writer`, and the count *tokens, at the latest when the encoder is flushed. */
-bool document_encoder_add(DocumentEncoder *encoder, ShardWriter *writer, int64_t *tokens, const char *text, size_t size, Error *error);
-bool document_encoder_flush(DocumentEncoder *encoder, Error *error);
-
-/* What a file is in place of text, and what to do about it: two parts of a message (not_text.c). */
-typedef struct NotText {
-    const char *what;   /* "gzip data" */
-    const char *advice; /* "unpack it first, as in ..." */
-} NotText;
-enum { NOT_TEXT_PROBE_BYTES = 8192 };
-/* Whether a file that begins with these bytes, at most the first NOT_TEXT_PROBE_BYTES of it, is no text. */
-bool not_text(const unsigned char *bytes, size_t size, NotText *found);
+/* Puts `tokenizer` (as for tokenizer_open; "": the byte tokenizer) into a folder, which is replaced. */
+bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error);
 
 /* -- One shard (shard.c) ------------------------------------------------------------------------------------------- */
 

@@ -1,296 +1,360 @@
-/* Packs text into shards of tokens. Files are mapped one at a time and go to one or two shard writers. Byte tokens
- * stream through one small buffer, whatever the length of a document. With a tokenizer a DocumentEncoder gathers whole
- * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list of
- * paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to the
- * validation part. Training a tokenizer reads documents the same way. */
+/* Packs text into shards of tokens, or gives it to the training of a tokenizer. pack_internal.h says which way text takes;
+ * here its documents arrive in order, encoded. They are counted, dropped where that is asked for, and written: to one
+ * shard for each part, or to folders of shards of a given size.
+ *
+ * A folder is made so that a kill at any moment costs no more than the open shards. Whenever a shard of the training part
+ * is full, the open one of the validation part ends too; both get their names, and then pack.json says which document
+ * comes next. The same command goes on there. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <unistd.h>
 
-#include "base/file.h"
+#include <xxhash.h>
+
+#include "base/array.h"
 #include "base/log.h"
-#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/data.h"
 #include "data/data_internal.h"
+#include "data/pack_internal.h"
 
-enum { CHUNK_BYTES = 1 << 14, PROGRESS_BYTES = 1 << 22 };
-
-/* What a folder held besides text: how many, and the first in byte order for the warning. */
-typedef struct Skipped {
-    int64_t count;
-    char *first;
-} Skipped;
-
-/* One of the shards that are written: the training part and, if one is asked for, the validation part. */
+/* The training part or, if one is asked for, the validation part. */
 typedef struct Part {
-    char *prefix; /* NULL: there is no such part */
+    char *name; /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
     ShardWriter *writer;
-    int64_t tokens;
+    int64_t open_tokens; /* of the open shard */
 } Part;
 
 typedef struct Packer {
-    const PackOptions *options;
-    PackResult result;
-    FileList files;     /* paths */
-    int64_t file_bytes; /* of all files */
-    Skipped irregular, binary, hidden;
-    NotText first_binary; /* what binary.first is */
-    bool folder;          /* the input is a folder */
-    File standard_input;  /* its copy, without a name */
+    PackOptions options;
+    PackFiles files;
+    PackReport report;
     Part train, valid;
-    DocumentEncoder *encoder;  /* NULL: byte tokens */
+    Tokenizer *tokenizer;      /* NULL: byte tokens */
     TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
-    int32_t chunk[CHUNK_BYTES];
+    PipelineOptions pipeline;
+    RecordReader *reader;
+    HashSet *seen;
+    File hashes; /* of a folder of shards: those in `seen`, for the next start */
+    uint64_t *new_hashes;
+    size_t new_hash_count, new_hash_capacity;
+    int lock;
+    /* The document in pieces that is being taken. */
+    XXH3_state_t *long_hash;
+    int32_t *held; /* its tokens, while it is not known whether it stays */
+    size_t held_count, held_capacity;
+    int64_t long_tokens, long_bytes;
+    bool long_dropped;
+    int64_t last_file;
     Progress progress;
-    int64_t progress_next;
 } Packer;
 
-/* -- Which files ------------------------------------------------------------------------------------------------- */
+static bool in_folder(const Packer *packer) { return packer->options.shard_tokens > 0; }
 
-static int compare_paths(const void *left, const void *right) {
-    return strcmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
+/* -- Shards ------------------------------------------------------------------------------------------------------- */
+
+static int64_t *part_shards(Packer *packer, const Part *part) {
+    return part == &packer->train ? &packer->report.result.shards : &packer->report.valid_shards;
 }
 
-static void skip(Skipped *skipped, const char *path) {
-    skipped->count++;
-    if (skipped->first && strcmp(skipped->first, path) <= 0) return;
-    free(skipped->first);
-    skipped->first = memory_copy_string(path);
+static bool part_open(Packer *packer, Part *part, Error *error) {
+    if (part->writer) return true;
+    int64_t number = *part_shards(packer, part);
+    SCOPED_FREE char *prefix =
+        in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
+    const char *tokenizer = packer->options.tokenizer;
+    part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
+    if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
+    return part->writer;
 }
 
-/* Takes over `path`. Links are never followed, so a folder is visited once and loops cannot arise. */
-static bool sort_entry(Packer *packer, FileList *folders, char *path, FileKind kind, Error *error) {
-    int64_t bytes = 0;
-    bool good = kind != FILE_REGULAR || file_kind(path, &bytes) == FILE_REGULAR || file_fail(error, "inspect", path);
-    packer->file_bytes += bytes;
-    if (good && (kind == FILE_FOLDER || kind == FILE_REGULAR)) {
-        file_list_add(kind == FILE_FOLDER ? folders : &packer->files, path, kind);
-    } else {
-        if (good) skip(&packer->irregular, path);
-        free(path);
+/* The validation part appears first: should the training part fail to appear, no run can start on half of a split. */
+static bool finish_shards(Packer *packer, Error *error) {
+    Part *parts[] = {&packer->valid, &packer->train};
+    ShardWriter *writers[2];
+    int count = 0;
+    for (int i = 0; i < 2; i++) {
+        if (!parts[i]->writer) continue;
+        writers[count++] = parts[i]->writer;
+        parts[i]->writer = NULL;
+        parts[i]->open_tokens = 0;
+        ++*part_shards(packer, parts[i]);
+    }
+    return shard_writers_finish(writers, count, error);
+}
+
+/* -- The record, and going on where a killed packing stopped --------------------------------------------------------- */
+
+static char *record_path(const Packer *packer) { return memory_format("%s%spack.json", packer->train.name, in_folder(packer) ? "/" : "."); }
+
+static char *part_path(const Part *part, const char *name) { return memory_format("%s/%s", part->name, name); }
+
+static bool write_record(const Packer *packer, bool complete, Error *error) {
+    SCOPED_FREE char *path = record_path(packer);
+    return pack_report_write(&packer->report, &packer->options, complete, path, error);
+}
+
+/* The hashes first: the record says how many of them count. */
+static bool write_place(Packer *packer, Position position, Error *error) {
+    size_t bytes = packer->new_hash_count * sizeof(uint64_t);
+    if (!file_append(&packer->hashes, packer->new_hashes, (int64_t)bytes, error) || !file_sync(&packer->hashes, error)) return false;
+    packer->report.hashes += (int64_t)packer->new_hash_count;
+    packer->new_hash_count = 0;
+    packer->report.position = position;
+    return write_record(packer, false, error);
+}
+
+static bool is_own(const char *name) {
+    static const char *const names[] = {"pack.json", "hashes", "tokenizer", "tokenizer.partial"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return true;
+    return starts_with(name, "shard-") || starts_with(name, "pack.json.partial-");
+}
+
+/* Empties the folder of a part, which must hold nothing but what packing writes; the record goes first. */
+static bool clear_part(const Part *part, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    SCOPED_FREE char *record = part_path(part, "pack.json");
+    if (!part->name || file_kind(part->name, NULL) == FILE_ABSENT) return true;
+    if (!file_list(part->name, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++)
+        if (!is_own(list.entries[i].name))
+            return error_set(error, ERROR_USAGE, "%s holds %s, which packing did not write: give another name, or move it away", part->name,
+                list.entries[i].name);
+    bool good = file_remove(record, error) && file_sync_name(record, error);
+    for (size_t i = 0; i < list.count && good; i++) {
+        SCOPED_FREE char *path = part_path(part, list.entries[i].name);
+        good = file_remove(path, error);
     }
     return good;
 }
 
-static bool list_folder(Packer *packer, FileList *folders, const char *path, Error *error) {
-    SCOPED(file_list_free) FileList list;
-    if (!file_list(path, &list, error)) return false;
-    const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-    for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
-        char *entry_path = memory_format("%s%s%s", path, slash, entry->name);
-        bool hidden = entry->name[0] == '.';
-        if (hidden) skip(&packer->hidden, entry_path);
-        if (hidden) free(entry_path);
-        else if (!sort_entry(packer, folders, entry_path, entry->kind, error)) return false;
-    }
-    return true;
+/* Puts the tokenizer into the folder of a part, once for all its shards. */
+static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error) {
+    if (!part->name) return true;
+    SCOPED_FREE char *draft = part_path(part, "tokenizer.partial"), *folder = part_path(part, "tokenizer");
+    const char *tokenizer = packer->options.tokenizer;
+    return shard_tokenizer_write(tokenizer ? tokenizer : "", draft, error) && file_replace_folder(draft, folder, error);
 }
 
-/* Standard input becomes a file without a name beside the output, since files are mapped. */
-static bool copy_standard_input(Packer *packer, Error *error) {
-    const char *output = packer->options->output, *slash = strrchr(output, '/');
-    SCOPED_FREE char *folder = slash ? memory_format("%.*s", (int)(slash + 1 - output), output) : memory_copy_string(".");
-    SCOPED_FREE char *chunk = memory_allocate(PROGRESS_BYTES);
-    File *copy = &packer->standard_input;
-    bool good = file_make_parents(output, error) && file_open_unnamed(copy, folder, error);
-    for (size_t count = 1; good && count > 0;) {
-        count = fread(chunk, 1, PROGRESS_BYTES, stdin);
-        good = file_append(copy, chunk, (int64_t)count, error);
-    }
-    if (good && ferror(stdin)) return error_set(error, ERROR_DATA, "cannot read standard input: %s", strerror(errno));
-    packer->file_bytes = copy->bytes;
-    if (good) file_list_add(&packer->files, memory_format("/proc/self/fd/%d", copy->descriptor), FILE_REGULAR);
-    return good;
-}
-
-/* Fills packer->files. The input itself may be a link. */
-static bool list_files(Packer *packer, Error *error) {
-    const char *input = packer->options->input;
-    if (!strcmp(input, "-")) return copy_standard_input(packer, error);
-    FileKind kind = file_kind(input, &packer->file_bytes);
-    if (kind == FILE_ABSENT)
-        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
-    packer->folder = kind == FILE_FOLDER;
-    SCOPED(file_list_free) FileList folders = {0};
-    file_list_add(packer->folder ? &folders : &packer->files, memory_copy_string(input), kind);
-    for (size_t i = 0; i < folders.count; i++)
-        if (!list_folder(packer, &folders, folders.entries[i].name, error)) return error_recode(error, ERROR_DATA);
-    if (packer->files.count > 0) qsort(packer->files.entries, packer->files.count, sizeof(FileEntry), compare_paths);
-    return true;
-}
-
-/* -- Lines ------------------------------------------------------------------------------------------------------- */
-
-/* A stretch of a mapped file. */
-typedef struct Text {
-    const char *bytes;
-    size_t size;
-} Text;
-
-/* One past the newline that ends the line which holds byte `at`, or the size. */
-static size_t line_end(Text text, size_t at) {
-    const char *newline = memchr(text.bytes + at, '\n', text.size - at);
-    return newline ? (size_t)(newline - text.bytes) + 1 : text.size;
-}
-
-static size_t line_start(Text text, size_t at) {
-    const char *newline = memrchr(text.bytes, '\n', at);
-    return newline ? (size_t)(newline - text.bytes) + 1 : 0;
-}
-
-/* Whether the line [start, end), less its newline, is the separator. */
-static bool is_separator(Text text, size_t start, size_t end, const char *separator) {
-    size_t size = strlen(separator);
-    if (end > start && text.bytes[end - 1] == '\n') end--;
-    if (end > start && text.bytes[end - 1] == '\r') end--;
-    return end - start == size && memcmp(text.bytes + start, separator, size) == 0;
-}
-
-/* The next separator line at or after the line start `from`: true, with its bounds. */
-static bool find_separator(Text text, size_t from, const char *separator, size_t *start, size_t *end) {
-    while (from < text.size) {
-        const char *found = memmem(text.bytes + from, text.size - from, separator, strlen(separator));
-        if (!found) return false;
-        size_t at = (size_t)(found - text.bytes);
-        *end = line_end(text, at);
-        *start = at;
-        if ((at == 0 || text.bytes[at - 1] == '\n') && is_separator(text, at, *end, separator)) return true;
-        from = *end;
-    }
-    return false;
-}
-
-/* Whether a file may be cut behind the line [start, end): any line, or only separators. */
-static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
-    return separator[0] == '\0' || is_separator(text, start, end, separator);
-}
-
-/* The first cut at or after `wanted` (>= 1), else the last before it that leaves the head half of the file; else 0. */
-static size_t find_cut(Text text, size_t wanted, const char *separator) {
-    size_t start, end;
-    for (start = line_start(text, wanted - 1); start < text.size; start = end) {
-        end = line_end(text, start);
-        if (end < text.size && is_cut(text, start, end, separator)) return end;
-    }
-    for (end = line_start(text, wanted - 1); end >= text.size / 2 && end > 0; end = start) {
-        start = line_start(text, end - 1);
-        if (is_cut(text, start, end, separator)) return end;
-    }
-    return 0;
-}
-
-/* Where the validation part of a file begins; its size when it gives none. */
-static size_t split_point(Text text, const PackOptions *options) {
-    size_t tail = (size_t)((double)text.size * options->valid_fraction);
-    if (options->valid_fraction == 0 || text.size < 2) return text.size;
-    size_t wanted = text.size - (tail > 0 ? tail : 1);
-    size_t cut = find_cut(text, wanted, options->separator);
-    if (cut == 0) cut = find_cut(text, wanted, "");
-    return cut == 0 ? text.size : cut;
-}
-
-/* -- Packing ----------------------------------------------------------------------------------------------------- */
-
-static void show_progress(Packer *packer, int64_t done) {
-    if (done < packer->progress_next) return;
-    progress_update(&packer->progress, done);
-    packer->progress_next = done + PROGRESS_BYTES;
-}
-
-static bool pack_bytes(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
-    for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
-        size_t count = (size_t)int_min((int64_t)(text.size - at), CHUNK_BYTES);
-        const unsigned char *bytes = (const unsigned char *)text.bytes + at;
-#pragma omp simd
-        for (size_t i = 0; i < count; i++) packer->chunk[i] = bytes[i];
-        if (!shard_writer_append(part->writer, packer->chunk, (int64_t)count, error)) return false;
-        show_progress(packer, done + (int64_t)(at + count));
-    }
-    if (!shard_writer_document(part->writer, &(int32_t){BYTE_SEPARATOR}, 1, error)) return false;
-    part->tokens += (int64_t)text.size + 1;
-    return true;
-}
-
-/* Packs one document; an empty one leaves nothing. */
-static bool pack_document(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
-    if (text.size == 0) return true;
-    packer->result.documents++;
-    if (!packer->trainer && !packer->encoder) return pack_bytes(packer, part, text, done, error);
-    bool good = packer->trainer ? tokenizer_trainer_add(packer->trainer, text.bytes, text.size, error)
-                                : document_encoder_add(packer->encoder, part->writer, &part->tokens, text.bytes, text.size, error);
-    show_progress(packer, done + (int64_t)text.size);
-    return good;
-}
-
-/* Packs the documents of a stretch of a file; `done` bytes of the corpus lie before it. */
-static bool pack_documents(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
-    const char *separator = packer->options->separator;
-    size_t from = 0, start, end;
-    while (separator[0] != '\0' && find_separator(text, from, separator, &start, &end)) {
-        Text document = {text.bytes + from, start - from};
-        if (!pack_document(packer, part, document, done + (int64_t)from, error)) return false;
-        from = end;
-    }
-    Text document = {text.bytes + from, text.size - from};
-    return pack_document(packer, part, document, done + (int64_t)from, error);
-}
-
-/* What is already there under the names of the output is never an input. */
-static bool refuse_output(const Packer *packer, const char *path, Error *error) {
-    const char *prefixes[] = {packer->train.prefix, packer->valid.prefix}, *suffixes[] = {".bin", ".idx"};
-    bool output = packer->trainer && file_same(path, packer->options->output);
+static bool begin_folder(Packer *packer, Error *error) {
+    const Part *parts[] = {&packer->train, &packer->valid};
     for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 2 && prefixes[i]; j++) {
-            SCOPED_FREE char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
-            output = output || file_same(path, name);
-        }
-    return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", path);
+        if (parts[i]->name && !(clear_part(parts[i], error) && file_make_folder(parts[i]->name, error))) return false;
+    return write_record(packer, false, error) && keep_tokenizer(packer, &packer->train, error) &&
+           keep_tokenizer(packer, &packer->valid, error);
 }
 
-/* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
-static bool refuse_shard(const char *path, Error *error) {
-    if (!ends_with(path, ".bin") && !ends_with(path, ".idx")) return true;
-    SCOPED_FREE char *prefix = memory_format("%.*s", (int)strlen(path) - 4, path), *tokens = memory_format("%s.bin", prefix);
-    return !file_exists(tokens) || !shard_set_exists(prefix) ||
-           error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path,
-               prefix);
-}
-
-/* Whether the file is text; in a folder others are skipped. */
-static bool take_text(Packer *packer, const char *path, const FileMap *file, Error *error) {
-    NotText found = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
-    bool shard = packer->folder && !refuse_shard(path, &(Error){0});
-    if (!shard && !not_text(file->bytes, (size_t)int_min((int64_t)file->size, NOT_TEXT_PROBE_BYTES), &found)) return true;
-    if (!packer->folder) {
-        const char *input = packer->options->input, *name = strcmp(input, "-") ? input : "standard input";
-        return error_set(error, ERROR_DATA, "%s is %s, not text: %s", name, found.what, found.advice);
+static bool read_hashes(Packer *packer, Error *error) {
+    enum { PART = 1 << 13 };
+    SCOPED_FREE uint64_t *hashes = memory_allocate(PART * sizeof *hashes);
+    SCOPED(file_close) File file = {0};
+    bool good = file_open(&file, packer->hashes.path, error), seen;
+    for (int64_t at = 0; at < packer->report.hashes && good; at += PART) {
+        int64_t count = packer->report.hashes - at < PART ? packer->report.hashes - at : PART;
+        good = file_read_at(&file, hashes, count * (int64_t)sizeof *hashes, at * (int64_t)sizeof *hashes, error);
+        for (int64_t i = 0; i < count && good; i++) good = hash_set_add(packer->seen, hashes[i], &seen, error);
     }
-    if (packer->binary.count == 0) packer->first_binary = found; /* files come in the order of their paths */
-    skip(&packer->binary, path);
-    return false;
+    return good;
 }
 
-static bool pack_file(Packer *packer, const char *path, Error *error) {
-    SCOPED(file_unmap) FileMap file;
-    if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
-    if (!packer->folder && (!refuse_output(packer, path, error) || !refuse_shard(path, error))) return false;
-    if (file.size == 0) return true;
-    if (!take_text(packer, path, &file, error)) return packer->folder;
-    madvise((void *)file.bytes, file.size, MADV_SEQUENTIAL);
-    Text text = {(const char *)file.bytes, file.size};
-    size_t cut = split_point(text, packer->options);
-    Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
-    int64_t done = packer->result.bytes;
-    packer->result.bytes += (int64_t)file.size;
-    packer->result.files++;
-    return pack_documents(packer, &packer->train, head, done, error) &&
-           pack_documents(packer, &packer->valid, tail, done + (int64_t)cut, error);
+/* What a killed packing was given another tokenizer for. */
+static bool same_tokenizer(const Packer *packer) {
+    SCOPED_FREE char *folder = part_path(&packer->train, "tokenizer");
+    const char *given = packer->options.tokenizer ? packer->options.tokenizer : "";
+    return file_kind(folder, NULL) == FILE_ABSENT || !tokenizer_differs(byte_tokenizer_is(folder) ? "" : folder, given);
 }
+
+static bool refuse_other(const Packer *packer, PackFound found, const char *difference, Error *error) {
+    if (found == PACK_FOUND_WHOLE)
+        return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", packer->train.name);
+    return error_set(error, ERROR_USAGE,
+        "%s was begun with another packing, and %s has changed since: give what it was, or overwrite=true to begin anew",
+        packer->train.name, difference);
+}
+
+/* Finds out whether the folder is new, or goes on. */
+static bool open_folder(Packer *packer, Error *error) {
+    PackFound found = PACK_FOUND_NOTHING;
+    SCOPED_FREE char *difference = NULL, *record = record_path(packer), *hashes = part_path(&packer->train, "hashes");
+    if (!file_make_folder(packer->train.name, error)) return error_recode(error, ERROR_USAGE);
+    if (!file_lock(packer->train.name, &packer->lock))
+        return error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT", packer->train.name);
+    if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error) && !packer->options.overwrite)
+        return false;
+    if (found == PACK_FOUND_PART && !difference && !same_tokenizer(packer)) difference = memory_copy_string("the tokenizer");
+    bool resume = found == PACK_FOUND_PART && !difference;
+    if (found != PACK_FOUND_NOTHING && !resume && !packer->options.overwrite) return refuse_other(packer, found, difference, error);
+    if (!resume && !begin_folder(packer, error)) return false;
+    if (resume && !(keep_tokenizer(packer, &packer->train, error) && (!packer->valid.name || file_make_folder(packer->valid.name, error)) &&
+                      keep_tokenizer(packer, &packer->valid, error)))
+        return false;
+    packer->report.result.resumed = packer->report.result.shards > 0;
+    for (const Part *const *part = (const Part *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
+        if ((*part)->name) file_remove_partials((*part)->name, "");
+    if (!file_open_append(&packer->hashes, hashes, false, error) ||
+        !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
+        return false;
+    if (resume) log_info("going on with %s behind %" PRId64 " shards", packer->train.name, packer->report.result.shards);
+    return read_hashes(packer, error);
+}
+
+/* The record of the whole comes last: then the folder can be read. */
+static bool complete_folder(Packer *packer, Error *error) {
+    SCOPED_FREE char *hashes = part_path(&packer->train, "hashes"), *stale = NULL;
+    const Part *parts[] = {&packer->train, &packer->valid};
+    file_close(&packer->hashes);
+    packer->hashes = (File){0};
+    for (int i = 0; i < 2; i++) { /* a shard that got its name but not its place in the record of a packing that ends otherwise */
+        if (!parts[i]->name) continue;
+        free(stale);
+        stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->name, *part_shards(packer, parts[i]));
+        if (!file_remove(stale, error)) return false;
+    }
+    return write_record(packer, true, error) && file_remove(hashes, error);
+}
+
+/* -- Documents ------------------------------------------------------------------------------------------------------- */
+
+static const char *file_name(const Packer *packer, int64_t file) {
+    const char *path = packer->files.list.entries[file].name;
+    return strcmp(path, "-") ? path : "standard input";
+}
+
+static void count_file(Packer *packer, const Record *record) {
+    int64_t bytes = 0;
+    const char *path = packer->files.list.entries[record->file].name;
+    if (!strcmp(path, "-")) packer->report.result.bytes += (int64_t)record->size;
+    if (record->file == packer->last_file) return;
+    packer->last_file = record->file;
+    packer->report.result.files++;
+    if (strcmp(path, "-")) file_kind(path, &bytes);
+    packer->report.result.bytes += bytes;
+}
+
+/* Counts a bad record; false when it ends the job. */
+static bool count_bad(Packer *packer, const Record *record, Error *error) {
+    const char *file = file_name(packer, record->file);
+    pack_report_bad(&packer->report, record, file);
+    if (packer->options.invalid != PACK_INVALID_STOP || record->bad == PACK_BAD_EMPTY) return true;
+    return error_set(error, ERROR_DATA, "line %" PRId64 " of %s is a bad record, and invalid=stop: %s%s%s", record->line, file,
+        pack_bad_name(record->bad), record->what[0] ? ": " : "", record->what);
+}
+
+static void count_document(Packer *packer, const Record *record, int64_t tokens, int64_t bytes) {
+    PackResult *result = &packer->report.result;
+    int bits = 63 - __builtin_clzll((unsigned long long)tokens | 1);
+    result->documents++;
+    result->text_bytes += bytes;
+    result->lengths[bits < PACK_LENGTHS ? bits : PACK_LENGTHS - 1]++;
+    *(record->valid ? &result->valid_tokens : &result->train_tokens) += tokens;
+}
+
+/* Whether a document stays, by its text. */
+static bool judge(Packer *packer, uint64_t hash, bool *stays, Error *error) {
+    bool seen;
+    if (!hash_set_add(packer->seen, hash, &seen, error)) return false;
+    packer->report.result.duplicates += seen;
+    *stays = !seen || packer->options.dedup == PACK_DEDUP_NONE;
+    packer->report.result.left_out += !*stays;
+    if (!in_folder(packer) || seen) return true;
+    array_reserve(packer->new_hashes, packer->new_hash_capacity, packer->new_hash_count + 1);
+    packer->new_hashes[packer->new_hash_count++] = hash;
+    return true;
+}
+
+/* Behind a document: a shard that is full ends. */
+static bool end_document(Packer *packer, Part *part, const Record *record, Error *error) {
+    if (!shard_writer_end_document(part->writer, error)) return false;
+    bool full = in_folder(packer) && packer->train.open_tokens >= packer->options.shard_tokens;
+    return !full || (finish_shards(packer, error) && write_place(packer, record->end, error));
+}
+
+static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
+    part->open_tokens += (int64_t)count;
+    return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
+}
+
+/* A document that came as one record: nearly all of them. */
+static bool take_whole(Packer *packer, const Block *block, const Record *record, Error *error) {
+    bool stays;
+    Part *part = record->valid ? &packer->valid : &packer->train;
+    if (record->text_size == 0) return true;
+    if (!judge(packer, record->hash, &stays, error)) return false;
+    if (!stays) return true;
+    count_document(packer, record, (int64_t)record->id_count, (int64_t)record->text_size);
+    return append(packer, part, block->ids.items + record->ids, record->id_count, error) && end_document(packer, part, record, error);
+}
+
+/* A document that may be dropped at its end is held until then. */
+static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
+
+static bool take_piece_tokens(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
+    if (packer->long_dropped) return true;
+    if (!holds(packer)) return append(packer, part, tokens, count, error);
+    array_reserve(packer->held, packer->held_capacity, packer->held_count + count);
+    if (count > 0) memcpy(packer->held + packer->held_count, tokens, count * sizeof *tokens);
+    packer->held_count += count;
+    return true;
+}
+
+static bool end_pieces(Packer *packer, Part *part, const Record *record, Error *error) {
+    bool stays = true;
+    if (packer->long_dropped) return true;
+    if (!judge(packer, XXH3_64bits_digest(packer->long_hash), &stays, error)) return false;
+    if (!stays) return true;
+    count_document(packer, record, packer->long_tokens, packer->long_bytes);
+    return (!holds(packer) || append(packer, part, packer->held, packer->held_count, error)) && end_document(packer, part, record, error);
+}
+
+static bool take_piece(Packer *packer, const Block *block, Record *record, Error *error) {
+    Part *part = record->valid ? &packer->valid : &packer->train;
+    if (record->first) {
+        XXH3_64bits_reset(packer->long_hash);
+        packer->held_count = 0;
+        packer->long_tokens = packer->long_bytes = 0;
+        packer->long_dropped = false;
+    }
+    packer->long_tokens += (int64_t)record->id_count;
+    packer->long_bytes += (int64_t)record->text_size;
+    XXH3_64bits_update(packer->long_hash, record->text, record->text_size);
+    if (record->bad == PACK_BAD_UTF8 && packer->options.invalid == PACK_INVALID_SKIP) packer->long_dropped = true;
+    if (holds(packer) && packer->long_bytes > RECORD_LIMIT && !packer->long_dropped) {
+        record->bad = PACK_BAD_LONG;
+        packer->long_dropped = true;
+        if (!count_bad(packer, record, error)) return false;
+    }
+    return take_piece_tokens(packer, part, block->ids.items + record->ids, record->id_count, error) &&
+           (!record->last || end_pieces(packer, part, record, error));
+}
+
+static bool train_on(Packer *packer, const Record *record, Error *error) {
+    packer->report.result.documents += record->first && record->text_size > 0;
+    return record->text_size == 0 || tokenizer_trainer_add(packer->trainer, record->text, record->text_size, error);
+}
+
+static bool take_block(void *context, Block *block, Error *error) {
+    Packer *packer = context;
+    for (Record *record = block->records; record < block->records + block->count; record++) {
+        bool good = record->bad == PACK_GOOD || count_bad(packer, record, error);
+        count_file(packer, record);
+        if (good && packer->trainer) good = train_on(packer, record, error);
+        else if (good && record->first && record->last) good = take_whole(packer, block, record, error);
+        else if (good) good = take_piece(packer, block, record, error);
+        if (!good) return false;
+    }
+    if (!packer->trainer)
+        progress_made(&packer->progress, "tokens", packer->report.result.train_tokens + packer->report.result.valid_tokens);
+    progress_update(&packer->progress, block->done);
+    return true;
+}
+
+/* -- The job --------------------------------------------------------------------------------------------------------- */
 
 static bool check_options(const PackOptions *options, Error *error) {
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
@@ -298,138 +362,166 @@ static bool check_options(const PackOptions *options, Error *error) {
             error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (strpbrk(options->separator, "\r\n"))
         return error_set(error, ERROR_USAGE, "separator holds a line end but it must be the text of one line; give it without");
-    if (options->input[0] == '\0' || options->output[0] == '\0')
-        return error_set(error, ERROR_USAGE, "the name of the %s is empty; name a path", options->input[0] == '\0' ? "input" : "output");
+    for (const char *const *input = options->inputs; *input; input++)
+        if (!**input) return error_set(error, ERROR_USAGE, "the name of the input is empty; name a path");
+    if (!*options->output) return error_set(error, ERROR_USAGE, "the name of the output is empty; name a path");
     return true;
 }
 
-static bool part_open(Part *part, const char *output, const char *suffix, const char *tokenizer, int token_bytes, Error *error) {
-    part->prefix = memory_format("%s%s", output, suffix);
-    part->writer = shard_writer_open(part->prefix, token_bytes, error);
-    if (part->writer) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
-    return part->writer;
+/* What is already there under the names of the output is never an input. */
+static bool refuse_output(const Packer *packer, const char *input, Error *error) {
+    const char *prefixes[] = {packer->train.name, packer->valid.name}, *suffixes[] = {"", ".bin", ".idx"};
+    bool output = false;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 3 && prefixes[i]; j++) {
+            SCOPED_FREE char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
+            output = output || (file_same(input, name) && (j > 0 || packer->trainer || in_folder(packer)));
+        }
+    return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", input);
 }
 
-static void part_free(Part *part) {
-    shard_writer_cancel(part->writer);
-    free(part->prefix);
+static bool open_tokenizer(Packer *packer, Error *error) {
+    const char *path = packer->options.tokenizer;
+    if (!path || !*path) return true;
+    packer->tokenizer = tokenizer_open(path, "", error);
+    return packer->tokenizer &&
+           (tokenizer_end_of_text(packer->tokenizer) >= 0 ||
+               error_set(error, ERROR_DATA,
+                   "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
 }
 
-static bool open_parts(Packer *packer, Error *error) {
-    const PackOptions *options = packer->options;
-    const bool split = options->valid_fraction > 0;
-    int token_bytes = 2;
-    if (options->tokenizer && *options->tokenizer) {
-        packer->encoder = document_encoder_open(options->tokenizer, options->plain_special, error);
-        if (!packer->encoder) return false;
-        token_bytes = document_encoder_token_bytes(packer->encoder);
-    }
-    return part_open(&packer->train, options->output, split ? "-train" : "", options->tokenizer, token_bytes, error) &&
-           (!split || part_open(&packer->valid, options->output, "-valid", options->tokenizer, token_bytes, error));
-}
-
-static bool check_result(const Packer *packer, Error *error) {
-    const PackOptions *options = packer->options;
-    if (packer->train.tokens + packer->valid.tokens == 0)
-        return error_set(error, ERROR_DATA,
-            "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text; name a file or folder with text",
-            options->input, packer->files.count, plural((int64_t)packer->files.count), packer->file_bytes, packer->binary.count);
-    if (packer->valid.writer && packer->valid.tokens == 0)
-        return error_set(error, ERROR_DATA,
-            "%s gives no validation part of %g: no file has a line end at which its tail could be "
-            "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
-            options->input, options->valid_fraction);
-    if (packer->train.tokens == 0)
-        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid", options->input,
-            options->valid_fraction);
-    return true;
-}
-
-static void warn_skipped(const Packer *packer) {
-    if (packer->irregular.count > 0)
-        log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count, packer->irregular.first);
-    if (packer->binary.count > 0)
-        log_warn("skipped %" PRId64 " file%s that %s not text, the first being %s: %s, %s", packer->binary.count,
-            plural(packer->binary.count), packer->binary.count == 1 ? "is" : "are", packer->binary.first, packer->first_binary.what,
-            packer->first_binary.advice);
-    if (packer->hidden.count > 0)
-        log_info("left out %" PRId64 " hidden file%s or folder%s, the first being %s", packer->hidden.count, plural(packer->hidden.count),
-            plural(packer->hidden.count), packer->hidden.first);
-}
-
-static bool read_all(Packer *packer, Error *error) {
-    packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->file_bytes);
-    bool good = true;
-    for (size_t i = 0; good && i < packer->files.count; i++) good = pack_file(packer, packer->files.entries[i].name, error);
-    if (good && packer->encoder) good = document_encoder_flush(packer->encoder, error);
-    progress_finish(&packer->progress);
-    warn_skipped(packer);
-    return good;
-}
-
-/* The validation part appears first: should the training part fail to appear, no run can start on half of a split. */
-static bool parts_finish(Packer *packer, Error *error) {
-    ShardWriter *writers[2];
-    int count = 0;
-    if (packer->valid.writer) writers[count++] = packer->valid.writer;
-    writers[count++] = packer->train.writer;
-    packer->valid.writer = packer->train.writer = NULL;
-    return shard_writers_finish(writers, count, error);
-}
-
-static bool pack_all(Packer *packer, Error *error) {
-    return list_files(packer, error) && open_parts(packer, error) && read_all(packer, error) && check_result(packer, error) &&
-           parts_finish(packer, error);
-}
-
-static Packer *packer_open(const PackOptions *options, Error *error) {
-    if (!check_options(options, error)) return NULL;
+static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer, Error *error) {
+    if (!check_options(options, error)) return tokenizer_trainer_free(trainer), NULL;
     Packer *packer = memory_allocate(sizeof *packer);
-    packer->options = options;
+    bool split = options->valid_fraction > 0;
+    packer->options = *options;
+    if (!options->field) packer->options.field = "text";
+    packer->trainer = trainer;
+    packer->lock = -1;
+    packer->train.name = memory_format("%.*s%s", (int)path_length(options->output), options->output, split ? "-train" : "");
+    if (split) packer->valid.name = memory_format("%.*s-valid", (int)path_length(options->output), options->output);
+    packer->long_hash = XXH3_createState();
+    if (!packer->long_hash) memory_refused(sizeof(XXH64_hash_t));
     return packer;
 }
 
 /* Frees the packer, and gives its counts after a success. Returns `good`. */
 static bool packer_close(Packer *packer, bool good, PackResult *result) {
-    packer->result.train_tokens = packer->train.tokens;
-    packer->result.valid_tokens = packer->valid.tokens;
-    *result = good ? packer->result : (PackResult){0};
-    part_free(&packer->train);
-    part_free(&packer->valid);
-    document_encoder_free(packer->encoder);
+    *result = good ? packer->report.result : (PackResult){0};
+    shard_writer_cancel(packer->train.writer);
+    shard_writer_cancel(packer->valid.writer);
+    free(packer->train.name);
+    free(packer->valid.name);
+    record_reader_free(packer->reader);
     tokenizer_trainer_free(packer->trainer);
-    file_list_free(&packer->files);
-    free(packer->irregular.first);
-    free(packer->binary.first);
-    free(packer->hidden.first);
-    file_close(&packer->standard_input);
+    tokenizer_free(packer->tokenizer);
+    pack_files_free(&packer->files);
+    pack_report_free(&packer->report);
+    hash_set_free(packer->seen);
+    file_close(&packer->hashes);
+    if (packer->lock >= 0) close(packer->lock);
+    XXH3_freeState(packer->long_hash);
+    free(packer->new_hashes);
+    free(packer->held);
     free(packer);
     return good;
 }
 
-bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
-    *result = (PackResult){0};
-    Packer *packer = packer_open(options, error);
-    return packer && packer_close(packer, pack_all(packer, error), result);
+/* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any text is
+ * read, or the folders. */
+static bool open_output(Packer *packer, Error *error) {
+    const char *slash = strrchr(packer->train.name, '/');
+    SCOPED_FREE char *beside =
+        slash ? memory_format("%.*s", (int)(slash + 1 - packer->train.name), packer->train.name) : memory_copy_string(".");
+    if (packer->trainer) return true;
+    packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : beside);
+    if (in_folder(packer)) return open_folder(packer, error);
+    return part_open(packer, &packer->train, error) && (!packer->valid.name || part_open(packer, &packer->valid, error));
 }
 
-bool pack_list(const char *input, FileList *files, Error *error) {
-    PackOptions options = {.input = input, .output = input, .separator = ""};
-    PackResult none;
-    Packer *packer = packer_open(&options, error);
-    bool listed = packer && list_files(packer, error);
-    if (listed) *files = packer->files;
-    if (listed) packer->files = (FileList){0};
-    return packer && packer_close(packer, listed, &none);
+static void warn_bad(const Packer *packer) {
+    static const char *const became[] = {"U+FFFD took the place of what is not UTF-8 (invalid=replace)",
+        "their bytes were kept (invalid=keep)", "they were left out (invalid=skip)", ""};
+    const PackResult *result = &packer->report.result;
+    for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
+        size_t at;
+        const json_t *sample, *first = NULL;
+        if (result->bad[kind] == 0) continue;
+        json_array_foreach(packer->report.samples, at, sample) {
+            if (!first && !strcmp(json_string_value(json_object_get(sample, "kind")), pack_bad_name((PackBad)kind))) first = sample;
+        }
+        const char *what = json_string_value(json_object_get(first, "what"));
+        (kind == PACK_BAD_EMPTY ? log_info : log_warn)("%" PRId64 " record%s: %s: %s; the first at line %" PRId64 " of %s%s%s%s",
+            result->bad[kind], plural(result->bad[kind]), pack_bad_name((PackBad)kind),
+            kind == PACK_BAD_UTF8 ? became[packer->options.invalid] : "left out",
+            (int64_t)json_integer_value(json_object_get(first, "line")), json_string_value(json_object_get(first, "file")),
+            *what ? " (" : "", what, *what ? ")" : "");
+    }
+}
+
+static bool read_all(Packer *packer, Error *error) {
+    packer->pipeline =
+        (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special, packer->trainer};
+    packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
+    packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
+    packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->files.bytes);
+    bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
+    progress_finish(&packer->progress);
+    pack_files_warn(&packer->files);
+    record_reader_warn(packer->reader);
+    if (good) warn_bad(packer);
+    return good;
+}
+
+static bool check_result(const Packer *packer, Error *error) {
+    const PackOptions *options = &packer->options;
+    const PackResult *result = &packer->report.result;
+    int64_t bad = 0;
+    for (int i = 1; i < PACK_BAD_KINDS; i++) bad += result->bad[i];
+    if (result->train_tokens + result->valid_tokens == 0)
+        return error_set(error, ERROR_DATA,
+            "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
+            " bad records; name a file or folder with text",
+            options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes,
+            record_reader_skipped(packer->reader), bad);
+    if (packer->valid.name && result->valid_tokens == 0)
+        return error_set(error, ERROR_DATA,
+            "%s gives no validation part of %g: no file has a line end at which its tail could be "
+            "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
+            options->inputs[0], options->valid_fraction);
+    if (result->train_tokens == 0)
+        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
+            options->inputs[0], options->valid_fraction);
+    return true;
+}
+
+static bool list_inputs(Packer *packer, Error *error) {
+    if (!pack_files_list(&packer->files, packer->options.inputs, error)) return false;
+    for (const char *const *input = packer->options.inputs; *input; input++)
+        if (!refuse_output(packer, *input, error)) return false;
+    pack_report_open(&packer->report, &packer->options, &packer->files);
+    return true;
+}
+
+static bool pack_all(Packer *packer, Error *error) {
+    return list_inputs(packer, error) && open_tokenizer(packer, error) && open_output(packer, error) && read_all(packer, error) &&
+           check_result(packer, error) && finish_shards(packer, error) &&
+           (in_folder(packer) ? complete_folder(packer, error) : write_record(packer, true, error));
+}
+
+bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
+    *result = (PackResult){0};
+    Packer *packer = packer_open(options, NULL, error);
+    return packer && packer_close(packer, pack_all(packer, error), result);
 }
 
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
     *result = (PackResult){0};
-    Packer *packer = packer_open(options, error);
+    TokenizerTrainer *trainer = tokenizer_trainer_open(training, error);
+    Packer *packer = trainer ? packer_open(options, trainer, error) : NULL;
     if (!packer) return false;
-    packer->trainer = tokenizer_trainer_open(training, error);
-    bool good = packer->trainer && list_files(packer, error) && read_all(packer, error) &&
-                tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
+    bool good =
+        list_inputs(packer, error) && read_all(packer, error) && tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
     return packer_close(packer, good, result);
 }

@@ -135,6 +135,14 @@ static bool check_tokenizer(const char *prefix, Error *error) {
     return true;
 }
 
+/* What a killed writer of the same shard left. */
+static void remove_leftovers(const ShardWriter *writer) {
+    const char *slash = strrchr(writer->prefix, '/'), *name = slash ? slash + 1 : writer->prefix;
+    SCOPED_FREE char *tokens = memory_format("%s.bin.", name), *index = memory_format("%s.idx.", name);
+    file_remove_partials(writer->folder, tokens);
+    file_remove_partials(writer->folder, index);
+}
+
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {
     assert(token_bytes == 1 || token_bytes == 2 || token_bytes == 4);
     if (!check_tokenizer(prefix, error)) return NULL;
@@ -143,6 +151,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     writer->prefix = memory_copy_string(prefix);
     writer->folder = slash ? memory_format("%.*s", (int)(slash + 1 - prefix), prefix) : memory_copy_string(".");
     writer->token_bytes = token_bytes;
+    remove_leftovers(writer);
     if (output_open(&writer->tokens, prefix, ".bin", error)) return writer;
     shard_writer_cancel(writer);
     return NULL;
@@ -285,15 +294,19 @@ static bool write_index(ShardWriter *writer, Error *error) {
            write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
-/* Brings the tokenizer to the disk, under its temporary name. */
-static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
-    SCOPED_FREE char *folder = tokenizer_folder(writer, false), *path = memory_format("%s/tokenizer.json", folder);
-    if (!writer->tokenizer) return true;
+bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
     if (!file_remove(folder, error)) return false;
-    if (*writer->tokenizer) return tokenizer_copy(writer->tokenizer, folder, error);
+    if (*tokenizer) return tokenizer_copy(tokenizer, folder, error);
     json_auto_t *content = byte_tokenizer();
     SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1));
     return file_make_folder(folder, error) && file_write(path, text, (int64_t)strlen(text), error);
+}
+
+/* Brings the tokenizer to the disk, under its temporary name. */
+static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
+    SCOPED_FREE char *folder = tokenizer_folder(writer, false);
+    return !writer->tokenizer || shard_tokenizer_write(writer->tokenizer, folder, error);
 }
 
 /* Brings both files to the disk, under their temporary names. */

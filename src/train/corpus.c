@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "data/pack.h"
 #include "train/identity_internal.h"
 #include "train/lineage.h"
 #include "train/phases.h"
@@ -64,11 +65,12 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     SCOPED_FREE char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     SCOPED_FREE char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
     PackResult result;
-    PackOptions options = {.input = input,
+    PackOptions options = {.inputs = (const char *[]){input, NULL},
         .output = output,
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
-        .tokenizer = config->data.tokenizer};
+        .tokenizer = config->data.tokenizer,
+        .special = config->data.special};
     if (made && shard_set_exists(last)) return true;
     if (made && !file_exists(input))
         return error_set(error, ERROR_DATA,

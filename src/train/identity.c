@@ -13,6 +13,7 @@
 #include "base/strings.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
+#include "data/pack.h"
 #include "train/lineage.h"
 #include "train/run.h"
 #include "train/source.h"

@@ -1,6 +1,6 @@
 /* A libFuzzer entry for the first bytes of a file of text: what is not text is named with what to do, and a zero byte is
  * never text. */
-#include "data/data_internal.h"
+#include "data/pack_internal.h"
 #include "fuzz.h"
 
 FUZZ(not_text) {

@@ -76,3 +76,28 @@ static inline void write_hand_shard(void) {
     write_bytes("m.idx", hand_index, sizeof hand_index);
     write_bytes("m.bin", hand_tokens, sizeof hand_tokens);
 }
+
+/* A shard of byte tokens as text, "|" for the separator token; the caller frees. */
+static inline char *shard_text(const char *prefix) {
+    ShardSet set = open_set(prefix);
+    SCOPED_FREE char *types = shard_set_types(&set);
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, &ends);
+    char *text = memory_allocate((size_t)set.token_count + 1);
+    int64_t documents = 0;
+    assert_string_equal(types, "u16");
+    for (int64_t i = 0; i < set.token_count; i++) {
+        text[i] = tokens[i] == BYTE_SEPARATOR ? '|' : (char)tokens[i];
+        assert_int_equal(ends[i], tokens[i] == BYTE_SEPARATOR);
+        documents += ends[i];
+    }
+    assert_int_equal(documents, set.document_count);
+    shard_set_close(&set);
+    return text;
+}
+
+static inline void assert_shard_text(const char *prefix, const char *expected) {
+    char *text = shard_text(prefix);
+    assert_string_equal(text, expected);
+    free(text);
+}

@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include "support/data_files.h"
+
+#include "data/pack.h"
 #include "token/token_internal.h"
 
 static const char *const kinds[] = {
@@ -595,7 +597,7 @@ static void packing_encodes_documents_and_ends_each(void **state) {
     char *path = golden_path("gpt2");
     Tokenizer *tokenizer = open_golden("gpt2");
     write_text("in", "the first one\n%\nthe second <|endoftext|> one\n%\n");
-    PackOptions options = {.input = "in", .output = "out", .separator = "%", .tokenizer = path, .plain_special = true};
+    PackOptions options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%", .tokenizer = path};
     PackResult result;
     Error error = {0};
     if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
@@ -623,7 +625,7 @@ static void a_tokenizer_without_an_end_of_text_cannot_pack(void **state) {
     (void)state;
     write_text("in", "ab");
     write_text("tokenizer.json", "{" MODEL "}");
-    PackOptions options = {.input = "in", .output = "out", .separator = "", .tokenizer = "tokenizer.json"};
+    PackOptions options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "", .tokenizer = "tokenizer.json"};
     PackResult result;
     Error error = {0};
     assert_false(pack_text(&options, &result, &error));
@@ -633,8 +635,8 @@ static void a_tokenizer_without_an_end_of_text_cannot_pack(void **state) {
 static void a_vocabulary_learned_from_documents_packs_them(void **state) {
     (void)state;
     write_text("in", "one two two three three three\n%\nthree two one\n");
-    PackOptions input = {.input = "in", .output = "t.json", .separator = "%"},
-                options = {.input = "in", .output = "out", .separator = "%", .tokenizer = "t.json"};
+    PackOptions input = {.inputs = (const char *[]){"in", NULL}, .output = "t.json", .separator = "%"},
+                options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%", .tokenizer = "t.json"};
     TokenizerTraining training = {"llama3", 265, 1};
     PackResult result;
     int32_t learned;

@@ -1,0 +1,79 @@
+/* A set of 64-bit hashes by open addressing, at most half full. 0 marks an empty slot, so the hash 0 is kept as 1: one more
+ * of the collisions that 64 bits have anyhow (among n different texts one is expected at n = 6e9). A HashSet owns its
+ * table and, once that is large, the file behind it. */
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/pack_internal.h"
+
+enum { FIRST_SLOTS = 1 << 16, MEMORY_SLOTS = 1 << 22 /* above these, 32 MiB, the table is a file */ };
+
+typedef struct Table {
+    uint64_t *slots;
+    size_t count;
+    File file;
+} Table;
+
+struct HashSet {
+    char *folder;
+    Table table;
+    size_t used;
+};
+
+static bool table_open(Table *table, const char *folder, size_t count, Error *error) {
+    int64_t bytes = (int64_t)(count * sizeof(uint64_t));
+    *table = (Table){.count = count};
+    bool file = count > MEMORY_SLOTS;
+    if (file && !(file_open_unnamed(&table->file, folder, error) && file_truncate(&table->file, bytes, error))) return false;
+    table->slots = file ? memory_map_shared(table->file.descriptor, (size_t)bytes, error) : memory_map((size_t)bytes, error);
+    return table->slots;
+}
+
+static void table_close(Table *table) {
+    if (table->slots) memory_unmap(table->slots, table->count * sizeof(uint64_t));
+    file_close(&table->file);
+}
+
+/* The slot of a hash: its own, or the empty one where it belongs. */
+static uint64_t *table_find(const Table *table, uint64_t hash) {
+    size_t at = hash & (table->count - 1);
+    while (table->slots[at] && table->slots[at] != hash) at = (at + 1) & (table->count - 1);
+    return &table->slots[at];
+}
+
+HashSet *hash_set_open(const char *folder) {
+    HashSet *set = memory_allocate(sizeof *set);
+    set->folder = memory_copy_string(folder);
+    return set;
+}
+
+static bool grow(HashSet *set, Error *error) {
+    Table larger;
+    bool good = table_open(&larger, set->folder, set->table.count ? 2 * set->table.count : FIRST_SLOTS, error);
+    if (!good) table_close(&larger);
+    if (!good) return false;
+    for (size_t i = 0; i < set->table.count; i++)
+        if (set->table.slots[i]) *table_find(&larger, set->table.slots[i]) = set->table.slots[i];
+    table_close(&set->table);
+    set->table = larger;
+    return true;
+}
+
+bool hash_set_add(HashSet *set, uint64_t hash, bool *seen, Error *error) {
+    if (hash == 0) hash = 1;
+    if (2 * set->used >= set->table.count && !grow(set, error)) return false;
+    uint64_t *slot = table_find(&set->table, hash);
+    *seen = *slot == hash;
+    set->used += !*seen;
+    *slot = hash;
+    return true;
+}
+
+void hash_set_free(HashSet *set) {
+    if (!set) return;
+    table_close(&set->table);
+    free(set->folder);
+    free(set);
+}

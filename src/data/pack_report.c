@@ -1,0 +1,171 @@
+/* The record of a packing: what went in, how, what came out, and samples of what was bad. It lies beside the shards as
+ * JSON, so that what a model was trained on can be told later. In a folder of shards it also says, until the packing is
+ * complete, where it goes on after a kill. Nothing in it depends on time or machine. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/version.h"
+#include "data/pack_internal.h"
+
+/* -- Tables -------------------------------------------------------------------------------------------------------- */
+
+static const char *const bad_names[PACK_BAD_KINDS] = {
+    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "damaged file"};
+
+const char *pack_bad_name(PackBad kind) { return bad_names[kind]; }
+
+typedef struct Number {
+    const char *name;
+    size_t offset;
+} Number;
+#define RESULT(name) {#name, offsetof(PackReport, result.name)}
+static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(text_bytes), RESULT(files),
+    RESULT(bytes), RESULT(duplicates), RESULT(left_out), RESULT(shards), {"valid_shards", offsetof(PackReport, valid_shards)}};
+static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
+    {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
+    {"hashes", offsetof(PackReport, hashes)}};
+enum { NUMBERS = sizeof numbers / sizeof *numbers, PLACES = sizeof places / sizeof *places };
+
+static json_t *write_numbers(const PackReport *report, const Number *table, size_t count) {
+    json_t *object = json_object();
+    for (size_t i = 0; i < count; i++) {
+        int64_t value;
+        memcpy(&value, (const char *)report + table[i].offset, sizeof value);
+        json_object_set_new(object, table[i].name, json_integer(value));
+    }
+    return object;
+}
+
+static bool read_numbers(PackReport *report, const Number *table, size_t count, const json_t *object) {
+    for (size_t i = 0; i < count; i++) {
+        const json_t *number = json_object_get(object, table[i].name);
+        int64_t value = json_integer_value(number);
+        if (!json_is_integer(number) || value < 0) return false;
+        memcpy((char *)report + table[i].offset, &value, sizeof value);
+    }
+    return true;
+}
+
+/* Paths and settings need not be UTF-8, and JSON must. */
+static json_t *json_text(const char *text) {
+    size_t size;
+    SCOPED_FREE char *good = utf8_replace(text, strlen(text), &size);
+    return json_string(good);
+}
+
+/* -- Making one ---------------------------------------------------------------------------------------------------- */
+
+/* An input as it was when the packing began: another size, name or time of any of its files is another input. */
+static json_t *describe_input(const char *input, const PackFiles *files, size_t *at) {
+    int64_t bytes = 0, size = 0;
+    size_t first = *at;
+    uint64_t sum = 0;
+    do {
+        const char *path = files->list.entries[*at].name;
+        bool file = strcmp(path, "-") && file_kind(path, &size) == FILE_REGULAR;
+        int64_t facts[] = {(int64_t)sum, file ? size : 0, file ? file_modified(path) : 0, (int64_t)XXH3_64bits(path, strlen(path))};
+        sum = XXH3_64bits(facts, sizeof facts);
+        bytes += file ? size : 0;
+        ++*at;
+    } while (*at < files->list.count && !files->named[first] && !files->named[*at]);
+    return json_pack("{so sI sI so}", "path", json_text(input), "files", (json_int_t)(*at - first), "bytes", (json_int_t)bytes, "state",
+        json_sprintf("xxh3 %016" PRIx64, sum));
+}
+
+void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files) {
+    *report = (PackReport){.inputs = json_array(), .samples = json_array(), .position = {.line = 1}};
+    for (size_t i = 0, at = 0; options->inputs[i] && at < files->list.count; i++)
+        json_array_append_new(report->inputs, describe_input(options->inputs[i], files, &at));
+}
+
+void pack_report_bad(PackReport *report, const Record *record, const char *file) {
+    if (report->result.bad[record->bad]++ >= PACK_SAMPLES) return;
+    json_array_append_new(report->samples, json_pack("{ss so sI so}", "kind", bad_names[record->bad], "file", json_text(file), "line",
+                                               (json_int_t)record->line, "what", json_text(record->what)));
+}
+
+void pack_report_free(PackReport *report) {
+    json_decref(report->inputs);
+    json_decref(report->samples);
+}
+
+/* -- On disk ------------------------------------------------------------------------------------------------------- */
+
+/* What decides the bytes that are written, besides the inputs and the tokenizer. */
+static json_t *describe_settings(const PackOptions *options) {
+    return json_pack("{sf so so si si si sb sI}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
+        json_text(options->field), "format", options->format, "invalid", options->invalid, "dedup", options->dedup, "special",
+        options->special, "shard_tokens", (json_int_t)options->shard_tokens);
+}
+
+static json_t *describe_bad(const PackResult *result) {
+    json_t *bad = json_object();
+    for (int i = 1; i < PACK_BAD_KINDS; i++) json_object_set_new(bad, bad_names[i], json_integer(result->bad[i]));
+    return bad;
+}
+
+static json_t *describe_lengths(const PackResult *result) {
+    json_t *lengths = json_array();
+    for (int i = 0; i < PACK_LENGTHS; i++) json_array_append_new(lengths, json_integer(result->lengths[i]));
+    return lengths;
+}
+
+bool pack_report_write(const PackReport *report, const PackOptions *options, bool complete, const char *path, Error *error) {
+    const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
+    json_auto_t *record =
+        json_pack("{ss sb so so sO so so so sO}", "smelt", SMELT_VERSION, "complete", complete, "settings", describe_settings(options),
+            "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts", write_numbers(report, numbers, NUMBERS), "bad",
+            describe_bad(&report->result), "document_lengths", describe_lengths(&report->result), "samples", report->samples);
+    if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
+    SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
+    if (!text) memory_refused(1 << 20);
+    return file_write(path, text, (int64_t)strlen(text), error);
+}
+
+/* The first setting, or input, that is not as it was. */
+static char *find_difference(const PackReport *report, const PackOptions *options, const json_t *record) {
+    json_auto_t *settings = describe_settings(options);
+    const json_t *old = json_object_get(record, "settings"), *value;
+    const char *key;
+    json_object_foreach(settings, key, value) {
+        if (!json_equal(value, json_object_get(old, key))) return memory_format("the setting %s", key);
+    }
+    const json_t *inputs = json_object_get(record, "inputs");
+    if (json_array_size(inputs) != json_array_size(report->inputs)) return memory_copy_string("the number of inputs");
+    for (size_t i = 0; i < json_array_size(inputs); i++)
+        if (!json_equal(json_array_get(inputs, i), json_array_get(report->inputs, i)))
+            return memory_format("the input %s", json_string_value(json_object_get(json_array_get(report->inputs, i), "path")));
+    const char *version = json_string_value(json_object_get(record, "smelt"));
+    return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");
+}
+
+static bool take_counts(PackReport *report, const json_t *record) {
+    const json_t *bad = json_object_get(record, "bad"), *lengths = json_object_get(record, "document_lengths");
+    bool good = read_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
+                read_numbers(report, places, PLACES, json_object_get(record, "position"));
+    for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
+    for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
+    json_decref(report->samples);
+    report->samples = json_deep_copy(json_object_get(record, "samples"));
+    return good && json_is_array(report->samples);
+}
+
+bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error) {
+    enum { RECORD_BYTES = 64 << 20 };
+    *found = PACK_FOUND_NOTHING;
+    if (!file_exists(path)) return true;
+    SCOPED_FREE char *text = file_read(path, RECORD_BYTES, NULL, error);
+    if (!text) return error_recode(error, ERROR_DATA);
+    json_auto_t *record = json_loads(text, 0, NULL);
+    const json_t *complete = json_object_get(record, "complete");
+    bool whole = json_is_true(complete);
+    if (!json_is_boolean(complete)) return error_set(error, ERROR_DATA, "%s is no record of a packing; name another OUTPUT", path);
+    *found = whole ? PACK_FOUND_WHOLE : PACK_FOUND_PART;
+    *difference = whole ? NULL : find_difference(report, options, record);
+    return whole || *difference || take_counts(report, record) ||
+           error_set(error, ERROR_DATA, "%s is damaged; give overwrite=true to pack anew", path);
+}

@@ -1,0 +1,180 @@
+/* Reading, encoding and writing at the same time. One thread fills blocks with records, as many as there are cores make
+ * tokens of them, and the calling thread takes them in the order in which they were read: so what is written does not
+ * depend on the number of threads. Blocks go round in a ring, which bounds the memory; a Pipeline owns it while it runs.
+ * A failure of any part ends all of them; that of the earliest block is reported. */
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/array.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/thread.h"
+#include "data/data.h"
+#include "data/pack_internal.h"
+
+typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;
+typedef struct Slot {
+    SlotState state;
+    bool last; /* the reader has ended: with it, or by its error */
+    Block block;
+} Slot;
+
+/* Block n lies in slot n % count. Every field below the lock is read and changed under it, but for blocks: a FREE one
+ * belongs to the reader, a TAKEN one to an encoder, an ENCODED one to the writer. */
+typedef struct Pipeline {
+    const PipelineOptions *options;
+    RecordReader *reader;
+    pthread_mutex_t lock;
+    pthread_cond_t freed, filled, encoded;
+    Slot *slots;
+    int64_t count;
+    int64_t taken; /* the next block for an encoder */
+    bool stopped;
+} Pipeline;
+
+/* -- Encoding ------------------------------------------------------------------------------------------------------ */
+
+size_t pipeline_cut(const void *context, const char *text, size_t size) {
+    const PipelineOptions *options = context;
+    size_t at = size - 1;
+    if (options->tokenizer) return tokenizer_safe_cut(options->tokenizer, text, size, size);
+    if (!options->text_only) { /* before the last character */
+        while (at > 0 && size - at < 4 && (text[at] & 0xc0) == 0x80) at--;
+        return at;
+    }
+    /* For training a tokenizer: no word reaches from a line end to what can be seen behind it. */
+    while (at > 0 && !(text[at - 1] == '\n' && text[at] > ' ')) at--;
+    return at;
+}
+
+static void append_bytes(TokenIds *ids, const char *text, size_t size) {
+    array_reserve(ids->items, ids->capacity, ids->count + size + 1);
+    int32_t *items = ids->items + ids->count;
+#pragma omp simd
+    for (size_t i = 0; i < size; i++) items[i] = (unsigned char)text[i];
+    ids->count += size;
+}
+
+static bool encode_record(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block, Record *record) {
+    unsigned flags = (options->special ? 0 : TOKENIZER_PLAIN_SPECIAL) | (record->first ? 0 : TOKENIZER_CONTINUED);
+    record->ids = block->ids.count;
+    if (!encoder) append_bytes(&block->ids, record->text, record->text_size);
+    else if (!tokenizer_encode(encoder, record->text, record->text_size, flags, &block->ids, &block->error)) return false;
+    if (record->last) token_ids_append(&block->ids, encoder ? tokenizer_end_of_text(options->tokenizer) : BYTE_SEPARATOR);
+    record->id_count = block->ids.count - record->ids;
+    return true;
+}
+
+static void encode_block(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block) {
+    bool good = true;
+    for (size_t i = 0; i < block->count && good; i++) {
+        Record *record = &block->records[i];
+        record_text(record, block->text, options->field, options->invalid);
+        bool lost = record->text_size == 0 && !(record->last && !record->first);
+        if (record->first && record->last) record->hash = XXH3_64bits(record->text, record->text_size);
+        if (!lost && !options->text_only) good = encode_record(options, encoder, block, record);
+    }
+}
+
+/* -- Threads --------------------------------------------------------------------------------------------------------- */
+
+/* Waits for a state of a slot; false: the pipeline has stopped. The lock is held. */
+static bool await(Pipeline *pipeline, pthread_cond_t *condition, const Slot *slot, SlotState state) {
+    while (!pipeline->stopped && slot->state != state) pthread_cond_wait(condition, &pipeline->lock);
+    return !pipeline->stopped;
+}
+
+static void *run_reader(void *context) {
+    Pipeline *pipeline = context;
+    pthread_mutex_lock(&pipeline->lock);
+    for (int64_t number = 0;; number++) {
+        Slot *slot = &pipeline->slots[number % pipeline->count];
+        if (!await(pipeline, &pipeline->freed, slot, SLOT_FREE)) break;
+        pthread_mutex_unlock(&pipeline->lock);
+        block_clear(&slot->block);
+        bool good = record_reader_fill(pipeline->reader, &slot->block, &slot->block.error), last = !good || slot->block.count == 0;
+        pthread_mutex_lock(&pipeline->lock);
+        slot->last = last;
+        slot->state = SLOT_FILLED;
+        pthread_cond_signal(&pipeline->filled);
+        if (last) break;
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return NULL;
+}
+
+static void *run_encoder(void *context) {
+    Pipeline *pipeline = context;
+    const Tokenizer *tokenizer = pipeline->options->tokenizer;
+    TokenizerEncoder *encoder = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL;
+    pthread_mutex_lock(&pipeline->lock);
+    for (;;) {
+        Slot *slot;
+        while (slot = &pipeline->slots[pipeline->taken % pipeline->count], !pipeline->stopped && slot->state != SLOT_FILLED)
+            pthread_cond_wait(&pipeline->filled, &pipeline->lock);
+        if (pipeline->stopped) break;
+        pipeline->taken++;
+        slot->state = SLOT_TAKEN;
+        pthread_cond_signal(&pipeline->filled); /* the next one may be there already */
+        pthread_mutex_unlock(&pipeline->lock);
+        if (!slot->block.error.code) encode_block(pipeline->options, encoder, &slot->block);
+        pthread_mutex_lock(&pipeline->lock);
+        slot->state = SLOT_ENCODED;
+        pthread_cond_signal(&pipeline->encoded);
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    tokenizer_encoder_free(encoder);
+    return NULL;
+}
+
+static bool take_all(Pipeline *pipeline, TakeBlock *take, void *context, Error *error) {
+    bool good = true;
+    for (int64_t number = 0; good; number++) {
+        Slot *slot = &pipeline->slots[number % pipeline->count];
+        pthread_mutex_lock(&pipeline->lock);
+        await(pipeline, &pipeline->encoded, slot, SLOT_ENCODED);
+        pthread_mutex_unlock(&pipeline->lock);
+        if (slot->block.error.code) *error = slot->block.error;
+        good = !slot->block.error.code && take(context, &slot->block, error);
+        if (slot->last) break;
+        pthread_mutex_lock(&pipeline->lock);
+        slot->state = SLOT_FREE;
+        pthread_cond_signal(&pipeline->freed);
+        pthread_mutex_unlock(&pipeline->lock);
+    }
+    return good;
+}
+
+static void stop(Pipeline *pipeline) {
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->stopped = true;
+    pthread_cond_broadcast(&pipeline->freed);
+    pthread_cond_broadcast(&pipeline->filled);
+    pthread_cond_broadcast(&pipeline->encoded);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
+bool pipeline_run(const PipelineOptions *options, RecordReader *reader, TakeBlock *take, void *context, Error *error) {
+    int threads = omp_get_max_threads(), started = 0;
+    Pipeline pipeline = {.options = options,
+        .reader = reader,
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+        .freed = PTHREAD_COND_INITIALIZER,
+        .filled = PTHREAD_COND_INITIALIZER,
+        .encoded = PTHREAD_COND_INITIALIZER,
+        .count = 2 * threads + 2};
+    pthread_t *handles = memory_allocate((size_t)(threads + 1) * sizeof *handles);
+    pipeline.slots = memory_allocate((size_t)pipeline.count * sizeof *pipeline.slots);
+    while (started <= threads && thread_start(&handles[started], started ? run_encoder : run_reader, &pipeline) == 0) started++;
+    bool good = started > 1 ? take_all(&pipeline, take, context, error)
+                            : error_set(error, ERROR_MEMORY, "cannot start two threads to encode text: raise the limit (ulimit -u)");
+    stop(&pipeline);
+    while (started > 0) pthread_join(handles[--started], NULL);
+    for (int64_t i = 0; i < pipeline.count; i++) block_free(&pipeline.slots[i].block);
+    free(pipeline.slots);
+    free(handles);
+    return good;
+}

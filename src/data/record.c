@@ -1,0 +1,103 @@
+/* From a record as it was read to the text of a document: UTF-8 is checked, and the text of a line of JSON is taken out.
+ * Called by the threads of the pipeline; what is bad is only marked, since what becomes of it is the writer's business. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/strings.h"
+#include "data/pack_internal.h"
+
+/* -- UTF-8 ------------------------------------------------------------------------------------------------------- */
+
+/* The bytes of the well-formed character at `at`, or, negative, those of the ill-formed sequence there: the longest start
+ * of a character, else one byte (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts"). */
+static int character_bytes(const unsigned char *at, size_t left) {
+    unsigned char lead = at[0], low = 0x80, high = 0xbf;
+    if (lead < 0x80) return 1;
+    int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
+    if (lead == 0xe0) low = 0xa0;
+    else if (lead == 0xed) high = 0x9f;
+    else if (lead == 0xf0) low = 0x90;
+    else if (lead == 0xf4) high = 0x8f;
+    int size = 1;
+    for (; size <= more && (size_t)size < left && at[size] >= low && at[size] <= high; size++) low = 0x80, high = 0xbf;
+    return more > 0 && size > more ? size : -size;
+}
+
+/* The bytes before the first that is ill-formed, or all. */
+static size_t well_formed(const char *text, size_t size) {
+    size_t at = 0;
+    uint64_t eight;
+    while (at < size) {
+        while (size - at >= sizeof eight && (memcpy(&eight, text + at, sizeof eight), (eight & 0x8080808080808080u) == 0))
+            at += sizeof eight;
+        if (at == size) break;
+        int bytes = character_bytes((const unsigned char *)text + at, size - at);
+        if (bytes < 0) break;
+        at += (size_t)bytes;
+    }
+    return at;
+}
+
+char *utf8_replace(const char *text, size_t size, size_t *result) {
+    static const char replacement[] = "\xef\xbf\xbd";
+    char *out = memory_allocate(3 * size + 1);
+    *result = 0;
+    for (size_t at = 0; at < size;) {
+        size_t good = well_formed(text + at, size - at);
+        memcpy(out + *result, text + at, good);
+        *result += good;
+        at += good;
+        if (at == size) break;
+        memcpy(out + *result, replacement, 3);
+        *result += 3;
+        at += (size_t)-character_bytes((const unsigned char *)text + at, size - at);
+    }
+    return out;
+}
+
+/* The whole record is checked, JSON too: its names and values are UTF-8 as well. Whether a text is left. */
+static bool check_utf8(Record *record, PackInvalid invalid) {
+    size_t good = well_formed(record->text, record->text_size);
+    if (good == record->text_size) return true;
+    record->bad = PACK_BAD_UTF8;
+    for (size_t i = 0; i < good; i++) record->line += record->text[i] == '\n';
+    snprintf(record->what, sizeof record->what, "byte %02x", (unsigned char)record->text[good]);
+    if (invalid == PACK_INVALID_SKIP || invalid == PACK_INVALID_STOP) return false;
+    if (invalid == PACK_INVALID_KEEP && !record->json) return true;
+    record->owned = utf8_replace(record->text, record->text_size, &record->text_size); /* JSON cannot hold other bytes */
+    record->text = record->owned;
+    return true;
+}
+
+/* -- JSON -------------------------------------------------------------------------------------------------------- */
+
+bool record_mark(Record *record, PackBad bad, const char *what) {
+    record->bad = bad;
+    snprintf(record->what, sizeof record->what, "%.*s", (int)sizeof record->what - 1, what);
+    one_line(record->what);
+    return false;
+}
+
+/* The text lies where the line lay: it is never longer. */
+static bool take_field(Record *record, char *place, const char *field) {
+    json_error_t fault;
+    json_auto_t *object = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
+    const json_t *text = json_object_get(object, field);
+    if (!object) return record_mark(record, PACK_BAD_JSON, fault.text);
+    if (!json_is_object(object)) return record_mark(record, PACK_BAD_JSON, "not an object");
+    if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, text ? "it is no text" : field);
+    record->text_size = json_string_length(text);
+    memcpy(place, json_string_value(text), record->text_size);
+    record->text = place;
+    return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, field);
+}
+
+void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid) {
+    record->text = block_text + record->start;
+    record->text_size = record->size;
+    bool left = record->bad == PACK_GOOD && check_utf8(record, invalid);
+    if (left && record->json) left = take_field(record, record->owned ? record->owned : block_text + record->start, field);
+    if (!left) record->text_size = 0;
+}

@@ -1,0 +1,467 @@
+/* Cuts the text of files into records, and gathers these into blocks of some size. Of text a record is what lies between
+ * two separators; of JSON lines, a line. A long document leaves in pieces, cut where a tokenizer does not look across, so
+ * that memory does not follow its length. Lines are counted for messages.
+ *
+ * A RecordReader owns a window on the file that is being read. What it gives depends on the files and the position where
+ * it starts alone: a packing that was killed goes on at a position that was written down. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data.h"
+#include "data/data_internal.h"
+#include "data/pack_internal.h"
+
+enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* of a tokenizer */ };
+
+struct RecordReader {
+    const PackOptions *options;
+    const PackFiles *files;
+    PieceCut *cut;
+    const void *context;
+    Position at;
+    int64_t before; /* bytes of the files before this one */
+    /* The file that is open; the window holds `begin` to `end`, which follow byte at.byte. */
+    Input *input;
+    char *window;
+    size_t begin, end, capacity;
+    bool ended, json, line_start, long_line;
+    int64_t split; /* byte at which the validation part begins; INT64_MAX: none, -1: every so many documents */
+    /* The document that is being read. */
+    bool open, valid;
+    int64_t line;
+    char *rest; /* of it, cut off for the next block */
+    size_t rest_size, rest_capacity;
+    bool continued;
+    int64_t files_read;
+    Skipped binary;
+    NotText first_binary;
+    Error fault; /* of compressed data: the file ends there */
+};
+
+/* -- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static void free_records(Block *block) {
+    for (size_t i = 0; i < block->count; i++) free(block->records[i].owned);
+    block->count = 0;
+}
+
+void block_clear(Block *block) {
+    enum { KEPT_BYTES = 8 * BLOCK_BYTES };
+    free_records(block);
+    if (block->capacity > KEPT_BYTES) block_free(block);
+    block->size = block->ids.count = 0;
+}
+
+void block_free(Block *block) {
+    free_records(block);
+    free(block->text);
+    free(block->records);
+    token_ids_free(&block->ids);
+    *block = (Block){0};
+}
+
+static void block_append(Block *block, const char *bytes, size_t size) {
+    array_reserve(block->text, block->capacity, block->size + size);
+    if (size > 0) memcpy(block->text + block->size, bytes, size);
+    block->size += size;
+}
+
+/* The record that begins here. */
+static Record *open_record(RecordReader *reader, Block *block) {
+    array_reserve(block->records, block->record_capacity, block->count + 1);
+    Record *record = &block->records[block->count++];
+    *record = (Record){.start = block->size,
+        .json = reader->json,
+        .valid = reader->valid,
+        .first = !reader->continued,
+        .file = reader->at.file,
+        .line = reader->line};
+    return record;
+}
+
+/* -- Where the validation part of a plain text begins -------------------------------------------------------------- */
+
+/* A stretch of a mapped file. */
+typedef struct Text {
+    const char *bytes;
+    size_t size;
+} Text;
+
+/* One past the newline that ends the line which holds byte `at`, or the size. */
+static size_t line_end(Text text, size_t at) {
+    const char *newline = memchr(text.bytes + at, '\n', text.size - at);
+    return newline ? (size_t)(newline - text.bytes) + 1 : text.size;
+}
+
+static size_t line_start(Text text, size_t at) {
+    const char *newline = memrchr(text.bytes, '\n', at);
+    return newline ? (size_t)(newline - text.bytes) + 1 : 0;
+}
+
+/* The bytes of the separator line that `text` begins with, line end included; 0: it begins with none. */
+static size_t separator_bytes(Text text, const char *separator) {
+    size_t size = strlen(separator);
+    if (text.size < size || memcmp(text.bytes, separator, size) != 0) return 0;
+    if (size < text.size && text.bytes[size] == '\r') size++;
+    if (size == text.size) return size;
+    return text.bytes[size] == '\n' ? size + 1 : 0;
+}
+
+/* Whether a file may be cut behind the line [start, end): any line, or only separators. */
+static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
+    return !*separator || separator_bytes((Text){text.bytes + start, end - start}, separator) > 0;
+}
+
+/* The first cut at or after `wanted` (>= 1), else the last before it that leaves the head half of the file; else 0. */
+static size_t find_cut(Text text, size_t wanted, const char *separator) {
+    size_t start, end;
+    for (start = line_start(text, wanted - 1); start < text.size; start = end) {
+        end = line_end(text, start);
+        if (end < text.size && is_cut(text, start, end, separator)) return end;
+    }
+    for (end = line_start(text, wanted - 1); end >= text.size / 2 && end > 0; end = start) {
+        start = line_start(text, end - 1);
+        if (is_cut(text, start, end, separator)) return end;
+    }
+    return 0;
+}
+
+static int64_t split_point(Text text, const PackOptions *options) {
+    size_t tail = (size_t)((double)text.size * options->valid_fraction);
+    if (text.size < 2) return INT64_MAX;
+    size_t wanted = text.size - (tail > 0 ? tail : 1);
+    size_t cut = find_cut(text, wanted, options->separator);
+    if (cut == 0) cut = find_cut(text, wanted, "");
+    return cut == 0 ? INT64_MAX : (int64_t)cut;
+}
+
+static bool find_split(RecordReader *reader, const char *path, Error *error) {
+    reader->split = INT64_MAX;
+    if (reader->options->valid_fraction == 0) return true;
+    bool stream = !strcmp(path, "-") || input_compressed(reader->input);
+    if (reader->json || (stream && *reader->options->separator)) reader->split = -1;
+    if (reader->json || reader->split < 0) return true;
+    if (stream)
+        return error_set(error, ERROR_DATA,
+            "%s is one document whose end is not known before it is read, so that no validation part can be cut off: give separator=, "
+            "unpack it to a file, or set valid=0 (in training data.valid_fraction=0)",
+            path);
+    SCOPED(file_unmap) FileMap map;
+    if (!file_map(&map, path, error)) return error_recode(error, ERROR_DATA);
+    reader->split = split_point((Text){(const char *)map.bytes, map.size}, reader->options);
+    return true;
+}
+
+/* -- The window ---------------------------------------------------------------------------------------------------- */
+
+/* Reads on behind what the window holds, in a larger window where it is full. Damaged data ends the file. */
+static bool refill(RecordReader *reader, Error *error) {
+    size_t held = reader->end - reader->begin, count;
+    if (held > 0) memmove(reader->window, reader->window + reader->begin, held);
+    reader->begin = 0;
+    array_reserve(reader->window, reader->capacity, held >= reader->capacity / 2 ? 2 * held + WINDOW_BYTES : WINDOW_BYTES);
+    size_t wanted = reader->capacity - held;
+    bool good = input_read(reader->input, reader->window + held, wanted, &count, error);
+    reader->end = held + count;
+    reader->ended = !good || count < wanted;
+    if (good || !input_damaged(reader->input)) return good;
+    reader->fault = *error;
+    *error = (Error){0};
+    return true;
+}
+
+static int64_t count_lines(const char *bytes, size_t size) {
+    int64_t lines = 0;
+#pragma omp simd reduction(+ : lines)
+    for (size_t i = 0; i < size; i++) lines += bytes[i] == '\n';
+    return lines;
+}
+
+static void step_over(RecordReader *reader, size_t size) {
+    if (size == 0) return;
+    reader->at.line += count_lines(reader->window + reader->begin, size);
+    reader->line_start = reader->window[reader->begin + size - 1] == '\n';
+    reader->at.byte += (int64_t)size;
+    reader->begin += size;
+}
+
+/* -- Documents of text ----------------------------------------------------------------------------------------------- */
+
+static void begin_document(RecordReader *reader) {
+    if (reader->open) return;
+    double part = reader->options->valid_fraction;
+    int64_t number = reader->at.document++;
+    reader->open = true;
+    reader->continued = false;
+    reader->line = reader->at.line;
+    reader->valid =
+        reader->split < 0 ? (int64_t)((double)(number + 1) * part) > (int64_t)((double)number * part) : reader->at.byte >= reader->split;
+}
+
+/* The window's bytes that belong to the open document. `*behind`: those of the separator after it; `*ends`: it ends. */
+static size_t find_text(const RecordReader *reader, size_t *behind, bool *ends) {
+    const char *separator = reader->options->separator;
+    Text text = {reader->window + reader->begin, reader->end - reader->begin};
+    int64_t to_split = reader->split - reader->at.byte;
+    bool split = to_split > 0 && to_split <= (int64_t)text.size, whole = split || reader->ended;
+    if (split) text.size = (size_t)to_split;
+    *behind = 0;
+    *ends = whole;
+    size_t length = strlen(separator), at = 0;
+    while (length > 0 && at < text.size) {
+        const char *found = memmem(text.bytes + at, text.size - at, separator, length);
+        if (!found) return whole ? text.size : text.size - (size_t)int_min((int64_t)length - 1, (int64_t)(text.size - at));
+        at = (size_t)(found - text.bytes);
+        bool starts = at == 0 ? reader->line_start : text.bytes[at - 1] == '\n';
+        if (starts && !whole && text.size - at < length + 2) return at; /* its line end is not seen yet */
+        *behind = starts ? separator_bytes((Text){found, text.size - at}, separator) : 0;
+        if (*behind > 0) *ends = true;
+        if (*behind > 0) return at;
+        at++;
+    }
+    return text.size;
+}
+
+static bool close_record(RecordReader *reader, Block *block, Record *record) {
+    record->size = block->size - record->start;
+    record->last = true;
+    reader->open = false;
+    if (record->first && record->size == 0) record->bad = PACK_BAD_EMPTY;
+    record->end = reader->at;
+    return true;
+}
+
+/* Leaves a piece of the open document in the block, and keeps the rest for the next. False: there is no place to cut. */
+static bool cut_piece(RecordReader *reader, Block *block, Record *record) {
+    size_t size = block->size - record->start, cut = reader->cut(reader->context, block->text + record->start, size);
+    if (cut == 0) return false;
+    reader->rest_size = size - cut;
+    array_reserve(reader->rest, reader->rest_capacity, reader->rest_size);
+    if (reader->rest_size > 0) memcpy(reader->rest, block->text + record->start + cut, reader->rest_size);
+    block->size -= reader->rest_size;
+    record->size = cut;
+    reader->line += count_lines(block->text + record->start, cut);
+    reader->continued = true;
+    return true;
+}
+
+/* Adds text to the block until a document ends or the block is full. */
+static bool read_text(RecordReader *reader, Block *block, Error *error) {
+    if (reader->begin == reader->end && !reader->ended && !refill(reader, error)) return false;
+    if (!reader->open && reader->begin == reader->end) return true;
+    begin_document(reader);
+    Record *record = open_record(reader, block);
+    size_t room = BLOCK_BYTES;
+    block_append(block, reader->rest, reader->rest_size);
+    reader->rest_size = 0;
+    for (;;) {
+        size_t behind, size;
+        bool ends;
+        size = find_text(reader, &behind, &ends);
+        block_append(block, reader->window + reader->begin, size);
+        step_over(reader, size + behind);
+        if (ends) return close_record(reader, block, record);
+        if (block->size - record->start >= room) {
+            if (cut_piece(reader, block, record)) return true;
+            room = 2 * (block->size - record->start);
+            if (room > PIECE_LIMIT)
+                return error_set(error, ERROR_DATA,
+                    "line %" PRId64 " of %s begins a document above 512 MiB without a place to cut it: give separator= to divide it",
+                    record->line, reader->files->list.entries[reader->at.file].name);
+        }
+        if (!refill(reader, error)) return false;
+    }
+}
+
+/* -- Lines of JSON ------------------------------------------------------------------------------------------------- */
+
+static bool is_blank(const char *line, size_t size) {
+    size_t at = 0;
+    while (at < size && strchr(" \t\r\n", line[at]) && line[at]) at++;
+    return at == size;
+}
+
+/* Adds one line; one above the limit is stepped over. */
+static bool read_line(RecordReader *reader, Block *block, Error *error) {
+    const char *newline;
+    size_t seen = 0;
+    while (newline = memchr(reader->window + reader->begin + seen, '\n', reader->end - reader->begin - seen), !newline && !reader->ended) {
+        seen = reader->end - reader->begin;
+        if (seen > RECORD_LIMIT) {
+            begin_document(reader);
+            reader->long_line = true;
+            step_over(reader, seen);
+            seen = 0;
+        }
+        if (!refill(reader, error)) return false;
+    }
+    const char *line = reader->window + reader->begin;
+    size_t size = newline ? (size_t)(newline - line) + 1 : reader->end - reader->begin;
+    bool blank = is_blank(line, size) && !reader->long_line;
+    if (!blank) {
+        begin_document(reader);
+        Record *record = open_record(reader, block);
+        if (!reader->long_line) block_append(block, line, size);
+        step_over(reader, size);
+        close_record(reader, block, record);
+        if (reader->long_line || record->size > RECORD_LIMIT) {
+            record->bad = PACK_BAD_LONG;
+            block->size = record->start;
+            record->size = 0;
+        }
+        reader->long_line = false;
+    } else {
+        step_over(reader, size);
+    }
+    return true;
+}
+
+/* -- Files ----------------------------------------------------------------------------------------------------------- */
+
+static bool named(const RecordReader *reader) { return reader->files->named[reader->at.file]; }
+
+/* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
+static bool is_shard_file(const char *path, char **prefix) {
+    if (!ends_with(path, ".bin") && !ends_with(path, ".idx")) return false;
+    *prefix = memory_format("%.*s", (int)strlen(path) - 4, path);
+    SCOPED_FREE char *tokens = memory_format("%s.bin", *prefix);
+    return file_exists(tokens) && shard_set_exists(*prefix);
+}
+
+/* Whether the file is text, by its name and the start of what the window holds. A named one must be. */
+static bool take_text(RecordReader *reader, const char *path, bool *text, Error *error) {
+    NotText found = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
+    SCOPED_FREE char *prefix = NULL;
+    bool shard = is_shard_file(path, &prefix);
+    size_t size = (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES);
+    *text = !shard && !not_text((const unsigned char *)reader->window + reader->begin, size, &found);
+    if (*text) return true;
+    if (named(reader) && shard)
+        return error_set(
+            error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path, prefix);
+    if (named(reader))
+        return error_set(
+            error, ERROR_DATA, "%s is %s, not text: %s", strcmp(path, "-") ? path : "standard input", found.what, found.advice);
+    if (reader->binary.count++ > 0) return true;
+    reader->first_binary = found; /* files come in the order of their paths */
+    reader->binary.first = memory_copy_string(path);
+    return true;
+}
+
+/* Recognised by its content, else by its name, so that a file whose first line is broken is JSON lines all the same. */
+static bool is_json(const RecordReader *reader, const char *path) {
+    static const char *const names[] = {".jsonl", ".ndjson"}, *const packed[] = {"", ".gz", ".zst", ".xz"};
+    PackFormat format = reader->options->format;
+    bool json =
+        format == PACK_JSON || (format == PACK_AUTO && is_json_lines(reader->window + reader->begin,
+                                                           (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES)));
+    for (size_t i = 0; i < 8 && format == PACK_AUTO && !json; i++) {
+        SCOPED_FREE char *end = memory_format("%s%s", names[i % 2], packed[i / 2]);
+        json = ends_with(path, end);
+    }
+    return json;
+}
+
+/* Goes to the byte where a packing was interrupted. */
+static bool skip_to(RecordReader *reader, int64_t byte, Error *error) {
+    int64_t line = reader->at.line;
+    for (reader->at.byte = 0; reader->at.byte < byte;) {
+        if (reader->begin == reader->end && !reader->ended && !refill(reader, error)) return false;
+        if (reader->begin == reader->end)
+            return error_set(error, ERROR_DATA, "%s is shorter than when the packing began: give overwrite=true to pack anew",
+                reader->files->list.entries[reader->at.file].name);
+        step_over(reader, (size_t)int_min(byte - reader->at.byte, (int64_t)(reader->end - reader->begin)));
+    }
+    reader->at.line = line;
+    return true;
+}
+
+static bool open_file(RecordReader *reader, Error *error) {
+    const char *path = reader->files->list.entries[reader->at.file].name;
+    int64_t start = reader->at.byte;
+    reader->input = input_open(path, error);
+    reader->begin = reader->end = 0;
+    reader->ended = false;
+    reader->line_start = true;
+    reader->fault = (Error){0};
+    if (!reader->input || !refill(reader, error)) return false;
+    bool text;
+    if (reader->end == 0 && !reader->fault.code) return true;
+    if (!take_text(reader, path, &text, error)) return false;
+    if (!text) reader->begin = reader->end, reader->ended = true;
+    if (!text) return true;
+    reader->files_read++;
+    reader->json = is_json(reader, path);
+    if (!find_split(reader, path, error)) return false;
+    if (reader->json && start == 0 && reader->end >= 3 && !memcmp(reader->window, "\xef\xbb\xbf", 3)) step_over(reader, 3);
+    return start == 0 || skip_to(reader, start, error);
+}
+
+/* A damaged file leaves a record of what was lost. */
+static void close_file(RecordReader *reader, Block *block) {
+    int64_t bytes = 0;
+    const char *path = reader->files->list.entries[reader->at.file].name;
+    if (strcmp(path, "-")) file_kind(path, &bytes);
+    input_close(reader->input);
+    reader->input = NULL;
+    if (reader->fault.code) {
+        reader->line = reader->at.line;
+        Record *record = open_record(reader, block);
+        record_mark(record, PACK_BAD_FILE, reader->fault.message);
+    }
+    reader->before += bytes;
+    reader->at = (Position){reader->at.file + 1, 0, 1, reader->at.document};
+    if (reader->fault.code) block->records[block->count - 1].last = true, block->records[block->count - 1].end = reader->at;
+}
+
+/* -- Reading --------------------------------------------------------------------------------------------------------- */
+
+RecordReader *record_reader_open(const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, Position start) {
+    RecordReader *reader = memory_allocate(sizeof *reader);
+    *reader = (RecordReader){.options = options, .files = files, .cut = cut, .context = context, .at = start};
+    for (int64_t i = 0; i < start.file; i++) {
+        int64_t bytes = 0;
+        file_kind(files->list.entries[i].name, &bytes);
+        reader->before += bytes;
+    }
+    return reader;
+}
+
+bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
+    while (reader->at.file < (int64_t)reader->files->list.count && block->size < BLOCK_BYTES && block->count < BLOCK_RECORDS) {
+        if (!reader->input && !open_file(reader, error)) return false;
+        bool left = reader->open || reader->begin < reader->end || !reader->ended;
+        if (!left) close_file(reader, block);
+        else if (!(reader->json ? read_line(reader, block, error) : read_text(reader, block, error))) return false;
+        if (reader->continued && reader->open) break; /* the piece fills the block */
+    }
+    block->done = reader->before + (reader->input ? input_position(reader->input) : 0);
+    return true;
+}
+
+int64_t record_reader_files(const RecordReader *reader) { return reader->files_read; }
+
+int64_t record_reader_skipped(const RecordReader *reader) { return reader->binary.count; }
+
+void record_reader_warn(const RecordReader *reader) {
+    int64_t count = reader->binary.count;
+    if (count > 0)
+        log_warn("skipped %" PRId64 " file%s that %s not text, the first being %s: %s, %s", count, plural(count), count == 1 ? "is" : "are",
+            reader->binary.first, reader->first_binary.what, reader->first_binary.advice);
+}
+
+void record_reader_free(RecordReader *reader) {
+    if (!reader) return;
+    input_close(reader->input);
+    free(reader->window);
+    free(reader->rest);
+    free(reader->binary.first);
+    free(reader);
+}

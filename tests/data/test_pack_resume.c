@@ -1,0 +1,166 @@
+/* Tests of folders of shards: their sizes, and that a packing which is killed and started again writes what an undisturbed
+ * one does. Each test runs in a temporary folder of its own; run by `make test`. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <zlib.h>
+
+#include "support/data_files.h"
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "base/scope.h"
+#include "base/thread.h"
+#include "data/pack.h"
+
+static const char *const inputs[] = {"a", "b.gz", "c.jsonl", NULL};
+
+/* Some documents are there several times, one is long, some JSON is broken. */
+static void write_inputs(int documents) {
+    FILE *plain = fopen("a", "w"), *json = fopen("c.jsonl", "w");
+    gzFile packed = gzopen("b.gz", "wb1");
+    assert_true(plain && json && packed);
+    for (int i = 0; i < documents; i++) {
+        uint32_t random = rng_bits(7, 1, (uint64_t)i).word[0];
+        fprintf(plain, "%u\nline %d\n%%\n", random % 5000, i / 3);
+        gzprintf(packed, "%u and\n%d\n%%\n", random, i);
+        for (int j = 0; i == documents / 2 && j < 60000; j++) gzprintf(packed, "a long document %d\n", j);
+        fprintf(json, i % 50 ? "{\"text\": \"%u\"}\n" : "{%u\n", random % 70000);
+    }
+    assert_true(fclose(plain) == 0 && fclose(json) == 0 && gzclose(packed) == Z_OK);
+}
+
+static PackOptions options_of(const char *output) {
+    return (PackOptions){
+        .inputs = inputs, .output = output, .separator = "%", .valid_fraction = 0.1, .dedup = PACK_DEDUP_EXACT, .shard_tokens = 20000};
+}
+
+static PackResult pack(PackOptions options) {
+    PackResult result;
+    Error error = {0};
+    if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+    return result;
+}
+
+static void assert_refused(PackOptions options, ErrorCode code, const char *part) {
+    PackResult result;
+    Error error = {0};
+    assert_false(pack_text(&options, &result, &error));
+    if (error.code != code || !strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
+}
+
+/* Every file of one folder has the same bytes in the other. Returns how many there are. */
+static int assert_same_folder(const char *folder, const char *other) {
+    SCOPED(file_list_free) FileList list = {0}, others = {0};
+    Error error = {0};
+    assert_true(file_list(folder, &list, &error) && file_list(other, &others, &error));
+    assert_int_equal(list.count, others.count);
+    for (size_t i = 0; i < list.count; i++) {
+        assert_string_equal(list.entries[i].name, others.entries[i].name);
+        if (list.entries[i].kind != FILE_REGULAR) continue;
+        char *left = memory_format("%s/%s", folder, list.entries[i].name), *right = memory_format("%s/%s", other, list.entries[i].name);
+        size_t size, other_size;
+        unsigned char *bytes = read_bytes(left, &size), *other_bytes = read_bytes(right, &other_size);
+        assert_int_equal(size, other_size);
+        assert_memory_equal(bytes, other_bytes, size);
+        free(bytes), free(other_bytes), free(left), free(right);
+    }
+    return (int)list.count;
+}
+
+static void a_shard_ends_with_the_document_that_fills_it(void **state) {
+    (void)state;
+    write_text("in", "one\n%\ntwo\n%\nthree\n%\nfour\n%\n");
+    static const char *const input[] = {"in", NULL};
+    PackOptions options = {.inputs = input, .output = "out", .separator = "%", .shard_tokens = 10};
+    PackResult result = pack(options);
+    assert_int_equal(result.shards, 2);
+    assert_shard_text("out/shard-00000", "one\n|two\n|");
+    assert_shard_text("out/shard-00001", "three\n|four\n|");
+    assert_int_equal(access("out/tokenizer/tokenizer.json", F_OK), 0);
+    assert_int_equal(access("out/hashes", F_OK), -1);
+    assert_refused(options, ERROR_USAGE, "out exists: give another name, or overwrite=true");
+    options.overwrite = true;
+    options.shard_tokens = 1000;
+    assert_int_equal(pack(options).shards, 1);
+    assert_int_equal(access("out/shard-00001.idx", F_OK), -1);
+    write_text("out/mine", "");
+    assert_refused(options, ERROR_USAGE, "out holds mine, which packing did not write");
+}
+
+/* Starts packing in a process of its own, and kills it after a while. Whether it was killed before it ended. */
+static bool kill_packing(double seconds) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        PackOptions options = options_of("hit");
+        PackResult result;
+        Error error = {0};
+        _exit(pack_text(&options, &result, &error) ? 0 : 1);
+    }
+    thread_sleep(seconds);
+    kill(child, SIGKILL);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status)) assert_int_equal(WEXITSTATUS(status), 0);
+    return WIFSIGNALED(status);
+}
+
+static void a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does(void **state) {
+    (void)state;
+    write_inputs(20000);
+    double start = log_seconds();
+    PackResult whole = pack(options_of("whole"));
+    double seconds = log_seconds() - start;
+    assert_true(whole.shards > 20 && whole.left_out > 1000 && whole.bad[PACK_BAD_JSON] > 100);
+    int kills = 0, resumed = 0;
+    for (uint64_t i = 0; kills < 20 && i < 200; i++) {
+        Error error = {0};
+        bool killed = kill_packing(seconds * 0.4 * rng_bits(3, 2, i).word[0] / 4294967296.0);
+        if (!killed) assert_true(file_remove("hit-train", &error) && file_remove("hit-valid", &error));
+        kills += killed;
+        resumed += killed && access("hit-train/shard-00003.idx", F_OK) == 0;
+    }
+    assert_int_equal(kills, 20);
+    assert_true(resumed > 5);
+    PackResult result = pack(options_of("hit"));
+    assert_int_equal(result.documents, whole.documents);
+    assert_int_equal(result.duplicates, whole.duplicates);
+    assert_true(assert_same_folder("whole-train", "hit-train") > 40);
+    assert_true(assert_same_folder("whole-valid", "hit-valid") > 40);
+}
+
+static void what_differs_from_the_packing_that_was_killed_is_named(void **state) {
+    (void)state;
+    write_inputs(20000);
+    for (int tries = 0; access("hit-train/shard-00000.idx", F_OK) != 0; tries++) assert_true(kill_packing(0.01 * tries));
+    PackOptions options = options_of("hit");
+    options.dedup = PACK_DEDUP_NONE;
+    assert_refused(options, ERROR_USAGE, "the setting dedup has changed since: give what it was, or overwrite=true to begin anew");
+    write_text("a", "other text\n%\nand more\n%\n");
+    assert_refused(options_of("hit"), ERROR_USAGE, "the input a has changed since");
+    options.overwrite = true;
+    assert_false(pack(options).resumed);
+}
+
+static void one_shard_leaves_nothing_of_a_killed_packing(void **state) {
+    (void)state;
+    write_text("in", "text");
+    write_text("out.bin.partial-999999", "of a process that was killed");
+    write_text("out.idx.partial-999999", "");
+    write_text("outer.bin.partial-999999", "of another shard");
+    static const char *const input[] = {"in", NULL};
+    pack((PackOptions){.inputs = input, .output = "out", .separator = ""});
+    assert_int_equal(access("out.bin.partial-999999", F_OK), -1);
+    assert_int_equal(access("out.idx.partial-999999", F_OK), -1);
+    assert_int_equal(access("outer.bin.partial-999999", F_OK), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        IN_FOLDER(a_shard_ends_with_the_document_that_fills_it),
+        IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
+        IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
+        IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
