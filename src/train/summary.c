@@ -164,11 +164,11 @@ static char *quote(const char *text) {
 }
 
 char *summary_command(const Config *config, const Comm *comm, const char *words) {
-    char launch[64] = "";
+    char launch[64] = "", nodes[64] = "";
     SCOPED_FREE char *run = quote(config->run);
-    if (comm_size(comm) > comm_local_size(comm)) snprintf(launch, sizeof launch, "launch ... -- "); /* its words are the launcher's */
-    else if (comm_size(comm) > 1) snprintf(launch, sizeof launch, "launch -n %d -- ", comm_size(comm));
-    return memory_format("smelt %strain %s%s%s", launch, run, *words ? " " : "", words);
+    if (comm_size(comm) > 1) snprintf(launch, sizeof launch, "launch -n %d -- ", comm_local_size(comm));
+    if (comm_nodes(comm) > 1) snprintf(nodes, sizeof nodes, ", on each of the %d nodes", comm_nodes(comm));
+    return memory_format("smelt %strain %s%s%s%s", launch, run, *words ? " " : "", words, nodes);
 }
 
 /* The whole of a run can be extended; a part of it goes on. */

@@ -113,6 +113,25 @@ static void a_rank_that_makes_the_others_wait_is_named(void **state) {
 }
 
 /* The ranks say where they paused, and for the hand's own signal; the launcher how to go on. */
+/* The command that goes on is one that works: on each node, with its ranks. */
+static void several_nodes_are_told_what_each_of_them_starts(void **state) {
+    (void)state;
+    Process nodes[2];
+    process_set_number("NNODES", 2);
+    process_set_number("MASTER_PORT", process_free_port());
+    for (int i = 0; i < 2; i++) {
+        process_set_number("NODE_RANK", i);
+        nodes[i] = smelt_start("launch -n 1 self_test=false -- train " SETTINGS " run=nodes steps=1 batch.tokens=128 schedule.warmup=0");
+    }
+    for (int i = 0; i < 2; i++) {
+        ProcessResult result = process_finish(&nodes[i]);
+        expect_code(&result, ERROR_NONE, "a node");
+        if (i == 0)
+            assert_non_null(strstr(result.output, "smelt launch -n 1 -- train nodes steps=2, on each of the 2 nodes    (trains on)"));
+        process_free(&result);
+    }
+}
+
 static void an_interrupted_run_says_once_where_it_paused_and_how_to_go_on(void **state) {
     (void)state;
     unsetenv("NNODES");
@@ -133,6 +152,7 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_run_goes_on_without_a_lost_node_and_takes_it_back),
+        TRAIN_TEST(several_nodes_are_told_what_each_of_them_starts),
         TRAIN_TEST(an_interrupted_run_says_once_where_it_paused_and_how_to_go_on),
         TRAIN_TEST(a_rank_that_makes_the_others_wait_is_named),
     };
