@@ -13,7 +13,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/options.h"
-#include "app/command.h"
+#include "app/cmd_data_internal.h"
 #include "data/data.h"
 #include "data/pack.h"
 
@@ -318,11 +318,15 @@ static const Command members[] = {
         .run = run_show},
 };
 
-static const Command *data_member(int index) { return index < (int)(sizeof members / sizeof *members) ? &members[index] : NULL; }
+static const Command *data_member(int index) {
+    static const Command *const others[] = {&command_data_encode, &command_data_decode};
+    enum { HERE = sizeof members / sizeof *members, ALL = HERE + sizeof others / sizeof *others };
+    return index < HERE ? &members[index] : index < ALL ? others[index - HERE] : NULL;
+}
 
 const Command command_data = {
     .name = "data",
-    .summary = "pack text into token shards, show them, or learn a vocabulary",
+    .summary = "pack text into token shards, show them, learn a vocabulary, encode and decode",
     .explanation = "Makes and shows the data that a model is trained on.",
     .member = data_member,
 };

@@ -1,0 +1,6 @@
+/* The members of `smelt data` that have files of their own. */
+#pragma once
+
+#include "app/command.h"
+
+extern const Command command_data_encode, command_data_decode;
