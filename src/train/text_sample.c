@@ -32,8 +32,8 @@ static const double temperature = 0.8;
 
 int64_t text_sample_rows(const Config *config) {
     const EvalConfig *eval = &config->eval;
-    bool known = strcmp(config->data.tokenizer, NO_TOKENIZER) != 0, evaluates = config->data.valid[0] || config->data.valid_fraction > 0;
-    if (!eval->sample_tokens || !known || !evaluates || config->profile) return 0;
+    if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
+    if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }
