@@ -22,13 +22,19 @@ static size_t plain_length(const char *text, size_t length) {
     return end;
 }
 
-/* The bytes of a word, or of a command of smelt, which is to be copied and so is not broken: its name, words after it, and
+static bool is_program(const char *text, size_t length) {
+    static const char *const names[] = {"smelt ", "hf "};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (length > strlen(names[i]) && !memcmp(text, names[i], strlen(names[i]))) return true;
+    return false;
+}
+
+/* The bytes of a word, or of a command that messages name, which is to be copied and so is not broken: its name, words after it, and
  * arguments behind them, "smelt launch -n 2 -- train RUN steps=700", up to punctuation or two blanks. */
 static size_t word_length(const char *text, size_t length) {
-    static const char name[] = "smelt ";
     enum { PLAIN = 4 /* "data pack INPUT OUTPUT" */ };
     size_t bracket = length && *text == '(', all = plain_length(text, length);
-    if (length - bracket < sizeof name || memcmp(text + bracket, name, sizeof name - 1) != 0) return all;
+    if (!is_program(text + bracket, length - bracket)) return all;
     for (int plain = PLAIN; all + 1 < length && !strchr(",;:).", text[all - 1]) && !strchr(" \n", text[all + 1]);) {
         const char *word = text + all + 1;
         size_t bytes = plain_length(word, length - all - 1);

@@ -1,4 +1,5 @@
-/* Line breaks at words, never inside a command of smelt, which people copy: texts of help, for 80 columns, and lines that a program prints, for the width of its terminal. */
+/* Line breaks at words, never inside a command, which people copy: texts of help, for 80 columns, and lines that a program
+ * prints, for the width of its terminal. */
 #pragma once
 
 #include <stdio.h>

@@ -674,7 +674,7 @@ static void commands_to_copy_are_not_broken(void **state) {
     static const char *const commands[] = {"smelt train runs/first fork=runs/second from=150 steps=700",
         "smelt generate r \"Once upon a time\"",
         "smelt launch -n 2 -- train runs/a-run-of-a-long-name/and-more steps=1400 optimizer.lr=1e-3", "smelt convert runs/first my-model",
-        "smelt data pack my-texts/ shards/all"};
+        "smelt data pack my-texts/ shards/all", "hf download meta-llama/Llama-3.2-1B --local-dir my-model"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         for (int before = 0; before < 80; before++) {
             char line[400], *text;
