@@ -35,7 +35,7 @@ static size_t word_length(const char *text, size_t length) {
     enum { PLAIN = 4 /* "data pack INPUT OUTPUT" */ };
     size_t bracket = length && *text == '(', all = plain_length(text, length);
     if (!is_program(text + bracket, length - bracket)) return all;
-    for (int plain = PLAIN; all + 1 < length && !strchr(",;:).", text[all - 1]) && !strchr(" \n", text[all + 1]);) {
+    for (int plain = PLAIN; all + 1 < length && !strchr(",;:).", text[all - 1]) && !strchr(" \n(", text[all + 1]);) {
         const char *word = text + all + 1;
         size_t bytes = plain_length(word, length - all - 1);
         bool argument = is_argument(word, bytes);
