@@ -12,8 +12,8 @@
 #include "app/command.h"
 #include "app/process.h"
 
-static const Benchmark *const benchmarks[] = {
-    &bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_train, &bench_suite, &bench_collective};
+static const Benchmark *const benchmarks[] = {&bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_loader,
+    &bench_train, &bench_suite, &bench_collective};
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
 /* CONFIG.yaml and the settings on top of it; defaults where none is given. */

@@ -104,7 +104,7 @@ typedef struct Benchmark {
 #define BENCH_PARTS(Options)                                                                                                                                   \
     .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = run
 
-extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite,
+extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_loader, bench_train, bench_suite,
     bench_collective;
 
 /* Opens the device that was asked for, once. ERROR_USAGE, ERROR_DEVICE. */

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "base/fp8.h"
 #include "bench/bench.h"
+#include "data/data.h"
 #include "support/files.h"
 #include "support/process.h"
 
@@ -368,6 +369,45 @@ static void storage_refuses_a_folder_that_is_not_there(void **state) {
     expect_code("storage", ERROR_USAGE, "FOLDER");
 }
 
+/* -- The loader ---------------------------------------------------------------------------------------------------- */
+
+static void write_tokens(const char *prefix, int64_t count) {
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open(prefix, 2, &error);
+    assert_non_null(writer);
+    for (int32_t i = 0; i < count; i++) assert_true(shard_writer_document(writer, &i, 1, &error));
+    assert_true(shard_writer_finish(writer, &error));
+}
+
+static void the_loader_reads_each_sample_cold_and_warm(void **state) {
+    (void)state;
+    char *prefix = path_of("tokens");
+    write_tokens(prefix, 5000);
+    expect_code("loader %s/tokens length=64 sequences=4 samples=10 step_tokens=1024 json=%s/loader.json", 0, NULL);
+    json_t *json = read_json("loader.json");
+    const json_t *rows = json_object_get(json, "rows");
+    assert_int_equal(json_array_size(rows), 2);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *row = json_array_get(rows, i);
+        assert_string_equal(text_of(row, "test"), i ? "warm" : "cold");
+        assert_true(number_of(row, "samples") == 12);                                                 /* whole batches */
+        assert_float_equal(number_of(row, "tokens_per_s") * number_of(row, "seconds"), 12 * 64, 0.1); /* as printed */
+        assert_float_equal(number_of(row, "step_s"), 1024 / number_of(row, "tokens_per_s"), 1e-3 * number_of(row, "step_s"));
+    }
+    json_decref(json);
+    free(prefix);
+}
+
+static void the_loader_refuses_what_is_no_shard(void **state) {
+    (void)state;
+    expect_code("loader %s/none", ERROR_DATA, "none");
+    expect_code("loader", ERROR_USAGE, "SHARDS");
+    char *prefix = path_of("few");
+    write_tokens(prefix, 10);
+    expect_code("loader %s/few length=64", ERROR_DATA, "few has 10 tokens but one sequence of 64 needs 65");
+    free(prefix);
+}
+
 /* -- Collectives --------------------------------------------------------------------------------------------------- */
 
 static Process start_rank(int rank, int ranks, int port, const char *json) {
@@ -501,7 +541,7 @@ static void outputs_that_cannot_be_written_are_refused_before_measuring(void **s
 
 static void every_benchmark_explains_itself(void **state) {
     (void)state;
-    static const char *const names[] = {"gemm", "memory", "attention", "optimizer", "storage", "train", "suite", "collective"};
+    static const char *const names[] = {"gemm", "memory", "attention", "optimizer", "storage", "loader", "train", "suite", "collective"};
     ProcessResult all = bench("--help");
     assert_int_equal(all.code, 0);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -538,6 +578,8 @@ int main(void) {
         cmocka_unit_test(optimizers_move_the_bytes_of_their_state),
         cmocka_unit_test(storage_leaves_nothing_behind),
         cmocka_unit_test(storage_refuses_a_folder_that_is_not_there),
+        cmocka_unit_test(the_loader_reads_each_sample_cold_and_warm),
+        cmocka_unit_test(the_loader_refuses_what_is_no_shard),
         cmocka_unit_test(collectives_are_right_and_counted_as_nccl_tests_does),
         cmocka_unit_test(collectives_want_more_than_one_rank),
         cmocka_unit_test(training_finds_a_microbatch_that_divides_the_batch),
