@@ -100,29 +100,28 @@ static void copy_cut(char *to, size_t size, const char *from) {
 
 /* -- Kinds of records -------------------------------------------------------------------------------------------- */
 
-static bool is_step(double at) { return at >= 0 && at <= STEP_LIMIT; }
-
-static bool add_step(History *history, const StepRecord *record) {
-    int64_t step = is_step(record->step) ? (int64_t)record->step : 0;
+static bool add_step(History *history, int64_t step, const json_t *record) {
+    double loss = number(record, "loss"), milliseconds = number(record, "milliseconds");
+    double speed = number(record, "tokens_per_second"), memory = number(record, "memory_bytes");
     if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {step, step, record->tokens_seen,
-        {span_of(record->loss), span_of(record->grad_norm), span_of(record->lr), span_of(record->tokens_per_second)}};
+    Point point = {step, step, number(record, "tokens_seen"),
+        {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
-    if (record->skipped) marks_add(&history->skipped, (Mark){step, NAN, NAN});
-    else if (!isfinite(record->loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
-    if (isfinite(record->loss)) {
-        history->last_loss = record->loss;
-        history->recent[history->losses++ % HISTORY_RECENT] = record->loss;
+    if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
+    else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
+    if (isfinite(loss)) {
+        history->last_loss = loss;
+        history->recent[history->losses++ % HISTORY_RECENT] = loss;
     }
-    sample_add(&history->speed, record->tokens_per_second);
-    sample_add(&history->tflops, record->tflops);
-    sample_add(&history->peak_percent, record->peak_percent);
-    sample_add(&history->best_percent, record->best_percent);
-    if (record->milliseconds > 0) history->step_seconds += record->milliseconds * 1e-3;
-    history->memory_bytes = fmax(history->memory_bytes, record->memory_bytes);
-    history->tokens = fmax(history->tokens, record->tokens_seen);
+    sample_add(&history->speed, speed);
+    sample_add(&history->tflops, number(record, "tflops"));
+    sample_add(&history->peak_percent, number(record, "peak_percent"));
+    sample_add(&history->best_percent, number(record, "best_percent"));
+    if (milliseconds > 0) history->step_seconds += milliseconds * 1e-3;
+    history->memory_bytes = fmax(history->memory_bytes, memory);
+    history->tokens = fmax(history->tokens, number(record, "tokens_seen"));
     if (history->start_count > 0) {
         Start *start = &history->starts[(history->start_count - 1) % HISTORY_STARTS];
         history->restarts += start->last_step == start->step;
@@ -234,23 +233,15 @@ static bool add_load(History *history, int64_t step, const json_t *record) {
 static bool add_record(History *history, json_t *record) {
     const char *kind = json_string_value(json_object_get(record, "kind"));
     double at = number(record, "step");
-    if (!kind || !is_step(at)) return false;
+    if (!kind || !(at >= 0 && at <= STEP_LIMIT)) return false;
     int64_t step = (int64_t)at;
-    StepRecord own;
-    if (strcmp(kind, "step") == 0) return step_line_take(record, &own), add_step(history, &own);
+    if (strcmp(kind, "step") == 0) return add_step(history, step, record);
     if (strcmp(kind, "load") == 0) return add_load(history, step, record);
     if (strcmp(kind, "evaluation") == 0) return add_evaluation(history, step, record);
     if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
     if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     return false;
-}
-
-static bool add_line(History *history, const char *line, size_t length) {
-    StepRecord step;
-    if (strlen(line) == length && step_line_scan(line, &step)) return add_step(history, &step);
-    json_auto_t *record = json_loadb(line, length, 0, NULL);
-    return json_is_object(record) && add_record(history, record);
 }
 
 static History history_empty(char *path) {
@@ -289,7 +280,9 @@ static bool read_lines(History *history, FileReader *reader) {
     int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);
     for (FileLine line; (line = file_reader_next(reader)) == FILE_LINE_WHOLE || line == FILE_LINE_LONG; history->lines++) {
-        history->ignored += line != FILE_LINE_WHOLE || !add_line(history, reader->line, reader->length);
+        json_t *record = line == FILE_LINE_WHOLE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
+        if (!(json_is_object(record) && add_record(history, record))) history->ignored++;
+        json_decref(record);
         history->place.offset = line == FILE_LINE_LONG ? ftello(reader->stream) : history->place.offset + (int64_t)reader->length + 1;
         progress_update(&progress, history->lines);
     }

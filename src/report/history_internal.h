@@ -1,7 +1,6 @@
 /* The contents of RUN/metrics.jsonl, in bounded memory whatever its size: curves are thinned while they are read. */
 #pragma once
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -123,16 +122,6 @@ typedef struct History {
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
 } History;
-
-/* What is kept of a step's record; NaN: it has no such number. */
-typedef struct StepRecord {
-    double step, loss, grad_norm, lr, milliseconds, tokens_seen, tokens_per_second, tflops, peak_percent, best_percent, memory_bytes;
-    bool skipped;
-} StepRecord;
-/* Reads a line as smelt train writes those of steps. False: it is written otherwise, or is no JSON. */
-bool step_line_scan(const char *line, StepRecord *record);
-/* The same of any JSON object. */
-void step_line_take(const json_t *json, StepRecord *record);
 
 /* An empty one, of a file that may be absent. */
 History *history_new(const char *path);

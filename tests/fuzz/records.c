@@ -21,21 +21,8 @@ static void require_same_history(const char *path, int64_t lines) {
     history_free(history);
 }
 
-/* What the quick reader of steps takes, jansson takes for the same. */
-static void require_same_step(const uint8_t *data, size_t size) {
-    StepRecord scanned = {0}, taken = {0};
-    SCOPED_FREE char *line = memory_format("%.*s", (int)size, (const char *)data);
-    if (!step_line_scan(line, &scanned)) return;
-    json_auto_t *json = json_loads(line, 0, NULL);
-    require(json != NULL);
-    step_line_take(json, &taken);
-    require(memcmp(&scanned.step, &taken.step, sizeof scanned.step) == 0 && scanned.skipped == taken.skipped);
-    require(scanned.loss == taken.loss || (isnan(scanned.loss) && isnan(taken.loss)));
-}
-
 FUZZ(records) {
     Error error = {0};
-    require_same_step(data, size);
     const char *path = fuzz_file("metrics.jsonl", data, size), *run = fuzz_folder();
     require_same_history(path, (int64_t)size + 1);
     Metrics *metrics = metrics_open(run, (int64_t)size % 5, size % 2, false, &error);

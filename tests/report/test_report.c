@@ -15,7 +15,6 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "app/command.h"
 #include "report/chart.h"
 #include "report/history_internal.h"
@@ -912,52 +911,9 @@ static void wrong_arguments_are_usage_errors(void **state) {
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, leave_folder)
 
-static void expect_same_step(const char *line, const StepRecord *scanned) {
-    StepRecord taken;
-    json_auto_t *json = json_loads(line, 0, NULL);
-    if (!json) fail_msg("scanned what is no JSON: %s", line);
-    step_line_take(json, &taken);
-    const double *a = &scanned->step, *b = &taken.step;
-    for (size_t i = 0; i < offsetof(StepRecord, skipped) / sizeof(double); i++)
-        if (!(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))) fail_msg("number %zu is %.17g in place of %.17g of %s", i, a[i], b[i], line);
-    assert_int_equal(scanned->skipped, taken.skipped);
-}
-
-/* The quick reader of steps gives to the last bit what jansson gives, and nothing where jansson gives nothing. */
-static void the_line_of_a_step_is_read_as_jansson_reads_it(void **state) {
-    (void)state;
-    enum { RANDOM = 2000 };
-    static const char *const values[] = {"0", "-0.0", "1e-4", "6.1035156250000001e-05", "123456789012345", "1234567890123456",
-        "0.30000000000000004", "9007199254740993", "12345.6789012345", "1E+22", "null", "true", "false", "5.86888980865479", "1e400",
-        "99999999999999999999", "01", "1.", ".5", "-", "+1", "NaN", "\"x\"", "[1]", "{}", "1 2", ""};
-    StepRecord record;
-    char line[400];
-    int scanned = 0;
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
-        snprintf(line, sizeof line, "{\"kind\": \"step\", \"step\": 7, \"loss\": %s, \"other\": 1, \"skipped\": true}", values[i]);
-        json_auto_t *json = json_loads(line, 0, NULL);
-        if (!step_line_scan(line, &record)) continue;
-        scanned++;
-        assert_non_null(json);
-        expect_same_step(line, &record);
-        line[strlen(line) - 1] = '\0';
-        assert_false(step_line_scan(line, &record));
-    }
-    assert_int_equal(scanned, 14);
-    for (uint64_t i = 0; i < RANDOM; i++) {
-        RngBits bits = rng_bits(5, 1, i);
-        snprintf(line, sizeof line,
-            "{\"kind\": \"step\", \"step\": %u, \"lr\": %.*g, \"loss\": %.15g, \"memory_bytes\": %u, \"loss\": %.17g}", bits.word[0],
-            (int)(i % 17) + 1, bits.word[1] * 1e-9, bits.word[2] / 3e7, bits.word[3], bits.word[0] * 1e-3);
-        assert_true(step_line_scan(line, &record));
-        expect_same_step(line, &record);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(long_curves_are_thinned_and_lose_no_step_and_no_extreme),
-        TEST(the_line_of_a_step_is_read_as_jansson_reads_it),
         TEST(the_median_speed_of_short_runs_is_exact),
         TEST(the_median_of_long_runs_is_of_an_even_sample),
         TEST(marks_are_spread_evenly_and_the_last_and_best_are_kept),
