@@ -435,6 +435,7 @@ RecordReader *record_reader_open(const PackOptions *options, const PackFiles *fi
 }
 
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
+    array_reserve(block->text, block->capacity, BLOCK_BYTES);
     while (reader->at.file < (int64_t)reader->files->list.count && block->size < BLOCK_BYTES && block->count < BLOCK_RECORDS) {
         if (!reader->input && !open_file(reader, error)) return false;
         bool left = reader->open || reader->begin < reader->end || !reader->ended;

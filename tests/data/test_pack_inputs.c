@@ -7,7 +7,7 @@
 
 #include "support/data_files.h"
 
-#include "base/log.h"
+#include "base/scope.h"
 #include "data/pack.h"
 
 static const char *const only_in[] = {"in", NULL};
@@ -207,6 +207,30 @@ static void a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_thre
     free(text);
 }
 
+/* A byte-level vocabulary with the one special token, as `smelt data train-tokenizer` makes it. */
+static void special_tokens_in_text_are_text_unless_asked(void **state) {
+    (void)state;
+    write_text("in", "a<|endoftext|>b");
+    TokenizerTraining training = {"gpt2", 300, 1};
+    PackResult result;
+    Error error = {0};
+    int32_t learned;
+    PackOptions teach = {.inputs = only_in, .output = "t.json", .separator = ""};
+    assert_true(pack_train_tokenizer(&teach, &training, &result, &learned, &error));
+    pack_with((PackOptions){.tokenizer = "t.json"});
+    ShardSet set = open_set("out");
+    int64_t plain = set.token_count;
+    shard_set_close(&set);
+    pack_with((PackOptions){.tokenizer = "t.json", .special = true});
+    set = open_set("out");
+    SCOPED_FREE uint8_t *ends = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&set, &ends);
+    assert_int_equal(set.token_count, 4);
+    assert_int_equal(tokens[1], tokens[3]);
+    assert_int_not_equal(plain, 4);
+    shard_set_close(&set);
+}
+
 static void several_inputs_are_packed_in_their_order(void **state) {
     (void)state;
     write_text("b", "1");
@@ -258,6 +282,7 @@ int main(void) {
         IN_FOLDER(documents_of_streams_are_divided_by_their_number),
         IN_FOLDER(invalid_text_becomes_what_is_asked),
         IN_FOLDER(a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_threads),
+        IN_FOLDER(special_tokens_in_text_are_text_unless_asked),
         IN_FOLDER(several_inputs_are_packed_in_their_order),
         IN_FOLDER(equal_documents_are_counted_and_left_out_where_asked),
         IN_FOLDER(many_equal_documents_are_found),
