@@ -95,7 +95,7 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
             "tokenizer=none",
             run);
     found->bytes = !*file;
-    Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, "", error);
+    Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
     if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(tokenizer);

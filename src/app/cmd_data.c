@@ -217,7 +217,7 @@ static bool print_tokens(const ShardSet *set, const char *record, Error *error) 
     int32_t tokens[SHOWN_TOKENS];
     int64_t count = set->token_count < SHOWN_TOKENS ? set->token_count : SHOWN_TOKENS;
     if (!shard_set_read(set, 0, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
-    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, "", &ignored) : NULL;
+    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, &ignored) : NULL;
     TokenizerDecoder decoder = {0};
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
     bool text = record && (tokenizer || !*record);

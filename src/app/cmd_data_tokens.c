@@ -68,7 +68,7 @@ static bool text_open(Text *text, const char *name, Error *error) {
     if (!text->name)
         return error->code == ERROR_NONE ? error_set(error, ERROR_USAGE, "%s records no tokenizer: give a tokenizer's file instead", name)
                                          : false;
-    if (*text->name && !(text->tokenizer = tokenizer_open(text->name, "", error))) return false;
+    if (*text->name && !(text->tokenizer = tokenizer_open(text->name, error))) return false;
     if (*text->name) return true;
     free(text->name);
     text->name = memory_copy_string("the byte tokenizer");

@@ -95,7 +95,7 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
     SCOPED_FREE char *known = NULL;
     if (!find_record(data, tokenizer, &known, error)) return false;
     input->bytes = known && !*known;
-    if (known && *known) input->tokenizer = tokenizer_open(known, "", &ignored);
+    if (known && *known) input->tokenizer = tokenizer_open(known, &ignored);
     return check_input(input, config, known, error) && shard_set_open(&input->set, data, error);
 }
 
@@ -104,7 +104,7 @@ static bool open_input(
     if (shard_set_exists(data)) return open_tokens(input, data, tokenizer, config, error);
     bool other = tokenizer && *tokenizer;
     input->bytes = tokenizer && !*tokenizer;
-    if (other) input->tokenizer = tokenizer_open(tokenizer, "", error);
+    if (other) input->tokenizer = tokenizer_open(tokenizer, error);
     if (!tokenizer)
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");

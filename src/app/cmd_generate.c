@@ -69,7 +69,7 @@ static bool open_text(Text *text, const char *folder, const Config *config, Erro
         return error_set(error, ERROR_USAGE,
             "the tokenizer of %s is not known: put its tokenizer.json %s, or give text=false and numbers of tokens as the prompt", folder,
             source_is_run(folder) ? "into RUN/tokenizer" : "there");
-    text->tokenizer = *path ? tokenizer_open(path, "", error) : NULL;
+    text->tokenizer = *path ? tokenizer_open(path, error) : NULL;
     if (*path && !text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
             "it is another model's tokenizer; give text=false and numbers of tokens as the prompt", error))

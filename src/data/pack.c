@@ -383,7 +383,7 @@ static bool refuse_output(const Packer *packer, const char *input, Error *error)
 static bool open_tokenizer(Packer *packer, Error *error) {
     const char *path = packer->options.tokenizer;
     if (!path || !*path) return true;
-    packer->tokenizer = tokenizer_open(path, "", error);
+    packer->tokenizer = tokenizer_open(path, error);
     return packer->tokenizer &&
            (tokenizer_end_of_text(packer->tokenizer) >= 0 ||
                error_set(error, ERROR_DATA,

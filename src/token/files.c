@@ -6,10 +6,11 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "token/tokenizer.h"
+#include "token/token_internal.h"
 
-enum { FILE_LIMIT = 256 << 20, TOKENIZER_NAMES = 2 };
-static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"}; /* the first two hold tokens */
+enum { FILE_LIMIT = 256 << 20, TOKENIZER_NAMES = 3 };
+static const char *const names[] = {
+    "tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json"}; /* the first three hold tokens */
 
 char *tokenizer_find(const char *folder) {
     for (int i = 0; i < TOKENIZER_NAMES; i++) {
@@ -26,12 +27,19 @@ static char *file_of(const char *path) {
     return found ? found : memory_copy_string(path);
 }
 
+/* The name that other programs look for. */
+static const char *name_of(const char *content, size_t size) {
+    static const char tekken[] = "\"default_num_special_tokens\"";
+    bool json = content[strspn(content, " \t\r\n")] == '{';
+    return names[!json ? 1 : memmem(content, size, tekken, sizeof tekken - 1) ? 2 : 0];
+}
+
 /* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
 static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
     int64_t length;
     SCOPED_FREE char *content = file_read(from, FILE_LIMIT, &length, error);
     if (!content) return error_recode(error, ERROR_DATA);
-    if (!name) name = names[content[strspn(content, " \t\r\n")] != '{'];
+    if (!name) name = name_of(content, (size_t)length);
     SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
     return file_write(to, content, length, error);
 }
@@ -51,6 +59,17 @@ bool tokenizer_copies(const char *name) {
     return false;
 }
 
+/* What the tokenizer_config.json beside a file says of its regular expression; "" when nothing. The caller frees. */
+static char *pattern_beside(const char *file) {
+    Error ignored;
+    const char *slash = strrchr(file, '/');
+    int64_t length = 0;
+    SCOPED_FREE char *path = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, names[TOKENIZER_NAMES]);
+    SCOPED_FREE char *config = file_exists(path) ? file_read(path, FILE_LIMIT, &length, &ignored) : NULL;
+    char *pattern = config ? read_config_text(config, (size_t)length, "pattern") : NULL;
+    return pattern ? pattern : memory_copy_string("");
+}
+
 bool tokenizer_differs(const char *path, const char *other) {
     Error ignored = {0};
     if (!*path || !*other) return *path != *other;
@@ -58,5 +77,8 @@ bool tokenizer_differs(const char *path, const char *other) {
     SCOPED_FREE char *file = file_of(path), *other_file = file_of(other);
     SCOPED_FREE char *content = file_read(file, FILE_LIMIT, &length, &ignored);
     SCOPED_FREE char *other_content = content ? file_read(other_file, FILE_LIMIT, &other_length, &ignored) : NULL;
-    return other_content && (length != other_length || memcmp(content, other_content, (size_t)length));
+    if (!other_content) return false;
+    if (length != other_length || memcmp(content, other_content, (size_t)length) != 0) return true;
+    SCOPED_FREE char *pattern = pattern_beside(file), *other_pattern = pattern_beside(other_file);
+    return content[0] != '{' && strcmp(pattern, other_pattern) != 0;
 }

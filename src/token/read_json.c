@@ -205,14 +205,21 @@ static bool is_empty(const json_t *value) {
 }
 
 static bool read_vocabulary(Tokenizer *tokenizer, json_t *vocabulary, Error *error) {
-    const char *token;
+    const char *key;
     size_t length;
     json_t *value;
+    SCOPED(buffer_free) Buffer zeroed = {0};
     if (!json_is_object(vocabulary)) return refuse(error, "model", "has no vocab object");
-    json_object_keylen_foreach(vocabulary, token, length, value) {
+    json_object_keylen_foreach(vocabulary, key, length, value) {
         int32_t id = 0;
-        if (!read_id(value, &id, error) || !tokenizer_add_word(tokenizer, token, length, id, error))
-            return error_context(error, "token '%.*s'", length < 80 ? (int)length : 80, token);
+        Span token = {key, length};
+        if (*tokenizer->zero_key) {
+            zeroed.size = 0;
+            text_replace(&zeroed, token, (Span){tokenizer->zero_key, 3}, (Span){"", 1});
+            token = buffer_span(&zeroed);
+        }
+        if (!read_id(value, &id, error) || !tokenizer_add_word(tokenizer, token.bytes, token.size, id, error))
+            return error_context(error, "token '%.*s'", length < 80 ? (int)length : 80, key);
     }
     return true;
 }
@@ -436,6 +443,37 @@ static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *erro
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
+/* The end of a JSON string behind its opening quote: the closing one, or the end of all. */
+static size_t string_end(const char *bytes, size_t size, size_t at) {
+    while (at < size && bytes[at] != '"') at += bytes[at] == '\\' ? 2 : 1;
+    return at < size ? at : size;
+}
+
+/* jansson takes U+0000 in texts but not in keys, which vocabularies have: there it becomes a noncharacter that the file
+ * does not have. NULL: the file needs no change; else the caller frees. */
+static char *without_zero_keys(const char *bytes, size_t size, char stand_in[4]) {
+    static const char zero[] = "\\u0000";
+    char escape[] = "\\ufdd0", upper[] = "\\uFDD0";
+    if (!memmem(bytes, size, zero, 6)) return NULL;
+    for (int digit = 0; digit < 10; digit++) {
+        snprintf(stand_in, 4, "\xEF\xB7%c", 0x90 + digit);
+        escape[5] = upper[5] = (char)('0' + digit);
+        if (!memmem(bytes, size, stand_in, 3) && !memmem(bytes, size, escape, 6) && !memmem(bytes, size, upper, 6)) break;
+    }
+    char *copy = memory_allocate(size + 1);
+    memcpy(copy, bytes, size);
+    for (size_t at = 0, end, next; at < size; at = end + 1) {
+        end = at;
+        if (copy[at] != '"') continue;
+        next = end = string_end(copy, size, at + 1);
+        do next++;
+        while (next < size && memchr(" \t\r\n", copy[next], 4));
+        for (size_t i = at + 1; next < size && copy[next] == ':' && i + 6 <= end; i += copy[i] == '\\' ? 2 : 1)
+            if (memcmp(copy + i, zero, 6) == 0) memcpy(copy + i, escape, 6);
+    }
+    return copy;
+}
+
 static json_t *parse(const char *bytes, size_t size, Error *error) {
     json_error_t problem;
     json_t *root = json_loadb(bytes, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &problem);
@@ -444,8 +482,10 @@ static json_t *parse(const char *bytes, size_t size, Error *error) {
 }
 
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
-    json_auto_t *root = parse(bytes, size, error);
+    SCOPED_FREE char *changed = without_zero_keys(bytes, size, tokenizer->zero_key);
+    json_auto_t *root = parse(changed ? changed : bytes, size, error);
     if (!root) return false;
+    if (!json_object_get(root, "model") && json_object_get(root, "config")) return read_tekken(tokenizer, root, error);
     const json_t *decoder = json_object_get(root, "decoder");
     tokenizer->decoding.spaced = !decoder || json_is_null(decoder);
     bool good = read_steps(tokenizer, json_object_get(root, "normalizer"), "normalizers", read_normal, error) &&
@@ -456,6 +496,29 @@ bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *erro
                 read_steps(tokenizer, decoder, "decoders", read_decoder, error);
     if (good) decoding_build(tokenizer);
     return good;
+}
+
+char *read_config_text(const char *bytes, size_t size, const char *key) {
+    Error ignored;
+    json_auto_t *root = parse(bytes, size, &ignored);
+    const char *text = json_string_value(json_object_get(root, key));
+    return text ? memory_copy_string(text) : NULL;
+}
+
+bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
+    Error ignored;
+    json_auto_t *root = parse(bytes, size, &ignored);
+    const char *key;
+    char *end_of_key;
+    json_t *object;
+    json_object_foreach(json_object_get(root, "added_tokens_decoder"), key, object) {
+        long id = strtol(key, &end_of_key, 10);
+        const char *text = json_string_value(json_object_get(object, "content"));
+        if (*end_of_key || end_of_key == key || id < 0 || id >= MAXIMUM_ID || !text || !*text)
+            return error_set(error, ERROR_DATA, "its tokenizer_config.json has a token '%.80s' without a number or a text", key);
+        if (tokenizer_id(tokenizer, text) == TOKEN_NONE) ranks_add_special(tokenizer, text, (int32_t)id);
+    }
+    return true;
 }
 
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size) {

@@ -1,7 +1,7 @@
 /* Reads a .tiktoken file: lines of a token in base64 and its rank, which is also its id. The file holds no merges:
  * two tokens merge when their bytes together are a token, by the rank of that token. All such pairs are listed once,
- * so that merging is the same for all files. Pre-tokenizer and special tokens are not in the file either; they go by
- * the pattern's name. Owns nothing after it returns. */
+ * so that merging is the same for all files. Pre-tokenizer and special tokens are not in the file either; they are those of
+ * a tokenizer_config.json beside it ("pattern", "added_tokens_decoder"), else they go by the number of ranks. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -22,6 +22,7 @@ typedef struct Family {
 
 static const Family families[] = {
     {"gpt2", 50256, {{"<|endoftext|>", 50256}}},
+    {"gpt2", 50257, {{"<|endoftext|>", 50257}}}, /* Whisper's for all languages */
     {"gpt2", 50280, {{"<|endoftext|>", 50256}}},
     {"cl100k", 100256,
         {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259}, {"<|fim_suffix|>", 100260},
@@ -34,9 +35,9 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
-/* `out` holds TOKEN_BYTES. */
+/* `out` holds TOKEN_BYTES. Whisper's vocabulary has an empty token, which no text becomes. */
 static bool read_token(const char *text, size_t length, char *out, size_t *size) {
-    return length * 3 / 4 <= TOKEN_BYTES && text_from_base64(text, length, out, size) && *size > 0;
+    return length * 3 / 4 <= TOKEN_BYTES && text_from_base64(text, length, out, size);
 }
 
 static bool read_rank(const char *text, size_t length, int32_t *rank) {
@@ -49,9 +50,9 @@ static bool read_rank(const char *text, size_t length, int32_t *rank) {
     return length > 0 && value < MAXIMUM_ID;
 }
 
-static bool add_token(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id, Error *error) {
+bool ranks_add(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id, Error *error) {
     if (!token_map_put(&tokenizer->contents, bytes, size, id)) return error_set(error, ERROR_DATA, "the token is there twice");
-    token_map_put(&tokenizer->words, bytes, size, id);
+    if (size > 0) token_map_put(&tokenizer->words, bytes, size, id);
     if (size == 1) tokenizer->byte_id[(unsigned char)bytes[0]] = id;
     if (id >= tokenizer->vocabulary) tokenizer->vocabulary = id + 1;
     return true;
@@ -63,10 +64,10 @@ static bool read_line(Tokenizer *tokenizer, const char *line, size_t length, Err
     int32_t id;
     if (length > 0 && line[length - 1] == '\r') length--;
     const char *space = memchr(line, ' ', length);
-    if (!space || !read_token(line, (size_t)(space - line), token, &size) ||
+    if (!space || space == line || !read_token(line, (size_t)(space - line), token, &size) ||
         !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
-        return error_set(error, ERROR_DATA, "it is not base64 of 1 to %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
-    return add_token(tokenizer, token, size, id, error);
+        return error_set(error, ERROR_DATA, "it is not base64 of at most %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
+    return ranks_add(tokenizer, token, size, id, error);
 }
 
 static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
@@ -77,9 +78,13 @@ static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Err
         if (length > 0 && !read_line(tokenizer, bytes + at, length, error)) return error_context(error, "line %" PRId64, number);
         at += length + 1;
     }
+    return true;
+}
+
+static bool ranks_complete(const Tokenizer *tokenizer, Error *error) {
     for (int byte = 0; byte < BYTES; byte++)
         if (tokenizer->byte_id[byte] == TOKEN_NONE)
-            return error_set(error, ERROR_DATA, "no line has the byte 0x%02x alone", (unsigned)byte);
+            return error_set(error, ERROR_DATA, "no token is the byte 0x%02x alone", (unsigned)byte);
     return true;
 }
 
@@ -106,7 +111,7 @@ static bool add_merges(Tokenizer *tokenizer, Error *error) {
 
 /* -- What is not in the file --------------------------------------------------------------------------------------- */
 
-static void add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
+void ranks_add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
     AddedToken token = {.id = id, .special = true};
     buffer_append(&token.content, text, strlen(text));
     tokenizer_add_added(tokenizer, &token);
@@ -120,20 +125,20 @@ static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
     for (int i = 0; i < LLAMA3_SPECIAL; i++) {
         SCOPED_FREE char *text =
             i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
-        add_special(tokenizer, text, first + i);
+        ranks_add_special(tokenizer, text, first + i);
     }
 }
 
 /* Special tokens go where the file leaves room for them. */
 static void add_specials(Tokenizer *tokenizer, const Family *family, int32_t ranks) {
-    if (strcmp(family->pattern, "llama3") == 0) {
+    if (family && strcmp(family->pattern, "llama3") == 0) {
         add_llama3_special(tokenizer, tokenizer->vocabulary);
         token_ids_append(&tokenizer->before, tokenizer->vocabulary - LLAMA3_SPECIAL);
-    } else if (ranks == family->ranks) {
+    } else if (family && ranks == family->ranks) {
         for (size_t i = 0; i < sizeof family->special / sizeof *family->special && family->special[i].text; i++)
-            add_special(tokenizer, family->special[i].text, family->special[i].id);
+            ranks_add_special(tokenizer, family->special[i].text, family->special[i].id);
     } else {
-        add_special(tokenizer, "<|endoftext|>", tokenizer->vocabulary);
+        ranks_add_special(tokenizer, "<|endoftext|>", tokenizer->vocabulary);
     }
 }
 
@@ -147,19 +152,35 @@ static const Family *find_family(const char *pattern, int32_t ranks) {
     return found;
 }
 
-bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *pattern, Error *error) {
+bool ranks_finish(Tokenizer *tokenizer, Span pattern, Error *error) {
     tokenizer->byte_level = tokenizer->whole_words = true;
-    if (!read_lines(tokenizer, bytes, size, error) || !add_merges(tokenizer, error)) return false;
-    int32_t ranks = (int32_t)tokenizer->words.count;
-    const Family *family = find_family(pattern, ranks);
-    if (!family)
-        return error_set(error, ERROR_USAGE,
-            "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern, ranks);
-    const KnownPattern *known = known_pattern(family->pattern);
-    const char *expression = known->tiktoken ? known->tiktoken : known->json;
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];
-    if (!(step->pattern.regex = regex_open(expression, strlen(expression), REGEX_RUST, error))) return false;
-    add_specials(tokenizer, family, ranks);
-    decoding_build(tokenizer);
-    return true;
+    if (!ranks_complete(tokenizer, error) || !add_merges(tokenizer, error)) return false;
+    step->pattern.regex = regex_open(pattern.bytes, pattern.size, REGEX_RUST, error);
+    if (step->pattern.regex) decoding_build(tokenizer);
+    return step->pattern.regex;
+}
+
+/* A word is a name, which must be known. */
+static bool is_word(const char *pattern) {
+    return pattern[strspn(pattern, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] == '\0';
+}
+
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *config, size_t config_size, Error *error) {
+    SCOPED_FREE char *given = read_config_text(config, config_size, "pattern");
+    const char *pattern = given ? given : "";
+    if (!read_lines(tokenizer, bytes, size, error) || !ranks_complete(tokenizer, error)) return false;
+    int32_t ranks = (int32_t)tokenizer->contents.count;
+    const Family *family = find_family(pattern, ranks);
+    if (!family && is_word(pattern))
+        return error_set(error, ERROR_USAGE,
+            "%s%s%s of a file of %d ranks is not known: write {\"pattern\": \"...\"} into a tokenizer_config.json beside it, with its "
+            "regular expression, "
+            "or gpt2, cl100k, o200k, llama3 or qwen",
+            *pattern ? "the pattern '" : "the pattern", pattern, *pattern ? "'" : "", ranks);
+    const KnownPattern *known = family ? known_pattern(family->pattern) : NULL;
+    if (known) pattern = known->tiktoken ? known->tiktoken : known->json;
+    if (!read_config_added(tokenizer, config, config_size, error)) return false;
+    if (tokenizer->added_count == 0) add_specials(tokenizer, family, ranks);
+    return ranks_finish(tokenizer, (Span){pattern, strlen(pattern)}, error);
 }

@@ -275,15 +275,30 @@ struct Tokenizer {
     /* Decoding, by id. */
     Decoding decoding;
     Decoded *first, *rest; /* of the first token of a text, and of later ones; may be one array */
+    char zero_key[4];      /* while a tokenizer.json is read: the character that stands for U+0000 in keys; "": none does */
     bool *special;
     Buffer decoded; /* what all tokens add, end to end */
 };
 
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
 bool read_sentencepiece(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
-bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *pattern, Error *error);
-/* eos_token of a tokenizer_config.json's bytes, or TOKEN_NONE. */
+/* `config`: of the tokenizer_config.json beside the file; "": there is none. */
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *config, size_t config_size, Error *error);
+struct json_t;
+bool read_tekken(Tokenizer *tokenizer, const struct json_t *root, Error *error); /* an object without "model" */
+
+/* What a tokenizer_config.json says. A text of its own: the caller frees; NULL: there is none. */
+char *read_config_text(const char *bytes, size_t size, const char *key);
+/* Adds the tokens of added_tokens_decoder, if there are any. */
+bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
+/* The id of eos_token, or TOKEN_NONE. */
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
+
+/* Vocabularies of ranks, where two tokens merge when their bytes together are a token (read_tiktoken.c). The rank orders
+ * tokens as their id does. */
+bool ranks_add(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id, Error *error);
+void ranks_add_special(Tokenizer *tokenizer, const char *text, int32_t id);
+bool ranks_finish(Tokenizer *tokenizer, Span pattern, Error *error);
 
 void decoding_build(Tokenizer *tokenizer);
 

@@ -114,46 +114,50 @@ static bool fail_in_one_line(Error *error, const char *path) {
     return error_context(error, "%s", path);
 }
 
-static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
+/* The bytes of the tokenizer_config.json beside the file; empty when there is none, or none that can be read. */
+static char *read_config(const Tokenizer *tokenizer, size_t *size) {
+    const char *slash = strrchr(tokenizer->path, '/');
+    SCOPED_FREE char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
+    Error ignored;
+    *size = 0;
+    char *bytes = file_exists(path) ? read_file(path, size, &ignored) : NULL;
+    return bytes ? bytes : memory_copy_string("");
+}
+
+static bool read_any(Tokenizer *tokenizer, const char *config, size_t config_size, Error *error) {
     size_t size;
     SCOPED_FREE char *bytes = read_file(tokenizer->path, &size, error);
     if (!bytes) return false;
     bool good;
     if (memchr(bytes, 0, size)) good = read_sentencepiece(tokenizer, bytes, size, error);
-    else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
-    else if (*pattern)
-        good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
+    else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, config, config_size, error);
     else good = read_json(tokenizer, bytes, size, error);
     good = good && finish(tokenizer, error);
     return good || fail_in_one_line(error, tokenizer->path);
 }
 
 /* Also for a tokenizer.json without a tokenizer_config.json, or with a broken one: the usual names. */
-static int32_t find_end_of_text(const Tokenizer *tokenizer) {
+static int32_t find_end_of_text(const Tokenizer *tokenizer, const char *config, size_t config_size) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
-    const char *slash = strrchr(tokenizer->path, '/');
-    SCOPED_FREE char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
-    int32_t id = TOKEN_NONE;
-    size_t size;
-    Error ignored;
-    SCOPED_FREE char *bytes = file_exists(path) ? read_file(path, &size, &ignored) : NULL;
-    if (bytes) id = read_end_of_text(tokenizer, bytes, size);
+    int32_t id = read_end_of_text(tokenizer, config, config_size);
     if (id == TOKEN_NONE) id = tokenizer->end_of_text;
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
     return id;
 }
 
-Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error) {
+Tokenizer *tokenizer_open(const char *path, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
+    size_t config_size;
     if (file_kind(path, NULL) != FILE_FOLDER) tokenizer->path = memory_copy_string(path);
     else if (!(tokenizer->path = tokenizer_find(path))) tokenizer->path = memory_format("%s/tokenizer.json", path);
     tokenizer->unknown = tokenizer->end_of_text = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
-    if (!read_any(tokenizer, pattern, error)) {
+    SCOPED_FREE char *config = read_config(tokenizer, &config_size);
+    if (!read_any(tokenizer, config, config_size, error)) {
         tokenizer_free(tokenizer);
         return NULL;
     }
-    tokenizer->end_of_text = find_end_of_text(tokenizer);
+    tokenizer->end_of_text = find_end_of_text(tokenizer, config, config_size);
     return tokenizer;
 }
 

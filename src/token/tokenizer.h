@@ -30,14 +30,15 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a tokenizer.json, a .tiktoken file, or a folder that holds one as tokenizer.json or tokenizer.model (lines of base64 and rank). `pattern` names
- * the pre-tokenizer of a .tiktoken file: gpt2, cl100k, o200k, llama3 or qwen; "" guesses it by the number of ranks.
- * It must be "" for a tokenizer.json, which holds its own. NULL with ERROR_DATA or ERROR_USAGE. */
-Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error);
-/* The tokenizer.json of a folder, else its tokenizer.model; NULL when it has neither. The caller frees. */
+/* `path`: a file, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or lines of base64 and
+ * rank) or tekken.json. What a .tiktoken file leaves out is read from the tokenizer_config.json beside it: "pattern", which
+ * is a regular expression or gpt2, cl100k, o200k, llama3 or qwen, and added_tokens_decoder, as Hugging Face's; without them
+ * the number of ranks tells. NULL with ERROR_DATA or ERROR_USAGE. */
+Tokenizer *tokenizer_open(const char *path, Error *error);
+/* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller frees. */
 char *tokenizer_find(const char *folder);
 /* Copies the file that `path` names as for tokenizer_open, and the tokenizer_config.json beside it, into a folder, which
- * is made: as tokenizer.json or tokenizer.model. */
+ * is made: as tokenizer.json, tokenizer.model or tekken.json. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
 /* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */

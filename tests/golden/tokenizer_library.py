@@ -7,7 +7,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SOURCES = ["src/token/" + name for name in sorted(os.listdir(os.path.join(ROOT, "src/token"))) if name.endswith(".c")]
 SOURCES += ["src/base/%s.c" % name for name in ("error", "file", "log", "memory", "wrap")]
 LIBRARIES = ["-lpcre2-8", "-ljansson", "-lutf8proc", "-lxxhash"]
-ADD_SPECIAL, PLAIN_SPECIAL = 1, 2
+ADD_SPECIAL, PLAIN_SPECIAL, CONTINUED = 1, 2, 4
 
 
 class Error(ctypes.Structure):
@@ -34,13 +34,14 @@ def build(folder):
     library = ctypes.CDLL(path)
     pointer = ctypes.c_void_p
     for name, result, arguments in [
-        ("tokenizer_open", pointer, [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(Error)]),
+        ("tokenizer_open", pointer, [ctypes.c_char_p, ctypes.POINTER(Error)]),
         ("tokenizer_free", None, [pointer]),
         ("tokenizer_vocabulary", ctypes.c_int32, [pointer]),
         ("tokenizer_end_of_text", ctypes.c_int32, [pointer]),
         ("tokenizer_encoder_open", pointer, [pointer]),
         ("tokenizer_encoder_free", None, [pointer]),
         ("tokenizer_encode", ctypes.c_bool, [pointer, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.POINTER(TokenIds), ctypes.POINTER(Error)]),
+        ("tokenizer_safe_cut", ctypes.c_size_t, [pointer, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t]),
         ("tokenizer_decoder", Decoder, [pointer, ctypes.c_bool]),
         ("tokenizer_decode", pointer, [ctypes.POINTER(Decoder), ctypes.c_int32, ctypes.POINTER(ctypes.c_size_t)]),
         ("tokenizer_trainer_open", pointer, [ctypes.POINTER(Training), ctypes.POINTER(Error)]),
@@ -63,10 +64,10 @@ def check(good, error):
 class Tokenizer:
     """One tokenizer and one encoder, never freed: scripts end soon."""
 
-    def __init__(self, library, path, pattern=""):
+    def __init__(self, library, path):
         error = Error()
         self.library = library
-        self.tokenizer = check(library.tokenizer_open(path.encode(), pattern.encode(), error), error)
+        self.tokenizer = check(library.tokenizer_open(path.encode(), error), error)
         self.encoder = library.tokenizer_encoder_open(self.tokenizer)
         self.ids = TokenIds()
 
@@ -80,6 +81,9 @@ class Tokenizer:
         """Bytes to a list of ids."""
         count = self.encode_count(text, flags)
         return self.ids.items[:count] if count else []
+
+    def safe_cut(self, text, wanted):
+        return self.library.tokenizer_safe_cut(self.tokenizer, text, len(text), wanted)
 
     def decode(self, ids, skip_special=False):
         decoder = self.library.tokenizer_decoder(self.tokenizer, skip_special)

@@ -14,9 +14,9 @@ static const char *const kinds[] = {
 enum { KINDS = sizeof kinds / sizeof *kinds };
 static char root[4096];
 
-static Tokenizer *open_tokenizer(const char *path, const char *pattern) {
+static Tokenizer *open_tokenizer(const char *path) {
     Error error = {0};
-    Tokenizer *tokenizer = tokenizer_open(path, pattern, &error);
+    Tokenizer *tokenizer = tokenizer_open(path, &error);
     if (!tokenizer) fail_msg("%s", error.message);
     return tokenizer;
 }
@@ -27,7 +27,7 @@ static char *golden_path(const char *kind) {
 
 static Tokenizer *open_golden(const char *kind) {
     char *path = golden_path(kind);
-    Tokenizer *tokenizer = open_tokenizer(path, "");
+    Tokenizer *tokenizer = open_tokenizer(path);
     free(path);
     return tokenizer;
 }
@@ -283,7 +283,7 @@ static void a_text_is_not_cut_where_an_unknown_expression_may_reach(void **state
         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z "
         "]+\"},\"behavior\":\"Isolated\"},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
         "\"use_regex\":false}]}}");
-    Tokenizer *unknown = open_tokenizer("tokenizer.json", ""), *known = open_golden("gpt2");
+    Tokenizer *unknown = open_tokenizer("tokenizer.json"), *known = open_golden("gpt2");
     assert_int_equal(tokenizer_safe_cut(unknown, text, sizeof text - 1, 10), 0);
     assert_int_equal(tokenizer_safe_cut(known, text, sizeof text - 1, 10), 7);
     assert_int_equal(tokenizer_safe_cut(known, text, sizeof text - 1, 99), 14);
@@ -411,7 +411,7 @@ static void threads_share_one_tokenizer(void **state) {
 static void assert_refused(const char *text, ErrorCode code, const char *part) {
     Error error = {0};
     write_text("tokenizer.json", text);
-    Tokenizer *tokenizer = tokenizer_open("tokenizer.json", "", &error);
+    Tokenizer *tokenizer = tokenizer_open("tokenizer.json", &error);
     tokenizer_free(tokenizer);
     if (tokenizer) fail_msg("%s was read", text);
     assert_int_equal(error.code, code);
@@ -437,7 +437,7 @@ static void parts_that_are_not_known_are_refused_by_name(void **state) {
 
 static void broken_files_are_refused(void **state) {
     (void)state;
-    assert_refused("", ERROR_DATA, "tokenizer.json: no line has the byte 0x00");
+    assert_refused("", ERROR_DATA, "tokenizer.json: no token is the byte 0x00");
     assert_refused("{", ERROR_DATA, "line 1");
     assert_refused("{}", ERROR_DATA, "model");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"a\":1},\"merges\":[]}}", ERROR_DATA, "duplicate");
@@ -447,7 +447,7 @@ static void broken_files_are_refused(void **state) {
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", ERROR_DATA, "no tokens");
     assert_refused("{\"normalizer\":{\"type\":\"a\\nb\\u001b[31m\"}}", ERROR_DATA, "of type 'a?b?[31m'");
     Error error = {0};
-    assert_null(tokenizer_open("missing", "", &error));
+    assert_null(tokenizer_open("missing", &error));
     assert_non_null(strstr(error.message, "cannot open missing"));
 }
 
@@ -463,7 +463,8 @@ static void write_tiktoken(const char *path, const char *more) {
 static void a_tiktoken_file_merges_by_rank(void **state) {
     (void)state;
     write_tiktoken("t.tiktoken", "YmM= 256\nYWI= 257\nYWJj 258\n"); /* bc, ab, abc */
-    Tokenizer *tokenizer = open_tokenizer("t.tiktoken", "cl100k");
+    write_text("tokenizer_config.json", "{\"pattern\":\"cl100k\"}");
+    Tokenizer *tokenizer = open_tokenizer("t.tiktoken");
     assert_int_equal(tokenizer_vocabulary(tokenizer), 260);
     assert_int_equal(tokenizer_end_of_text(tokenizer), 259);
     TokenIds ids = encode(tokenizer, "abc abcb<|endoftext|>", 21, 0);
@@ -479,25 +480,95 @@ static void a_broken_tiktoken_file_is_refused_with_its_line(void **state) {
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         Error error = {0};
         write_tiktoken("t.tiktoken", lines[i]);
-        assert_null(tokenizer_open("t.tiktoken", "gpt2", &error));
+        assert_null(tokenizer_open("t.tiktoken", &error));
         assert_int_equal(error.code, ERROR_DATA);
         if (!strstr(error.message, "line 257")) fail_msg("%s: %s", lines[i], error.message);
     }
     Error error = {0};
     write_tiktoken("t.tiktoken", "");
-    assert_null(tokenizer_open("t.tiktoken", "", &error));
-    assert_non_null(strstr(error.message, "256 ranks"));
+    assert_null(tokenizer_open("t.tiktoken", &error));
+    assert_non_null(strstr(error.message, "the pattern of a file of 256 ranks is not known"));
+    write_text("tokenizer_config.json", "{\"pattern\":\"gpt7\"}");
+    assert_null(tokenizer_open("t.tiktoken", &error));
+    assert_non_null(strstr(error.message, "the pattern 'gpt7'"));
+}
+
+static void what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"pattern\":\"[a-z]+|[^a-z]\",\"eos_token\":\"<e>\",\"added_tokens_decoder\":{\"300\":{\"content\":\"<e>\"}}}";
+    Error error = {0};
+    write_tiktoken("t.tiktoken", "YmM= 256\nIGI= 257\n 258\n= 259\n"); /* bc; " b", which the pattern divides; an empty one */
+    write_text("tokenizer_config.json", config);
+    assert_null(tokenizer_open("t.tiktoken", &error));
+    assert_non_null(strstr(error.message, "line 259"));
+    write_tiktoken("t.tiktoken", "YmM= 256\nIGI= 257\n= 258\n");
+    assert_true(tokenizer_copy("t.tiktoken", "copy", &error));
+    write_text("tokenizer_config.json", "{\"pattern\":\"gpt2\"}");
+    assert_true(tokenizer_differs("t.tiktoken", "copy"));
+    write_text("tokenizer_config.json", config);
+    assert_false(tokenizer_differs("t.tiktoken", "copy"));
+    Tokenizer *tokenizer = open_tokenizer("copy");
+    assert_int_equal(tokenizer_vocabulary(tokenizer), 301);
+    assert_int_equal(tokenizer_end_of_text(tokenizer), 300);
+    TokenIds ids = encode(tokenizer, "a bc<e>", 7, 0);
+    int32_t expected[] = {'a', ' ', 256, 300};
+    assert_ids(&ids, expected, 4);
+    token_ids_free(&ids);
+    tokenizer_free(tokenizer);
+}
+
+/* Two special tokens, then the bytes, then "ab", then one that the vocabulary has no room for. */
+static void mistrals_files_begin_with_special_tokens(void **state) {
+    (void)state;
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    Error error = {0};
+    FILE *file = fopen("tekken.json", "w");
+    assert_non_null(file);
+    fputs("{\"config\":{\"pattern\":\"[a-z]+|[^a-z]\",\"default_vocab_size\":260,\"default_num_special_tokens\":3},\"vocab\":[", file);
+    for (int byte = 0; byte < 256; byte++)
+        fprintf(file, "{\"rank\":%d,\"token_bytes\":\"%c%c==\",\"token_str\":null},", byte, digits[byte >> 2], digits[(byte & 3) << 4]);
+    fputs("{\"rank\":256,\"token_bytes\":\"YWI=\"},{\"rank\":257,\"token_bytes\":\"YmM=\"}],\"special_tokens\":["
+          "{\"rank\":0,\"token_str\":\"<s>\"},{\"rank\":1,\"token_str\":\"</s>\"}]}",
+        file);
+    assert_int_equal(fclose(file), 0);
+    assert_true(tokenizer_copy("tekken.json", "copy", &error));
+    assert_true(file_exists("copy/tekken.json"));
+    Tokenizer *tokenizer = open_tokenizer("copy");
+    assert_int_equal(tokenizer_vocabulary(tokenizer), 260);
+    assert_int_equal(tokenizer_end_of_text(tokenizer), 1);
+    assert_int_equal(tokenizer_id(tokenizer, "<SPECIAL_2>"), 2);
+    TokenIds ids = encode(tokenizer, "abc</s>", 7, TOKENIZER_ADD_SPECIAL);
+    int32_t expected[] = {0, 259, 'c' + 3, 1};
+    assert_ids(&ids, expected, 4);
+    token_ids_free(&ids);
+    tokenizer_free(tokenizer);
+    assert_refused("{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":9,\"default_num_special_tokens\":3},\"vocab\":[]}", ERROR_DATA,
+        "promises 9 tokens");
+}
+
+static void a_vocabulary_may_have_the_zero_character(void **state) {
+    (void)state;
+    write_text("tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"\\u0000\":1,\"\\\\u0000\":2,\"\\u0000a\" "
+                                 ":3,\"\\\"\":4},\"merges\":[\"\\u0000 a\"]}}");
+    Tokenizer *tokenizer = open_tokenizer("tokenizer.json");
+    TokenIds ids = encode(tokenizer, "a\0\0a\"", 5, 0);
+    int32_t expected[] = {0, 1, 3, 4};
+    assert_ids(&ids, expected, 4);
+    assert_int_equal(tokenizer_id(tokenizer, "\\u0000"), 2);
+    token_ids_free(&ids);
+    tokenizer_free(tokenizer);
 }
 
 static void the_end_of_text_is_that_of_the_configuration_beside_it(void **state) {
     (void)state;
     write_text("tokenizer.json", "{" MODEL ",\"added_tokens\":[{\"id\":7,\"content\":\"</s>\",\"special\":true}]}");
-    Tokenizer *tokenizer = open_tokenizer(".", "");
+    Tokenizer *tokenizer = open_tokenizer(".");
     assert_int_equal(tokenizer_vocabulary(tokenizer), 8);
     assert_int_equal(tokenizer_end_of_text(tokenizer), 7);
     tokenizer_free(tokenizer);
     write_text("tokenizer_config.json", "{\"eos_token\":{\"content\":\"ab\"}}");
-    tokenizer = open_tokenizer(".", "");
+    tokenizer = open_tokenizer(".");
     assert_int_equal(tokenizer_end_of_text(tokenizer), 2);
     tokenizer_free(tokenizer);
 }
@@ -516,7 +587,7 @@ static void damaged_files_never_crash(void **state) {
         if (round % 3 == 2) memmove(bytes + at, bytes + next_random(&seed) % (size - hole), hole);
         write_bytes("tokenizer.json", bytes, size);
         Error error = {0};
-        Tokenizer *tokenizer = tokenizer_open("tokenizer.json", "", &error);
+        Tokenizer *tokenizer = tokenizer_open("tokenizer.json", &error);
         if (!tokenizer) assert_true(error.code != ERROR_NONE && *error.message);
         if (tokenizer) {
             TokenIds ids = encode(tokenizer, "some text, \xE2\x82\xAC 12\n", 18, TOKENIZER_ADD_SPECIAL);
@@ -546,7 +617,7 @@ static int32_t train(const char *text, size_t length, int32_t vocabulary, const 
 static void training_merges_the_most_frequent_pair_first(void **state) {
     (void)state;
     assert_int_equal(train("ab ab abc abc abc xy xy", 23, 260, "t.json"), 260);
-    Tokenizer *tokenizer = open_tokenizer("t.json", "");
+    Tokenizer *tokenizer = open_tokenizer("t.json");
     static const char *const learned[] = {
         "ab", "Ġab", "Ġabc"}; /* 5, 4 and 3 times; "Ġabc" and "xy" are then the most frequent with 3 and 2 */
     for (int i = 0; i < 3; i++) assert_int_equal(tokenizer_id(tokenizer, learned[i]), 257 + i);
@@ -666,6 +737,9 @@ int main(void) {
         IN_FOLDER(broken_files_are_refused),
         IN_FOLDER(a_tiktoken_file_merges_by_rank),
         IN_FOLDER(a_broken_tiktoken_file_is_refused_with_its_line),
+        IN_FOLDER(what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it),
+        IN_FOLDER(mistrals_files_begin_with_special_tokens),
+        IN_FOLDER(a_vocabulary_may_have_the_zero_character),
         IN_FOLDER(the_end_of_text_is_that_of_the_configuration_beside_it),
         IN_FOLDER(damaged_files_never_crash),
         IN_FOLDER(training_merges_the_most_frequent_pair_first),
