@@ -284,7 +284,7 @@ static bool run_show(Invocation *invocation, Error *error) {
     SCOPED_FREE char *path = prefix_of(invocation->words[0]);
     SCOPED(shard_set_close) ShardSet set = {0};
     if (!shard_set_exists(path) && file_kind(path, NULL) == FILE_FOLDER) return refuse_folder(path, error);
-    return shard_set_map(&set, path, error) && print_set(&set, error) && (!options->check || print_check(&set, error));
+    return shard_set_open(&set, path, error) && print_set(&set, error) && (!options->check || print_check(&set, error));
 }
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */

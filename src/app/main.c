@@ -46,6 +46,7 @@ static int check_output(void) {
 int main(int argc, char **argv) {
     file_fill_standard_streams();
     process_catch_file_faults();
+    process_open_many_files();
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);

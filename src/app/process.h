@@ -13,6 +13,8 @@
 /* First of all in main. Writing beyond the limit on the size of files (SIGXFSZ) fails like any other write. Reading a
  * mapped file that was truncated meanwhile (SIGBUS) ends the process with a message and ERROR_DATA. */
 void process_catch_file_faults(void);
+/* Lets the process have as many files open as the system allows it, since a shard of tokens is one. */
+void process_open_many_files(void);
 void process_shorten_spinning(char **argv); /* starts the program again, once */
 
 /* OpenMP's threads, with a warning where they are far more than the processors; 0: all, but the `ranks` of a node share its processors unless OMP_NUM_THREADS says otherwise. */

@@ -127,6 +127,8 @@ bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, E
     return true;
 }
 
+void file_prefetch(const File *file, int64_t offset, int64_t bytes) { posix_fadvise(file->descriptor, offset, bytes, POSIX_FADV_WILLNEED); }
+
 void file_close(File *file) {
     int code = errno; /* of a failure that the caller is about to report */
     if (!file->path) return;

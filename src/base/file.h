@@ -52,6 +52,8 @@ typedef struct File {
 bool file_open(File *file, const char *path, Error *error);
 /* All `bytes` at `offset` or failure: short reads are continued, and the end of the file is an error. */
 bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error);
+/* Asks the system to read what will be needed, and returns at once. */
+void file_prefetch(const File *file, int64_t offset, int64_t bytes);
 /* Also of a zeroed File. A replacement that was not committed disappears. */
 void file_close(File *file);
 

@@ -108,7 +108,7 @@ static bool run(Bench *bench, Error *error) {
     for (int i = 0; i < 2; i++) {
         SCOPED(shard_set_close) ShardSet set = {0};
         if (i == 0 && !drop_pages(bench->positional, error)) return error_recode(error, ERROR_DATA);
-        if (!shard_set_map(&set, bench->positional, error)) return false;
+        if (!shard_set_open(&set, bench->positional, error)) return false;
         int64_t disk = disk_bytes();
         double start = log_seconds(), cpu = cpu_seconds();
         if (!read_samples(bench->options, &set, error)) return false;

@@ -211,9 +211,9 @@ static bool append_footer(Plan *plan, Error *error) {
     return file_append(&plan->file, &plan->footer, sizeof plan->footer, error);
 }
 
-static bool make_plan(const char *path, const char *folder, const ShardSet *set, int64_t length, Error *error) {
+static bool make_plan(const char *path, const char *folder, const ShardSet *set, uint64_t content, int64_t length, Error *error) {
     Plan plan = {.window = window_open(length), .hash = XXH3_createState()};
-    plan.footer = (BinFooter){.magic = BINS_MAGIC, .length = length, .content = shard_set_checksum(set)};
+    plan.footer = (BinFooter){.magic = BINS_MAGIC, .length = length, .content = content};
     XXH3_64bits_reset(plan.hash);
     bool made = file_replace_begin(&plan.file, path, error) && file_open_unnamed(&plan.firsts, folder, error) &&
                 add_documents(&plan, set, error) && append_firsts(&plan, error) && append_footer(&plan, error) &&
@@ -248,11 +248,12 @@ static bool map_plan(BinPlan *plan, const char *path, uint64_t content, int64_t 
 
 bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s-%" PRId64 ".bins", folder, name, length);
-    uint64_t content = shard_set_checksum(set);
+    uint64_t content;
     *plan = (BinPlan){0};
+    if (!shard_set_checksum(set, &content, error)) return false;
     if (map_plan(plan, path, content, length)) return true;
     bin_plan_close(plan);
-    if (!file_make_folder(folder, error) || !make_plan(path, folder, set, length, error)) return error_recode(error, ERROR_DATA);
+    if (!file_make_folder(folder, error) || !make_plan(path, folder, set, content, length, error)) return error_recode(error, ERROR_DATA);
     if (map_plan(plan, path, content, length)) return true;
     bin_plan_close(plan);
     return error_set(error, ERROR_DATA, "%s does not hold what was just written: check the disk", path);

@@ -30,7 +30,7 @@ typedef struct Shard Shard; /* one pair of mapped files (data_internal.h) */
 
 /* What a path names: one shard, PREFIX.bin and PREFIX.idx, or a folder whose shards follow one another in byte order of
  * their names. Either is one stream of tokens and of documents, counted from 0 across its shards; a shard's end is a
- * document's end. Files stay mapped: nothing is allocated for a token or a document. A mapped shard must not be
+ * document's end. Files stay open: nothing is allocated for a token or a document. An open shard must not be
  * overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
 typedef struct ShardSet {
     char *path;    /* as given, for messages; owned */
@@ -38,25 +38,25 @@ typedef struct ShardSet {
     int64_t count;
     int64_t *first_token, *first_document; /* [count + 1]: of each shard in the stream, and one past the last; owned */
     int64_t token_count, document_count;
-    int64_t max_token; /* of all shards */
+    int64_t max_token; /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
 } ShardSet;
 
 /* Whether a path names shards: a PREFIX.idx, or a folder that holds one. What is no shard is taken for text. */
 bool shard_set_exists(const char *path);
-/* What made the tokens, as recorded beside a shard, and beside the first one of a folder: its folder PREFIX.tokenizer, or ""
- * for the byte tokenizer; NULL: it records nothing, as other programs' shards. The caller frees. */
+/* What made the tokens, as recorded beside them: the folder PREFIX.tokenizer of a shard, or FOLDER/tokenizer of all of a
+ * folder, or "" for the byte tokenizer; NULL: nothing is recorded, as of other programs' shards. The caller frees. */
 char *shard_set_tokenizer(const char *path);
-/* Maps the files and checks them: every size, offset and document boundary, checksums, no negative token. ERROR_DATA. It
- * is shard_set_map, then shard_set_verify. */
+/* Opens the files and checks what a few places of them tell, so it is quick at any size: sizes, and in shards that smelt
+ * wrote checksums of what it reads. Tokens and documents are checked where they are read. ERROR_DATA. */
 bool shard_set_open(ShardSet *set, const char *path, Error *error);
-/* Reads no tokens, so max_token stays 0. */
-bool shard_set_map(ShardSet *set, const char *path, Error *error);
-/* Reads all files of a mapped set; on failure it stays mapped. Shows progress. */
+/* Reads all bytes of an open set: checksums, every offset and document boundary, no negative token. On failure it stays
+ * open. Shows progress. */
 bool shard_set_verify(ShardSet *set, Error *error);
 void shard_set_close(ShardSet *set); /* also of a zeroed or failed one */
 
 /* Copies the tokens [first, first + count) of the stream to `tokens`; `ends` (may be NULL) receives 1 for each token behind
- * which a document ends, else 0. Tokens must be below `vocabulary`. ERROR_DATA names file and place. Any thread may call. */
+ * which a document ends, else 0. Tokens must be below `vocabulary`, and bytes as they were written where checksums of
+ * blocks are recorded. ERROR_DATA names file and place. Any thread may call. */
 bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
 /* Asks the system to read what shard_set_read will need, and returns at once. */
 void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
@@ -65,12 +65,14 @@ void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
 typedef struct DocumentCursor {
     const ShardSet *set;
     int64_t document, token; /* the next document, and where it starts */
+    const void *checked[2];  /* as of shard_index_document */
 } DocumentCursor;
 /* The tokens [*start, *end) of the next document, which may be empty. *end is -1 behind the last one. ERROR_DATA. */
 bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error);
 
-/* XXH3 of tokens, document ends and token types: the content of a set. Of one that was verified. */
-uint64_t shard_set_checksum(const ShardSet *set);
+/* A checksum of tokens, document ends and token types, the content of a set, without reading it: smelt's shards record
+ * theirs; of other programs' shards size and samples stand for the content. ERROR_DATA. */
+bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error);
 /* What `smelt data show` prints of the shards together: "u16", or "u16, i32". The caller frees. */
 char *shard_set_types(const ShardSet *set);
 int64_t shard_set_bytes(const ShardSet *set);    /* of the files of tokens */

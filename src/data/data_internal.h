@@ -15,6 +15,7 @@ bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *err
 
 typedef int32_t UnalignedI32 __attribute__((aligned(1)));
 typedef int64_t UnalignedI64 __attribute__((aligned(1)));
+typedef uint64_t UnalignedU64 __attribute__((aligned(1)));
 
 /* The arrays of a mapped PREFIX.idx, which begin at any byte. */
 typedef struct ShardIndex {
@@ -23,63 +24,82 @@ typedef struct ShardIndex {
     const UnalignedI64 *offsets;   /* [sequences] in bytes */
     const UnalignedI64 *documents; /* [document_count + 1]: the sequence that each begins with, and one past the last */
     int64_t sequences;
+    int64_t bytes; /* of header and arrays, before what smelt's writer adds */
+    /* XXH3 of each SHARD_BLOCK_BYTES of PREFIX.bin, and of these `bytes`, the last of which may be shorter; NULL: not
+     * recorded. */
+    const UnalignedU64 *token_blocks, *blocks;
 } ShardIndex;
+
+/* What is recorded of the content of a shard. */
+typedef enum ShardRecord {
+    SHARD_BARE,   /* nothing, as of other programs */
+    SHARD_SUMS,   /* smelt 0.9: checksums of both files */
+    SHARD_BLOCKS, /* smelt: also those of blocks, by which each read is checked */
+} ShardRecord;
 
 struct Shard {
     char *prefix; /* for messages; owned */
-    FileMap map;  /* PREFIX.bin: tokens end to end */
+    File file;    /* PREFIX.bin: tokens end to end */
     ShardIndex index;
-    int token_bytes; /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
+    int token_bytes; /* 1, 2, 4 or 8: Megatron's types u8, u16, i32 and i64; others are refused */
     int64_t token_count, document_count;
-    int64_t max_token;  /* as found by shard_verify */
-    bool checksummed;   /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
-    uint64_t checksum;  /* XXH3 of PREFIX.bin: as written with `checksummed`, and as read by shard_verify */
-    uint64_t documents; /* XXH3 of the ends of documents, an i64 each, as read by shard_verify */
+    ShardRecord record;
+    int64_t max_token;  /* with SHARD_BLOCKS, and after shard_verify; else -1 */
+    uint64_t checksum;  /* but for SHARD_BARE: XXH3 of PREFIX.bin */
+    uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each */
 };
 
-/* Maps both files; what can be checked without reading them is. On failure there is nothing to close. */
-bool shard_map(Shard *shard, const char *prefix, Error *error);
-/* Reads both files; on failure the shard stays mapped. */
+/* Opens both files and reads a few places of the index; what that tells is checked. On failure there is nothing to close. */
+bool shard_open(Shard *shard, const char *prefix, Error *error);
+/* Reads both files; on failure the shard stays open. */
 bool shard_verify(Shard *shard, Error *error);
 void shard_close(Shard *shard);                  /* also of a zeroed one */
-const char *shard_type_name(const Shard *shard); /* "u8", "u16" or "i32" */
+const char *shard_type_name(const Shard *shard); /* "u16" */
+/* Of tokens, documents and type: of the whole as it was recorded, or else of samples of both files. */
+bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error);
 /* As shard_set_read and shard_set_prefetch, for tokens of this shard. */
 bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count);
 
 /* -- Its index (shard_index.c) --------------------------------------------------------------------------------------- */
 
-bool shard_index_map(Shard *shard, Error *error);
-/* Walks all sequences and documents; sets shard->documents. */
-bool shard_index_verify(Shard *shard, Error *error);
-/* The tokens [*start, *end) of a document. */
-bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, Error *error);
+bool shard_index_open(Shard *shard, Error *error);
+/* Walks all sequences and documents; *documents is the XXH3 of their ends. */
+bool shard_index_verify(const Shard *shard, uint64_t *documents, Error *error);
+/* The tokens [*start, *end) of a document. What is read is checked, but for the blocks `checked`, where the last call left
+ * what it has checked: two NULLs at first. */
+bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, const void *checked[2], Error *error);
+/* Refuses bytes of PREFIX.bin (`tokens`) or of the index that do not have the checksum of their block. What is wrong may
+ * be the checksums, which are named then. */
+bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t size, Error *error);
 /* Sets ends[i] to 1 where a document ends behind token first + i, else to 0. */
 bool shard_index_ends(const Shard *shard, int64_t first, int64_t count, uint8_t *ends, Error *error);
 
 /* -- The format of the index ----------------------------------------------------------------------------------------- */
 
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
-#define SHARD_BLOCKS_MAGIC "SMELTBLK"
-#define SHARD_CHECKSUM_MAGIC "SMELTSUM"
+#define SHARD_TRAILER_MAGIC "SMELTBLK"
+#define SHARD_SUMS_MAGIC "SMELTSUM"
 enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 16384 };
 
-/* How PREFIX.idx begins, and what smelt's writer adds at its end; all without padding. */
+/* How PREFIX.idx begins, and what ends it when smelt wrote it, now or in version 0.9; all without padding. */
 typedef struct __attribute__((packed)) ShardHeader {
     char magic[9];
     uint64_t version;
     uint8_t type;
     uint64_t sequences, entries; /* entries of the list of documents: one more than there are documents */
 } ShardHeader;
-typedef struct __attribute__((packed)) ShardBlocks {
+typedef struct __attribute__((packed)) ShardTrailer {
     char magic[8];
     uint64_t max_token;
-    uint64_t checksums[]; /* XXH3 of each SHARD_BLOCK_BYTES of PREFIX.bin, the last of which may be shorter */
-} ShardBlocks;
-typedef struct __attribute__((packed)) ShardChecksums {
+    uint64_t tokens, documents; /* Shard.checksum, Shard.documents */
+    uint64_t blocks;            /* XXH3 of the checksums of blocks */
+    uint64_t self;              /* XXH3 of the fields before */
+} ShardTrailer;
+typedef struct __attribute__((packed)) ShardSums {
     char magic[8];
     uint64_t tokens, index; /* XXH3 of PREFIX.bin, and of all bytes of the index before this field */
-} ShardChecksums;
+} ShardSums;
 
 typedef struct ShardType {
     const char *name;
@@ -87,4 +107,4 @@ typedef struct ShardType {
 } ShardType;
 
 extern const ShardType shard_types[SHARD_TYPE_COUNT]; /* by the index's type code; 0 is no type */
-int shard_type_code(int token_bytes);                 /* token_bytes is 1, 2 or 4 */
+int shard_type_code(int token_bytes);                 /* token_bytes is 1, 2, 4 or 8 */

@@ -1,37 +1,35 @@
-/* One token shard: PREFIX.bin, tokens end to end, mapped as it lies on disk, and its index (shard_index.c, where the
- * format is described). A Shard owns the two maps and nothing that grows with them. shard_set.c, through which everything
- * else reads, calls; the writing half is shard_writer.c. */
+/* One token shard: PREFIX.bin, tokens end to end, and its index (shard_index.c, where the format is described). Tokens are
+ * read block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is
+ * compared with the checksum that smelt's writer recorded, and tokens with the vocabulary, each time. A Shard owns an open
+ * file, a map of the index, and nothing that grows with them. shard_set.c, through which everything else reads, calls; the
+ * writing half is shard_writer.c. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <xxhash.h>
-
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "data/data_internal.h"
 
-/* Tokens are scanned in blocks that stay in the first-level cache between the hash and the maximum. */
-enum { SCAN_BYTES = 16384, SCAN_BLOCKS_PER_PROGRESS = 1024 };
+enum { BLOCKS_PER_PROGRESS = 1024 };
 
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
 
-bool shard_map(Shard *shard, const char *prefix, Error *error) {
-    *shard = (Shard){.prefix = memory_copy_string(prefix)};
+bool shard_open(Shard *shard, const char *prefix, Error *error) {
+    *shard = (Shard){.prefix = memory_copy_string(prefix), .max_token = -1};
     SCOPED_FREE char *path = memory_format("%s.bin", prefix);
-    bool good = (file_map(&shard->map, path, error) || error_recode(error, ERROR_DATA)) && shard_index_map(shard, error);
+    bool good = (file_open(&shard->file, path, error) || error_recode(error, ERROR_DATA)) && shard_index_open(shard, error);
     if (good && shard->token_count == 0) good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", path);
     if (!good) shard_close(shard);
     return good;
 }
 
 void shard_close(Shard *shard) {
-    file_unmap(&shard->map);
+    file_close(&shard->file);
     file_unmap(&shard->index.map);
     free(shard->prefix);
     *shard = (Shard){0};
@@ -39,10 +37,10 @@ void shard_close(Shard *shard) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* One loop for each token type. The result is the largest token; a negative i32 comes out above INT32_MAX. */
+/* One loop for each token type. The result is the largest token; a negative one comes out above its type's largest. */
 #define COPY_TOKENS(NAME, TYPE)                                                                             \
-    static uint32_t NAME(int32_t *restrict target, const TYPE *restrict tokens, int64_t count) {           \
-        uint32_t maximum = 0;                                                                               \
+    static uint64_t NAME(int32_t *restrict target, const TYPE *restrict tokens, int64_t count) {           \
+        TYPE maximum = 0;                                                                                   \
         _Pragma("omp simd reduction(max : maximum)") for (int64_t i = 0; i < count; i++) {                  \
             target[i] = (int32_t)tokens[i];                                                                 \
             maximum = tokens[i] > maximum ? tokens[i] : maximum;                                            \
@@ -52,85 +50,136 @@ void shard_close(Shard *shard) {
 COPY_TOKENS(copy_u8, uint8_t)
 COPY_TOKENS(copy_u16, uint16_t)
 COPY_TOKENS(copy_u32, uint32_t)
+COPY_TOKENS(copy_u64, uint64_t)
 
-static uint32_t copy_tokens(const Shard *shard, int64_t first, int64_t count, int32_t *tokens) {
-    const unsigned char *bytes = shard->map.bytes + first * shard->token_bytes;
-    switch (shard->token_bytes) {
-    case 1: return copy_u8(tokens, (const uint8_t *)bytes, count);
-    case 2: return copy_u16(tokens, (const uint16_t *)bytes, count);
-    default: return copy_u32(tokens, (const uint32_t *)bytes, count);
+static uint64_t copy_tokens(int32_t *target, const void *tokens, int64_t count, int token_bytes) {
+    switch (token_bytes) {
+    case 1: return copy_u8(target, tokens, count);
+    case 2: return copy_u16(target, tokens, count);
+    case 4: return copy_u32(target, tokens, count);
+    default: return copy_u64(target, tokens, count);
     }
 }
 
-static bool refuse_token(const Shard *shard, int64_t first, const int32_t *tokens, int64_t vocabulary, Error *error) {
-    int64_t i = 0;
-    while (tokens[i] >= 0 && tokens[i] < vocabulary) i++;
-    if (tokens[i] < 0)
+static int64_t token_at(const void *tokens, int64_t index, int token_bytes) {
+    switch (token_bytes) {
+    case 1: return ((const uint8_t *)tokens)[index];
+    case 2: return ((const uint16_t *)tokens)[index];
+    case 4: return ((const int32_t *)tokens)[index];
+    default: return ((const int64_t *)tokens)[index];
+    }
+}
+
+/* Names the first of the tokens from `first` on that is outside the vocabulary. */
+static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, int64_t vocabulary, Error *error) {
+    int64_t i = 0, token;
+    while ((token = token_at(tokens, i, shard->token_bytes)) >= 0 && token < vocabulary) i++;
+    if (token < 0 || token > INT32_MAX)
         return error_set(error, ERROR_DATA,
-            "%s.bin has token %" PRId32 " at index %" PRId64 " but tokens must be at least 0: the file is corrupt; pack the corpus again",
-            shard->prefix, tokens[i], first + i);
+            "%s has token %" PRId64 " at index %" PRId64 " but tokens must be 0 to %d: the file is corrupt; pack the corpus again",
+            shard->file.path, token, first + i, INT32_MAX);
     return error_set(error, ERROR_DATA,
-        "%s.bin has token %" PRId32 " at index %" PRId64 " but the vocabulary has %" PRId64
+        "%s has token %" PRId64 " at index %" PRId64 " but the vocabulary has %" PRId64
         " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
-        shard->prefix, tokens[i], first + i, vocabulary);
+        shard->file.path, token, first + i, vocabulary);
+}
+
+static bool check_block(const Shard *shard, const void *bytes, int64_t start, int64_t size, Error *error) {
+    return hash_bytes(bytes, (size_t)size) == shard->index.token_blocks[start / SHARD_BLOCK_BYTES] ||
+           shard_index_refuse(shard, true, start, size, error);
+}
+
+/* Points *tokens at the tokens from `first` on, at most `most`, as far as they lie in one block, of which `buffer` has the
+ * size. Returns how many there are; 0: an error. Where checksums are recorded, the whole block is read. */
+static int64_t read_block(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
+    int64_t width = shard->token_bytes, at = first * width, start = at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES;
+    int64_t end = int_min(start + SHARD_BLOCK_BYTES, shard->file.bytes), wanted = int_min(at + most * width, end);
+    bool whole = shard->record == SHARD_BLOCKS;
+    int64_t from = whole ? start : at, size = (whole ? end : wanted) - from;
+    bool read = file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
+    if (!read) return 0;
+    if (whole && !check_block(shard, buffer, start, size, error)) return 0;
+    *tokens = (const char *)buffer + (at - from);
+    return (wanted - at) / width;
 }
 
 bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
+    _Alignas(64) unsigned char buffer[SHARD_BLOCK_BYTES];
     assert(first >= 0 && count >= 1 && count <= shard->token_count - first);
-    if (copy_tokens(shard, first, count, tokens) >= vocabulary) return refuse_token(shard, first, tokens, vocabulary, error);
+    for (int64_t done = 0, part; done < count; done += part) {
+        const void *block;
+        part = read_block(shard, first + done, count - done, buffer, &block, error);
+        if (part == 0) return false;
+        if (copy_tokens(tokens + done, block, part, shard->token_bytes) >= (uint64_t)vocabulary)
+            return refuse_token(shard, first + done, block, vocabulary, error);
+    }
     return !ends || shard_index_ends(shard, first, count, ends, error);
 }
 
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)shard->map.bytes + (uintptr_t)(first * shard->token_bytes);
-    uintptr_t aligned = address & ~(page - 1);
-    madvise((void *)aligned, (size_t)(count * shard->token_bytes) + (address - aligned), MADV_WILLNEED);
+    file_prefetch(&shard->file, first * shard->token_bytes, count * shard->token_bytes);
+}
+
+/* -- What it holds ------------------------------------------------------------------------------------------------- */
+
+/* Of another program's shard: size and samples of both files. */
+static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
+    SCOPED_FREE char *index = memory_format("%s.idx", shard->prefix);
+    return (hash_file_samples(shard->file.path, hash, error) && hash_file_samples(index, hash, error)) || error_recode(error, ERROR_DATA);
+}
+
+bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {
+    uint64_t documents = shard->documents;
+    if (shard->record == SHARD_SUMS && !shard_index_verify(shard, &documents, error)) return false;
+    const uint64_t parts[] = {shard->checksum, documents, (uint64_t)shard->token_bytes};
+    *checksum = hash_bytes(parts, sizeof parts);
+    if (shard->record != SHARD_BARE) return true;
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", shard->file.path);
+    XXH3_64bits_reset(hash);
+    bool good = sample_files(shard, hash, error);
+    *checksum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return good;
 }
 
 /* -- Verifying ----------------------------------------------------------------------------------------------------- */
 
-/* Reads all tokens; returns the largest one. */
-static uint32_t scan_tokens(const Shard *shard, XXH3_state_t *hash) {
-    const int64_t block = SCAN_BYTES / shard->token_bytes;
-    SCOPED_FREE int32_t *tokens = memory_allocate(SCAN_BYTES * sizeof *tokens);
-    Progress progress = progress_start("checking tokens", "bytes", (int64_t)shard->map.size);
-    uint32_t maximum = 0;
-    for (int64_t first = 0; first < shard->token_count; first += block) {
-        int64_t count = int_min(block, shard->token_count - first);
-        uint32_t largest = copy_tokens(shard, first, count, tokens);
-        XXH3_64bits_update(hash, shard->map.bytes + first * shard->token_bytes, (size_t)(count * shard->token_bytes));
-        maximum = largest > maximum ? largest : maximum;
-        if (first / block % SCAN_BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (first + count) * shard->token_bytes);
+/* Reads all tokens, finds the largest one, and adds their bytes to the hash. */
+static bool scan_tokens(const Shard *shard, XXH3_state_t *hash, uint64_t *largest, Error *error) {
+    _Alignas(64) unsigned char buffer[SHARD_BLOCK_BYTES];
+    int32_t tokens[SHARD_BLOCK_BYTES];
+    int64_t width = shard->token_bytes;
+    Progress progress = progress_start("checking tokens", "bytes", shard->file.bytes);
+    bool good = true;
+    for (int64_t first = 0, part; first < shard->token_count && good; first += part) {
+        const void *block = NULL;
+        part = read_block(shard, first, shard->token_count, buffer, &block, error);
+        if (!(good = part > 0)) break;
+        uint64_t maximum = copy_tokens(tokens, block, part, shard->token_bytes);
+        XXH3_64bits_update(hash, block, (size_t)(part * width));
+        *largest = maximum > *largest ? maximum : *largest;
+        good = maximum <= INT32_MAX || refuse_token(shard, first, block, (int64_t)INT32_MAX + 1, error);
+        if (first * width / SHARD_BLOCK_BYTES % BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (first + part) * width);
     }
     progress_finish(&progress);
-    return maximum;
-}
-
-static bool refuse_negative(const Shard *shard, Error *error) {
-    const int64_t any = (int64_t)INT32_MAX + 1;
-    int64_t index = 0;
-    int32_t token;
-    while (copy_tokens(shard, index, 1, &token) <= INT32_MAX) index++;
-    return refuse_token(shard, index, &token, any, error);
+    return good;
 }
 
 bool shard_verify(Shard *shard, Error *error) {
-    if (!shard_index_verify(shard, error)) return false;
+    uint64_t documents, largest = 0;
+    if (!shard_index_verify(shard, &documents, error)) return false;
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s.bin; free some", shard->prefix);
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s; free some", shard->file.path);
     XXH3_64bits_reset(hash);
-    madvise((void *)shard->map.bytes, shard->map.size, MADV_SEQUENTIAL);
-    uint32_t maximum = scan_tokens(shard, hash);
-    madvise((void *)shard->map.bytes, shard->map.size, MADV_NORMAL);
+    bool good = scan_tokens(shard, hash, &largest, error);
     uint64_t checksum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
-    if (shard->checksummed && checksum != shard->checksum)
-        return error_set(error, ERROR_DATA,
-            "%s.bin has checksum %016" PRIx64 " but was written with %016" PRIx64
+    if (good && shard->record != SHARD_BARE && checksum != shard->checksum)
+        good = error_set(error, ERROR_DATA,
+            "%s has checksum %016" PRIx64 " but was written with %016" PRIx64
             ": bytes changed since; pack the corpus again or copy it anew",
-            shard->prefix, checksum, shard->checksum);
-    if (maximum > INT32_MAX) return refuse_negative(shard, error);
-    shard->checksum = checksum;
-    shard->max_token = maximum;
-    return true;
+            shard->file.path, checksum, shard->checksum);
+    if (good) shard->max_token = (int64_t)largest;
+    return good;
 }

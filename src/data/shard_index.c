@@ -2,19 +2,20 @@
  *
  * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64 document entries,
  * i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The last array holds sequence numbers: 0,
- * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: "SMELTBLK", u64
- * largest token, u64 XXH3 of each 16 KiB of PREFIX.bin (smelt 0.9 wrote none of these), "SMELTSUM", u64
- * XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this last field.
+ * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of each
+ * 16 KiB of PREFIX.bin, u64 XXH3 of each 16 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token, u64 XXH3
+ * of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the trailer up to here.
+ * smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this field.
  *
  * Sequences must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one
  * array of tokens. The arrays stay mapped and are read where a document is asked for, so memory does not grow with their
- * number. shard.c calls. */
+ * number, and what is read is compared with the checksum of its block. shard.c calls. */
 #include <assert.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
-#include <xxhash.h>
-
+#include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -23,16 +24,16 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are mapped as they lie on disk: little-endian");
 
 const ShardType shard_types[SHARD_TYPE_COUNT] = {
-    {NULL, 0}, {"u8", 1}, {"i8", 0}, {"i16", 0}, {"i32", 4}, {"i64", 0}, {"f64", 0}, {"f32", 0}, {"u16", 2}};
+    {NULL, 0}, {"u8", 1}, {"i8", 0}, {"i16", 0}, {"i32", 4}, {"i64", 8}, {"f64", 0}, {"f32", 0}, {"u16", 2}};
 
 int shard_type_code(int token_bytes) {
     for (int code = 1; code < SHARD_TYPE_COUNT; code++)
         if (shard_types[code].token_bytes == token_bytes) return code;
-    assert(!"token_bytes is 1, 2 or 4");
+    assert(!"token_bytes is 1, 2, 4 or 8");
     return 0;
 }
 
-/* -- Mapping ------------------------------------------------------------------------------------------------------- */
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool index_header(Shard *shard, const ShardHeader *header, size_t bytes, Error *error) {
     if (bytes < sizeof *header)
@@ -53,14 +54,14 @@ static bool index_header(Shard *shard, const ShardHeader *header, size_t bytes, 
             code, SHARD_TYPE_COUNT - 1);
     if (shard_types[code].token_bytes == 0)
         return error_set(error, ERROR_DATA,
-            "%s.idx has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus again with one of these", shard->prefix, code,
-            shard_types[code].name);
+            "%s.idx has token type %d (%s) but tokens must be u8, u16, i32 or i64; pack the corpus again with one of these", shard->prefix,
+            code, shard_types[code].name);
     shard->token_bytes = shard_types[code].token_bytes;
     return true;
 }
 
 /* Finds the arrays from the counts, which must account for every byte of the file up to the checksums. */
-static bool index_arrays(Shard *shard, const ShardHeader *header, size_t *used, Error *error) {
+static bool index_arrays(Shard *shard, const ShardHeader *header, Error *error) {
     ShardIndex *index = &shard->index;
     uint64_t room = index->map.size - sizeof *header;
     if (header->sequences < 1 || header->sequences > room / 12)
@@ -79,30 +80,7 @@ static bool index_arrays(Shard *shard, const ShardHeader *header, size_t *used, 
     index->offsets = (const UnalignedI64 *)(index->lengths + index->sequences);
     index->documents = index->offsets + index->sequences;
     shard->document_count = (int64_t)header->entries - 1;
-    *used = (size_t)((const unsigned char *)(index->documents + header->entries) - index->map.bytes);
-    return true;
-}
-
-/* The bytes of "SMELTBLK" and of what follows it up to the checksums. */
-static size_t blocks_bytes(const Shard *shard) {
-    return sizeof(ShardBlocks) + (size_t)divide_up((int64_t)shard->map.size, SHARD_BLOCK_BYTES) * sizeof(uint64_t);
-}
-
-/* Nothing, or smelt's trailer, may follow the arrays. */
-static bool index_checksums(Shard *shard, size_t used, Error *error) {
-    const FileMap *file = &shard->index.map;
-    size_t left = file->size - used, blocks = left > sizeof(ShardChecksums) ? blocks_bytes(shard) : 0;
-    if (left == 0) return true;
-    const ShardChecksums *tail = (const ShardChecksums *)(file->bytes + used + blocks);
-    if (left != blocks + sizeof *tail || memcmp(tail->magic, SHARD_CHECKSUM_MAGIC, sizeof tail->magic) != 0 ||
-        (blocks && memcmp(file->bytes + used, SHARD_BLOCKS_MAGIC, 8) != 0))
-        return error_set(error, ERROR_DATA,
-            "%s.idx has %zu bytes after its %" PRId64 " document entries but 0, or %zu of "
-            "checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not "
-            "read; pack the corpus again as text",
-            shard->prefix, left, shard->document_count + 1, blocks_bytes(shard) + sizeof *tail);
-    shard->checksummed = true;
-    shard->checksum = tail->tokens;
+    index->bytes = (const unsigned char *)(index->documents + header->entries) - index->map.bytes;
     return true;
 }
 
@@ -121,25 +99,114 @@ static bool index_ends(Shard *shard, Error *error) {
             shard->prefix, shard->document_count - 1, last, index->sequences);
     bool fits = !__builtin_add_overflow(
         index->offsets[index->sequences - 1], (int64_t)index->lengths[index->sequences - 1] * shard->token_bytes, &described);
-    if (!fits || described < 0 || (uint64_t)described != shard->map.size)
+    if (!fits || described != shard->file.bytes)
         return error_set(error, ERROR_DATA,
-            "%s.bin has %zu bytes but %s.idx describes %" PRId64 ": the two files do not belong "
+            "%s.bin has %" PRId64 " bytes but %s.idx describes %" PRId64 ": the two files do not belong "
             "together or one is cut off; pack the corpus again",
-            shard->prefix, shard->map.size, shard->prefix, described);
+            shard->prefix, shard->file.bytes, shard->prefix, described);
     shard->token_count = described / shard->token_bytes;
     return described % shard->token_bytes == 0 ||
-           error_set(error, ERROR_DATA, "%s.bin has %zu bytes but its tokens have %d each: one is cut off; pack the corpus again",
-               shard->prefix, shard->map.size, shard->token_bytes);
+           error_set(error, ERROR_DATA, "%s.bin has %" PRId64 " bytes but its tokens have %d each: one is cut off; pack the corpus again",
+               shard->prefix, shard->file.bytes, shard->token_bytes);
 }
 
-bool shard_index_map(Shard *shard, Error *error) {
+/* -- Checksums ----------------------------------------------------------------------------------------------------- */
+
+static const ShardTrailer *trailer_of(const Shard *shard) {
+    return (const ShardTrailer *)(shard->index.map.bytes + shard->index.map.size - sizeof(ShardTrailer));
+}
+
+/* Whether the checksums of blocks are as they were written; *start is their place. */
+static bool sums_are_whole(const Shard *shard, int64_t *start, int64_t *size) {
+    const unsigned char *from = (const unsigned char *)shard->index.token_blocks, *to = (const unsigned char *)trailer_of(shard);
+    *start = from - shard->index.map.bytes;
+    *size = to - from;
+    return hash_bytes(from, (size_t)*size) == trailer_of(shard)->blocks;
+}
+
+bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t size, Error *error) {
+    int64_t from, bytes;
+    if (!sums_are_whole(shard, &from, &bytes)) {
+        tokens = false;
+        start = from;
+        size = bytes;
+    }
+    return error_set(error, ERROR_DATA,
+        "%s.%s is not as it was written in bytes %" PRId64 " to %" PRId64 ": copy it anew or pack the corpus again", shard->prefix,
+        tokens ? "bin" : "idx", start, start + size - 1);
+}
+
+/* Compares the blocks that hold `bytes` bytes at `place` with what was written, but for the block that begins at *checked,
+ * which becomes the last one of them. */
+static bool check_blocks(const Shard *shard, const void *place, int64_t bytes, const void **checked, Error *error) {
+    const ShardIndex *index = &shard->index;
+    int64_t at = (const unsigned char *)place - index->map.bytes;
+    if (shard->record != SHARD_BLOCKS) return true;
+    for (int64_t block = at / SHARD_BLOCK_BYTES; block <= (at + bytes - 1) / SHARD_BLOCK_BYTES; block++) {
+        int64_t start = block * SHARD_BLOCK_BYTES, size = int_min(index->bytes - start, SHARD_BLOCK_BYTES);
+        if (*checked == index->map.bytes + start) continue;
+        if (hash_bytes(index->map.bytes + start, (size_t)size) != index->blocks[block])
+            return shard_index_refuse(shard, false, start, size, error);
+        *checked = index->map.bytes + start;
+    }
+    return true;
+}
+
+static bool read_trailer(Shard *shard, const ShardTrailer *trailer, Error *error) {
+    ShardIndex *index = &shard->index;
+    if (trailer->self != hash_bytes(trailer, offsetof(ShardTrailer, self)))
+        return error_set(error, ERROR_DATA, "%s.idx is not as it was written in its last %zu bytes: copy it anew or pack the corpus again",
+            shard->prefix, sizeof *trailer);
+    shard->record = SHARD_BLOCKS;
+    shard->max_token = (int64_t)trailer->max_token;
+    shard->checksum = trailer->tokens;
+    shard->documents = trailer->documents;
+    index->token_blocks = (const UnalignedU64 *)(index->map.bytes + index->bytes);
+    index->blocks = index->token_blocks + divide_up(shard->file.bytes, SHARD_BLOCK_BYTES);
+    return true;
+}
+
+/* Nothing, or what smelt adds, may follow the arrays. */
+static bool index_record(Shard *shard, Error *error) {
+    const ShardIndex *index = &shard->index;
+    const unsigned char *end = index->map.bytes + index->map.size;
+    int64_t left = (int64_t)index->map.size - index->bytes;
+    int64_t blocks = divide_up(shard->file.bytes, SHARD_BLOCK_BYTES) + divide_up(index->bytes, SHARD_BLOCK_BYTES);
+    int64_t trailer = blocks * (int64_t)sizeof *index->blocks + (int64_t)sizeof(ShardTrailer);
+    if (left == 0) return true;
+    if (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8))
+        return read_trailer(shard, trailer_of(shard), error);
+    const ShardSums *sums = (const ShardSums *)(end - sizeof *sums);
+    if (left != sizeof *sums || memcmp(sums->magic, SHARD_SUMS_MAGIC, sizeof sums->magic) != 0)
+        return error_set(error, ERROR_DATA,
+            "%s.idx has %" PRId64 " bytes after its %" PRId64 " document entries but 0, or %" PRId64
+            " of checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not read; pack the "
+            "corpus again as text",
+            shard->prefix, left, shard->document_count + 1, trailer);
+    shard->record = SHARD_SUMS;
+    shard->checksum = sums->tokens;
+    return true;
+}
+
+/* The header and the last entries, by which the shard was opened. */
+static bool check_opened(const Shard *shard, Error *error) {
+    const ShardIndex *index = &shard->index;
+    const void *checked = NULL;
+    int64_t last = index->sequences - 1;
+    return check_blocks(shard, index->map.bytes, sizeof(ShardHeader), &checked, error) &&
+           check_blocks(shard, &index->lengths[last], sizeof *index->lengths, &checked, error) &&
+           check_blocks(shard, &index->offsets[last], sizeof *index->offsets, &checked, error) &&
+           check_blocks(shard, &index->documents[0], sizeof *index->documents, &checked, error) &&
+           check_blocks(shard, &index->documents[shard->document_count], sizeof *index->documents, &checked, error);
+}
+
+bool shard_index_open(Shard *shard, Error *error) {
     SCOPED_FREE char *path = memory_format("%s.idx", shard->prefix);
     FileMap *map = &shard->index.map;
-    size_t used = 0;
     if (!file_map(map, path, error)) return error_recode(error, ERROR_DATA);
     const ShardHeader *header = (const ShardHeader *)map->bytes;
-    return index_header(shard, header, map->size, error) && index_arrays(shard, header, &used, error) &&
-           index_checksums(shard, used, error) && index_ends(shard, error);
+    return index_header(shard, header, map->size, error) && index_arrays(shard, header, error) && index_ends(shard, error) &&
+           index_record(shard, error) && check_opened(shard, error);
 }
 
 /* -- Documents ----------------------------------------------------------------------------------------------------- */
@@ -152,8 +219,16 @@ static int64_t sequence_start(const Shard *shard, int64_t sequence) {
     return offset < 0 || offset % shard->token_bytes || token > shard->token_count ? -1 : token;
 }
 
-bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, Error *error) {
-    int64_t first = shard->index.documents[document], last = shard->index.documents[document + 1];
+static bool check_sequence(const Shard *shard, int64_t sequence, const void **checked, Error *error) {
+    return sequence < 0 || sequence >= shard->index.sequences ||
+           check_blocks(shard, &shard->index.offsets[sequence], sizeof *shard->index.offsets, checked, error);
+}
+
+bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, const void *checked[2], Error *error) {
+    const UnalignedI64 *entries = &shard->index.documents[document];
+    if (!check_blocks(shard, entries, 2 * sizeof *entries, &checked[0], error)) return false;
+    int64_t first = entries[0], last = entries[1];
+    if (!check_sequence(shard, first, &checked[1], error) || !check_sequence(shard, last, &checked[1], error)) return false;
     *start = sequence_start(shard, first);
     *end = sequence_start(shard, last);
     return (first <= last && *start >= 0 && *start <= *end) ||
@@ -163,8 +238,8 @@ bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, 
                shard->prefix, document, last, first);
 }
 
-/* The first document that ends behind `token`; what is wrong in the index on the way there misleads, so the caller compares
- * what it says of this document. */
+/* The first document that ends behind `token`. What is wrong in the index on the way there misleads, so the caller compares
+ * and checks what it says of this document. */
 static int64_t find_document(const Shard *shard, int64_t token) {
     int64_t low = 0, high = shard->document_count - 1;
     while (low < high) {
@@ -177,14 +252,15 @@ static int64_t find_document(const Shard *shard, int64_t token) {
 
 bool shard_index_ends(const Shard *shard, int64_t first, int64_t count, uint8_t *ends, Error *error) {
     int64_t document = find_document(shard, first), start, end;
+    const void *checked[2] = {NULL, NULL};
     memset(ends, 0, (size_t)count);
-    if (!shard_index_document(shard, document, &start, &end, error)) return false;
+    if (!shard_index_document(shard, document, &start, &end, checked, error)) return false;
     if (start > first || end <= first)
         return error_set(error, ERROR_DATA,
             "%s.idx gives no document for token %" PRId64 ": its documents are not in order; pack the corpus again", shard->prefix, first);
     while (end < first + count) {
         if (end > start) ends[end - 1 - first] = 1;
-        if (!shard_index_document(shard, ++document, &start, &end, error)) return false;
+        if (!shard_index_document(shard, ++document, &start, &end, checked, error)) return false;
     }
     if (end == first + count) ends[count - 1] = 1;
     return true;
@@ -228,24 +304,30 @@ static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *erro
     return true;
 }
 
-static bool verify_checksum(const Shard *shard, Error *error) {
-    const FileMap *file = &shard->index.map;
-    if (!shard->checksummed) return true;
-    const ShardChecksums *tail = (const ShardChecksums *)(file->bytes + file->size - sizeof *tail);
-    uint64_t actual = XXH3_64bits(file->bytes, file->size - sizeof tail->index);
-    return actual == tail->index || error_set(error, ERROR_DATA,
+/* All blocks, and the checksums of blocks themselves; or, of what smelt 0.9 wrote, the index as a whole. */
+static bool verify_record(const Shard *shard, Error *error) {
+    const ShardIndex *index = &shard->index;
+    const void *checked = NULL;
+    int64_t start, size;
+    if (shard->record == SHARD_BLOCKS && !sums_are_whole(shard, &start, &size)) return shard_index_refuse(shard, false, start, size, error);
+    if (shard->record != SHARD_SUMS) return check_blocks(shard, index->map.bytes, index->bytes, &checked, error);
+    const ShardSums *sums = (const ShardSums *)(index->map.bytes + index->map.size - sizeof *sums);
+    uint64_t actual = hash_bytes(index->map.bytes, index->map.size - sizeof sums->index);
+    return actual == sums->index || error_set(error, ERROR_DATA,
                                         "%s.idx has checksum %016" PRIx64 " but was written with %016" PRIx64
                                         ": bytes changed since; pack the corpus again or copy it anew",
-                                        shard->prefix, actual, tail->index);
+                                        shard->prefix, actual, sums->index);
 }
 
-bool shard_index_verify(Shard *shard, Error *error) {
-    if (!verify_checksum(shard, error)) return false;
+bool shard_index_verify(const Shard *shard, uint64_t *documents, Error *error) {
+    if (!verify_record(shard, error)) return false;
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s.idx; free some", shard->prefix);
     XXH3_64bits_reset(hash);
     bool good = verify_documents(shard, hash, error);
-    shard->documents = XXH3_64bits_digest(hash);
+    *documents = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
+    if (good && shard->record == SHARD_BLOCKS && *documents != shard->documents)
+        good = error_set(error, ERROR_DATA, "%s.idx has other ends of documents than were written: pack the corpus again", shard->prefix);
     return good;
 }

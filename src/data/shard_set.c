@@ -44,9 +44,8 @@ bool shard_set_exists(const char *path) {
     return prefixes.count > 0;
 }
 
-/* What a shard's tokens were made with, as of shard_set_tokenizer. */
-static char *tokenizer_of(const char *prefix) {
-    char *folder = memory_format("%s.tokenizer", prefix);
+/* What a folder records of a tokenizer, as of shard_set_tokenizer. Takes over `folder`. */
+static char *recorded(char *folder) {
     SCOPED_FREE char *file = tokenizer_find(folder);
     bool bytes = file && byte_tokenizer_is(folder);
     if (file && !bytes) return folder;
@@ -54,9 +53,12 @@ static char *tokenizer_of(const char *prefix) {
     return bytes ? memory_copy_string("") : NULL;
 }
 
+static char *tokenizer_of(const char *prefix) { return recorded(memory_format("%s.tokenizer", prefix)); }
+
 char *shard_set_tokenizer(const char *path) {
     SCOPED(file_list_free) FileList prefixes = list_shards(path);
-    return prefixes.count ? tokenizer_of(prefixes.entries[0].name) : NULL;
+    char *common = file_kind(path, NULL) == FILE_FOLDER ? recorded(memory_format("%s/tokenizer", path)) : NULL;
+    return common || !prefixes.count ? common : tokenizer_of(prefixes.entries[0].name);
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
@@ -74,6 +76,18 @@ static bool check_parts(const char *path, const FileList *prefixes, Error *error
     return true;
 }
 
+enum { RECORD_LIMIT = 64 << 20 };
+
+/* `smelt data pack` leaves a record in the folder of shards that it writes one by one. */
+static bool check_complete(const char *path, Error *error) {
+    SCOPED_FREE char *record = memory_format("%s/pack.json", path);
+    SCOPED_FREE char *text = file_exists(record) ? file_read(record, RECORD_LIMIT, NULL, error) : NULL;
+    json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
+    if (!text && file_exists(record)) return error_recode(error, ERROR_DATA);
+    return !json_is_false(json_object_get(content, "complete")) ||
+           error_set(error, ERROR_DATA, "%s is not complete: its packing was interrupted; start the same `smelt data pack` again", path);
+}
+
 /* Tokens of different tokenizers are no one stream. */
 static bool check_tokenizers(const FileList *prefixes, Error *error) {
     SCOPED_FREE char *first = tokenizer_of(prefixes->entries[0].name);
@@ -86,26 +100,29 @@ static bool check_tokenizers(const FileList *prefixes, Error *error) {
     return true;
 }
 
-static bool map_shards(ShardSet *set, const FileList *prefixes, Error *error) {
+static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
     size_t count = prefixes->count;
     set->shards = memory_allocate(count * sizeof *set->shards);
     set->first_token = memory_allocate((count + 1) * sizeof *set->first_token);
     set->first_document = memory_allocate((count + 1) * sizeof *set->first_document);
     for (size_t i = 0; i < count; i++) {
         Shard *shard = &set->shards[i];
-        if (!shard_map(shard, prefixes->entries[i].name, error)) return false;
+        if (!shard_open(shard, prefixes->entries[i].name, error)) return false;
         set->count++;
+        set->max_token = int_max(set->max_token, shard->max_token);
         set->first_token[i + 1] = set->token_count += shard->token_count;
         set->first_document[i + 1] = set->document_count += shard->document_count;
     }
     return true;
 }
 
-bool shard_set_map(ShardSet *set, const char *path, Error *error) {
+bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     SCOPED(file_list_free) FileList prefixes = list_shards(path);
-    *set = (ShardSet){.path = memory_copy_string(path)};
+    *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1};
     if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
-    if (check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) && map_shards(set, &prefixes, error)) return true;
+    if (check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
+        open_shards(set, &prefixes, error))
+        return true;
     shard_set_close(set);
     return false;
 }
@@ -116,13 +133,6 @@ bool shard_set_verify(ShardSet *set, Error *error) {
         set->max_token = int_max(set->max_token, set->shards[i].max_token);
     }
     return true;
-}
-
-bool shard_set_open(ShardSet *set, const char *path, Error *error) {
-    if (!shard_set_map(set, path, error)) return false;
-    if (shard_set_verify(set, error)) return true;
-    shard_set_close(set);
-    return false;
 }
 
 void shard_set_close(ShardSet *set) {
@@ -174,7 +184,7 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
     *end = -1;
     if (cursor->document == set->document_count) return true;
     int64_t i = find_shard(set, set->first_document, cursor->document);
-    if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, error)) return false;
+    if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, cursor->checked, error)) return false;
     *start += set->first_token[i];
     *end += set->first_token[i];
     cursor->document++;
@@ -184,16 +194,20 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
 
 /* -- What a set holds ---------------------------------------------------------------------------------------------- */
 
-static uint64_t shard_checksum(const Shard *shard) {
-    const uint64_t parts[] = {shard->checksum, shard->documents, (uint64_t)shard->token_bytes};
-    return hash_bytes(parts, sizeof parts);
-}
+/* Of a long folder of other programs' shards, this many are sampled, and the numbers of tokens of all. */
+enum { MOST_SAMPLED = 64 };
 
-uint64_t shard_set_checksum(const ShardSet *set) {
-    if (set->count == 1) return shard_checksum(set->shards);
+bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
+    if (set->count == 1) return shard_checksum(set->shards, checksum, error);
     SCOPED_FREE uint64_t *parts = memory_allocate((size_t)set->count * sizeof *parts);
-    for (int64_t i = 0; i < set->count; i++) parts[i] = shard_checksum(&set->shards[i]);
-    return hash_bytes(parts, (size_t)set->count * sizeof *parts);
+    int64_t stride = set->count / MOST_SAMPLED + 1;
+    for (int64_t i = 0; i < set->count; i++) {
+        parts[i] = (uint64_t)set->shards[i].token_count;
+        bool read = set->shards[i].record != SHARD_BARE || i % stride == 0;
+        if (read && !shard_checksum(&set->shards[i], &parts[i], error)) return false;
+    }
+    *checksum = hash_bytes(parts, (size_t)set->count * sizeof *parts);
+    return true;
 }
 
 char *shard_set_types(const ShardSet *set) {
@@ -208,12 +222,12 @@ char *shard_set_types(const ShardSet *set) {
 
 int64_t shard_set_bytes(const ShardSet *set) {
     int64_t bytes = 0;
-    for (int64_t i = 0; i < set->count; i++) bytes += (int64_t)set->shards[i].map.size;
+    for (int64_t i = 0; i < set->count; i++) bytes += set->shards[i].file.bytes;
     return bytes;
 }
 
 bool shard_set_checksummed(const ShardSet *set) {
     bool all = true;
-    for (int64_t i = 0; i < set->count; i++) all = all && set->shards[i].checksummed;
+    for (int64_t i = 0; i < set->count; i++) all = all && set->shards[i].record != SHARD_BARE;
     return all;
 }

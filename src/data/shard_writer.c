@@ -1,19 +1,18 @@
-/* Writes token shards (the format is described in shard.c) in constant memory. Tokens stream through one buffer into a
- * temporary file beside the final one; what the index says of each sequence, document and block of bytes waits in spools,
- * files without names. Both files are synced
- * before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
+/* Writes token shards (the format is described in shard_index.c) in constant memory. Tokens stream through one buffer into
+ * a temporary file beside the final one; what the index says of each sequence, document and block of bytes waits in spools,
+ * files without names. Both files are synced before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
  * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished
  * together appear after the older ones of all of them have gone. pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -30,20 +29,24 @@ typedef struct Spool {
     size_t used;
 } Spool;
 
-/* A file on its way to its name, buffered and hashed as it goes. */
+/* A file on its way to its name, buffered and hashed as it goes: as a whole, and block by block. */
 typedef struct OutputFile {
     File file;
     unsigned char *buffer; /* BUFFER_BYTES, of which `used` wait to be written */
     size_t used;
     XXH3_state_t *hash;
+    Spool *blocks;      /* receives the u64 checksum of each SHARD_BLOCK_BYTES; NULL: none */
+    const char *folder; /* where the spool may write */
 } OutputFile;
 
 struct ShardWriter {
     char *prefix, *folder; /* where it lies */
     int token_bytes;
     OutputFile tokens, index;
-    Spool lengths, ends, blocks; /* i32 of each sequence, i64 of each document (in sequences), u64 checksum of each block */
-    int64_t sequence_count, document_count;
+    Spool lengths, ends; /* i32 of each sequence, i64 of each document (in sequences) */
+    Spool token_blocks, index_blocks;
+    XXH3_state_t *document_hash; /* of the ends of documents in tokens, an i64 each */
+    int64_t sequence_count, document_count, token_count;
     int64_t open_tokens; /* of the sequence being written */
     uint32_t max_token;
     char *tokenizer; /* to be recorded; NULL: none */
@@ -82,15 +85,21 @@ static void spool_free(Spool *spool) {
 
 /* -- Output files ------------------------------------------------------------------------------------------------ */
 
-static bool output_open(OutputFile *output, const char *prefix, const char *suffix, Error *error) {
+static XXH3_state_t *new_hash(void) {
+    XXH3_state_t *hash = XXH3_createState();
+    if (hash) XXH3_64bits_reset(hash);
+    return hash;
+}
+
+static bool output_open(OutputFile *output, const char *prefix, const char *suffix, const char *folder, Spool *blocks, Error *error) {
     SCOPED_FREE char *path = memory_format("%s%s", prefix, suffix);
+    output->blocks = blocks;
+    output->folder = folder;
     if (!file_replace_begin(&output->file, path, error))
         return errno == ENOSPC || errno == EDQUOT ? false : error_recode(error, ERROR_USAGE);
     output->buffer = memory_allocate(BUFFER_BYTES);
-    output->hash = XXH3_createState();
-    if (!output->hash) return error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
-    XXH3_64bits_reset(output->hash);
-    return true;
+    output->hash = new_hash();
+    return output->hash || error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
 }
 
 /* Also of a file that failed to open or was committed; what has only a temporary name disappears. */
@@ -101,17 +110,23 @@ static void output_close(OutputFile *output) {
 }
 
 static bool output_flush(OutputFile *output, Error *error) {
+    for (size_t at = 0; at < output->used && output->blocks; at += SHARD_BLOCK_BYTES) {
+        uint64_t checksum = hash_bytes(output->buffer + at, (size_t)int_min((int64_t)(output->used - at), SHARD_BLOCK_BYTES));
+        if (!spool_append(output->blocks, output->folder, &checksum, sizeof checksum, error)) return false;
+    }
     XXH3_64bits_update(output->hash, output->buffer, output->used);
     bool good = file_append(&output->file, output->buffer, (int64_t)output->used, error);
     output->used = 0;
     return good;
 }
 
-/* `size` is far below BUFFER_BYTES. */
 static bool output_write(OutputFile *output, const void *bytes, size_t size, Error *error) {
-    if (BUFFER_BYTES - output->used < size && !output_flush(output, error)) return false;
-    memcpy(output->buffer + output->used, bytes, size);
-    output->used += size;
+    for (size_t done = 0, part; done < size; done += part) {
+        if (output->used == BUFFER_BYTES && !output_flush(output, error)) return false;
+        part = (size_t)int_min((int64_t)(size - done), (int64_t)(BUFFER_BYTES - output->used));
+        memcpy(output->buffer + output->used, (const unsigned char *)bytes + done, part);
+        output->used += part;
+    }
     return true;
 }
 
@@ -152,7 +167,9 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     writer->folder = slash ? memory_format("%.*s", (int)(slash + 1 - prefix), prefix) : memory_copy_string(".");
     writer->token_bytes = token_bytes;
     remove_leftovers(writer);
-    if (output_open(&writer->tokens, prefix, ".bin", error)) return writer;
+    writer->document_hash = new_hash();
+    if (!writer->document_hash) error_set(error, ERROR_MEMORY, "no memory to write %s; free some", prefix);
+    else if (output_open(&writer->tokens, prefix, ".bin", writer->folder, &writer->token_blocks, error)) return writer;
     shard_writer_cancel(writer);
     return NULL;
 }
@@ -174,7 +191,9 @@ void shard_writer_cancel(ShardWriter *writer) {
     output_close(&writer->index);
     spool_free(&writer->lengths);
     spool_free(&writer->ends);
-    spool_free(&writer->blocks);
+    spool_free(&writer->token_blocks);
+    spool_free(&writer->index_blocks);
+    if (writer->document_hash) XXH3_freeState(writer->document_hash);
     free(writer->folder);
     free(writer->prefix);
     free(writer);
@@ -202,15 +221,6 @@ static uint32_t store_tokens(void *target, const int32_t *tokens, size_t count, 
     }
 }
 
-static bool tokens_flush(ShardWriter *writer, Error *error) {
-    const OutputFile *file = &writer->tokens;
-    for (size_t at = 0; at < file->used; at += SHARD_BLOCK_BYTES) {
-        uint64_t checksum = XXH3_64bits(file->buffer + at, (size_t)int_min((int64_t)(file->used - at), SHARD_BLOCK_BYTES));
-        if (!spool_append(&writer->blocks, writer->folder, &checksum, sizeof checksum, error)) return false;
-    }
-    return output_flush(&writer->tokens, error);
-}
-
 static bool writer_end_sequence(ShardWriter *writer, Error *error) {
     int32_t length = (int32_t)writer->open_tokens;
     writer->open_tokens = 0;
@@ -230,7 +240,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
     size_t width = (size_t)writer->token_bytes;
     int64_t limit = writer->token_bytes == 4 ? INT32_MAX : (1 << 8 * writer->token_bytes) - 1;
     while (count > 0) {
-        if (file->used == BUFFER_BYTES && !tokens_flush(writer, error)) return false;
+        if (file->used == BUFFER_BYTES && !output_flush(file, error)) return false;
         if (writer->open_tokens == INT32_MAX && !writer_end_sequence(writer, error)) return false;
         int64_t room = (int64_t)((BUFFER_BYTES - file->used) / width);
         int64_t part = int_min(int_min(room, count), INT32_MAX - writer->open_tokens);
@@ -239,6 +249,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
         if (largest > writer->max_token) writer->max_token = largest;
         file->used += (size_t)part * width;
         writer->open_tokens += part;
+        writer->token_count += part;
         tokens += part;
         count -= part;
     }
@@ -248,6 +259,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
 bool shard_writer_end_document(ShardWriter *writer, Error *error) {
     if (writer->open_tokens > 0 && !writer_end_sequence(writer, error)) return false;
     writer->document_count++;
+    XXH3_64bits_update(writer->document_hash, &writer->token_count, sizeof writer->token_count);
     return spool_append(&writer->ends, writer->folder, &writer->sequence_count, sizeof writer->sequence_count, error);
 }
 
@@ -281,17 +293,24 @@ static bool write_offsets(OutputFile *file, const Spool *lengths, int token_byte
     return true;
 }
 
+static bool write_trailer(const ShardWriter *writer, OutputFile *file, Error *error) {
+    ShardTrailer trailer = {SHARD_TRAILER_MAGIC, writer->max_token, XXH3_64bits_digest(writer->tokens.hash),
+        XXH3_64bits_digest(writer->document_hash), XXH3_64bits_digest(file->hash), 0};
+    trailer.self = hash_bytes(&trailer, offsetof(ShardTrailer, self));
+    return output_write(file, &trailer, sizeof trailer, error) && output_sync(file, error);
+}
+
 static bool write_index(ShardWriter *writer, Error *error) {
     OutputFile *file = &writer->index;
     ShardHeader header = {SHARD_MAGIC, SHARD_VERSION, (uint8_t)shard_type_code(writer->token_bytes), (uint64_t)writer->sequence_count,
         (uint64_t)writer->document_count + 1};
-    ShardBlocks blocks = {SHARD_BLOCKS_MAGIC, writer->max_token};
-    return output_write(file, &header, sizeof header, error) && write_spool(file, &writer->lengths, error) &&
-           write_offsets(file, &writer->lengths, writer->token_bytes, error) && write_u64(file, 0, error) &&
-           write_spool(file, &writer->ends, error) && output_write(file, &blocks, sizeof blocks, error) &&
-           write_spool(file, &writer->blocks, error) && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) &&
-           write_u64(file, XXH3_64bits_digest(writer->tokens.hash), error) && output_flush(file, error) &&
-           write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
+    bool arrays = output_write(file, &header, sizeof header, error) && write_spool(file, &writer->lengths, error) &&
+                  write_offsets(file, &writer->lengths, writer->token_bytes, error) && write_u64(file, 0, error) &&
+                  write_spool(file, &writer->ends, error) && output_flush(file, error);
+    file->blocks = NULL;
+    XXH3_64bits_reset(file->hash); /* from here on of the checksums of blocks */
+    return arrays && write_spool(file, &writer->token_blocks, error) && write_spool(file, &writer->index_blocks, error) &&
+           output_flush(file, error) && write_trailer(writer, file, error);
 }
 
 bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error) {
@@ -314,8 +333,8 @@ static bool prepare(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
         return error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
-    return prepare_tokenizer(writer, error) && tokens_flush(writer, error) && output_sync(&writer->tokens, error) &&
-           output_open(&writer->index, writer->prefix, ".idx", error) && write_index(writer, error);
+    return prepare_tokenizer(writer, error) && output_sync(&writer->tokens, error) &&
+           output_open(&writer->index, writer->prefix, ".idx", writer->folder, &writer->index_blocks, error) && write_index(writer, error);
 }
 
 /* An older shard goes for good: without its index it is none. */

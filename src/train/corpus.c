@@ -144,7 +144,7 @@ bool corpus_map_train(ShardSet *train, const Config *config) {
     const char *const prefixes[] = {config->data.train, split, whole};
     Error ignored = {0};
     for (int i = 0; i < 3; i++)
-        if (shard_set_exists(prefixes[i])) return shard_set_map(train, prefixes[i], &ignored);
+        if (shard_set_exists(prefixes[i])) return shard_set_open(train, prefixes[i], &ignored);
     return false;
 }
 

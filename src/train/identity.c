@@ -51,22 +51,13 @@ json_t *identity_saved_settings(const json_t *saved) {
 
 /* -- Checksums ----------------------------------------------------------------------------------------------------- */
 
-static json_t *describe_set(const ShardSet *set) {
-    return json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, set->document_count, plural(set->document_count),
-        set->token_count, shard_set_checksum(set));
-}
-
-/* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small file. */
-static bool sample_file(const char *path, XXH3_state_t *hash, Error *error) {
-    enum { BLOCK = 64 << 10, BLOCKS = 64 };
-    FileMap map;
-    if (!file_map(&map, path, error)) return false;
-    XXH3_64bits_update(hash, &map.size, sizeof map.size);
-    bool whole = map.size <= (size_t)BLOCK * BLOCKS;
-    if (whole) XXH3_64bits_update(hash, map.bytes, map.size);
-    for (size_t i = 0; i < BLOCKS && !whole; i++) XXH3_64bits_update(hash, map.bytes + (map.size - BLOCK) / (BLOCKS - 1) * i, BLOCK);
-    file_unmap(&map);
-    return true;
+/* Puts what a set holds into the identity. */
+static bool describe_set(json_t *identity, const char *name, const ShardSet *set, Error *error) {
+    uint64_t checksum;
+    if (!shard_set_checksum(set, &checksum, error)) return false;
+    json_t *content = json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, set->document_count,
+        plural(set->document_count), set->token_count, checksum);
+    return json_object_set_new(identity, name, content) == 0;
 }
 
 /* The files of a folder that decide what a model or a tokenizer computes, in order of name. */
@@ -78,7 +69,7 @@ static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) 
         if (!ends_with(name, ".safetensors") && !ends_with(name, ".json") && !ends_with(name, ".model")) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
         XXH3_64bits_update(hash, name, strlen(name) + 1);
-        if (!sample_file(path, hash, error)) return false;
+        if (!hash_file_samples(path, hash, error)) return false;
     }
     return true;
 }
@@ -95,7 +86,7 @@ static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_
 }
 
 static json_t *sample_files(const char *path, Error *error) {
-    return sample_path(path, file_kind(path, NULL) == FILE_FOLDER ? sample_folder : sample_file, error);
+    return sample_path(path, file_kind(path, NULL) == FILE_FOLDER ? sample_folder : hash_file_samples, error);
 }
 
 static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) {
@@ -111,7 +102,7 @@ static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) {
         good = file_kind(file, &bytes) == FILE_REGULAR || file_fail(error, "inspect", file);
         XXH3_64bits_update(hash, name, strlen(name) + 1);
         XXH3_64bits_update(hash, &bytes, sizeof bytes);
-        good = good && (i % stride || sample_file(file, hash, error));
+        good = good && (i % stride || hash_file_samples(file, hash, error));
     }
     return good;
 }
@@ -145,12 +136,13 @@ static void put_text(json_t *object, char *name, json_t *text) {
     free(name);
 }
 
-static void describe_mixture(json_t *identity, const Phases *phases, const Corpus *corpus) {
+static bool describe_mixture(json_t *identity, const Phases *phases, const Corpus *corpus, Error *error) {
     const Mixture *mixture = &phases->mixture;
     for (int i = 0; i < mixture->source_count; i++) {
         const char *name = mixture->sources[i].name;
         put_text(identity, memory_format(SOURCE "%s", name), json_string(mixture->sources[i].path));
-        put_text(identity, memory_format(SOURCE "%s.content", name), describe_set(&corpus->train[i]));
+        SCOPED_FREE char *content = memory_format(SOURCE "%s.content", name);
+        if (!describe_set(identity, content, &corpus->train[i], error)) return false;
         put_text(identity, memory_format(SOURCE "%s.order", name),
             json_sprintf("number %d, in pieces of %" PRId64 " tokens", i + 1, phases_piece(phases, i)));
     }
@@ -159,17 +151,18 @@ static void describe_mixture(json_t *identity, const Phases *phases, const Corpu
         put_text(identity, memory_format(PHASE "%d", i + 1), json_string(text));
         put_text(identity, memory_format(PHASE "%d.batch", i + 1), json_string(batch));
     }
+    return true;
 }
 
 json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error) {
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
-    if (mixture_is(config->data.train)) describe_mixture(identity, phases, corpus);
-    else json_object_set_new(identity, "data.train.content", describe_set(&corpus->train[0]));
-    if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_set(&corpus->valid));
+    bool good = mixture_is(config->data.train) ? describe_mixture(identity, phases, corpus, error)
+                                               : describe_set(identity, "data.train.content", &corpus->train[0], error);
+    if (good && corpus->has_valid) good = describe_set(identity, "data.valid.content", &corpus->valid, error);
     json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
-    bool good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
+    good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0 && good;
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
         good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;

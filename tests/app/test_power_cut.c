@@ -82,7 +82,7 @@ static bool accepts_shards(const Product *product, Error *error) {
     for (const char *const *path = product->paths; *path && good; path += 2) {
         SCOPED(shard_set_close) ShardSet set = {0};
         SCOPED_FREE char *prefix = memory_format("cut/%.*s", (int)strlen(*path) - (int)strlen(".bin"), *path);
-        good = shard_set_open(&set, prefix, error);
+        good = shard_set_open(&set, prefix, error) && shard_set_verify(&set, error);
     }
     return good;
 }

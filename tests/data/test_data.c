@@ -1,6 +1,7 @@
 /* Tests of token shards: reading, refusing what is damaged, writing. Each test gets a temporary folder of its own,
  * which is the working directory while it runs and is removed afterwards; run by `make test`. */
 #include <inttypes.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -9,15 +10,16 @@
 
 #include "support/data_files.h"
 
+#include "base/log.h"
 #include "base/rng.h"
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Opening must fail as bad data, with a message that contains `part`, and must leave nothing to close. */
+/* Opening, or reading everything, must fail as bad data, with a message that contains `part`, and must leave nothing to close. */
 static void assert_refused(const char *prefix, const char *part) {
     ShardSet set;
     Error error = {0};
-    assert_false(shard_set_open(&set, prefix, &error));
+    assert_false(open_verified(&set, prefix, &error));
     assert_int_equal(error.code, ERROR_DATA);
     if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
     assert_null(set.shards);
@@ -54,26 +56,30 @@ static void a_shard_written_by_hand_as_megatron_defines_it_is_read(void **state)
 
 static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **state) {
     (void)state;
-    unsigned char expected[114 + 1] = "MMIDIDX\0\0"
-                                      "\1\0\0\0\0\0\0\0" /* version */
-                                      "\10"              /* uint16 */
-                                      "\2\0\0\0\0\0\0\0"
-                                      "\3\0\0\0\0\0\0\0"
-                                      "\2\0\0\0\1\0\0\0" /* lengths */
-                                      "\0\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0"
-                                      "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0"
-                                      "SMELTBLK"
-                                      "\0\1\0\0\0\0\0\0" /* largest token */
-                                      "BLOCK--1"         /* filled in below */
-                                      "SMELTSUM";
+    unsigned char expected[146] = "MMIDIDX\0\0"
+                                  "\1\0\0\0\0\0\0\0" /* version */
+                                  "\10"              /* uint16 */
+                                  "\2\0\0\0\0\0\0\0"
+                                  "\3\0\0\0\0\0\0\0"
+                                  "\2\0\0\0\1\0\0\0" /* lengths */
+                                  "\0\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0"
+                                  "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0"
+                                  "TOKENS--ARRAYS--" /* checksums of blocks, filled in below, as those of the trailer */
+                                  "SMELTBLK"
+                                  "\0\1\0\0\0\0\0\0" /* largest token */
+                                  "TOKENS--ENDS----BLOCKS--SELF----";
     write_shard("s", 2, (const int32_t[]){1, 256, 3}, (const int64_t[]){2, 1}, 2);
     size_t size;
     unsigned char *index = read_bytes("s.idx", &size);
-    uint64_t checksum = XXH3_64bits("\1\0\0\1\3\0", 6); /* of the one block, and of the whole file */
-    memcpy(expected + 98, &checksum, 8);
-    assert_int_equal(size, 114 + 16);
-    assert_memory_equal(index, expected, 114);
-    assert_memory_equal(index + 114, &checksum, 8);
+    const struct {
+        int at;
+        const void *bytes;
+        size_t size;
+    } sums[] = {{82, "\1\0\0\1\3\0", 6}, {90, expected, 82}, {114, "\1\0\0\1\3\0", 6}, {122, (const int64_t[]){2, 3}, 16},
+        {130, expected + 82, 16}, {138, expected + 98, 40}};
+    for (int i = 0; i < 6; i++) memcpy(expected + sums[i].at, &(uint64_t){XXH3_64bits(sums[i].bytes, sums[i].size)}, 8);
+    assert_int_equal(size, sizeof expected);
+    assert_memory_equal(index, expected, sizeof expected);
     free(index);
     unsigned char *tokens = read_bytes("s.bin", &size);
     assert_int_equal(size, 6);
@@ -104,12 +110,12 @@ static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
         {17, 1, 1, "describes 15"},
         {17, 1, 2, "(i8)"},
         {17, 1, 3, "(i16)"},
-        {17, 1, 5, "(i64)"},
+        {17, 1, 5, "describes 36"},
         {17, 1, 6, "(f64)"},
         {17, 1, 7, "(f32)"},
         {17, 1, 8, "describes 18"},
         {18, 8, 0, "claims 0 sequences"},
-        {18, 8, 2, "after its"},
+        {18, 8, 2, "first document"},
         {18, 8, 4, "claims 3 document entries"},
         {18, 8, 6, "claims 6 sequences"},
         {18, 8, 15, "claims 15 sequences"},
@@ -117,7 +123,7 @@ static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
         {18, 8, INT64_MAX, "sequences"},
         {26, 8, 0, "claims 0 document entries"},
         {26, 8, 1, "claims 1 document entries"},
-        {26, 8, 2, "after its"},
+        {26, 8, 2, "the last document"},
         {26, 8, 4, "claims 4 document entries"},
         {26, 8, -1, "document entries"},
         {26, 8, (int64_t)1 << 61, "document entries"},
@@ -215,7 +221,7 @@ static void a_shard_cut_short_anywhere_is_refused(void **state) {
     size_t size;
     unsigned char *index = read_bytes("s.idx", &size);
     for (size_t cut = 0; cut < size; cut++) {
-        if (cut == size - 48) continue; /* without smelt's trailer it is Megatron's own form */
+        if (cut == 82) continue; /* without smelt's trailer it is Megatron's own form */
         write_bytes("s.idx", index, cut);
         assert_refused("s", "s.idx");
     }
@@ -265,7 +271,7 @@ static void a_mutated_index_is_refused_or_stays_consistent(void **state) {
         write_bytes("m.idx", index, size);
         ShardSet set;
         Error error = {0};
-        if (shard_set_open(&set, "m", &error)) {
+        if (open_verified(&set, "m", &error)) {
             assert_consistent(&set);
             shard_set_close(&set);
             accepted++;
@@ -296,17 +302,177 @@ static void a_pipe_or_folder_in_place_of_a_shard_is_refused_without_waiting(void
     assert_refused("m", "not a regular file");
 }
 
-static void mapping_reads_the_index_alone(void **state) {
+/* -- Reading without having read everything -------------------------------------------------------------------------- */
+
+enum { BLOCK_TOKENS = 8192, LARGE_TOKENS = 5 * BLOCK_TOKENS / 2, LARGE_DOCUMENTS = 2000 };
+
+/* Three blocks of tokens, and as many of index. */
+static void write_large(const char *prefix) {
+    int32_t *tokens = memory_allocate(LARGE_TOKENS * sizeof *tokens);
+    int64_t lengths[LARGE_DOCUMENTS];
+    for (int i = 0; i < LARGE_TOKENS; i++) tokens[i] = i % 1000;
+    for (int i = 0; i < LARGE_DOCUMENTS; i++) lengths[i] = LARGE_TOKENS / LARGE_DOCUMENTS;
+    lengths[LARGE_DOCUMENTS - 1] += LARGE_TOKENS % LARGE_DOCUMENTS;
+    write_shard(prefix, 2, tokens, lengths, LARGE_DOCUMENTS);
+    free(tokens);
+}
+
+static void a_changed_block_is_named_by_whoever_reads_it_and_by_nobody_else(void **state) {
     (void)state;
-    write_shard("s", 2, (const int32_t[]){1, 2, 3}, (const int64_t[]){3}, 1);
-    write_bytes("s.bin", (const unsigned char[]){1, 0, 9, 0, 3, 0}, 6);
+    write_large("s");
+    size_t size;
+    unsigned char *bytes = read_bytes("s.bin", &size);
+    bytes[2 * BLOCK_TOKENS + 9] ^= 1;
+    write_bytes("s.bin", bytes, size);
+    free(bytes);
     ShardSet set;
     Error error = {0};
-    assert_true(shard_set_map(&set, "s", &error));
-    assert_int_equal(set.token_count, 3);
+    int32_t tokens[2 * BLOCK_TOKENS];
+    assert_true(shard_set_open(&set, "s", &error));
+    assert_int_equal(set.max_token, 999);
+    assert_true(shard_set_read(&set, 0, BLOCK_TOKENS, 1000, tokens, NULL, &error));
+    assert_true(shard_set_read(&set, 2 * BLOCK_TOKENS, BLOCK_TOKENS / 2, 1000, tokens, NULL, &error));
+    assert_false(shard_set_read(&set, BLOCK_TOKENS - 1, 2, 1000, tokens, NULL, &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 32767"));
     assert_false(shard_set_verify(&set, &error));
-    assert_non_null(strstr(error.message, "s.bin has checksum"));
+    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 32767"));
     shard_set_close(&set);
+}
+
+static void a_file_cut_off_while_it_is_open_is_an_error_of_the_read(void **state) {
+    (void)state;
+    write_large("s");
+    ShardSet set;
+    Error error = {0};
+    int32_t tokens[BLOCK_TOKENS];
+    assert_true(shard_set_open(&set, "s", &error));
+    assert_int_equal(truncate("s.bin", 20000), 0);
+    assert_true(shard_set_read(&set, 0, BLOCK_TOKENS, 1000, tokens, NULL, &error));
+    assert_false(shard_set_read(&set, BLOCK_TOKENS, 1, 1000, tokens, NULL, &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    assert_non_null(strstr(error.message, "s.bin is truncated: it ends at byte 20000"));
+    shard_set_close(&set);
+}
+
+/* Whatever byte of the index is wrong: what is read of tokens and documents is refused, or right. */
+static void a_changed_index_never_gives_other_documents(void **state) {
+    (void)state;
+    write_large("s");
+    ShardSet whole = open_set("s");
+    SCOPED_FREE uint8_t *expected = NULL;
+    SCOPED_FREE int32_t *tokens = read_tokens(&whole, &expected);
+    shard_set_close(&whole);
+    size_t size;
+    unsigned char *bytes = read_bytes("s.idx", &size);
+    SCOPED_FREE uint8_t *ends = memory_allocate(LARGE_TOKENS);
+    int refused = 0, rounds = 0;
+    for (size_t at = 0; at < size; at += 97, rounds++) {
+        ShardSet set;
+        Error error = {0};
+        bytes[at] ^= 4;
+        write_bytes("s.idx", bytes, size);
+        bytes[at] ^= 4;
+        bool good = shard_set_open(&set, "s", &error);
+        if (good && shard_set_read(&set, 0, LARGE_TOKENS, 1000, tokens, ends, &error)) assert_memory_equal(ends, expected, LARGE_TOKENS);
+        else assert_non_null(strstr(error.message, good && strstr(error.message, "s.bin") ? "s.bin" : "s.idx"));
+        refused += error.code != ERROR_NONE;
+        assert_true(!good || !shard_set_verify(&set, &error));
+        if (good) shard_set_close(&set);
+    }
+    assert_true(refused > rounds / 2);
+    free(bytes);
+}
+
+/* Writes Megatron's form of 1 TB of zeros in `sequences` documents, which takes no space for the tokens. */
+static void write_terabyte(int64_t bytes, int64_t sequences) {
+    size_t size = 34 + (size_t)sequences * 20 + 8;
+    unsigned char *index = memory_allocate(size), *at = index + 34;
+    const int32_t length = (int32_t)(bytes / 2 / sequences);
+    memcpy(index, "MMIDIDX\0\0\1\0\0\0\0\0\0\0\10", 18);
+    memcpy(index + 18, &sequences, 8);
+    memcpy(index + 26, &(int64_t){sequences + 1}, 8);
+    for (int64_t i = 0; i < sequences; i++, at += 4) memcpy(at, &length, 4);
+    for (int64_t i = 0; i < sequences; i++, at += 8) memcpy(at, &(int64_t){i * length * 2}, 8);
+    for (int64_t i = 0; i <= sequences; i++, at += 8) memcpy(at, &i, 8);
+    write_bytes("t.idx", index, size);
+    write_text("t.bin", "");
+    assert_int_equal(truncate("t.bin", sequences * length * 2), 0);
+    free(index);
+}
+
+static void opening_and_reading_take_the_same_memory_for_ten_megabytes_and_for_a_terabyte(void **state) {
+    (void)state;
+    static const struct { int64_t bytes, sequences; } sizes[] = {{10 << 20, 1 << 10}, {(int64_t)1 << 40, 1 << 20}};
+    size_t used[2];
+    double seconds[2];
+    for (int i = 0; i < 2; i++) {
+        write_terabyte(sizes[i].bytes, sizes[i].sequences);
+        ShardSet set;
+        Error error = {0};
+        int32_t tokens[4096];
+        uint8_t ends[4096];
+        size_t before = mallinfo2().uordblks;
+        double start = log_seconds();
+        assert_true(shard_set_open(&set, "t", &error));
+        seconds[i] = log_seconds() - start;
+        for (uint64_t draw = 0; draw < 1000; draw++) {
+            int64_t at = (int64_t)rng_permute(1, 2, draw, (uint64_t)set.token_count - 4096);
+            assert_true(shard_set_read(&set, at, 4096, 1, tokens, ends, &error));
+        }
+        used[i] = mallinfo2().uordblks - before;
+        print_message("%lld bytes: opened in %.6f s, %zu bytes of memory\n", (long long)shard_set_bytes(&set), seconds[i], used[i]);
+        shard_set_close(&set);
+    }
+    for (int i = 0; i < 2; i++) assert_in_range(used[i], 1, 1000);
+    assert_true(seconds[1] < 1); /* reading it would take minutes */
+}
+
+/* -- Other programs' and older shards -------------------------------------------------------------------------------- */
+
+static void tokens_of_eight_bytes_are_read_and_those_beyond_int32_are_named(void **state) {
+    (void)state;
+    unsigned char index[sizeof hand_index];
+    memcpy(index, hand_index, sizeof index);
+    index[17] = 5; /* i64 */
+    for (int i = 0; i < 3; i++) index[46 + 8 * i] *= 2;
+    write_bytes("m.idx", index, sizeof index);
+    int64_t tokens[] = {5, 6, INT32_MAX, 8, 9, 10};
+    write_bytes("m.bin", tokens, sizeof tokens);
+    ShardSet set = open_set("m");
+    assert_tokens(&set, (const int32_t[]){5, 6, INT32_MAX, 8, 9, 10}, 6);
+    assert_documents(&set, (const int64_t[]){3, 6}, 2);
+    assert_int_equal(set.max_token, INT32_MAX);
+    shard_set_close(&set);
+    tokens[2]++;
+    write_bytes("m.bin", tokens, sizeof tokens);
+    assert_refused("m", "m.bin has token 2147483648 at index 2");
+    tokens[2] = INT64_MIN;
+    write_bytes("m.bin", tokens, sizeof tokens);
+    assert_refused("m", "m.bin has token -9223372036854775808 at index 2");
+}
+
+static void a_shard_of_smelt_0_9_is_read_and_has_the_checksum_of_the_same_shard_written_now(void **state) {
+    (void)state;
+    unsigned char index[sizeof hand_index + 24];
+    memcpy(index, hand_index, sizeof hand_index);
+    memcpy(index + sizeof hand_index, "SMELTSUM", 8);
+    memcpy(index + sizeof hand_index + 8, &(uint64_t){XXH3_64bits(hand_tokens, sizeof hand_tokens)}, 8);
+    memcpy(index + sizeof hand_index + 16, &(uint64_t){XXH3_64bits(index, sizeof hand_index + 16)}, 8);
+    write_hand_shard();
+    write_bytes("m.idx", index, sizeof index);
+    write_shard("now", 4, (const int32_t[]){5, 256 + 6, 2 * 65536 + 7, 8, 9, 10}, (const int64_t[]){3, 3}, 2);
+    ShardSet old = open_set("m"), now = open_set("now");
+    uint64_t before, after;
+    Error error = {0};
+    assert_true(shard_set_checksummed(&old));
+    assert_true(shard_set_checksum(&old, &before, &error) && shard_set_checksum(&now, &after, &error));
+    assert_int_equal(before, after);
+    shard_set_close(&old);
+    shard_set_close(&now);
+    index[40] ^= 1;
+    write_bytes("m.idx", index, sizeof index);
+    assert_refused("m", "m.idx has checksum");
 }
 
 /* -- Folders of shards ----------------------------------------------------------------------------------------------- */
@@ -379,6 +545,24 @@ static void a_folder_with_parts_tokenizers_or_files_that_do_not_belong_together_
     assert_int_equal(rename("all/u.tokenizer", "all/other"), 0);
     assert_int_equal(unlink("all/u.bin"), 0);
     assert_refused("all", "all/u.bin");
+}
+
+static void a_folder_that_pack_wrote_has_one_tokenizer_and_is_refused_until_it_is_complete(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("all", 0777) | mkdir("all/tokenizer", 0777), 0);
+    write_shard("all/shard-00000", 2, (const int32_t[]){5}, (const int64_t[]){1}, 1);
+    write_shard("all/shard-00001", 2, (const int32_t[]){6}, (const int64_t[]){1}, 1);
+    json_auto_t *tokenizer = byte_tokenizer();
+    assert_int_equal(json_dump_file(tokenizer, "all/tokenizer/tokenizer.json", 0), 0);
+    SCOPED_FREE char *recorded = shard_set_tokenizer("all");
+    assert_string_equal(recorded, "");
+    write_text("all/pack.json", "{\"complete\": false}");
+    assert_true(shard_set_exists("all"));
+    assert_refused("all", "all is not complete");
+    write_text("all/pack.json", "{\"complete\": true}");
+    ShardSet set = open_set("all");
+    assert_tokens(&set, (const int32_t[]){5, 6}, 2);
+    shard_set_close(&set);
 }
 
 static void a_token_outside_the_vocabulary_is_named_where_it_is_read(void **state) {
@@ -547,10 +731,16 @@ int main(void) {
         IN_FOLDER(a_mutated_index_is_refused_or_stays_consistent),
         IN_FOLDER(a_shard_that_is_not_there_is_refused_by_name),
         IN_FOLDER(a_pipe_or_folder_in_place_of_a_shard_is_refused_without_waiting),
-        IN_FOLDER(mapping_reads_the_index_alone),
+        IN_FOLDER(a_changed_block_is_named_by_whoever_reads_it_and_by_nobody_else),
+        IN_FOLDER(a_file_cut_off_while_it_is_open_is_an_error_of_the_read),
+        IN_FOLDER(a_changed_index_never_gives_other_documents),
+        IN_FOLDER(opening_and_reading_take_the_same_memory_for_ten_megabytes_and_for_a_terabyte),
+        IN_FOLDER(tokens_of_eight_bytes_are_read_and_those_beyond_int32_are_named),
+        IN_FOLDER(a_shard_of_smelt_0_9_is_read_and_has_the_checksum_of_the_same_shard_written_now),
         IN_FOLDER(a_folder_of_shards_is_one_stream_in_byte_order_of_names),
         IN_FOLDER(any_part_of_a_stream_is_what_it_is_in_the_whole),
         IN_FOLDER(a_folder_with_parts_tokenizers_or_files_that_do_not_belong_together_is_refused),
+        IN_FOLDER(a_folder_that_pack_wrote_has_one_tokenizer_and_is_refused_until_it_is_complete),
         IN_FOLDER(a_token_outside_the_vocabulary_is_named_where_it_is_read),
         IN_FOLDER(a_token_that_does_not_fit_its_width_is_refused_with_its_value),
         IN_FOLDER(nothing_has_the_final_name_before_the_writer_finishes),

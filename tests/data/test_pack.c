@@ -397,7 +397,7 @@ static void the_command_returns_the_exit_code_of_the_error(void **state) {
     assert_data((const char *[]){"show", "none", NULL}, ERROR_DATA, "");
     write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
     write_bytes("s.bin", (const unsigned char[]){1, 0, 3, 0}, 4);
-    assert_data((const char *[]){"show", "s", NULL}, 0, "tokens:           2\n");
+    assert_data((const char *[]){"show", "s", NULL}, ERROR_DATA, "tokens:           2\n");
     assert_data((const char *[]){"show", "s", "check=true", NULL}, ERROR_DATA, "");
 }
 

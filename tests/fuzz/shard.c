@@ -40,7 +40,7 @@ FUZZ(shard) {
     fuzz_file("shard.bin", data + 2 + index, most - index);
     fuzz_file("shard.idx", data + 2, index);
     SCOPED_FREE char *prefix = memory_format("%s/shard", fuzz_folder());
-    if (shard_set_map(&set, prefix, &error)) {
+    if (shard_set_open(&set, prefix, &error)) {
         require_whole(&set);
         shard_set_close(&set);
     } else {

@@ -18,10 +18,18 @@ static inline void write_shard(const char *prefix, int token_bytes, const int32_
     assert_true(shard_writer_finish(writer, &error));
 }
 
+/* Opens and reads everything. */
+static inline bool open_verified(ShardSet *set, const char *path, Error *error) {
+    if (!shard_set_open(set, path, error)) return false;
+    if (shard_set_verify(set, error)) return true;
+    shard_set_close(set);
+    return false;
+}
+
 static inline ShardSet open_set(const char *path) {
     ShardSet set;
     Error error = {0};
-    if (!shard_set_open(&set, path, &error)) fail_msg("%s", error.message);
+    if (!open_verified(&set, path, &error)) fail_msg("%s", error.message);
     return set;
 }
 

@@ -207,7 +207,7 @@ static void a_damaged_shard_is_refused(void **state) {
     train_good("run=whole data.train=whole");
     pack_shard("flipped");
     flip_bit("flipped.bin");
-    train_says(ERROR_DATA, "flipped.bin has checksum", "run=flipped data.train=flipped");
+    train_says(ERROR_DATA, "flipped.bin is not as it was written in bytes ", "run=flipped data.train=flipped");
     pack_shard("index");
     flip_bit("index.idx");
     train_says(ERROR_DATA, "index.idx", "run=index data.train=index");
