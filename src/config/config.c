@@ -44,7 +44,8 @@ static const Option rows[] = {
     STRING_OPTION(dump, "", "", "folder for inputs, logits, loss, weights and gradients of the first step; empty: none", ONCE),
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder", FREE),
 
-    STRING_OPTION(data.train, "", "", "training data: prefix of a token shard, or a text file or folder", PATH),
+    STRING_OPTION(data.train, "", "",
+        "training data: token shards (a prefix or a folder), a text file or folder, or MIXTURE.yaml, which mixes several in phases", PATH),
     STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text", CHANGES, PATH),
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
@@ -54,6 +55,8 @@ static const Option rows[] = {
     BOOL_OPTION(
         data.special, "false", "special tokens spelled in text are matched; else they are ordinary text, so that no text ends a document"),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
+    CHOICE_OPTION(data.packing, "cut", "cut|best_fit",
+        "how documents fill sequences: cut from one stream, or best fit, which cuts only those that are longer and pads the rest"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 
     CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3", STATE),
@@ -352,6 +355,9 @@ bool config_check(Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "data.length=%lld is above model.context=%lld: give data.length=%lld, or a longer model.context",
             (long long)config->data.length, (long long)config->model.context, (long long)config->model.context);
+    if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
+        return error_set(error, ERROR_USAGE,
+            "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");

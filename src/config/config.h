@@ -62,10 +62,13 @@ typedef struct ScheduleConfig {
     double minimum;
 } ScheduleConfig;
 
+/* How documents become sequences: cut from one stream, or packed by best fit (data.h). */
+typedef enum DataPacking { PACKING_CUT, PACKING_BEST_FIT } DataPacking;
 typedef struct DataConfig {
     const char *train, *valid, *separator, *tokenizer;
     double valid_fraction;
     int64_t length;
+    int packing; /* DataPacking */
     bool special, document_mask;
 } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;

@@ -161,6 +161,21 @@ static void draw_starts(const Chart *chart, const History *history) {
     }
 }
 
+/* Where the phases of a mixture begin, but for the first. */
+static void draw_phases(const Plot *plot, const History *history) {
+    size_t i;
+    json_t *phase;
+    json_array_foreach(history->phases, i, phase) {
+        char title[PAGE_TEXT];
+        int64_t step = json_integer_value(json_object_get(phase, "step"));
+        if (step == 0 || step < history->first_step) continue;
+        snprintf(title, sizeof title, "phase %zu, %.40s, begins after step %lld: sequences of %lld tokens", i + 1,
+            json_string_value(json_object_get(phase, "name")), (long long)step,
+            (long long)json_integer_value(json_object_get(phase, "length")));
+        chart_stroke(&plot->chart, "phase", plot_x(plot, history, step), 0, 1, title);
+    }
+}
+
 static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *what) {
     for (size_t i = 0; i < marks->thin.count; i++) {
         char title[PAGE_TEXT];
@@ -323,6 +338,7 @@ static void loss_legend(const Plot *plot) {
     legend_item(out, history->checkpoints.thin.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.thin.seen);
     legend_item(out, history->skipped.thin.seen + history->broken.thin.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
     legend_item(out, history->restarts > 0, "k-start", "dashed", "restart", history->restarts);
+    legend_item(out, json_array_size(history->phases) > 1, "k-phase", "tall", "phase", (int64_t)json_array_size(history->phases));
     fputs("</div>", out);
 }
 
@@ -340,6 +356,7 @@ static void loss_of_one(const Plot *plot) {
     fputs("</div>\n", plot->page->out);
     chart_begin(&plot->chart, "Training and validation loss over steps", "tall");
     draw_starts(&plot->chart, history);
+    draw_phases(plot, history);
     draw_one(plot);
     draw_checkpoints(&plot->chart, &history->checkpoints);
     draw_bad_steps(&plot->chart, &history->skipped, "the update was skipped");

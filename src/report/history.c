@@ -190,6 +190,24 @@ static bool add_start(History *history, int64_t step, json_t *record) {
     return true;
 }
 
+/* A phase that was begun again replaces what it was, and those behind it. */
+static bool add_phase(History *history, json_t *record) {
+    size_t number = (size_t)json_integer_value(json_object_get(record, "phase"));
+    size_t before = json_array_size(history->phases);
+    if (!json_is_string(json_object_get(record, "name")) || number < 1 || number > before + 1 || number > HISTORY_PHASES) return false;
+    if (!history->phases) history->phases = json_array();
+    while (json_array_size(history->phases) >= number) json_array_remove(history->phases, json_array_size(history->phases) - 1);
+    return json_array_append(history->phases, record) == 0;
+}
+
+static bool add_mixture(History *history, const json_t *record) {
+    json_t *phases = json_object_get(record, "phases");
+    if (!json_is_array(phases)) return false;
+    json_decref(history->mixture);
+    history->mixture = json_incref(phases);
+    return true;
+}
+
 /* -- Expert load ------------------------------------------------------------------------------------------------- */
 
 static bool is_load(const json_t *rows, int64_t *layers, int64_t *experts) {
@@ -241,6 +259,8 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
     if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
+    if (strcmp(kind, "phase") == 0) return add_phase(history, record);
+    if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
     return false;
 }
 
@@ -254,8 +274,14 @@ History *history_new(const char *path) {
     return history;
 }
 
-static void forget(History *history) {
+static void release(History *history) {
     free(history->load.columns);
+    json_decref(history->phases);
+    json_decref(history->mixture);
+}
+
+static void forget(History *history) {
+    release(history);
     *history = history_empty(history->path);
 }
 
@@ -320,7 +346,7 @@ bool history_update(History *history, bool *changed, Error *error) {
 
 void history_free(History *history) {
     if (!history) return;
-    free(history->load.columns);
+    release(history);
     free(history->path);
     free(history);
 }

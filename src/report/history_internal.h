@@ -1,6 +1,7 @@
 /* The contents of RUN/metrics.jsonl, in bounded memory whatever its size: curves are thinned while they are read. */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +20,7 @@ enum {
     HISTORY_SAMPLE = 1 << 14, /* steps that a median is taken of */
     HISTORY_EXCERPTS = 16,    /* texts of evaluations, likewise */
     HISTORY_RECENT = 50,      /* steps of the mean loss at the end */
+    HISTORY_PHASES = 64,      /* of a mixture */
     HISTORY_TAIL = 64,        /* bytes by which a file is known again */
 };
 
@@ -121,6 +123,8 @@ typedef struct History {
     int64_t restarts;        /* of the starts of which a step is kept, all but the first; -1: there is none */
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
+    json_t *phases;  /* the records of the phases of a mixture, in their order; NULL: there are none */
+    json_t *mixture; /* what was read of each, by the newest record (train/metrics_internal.h); NULL: unknown */
 } History;
 
 /* An empty one, of a file that may be absent. */

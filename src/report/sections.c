@@ -189,6 +189,48 @@ static const char *content_of(const RunView *view, const char *name) {
     return text ? text : "";
 }
 
+/* "web 80.01% of 80%, code 19.99% of 20%": what was read of what a phase asks. */
+static void describe_read(const json_t *sources, char *text, size_t size) {
+    const char *name;
+    json_t *source;
+    size_t length = 0;
+    json_object_foreach((json_t *)sources, name, source) {
+        double asked = json_number_value(json_object_get(source, "asked")), read = json_number_value(json_object_get(source, "read"));
+        if (length < size)
+            length += (size_t)snprintf(
+                text + length, size - length, "%s%.40s %.2f%% of %.4g%%", length ? ", " : "read: ", name, 100 * read, 100 * asked);
+    }
+}
+
+static void phase_rows(const Page *page, const History *history) {
+    size_t i;
+    json_t *phase;
+    json_array_foreach(history->phases, i, phase) {
+        char name[96], settings[PAGE_TEXT], rope[32], note[PAGE_TEXT] = "";
+        chart_number(json_number_value(json_object_get(phase, "rope_theta")), 6, rope);
+        snprintf(name, sizeof name, "phase %zu, %.64s", i + 1, json_string_value(json_object_get(phase, "name")));
+        snprintf(settings, sizeof settings, "from step %lld on, sequences of %lld tokens, %lld tokens a step, RoPE base %s",
+            (long long)json_integer_value(json_object_get(phase, "step")) + 1,
+            (long long)json_integer_value(json_object_get(phase, "length")),
+            (long long)json_integer_value(json_object_get(phase, "batch_tokens")), rope);
+        describe_read(json_object_get(json_array_get(history->mixture, i), "sources"), note, sizeof note);
+        row(page, name, settings, note);
+    }
+}
+
+static void source_rows(const Page *page, const RunView *view) {
+    static const char prefix[] = "data.train.source.";
+    const json_t *identity = json_object_get(view->record, "identity");
+    const char *key;
+    json_t *path;
+    json_object_foreach((json_t *)identity, key, path) {
+        const char *name = key + sizeof prefix - 1;
+        if (!starts_with(key, prefix) || strchr(name, '.')) continue;
+        SCOPED_FREE char *shown = memory_format("source %s", name), *content = memory_format("%s.content", key);
+        row(page, shown, json_string_value(path), content_of(view, content));
+    }
+}
+
 void page_data(const Page *page) {
     const RunView *view = page->views;
     const DataConfig *data = &view->settings.data;
@@ -198,18 +240,22 @@ void page_data(const Page *page) {
     if (!view_knows_settings(view)) return;
     fputs("<section>\n<h2>Data</h2>\n<table class=\"list\">\n", page->out);
     row(page, "training", data->train, content_of(view, "data.train.content"));
+    source_rows(page, view);
+    phase_rows(page, view->history);
     const char *content = content_of(view, "data.valid.content");
     chart_number(evaluated, 6, text);
     if (isfinite(evaluated)) snprintf(note, sizeof note, "%s%s%s tokens in each evaluation", content, *content ? "; " : "", text);
     else snprintf(note, sizeof note, "%s", content);
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
-    row(page, "validation", *data->valid ? data->valid : data->valid_fraction > 0 ? text : "none", note);
+    bool split = data->valid_fraction > 0 && !view->history->phases; /* a mixture is not */
+    row(page, "validation", *data->valid ? data->valid : split ? text : "none", note);
     row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "that of the data, or bytes", "");
     snprintf(text, sizeof text, "%lld tokens", (long long)data->length);
-    row(page, "sequence", text, data->document_mask ? "attention stays within a document" : "attention crosses documents");
+    const char *mask = data->document_mask ? "attention stays within a document" : "attention crosses documents";
+    row(page, "sequence", view->history->phases ? "that of the phase" : text, mask);
     snprintf(text, sizeof text, "%lld tokens", (long long)batch->tokens);
     snprintf(note, sizeof note, "in microbatches of %lld sequence%s", (long long)batch->sequences, plural(batch->sequences));
-    row(page, "step", text, note);
+    if (!view->history->phases) row(page, "step", text, note);
     fputs("</table>\n</section>\n", page->out);
 }
 

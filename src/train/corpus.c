@@ -162,6 +162,26 @@ static bool open_source(ShardSet *set, const Config *config, bool made, const Mi
            error_context(error, "source %s of data.train=%s", source->name, config->data.train);
 }
 
+static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/data", config->run);
+    if (config->data.packing != PACKING_BEST_FIT) return true;
+    corpus->bins = memory_allocate((size_t)corpus->train_count * sizeof *corpus->bins);
+    for (int i = 0; i < corpus->train_count; i++) {
+        const MixtureSource *source = &phases->mixture.sources[i];
+        SCOPED_FREE char *name = memory_format("bins-%016llx", (unsigned long long)hash_bytes(source->path, strlen(source->path)));
+        int64_t length = phases_piece(phases, i);
+        if (!length) continue; /* no phase reads it */
+        if (!file_make_folder(folder, error) || !bin_plan_open(&corpus->bins[i], folder, name, &corpus->train[i], length, error))
+            return false;
+    }
+    return true;
+}
+
+int64_t corpus_inputs(const Corpus *corpus, int source) {
+    const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
+    return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
+}
+
 static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixture, bool split, bool made, Error *error) {
     const DataConfig *data = &config->data;
     corpus->train = memory_allocate((size_t)mixture->source_count * sizeof *corpus->train);
@@ -178,11 +198,11 @@ static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixt
 
 /* Without data.valid, a fraction of text is the validation part, but not of a mixture. A run whose text was split keeps the
  * training part when it gets other validation data. */
-static bool open_shards(Corpus *corpus, const Config *config, const Mixture *mixture, bool made, Error *error) {
+static bool open_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
     const DataConfig *data = &config->data;
     bool split = !mixture_is(data->train) && is_split(config, made);
     if (!made && !split && !remove_split(config, error)) return false;
-    if (!open_train(corpus, config, mixture, split, made, error)) return false;
+    if (!open_train(corpus, config, &phases->mixture, split, made, error) || !open_bins(corpus, config, phases, error)) return false;
     corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
     SCOPED_FREE char *name = name_of_valid(config, made);
@@ -303,7 +323,7 @@ bool corpus_fork(const Config *config, Error *error) {
     return given;
 }
 
-bool corpus_open(Corpus *corpus, const Config *config, const Mixture *mixture, CorpusState state, Error *error) {
+bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, CorpusState state, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
     *corpus = (Corpus){0};
     if (state != CORPUS_MADE) remove_leftovers(config);
@@ -313,7 +333,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Mixture *mixture, C
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
-    opened = opened && open_shards(corpus, &kept, mixture, made, error);
+    opened = opened && open_shards(corpus, &kept, phases, made, error);
     if (!opened) corpus_close(corpus);
     return opened;
 }
@@ -325,7 +345,11 @@ bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm,
 }
 
 void corpus_close(Corpus *corpus) {
-    for (int i = 0; i < corpus->train_count; i++) shard_set_close(&corpus->train[i]);
+    for (int i = 0; i < corpus->train_count; i++) {
+        if (corpus->bins) bin_plan_close(&corpus->bins[i]);
+        shard_set_close(&corpus->train[i]);
+    }
+    free(corpus->bins);
     free(corpus->train);
     shard_set_close(&corpus->valid);
     tokenizer_free(corpus->tokenizer);

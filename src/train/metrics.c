@@ -333,3 +333,9 @@ bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error
 bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error) {
     return write_details(metrics, "phase", step, details, error);
 }
+
+bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error) {
+    json_t *record = record_new("mixture", step);
+    json_object_set_new(record, "phases", phases);
+    return record_write(metrics, record, unix_seconds(), error);
+}

@@ -51,8 +51,11 @@ typedef struct EvaluationMetrics {
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error);
 /* `prompt` and `text` are UTF-8. */
 bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error);
-/* {"kind": "phase", "step", ...}: the phase that begins after this step; the rest is that of the object `details`. */
+/* {"kind": "phase", "step", ...}: the phase of a mixture that begins after this step; the rest is that of `details`, of
+ * phases_describe. */
 bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error);
+/* {"kind": "mixture", "step", "phases": [...]}: what was read of each phase so far, of phases_read, which is taken. */
+bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error);
 /* `seconds` NaN and `bytes` -1: unknown. */
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per

@@ -92,6 +92,20 @@ static void make_single(Mixture *mixture, const Config *config) {
     mixture->phases[0] = (MixturePhase){.weights = {1}};
 }
 
+/* The bins of a source have one length. */
+static bool check_bins(const Phases *phases, Error *error) {
+    for (int i = 0; i < phases->mixture.source_count; i++)
+        for (int j = 0; j < phases->count; j++) {
+            int64_t length = phases->items[j].config.data.length, longest = phases_piece(phases, i);
+            if (phases->mixture.phases[j].weights[i] > 0 && length != longest)
+                return error_set(error, ERROR_USAGE,
+                    "data.packing=best_fit: source %s is read in sequences of %lld tokens and of %lld, and its bins have one length: give "
+                    "each length a source of its own, or data.packing=cut",
+                    phases->mixture.sources[i].name, (long long)length, (long long)longest);
+        }
+    return true;
+}
+
 bool phases_open(Phases *phases, const Config *config, Error *error) {
     Mixture *mixture = &phases->mixture;
     bool mixed = mixture_is(config->data.train);
@@ -112,7 +126,7 @@ bool phases_open(Phases *phases, const Config *config, Error *error) {
         sample += phase->samples;
         token += phase->samples * phase->config.data.length;
     }
-    return true;
+    return config->data.packing == PACKING_CUT || check_bins(phases, error);
 }
 
 void phases_close(Phases *phases) {

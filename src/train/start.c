@@ -148,7 +148,7 @@ static bool make_order(Loop *loop, Error *error) {
     const char *names[MIXTURE_MOST_SOURCES];
     OrderPhase phases[MIXTURE_MOST_PHASES];
     for (int i = 0; i < mixture->source_count; i++) {
-        inputs[i] = loop->corpus.train[i].token_count - 1;
+        inputs[i] = corpus_inputs(&loop->corpus, i);
         allowed[i] = mixture->sources[i].epochs;
         names[i] = mixture->sources[i].name;
     }
@@ -191,9 +191,9 @@ static bool open_run(Loop *loop, Error *error) {
         opened = opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
                  (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, error)) &&
                  take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
-                 corpus_open(&loop->corpus, config, &loop->phases.mixture, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
+                 corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
-    opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, &loop->phases.mixture, CORPUS_MADE, error)) &&
+    opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, &loop->phases, CORPUS_MADE, error)) &&
              corpus_resolve_steps(&loop->settings, loop->corpus.train, error) &&
              phases_set_steps(&loop->phases, loop->settings.steps, error) && make_order(loop, error);
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);

@@ -117,7 +117,8 @@ bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const Corpus *corpus = &loop->corpus;
     SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
-    for (int i = 0; i < corpus->train_count; i++) sources[i] = (LoaderSource){.set = &corpus->train[i]};
+    for (int i = 0; i < corpus->train_count; i++)
+        sources[i] = (LoaderSource){.set = &corpus->train[i], .bins = corpus->bins ? &corpus->bins[i] : NULL};
     LoaderOptions options = {.order = loop->order,
         .phase = loop->phase,
         .sources = sources,

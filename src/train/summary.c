@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -65,14 +66,24 @@ static Position end_of(const Loop *loop) {
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
 
+/* ", packed by best fit with 1.23% padding"; "" where documents are cut. */
+static void describe_padding(const Corpus *corpus, int source, char *text, size_t size) {
+    const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
+    double room = bins ? (double)(bins->bins * bins->length) : 0;
+    text[0] = '\0';
+    if (room > 0) snprintf(text, size, ", packed by best fit with %.2f%% padding", 100 * (1 - (double)bins->inputs / room));
+}
+
 static void describe_text(const Loop *loop, const char *valid, const char *tokenizer) {
     Console *console = loop->host->console;
     const Config *config = loop->config;
     const ShardSet *train = &loop->corpus.train[0];
-    int64_t samples = order_sequences(train->token_count, config->data.length), drawn = end_of(loop).samples;
-    console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld; validation %s; tokenizer %s",
+    int64_t samples = divide_up(corpus_inputs(&loop->corpus, 0), config->data.length), drawn = end_of(loop).samples;
+    char padding[96];
+    describe_padding(&loop->corpus, 0, padding, sizeof padding);
+    console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld%s; validation %s; tokenizer %s",
         count(train->token_count).text, count(train->document_count).text, plural(train->document_count), count(samples).text,
-        plural(samples), (long long)config->data.length, valid, tokenizer);
+        plural(samples), (long long)config->data.length, padding, valid, tokenizer);
     console_print(console, "steps    %lld of %lld tokens: %s tokens, %.3g epoch%s", (long long)config->steps,
         (long long)config->batch.tokens, count(drawn * config->data.length).text, (double)drawn / (double)samples,
         drawn == samples ? "" : "s");
@@ -92,8 +103,10 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
     console_print(console, "data     %s; validation %s; tokenizer %s", loop->settings.data.train, valid, tokenizer);
     for (int i = 0; i < mixture->source_count; i++) {
         const ShardSet *set = &loop->corpus.train[i];
-        console_print(console, "source   %s: %s tokens in %s document%s, to be read %.3g times of at most %g", mixture->sources[i].name,
-            count(set->token_count).text, count(set->document_count).text, plural(set->document_count),
+        char padding[96];
+        describe_padding(&loop->corpus, i, padding, sizeof padding);
+        console_print(console, "source   %s: %s tokens in %s document%s%s, to be read %.3g times of at most %g", mixture->sources[i].name,
+            count(set->token_count).text, count(set->document_count).text, plural(set->document_count), padding,
             order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
     }
     for (Position at = loop_position(loop); at.step < steps; at = phases_advance_phase(&loop->phases, at, steps)) {

@@ -307,8 +307,18 @@ static void report_nothing_to_do(const Config *config, int64_t step) {
             (long long)config->steps, (long long)config->stop_at);
 }
 
+/* Records what was read of a mixture. */
+static void note_mixture(Loop *loop) {
+    const Session *session = &loop->session;
+    Error error = {0};
+    if (!loop->metrics || !session->begun) return;
+    json_t *read = phases_read(&loop->phases, loop->order, session->begun, session->samples);
+    loop_note_record(loop, metrics_mixture(loop->metrics, session->step, read, &error), &error);
+}
+
 /* Goes on with the next phase from the checkpoint that the last step of this one has left. */
 static bool next_phase(Loop *loop, Error *error) {
+    note_mixture(loop);
     return finish_saves(loop, error) && loop_next_phase(loop, error) && (!loop_owes_evaluation(loop) || evaluate_and_report(loop, error));
 }
 
@@ -337,6 +347,7 @@ static bool run_steps(Loop *loop, Error *error) {
         if (!advance(loop, last, &saved, error)) return loop->unread && save_unread(loop, saved, error);
     }
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
+    if (loop->session.step > end.first) note_mixture(loop);
     report_communication(loop, &before, log_seconds() - start);
     if (is_exhausted(loop)) report_exhaustion(loop);
     if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) {

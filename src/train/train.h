@@ -3,10 +3,9 @@
 
 #include "base/stop.h"
 #include "data/data.h"
-#include "data/mixture.h"
-#include "data/mixture.h"
 #include "launch/watchdog.h"
 #include "train/console.h"
+#include "train/phases.h"
 #include "train/session.h"
 
 /* What training needs of its process. */
@@ -29,6 +28,7 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
 
 typedef struct Corpus {
     ShardSet *train; /* [train_count]: the sources of the mixture, or data.train alone; owned */
+    BinPlan *bins;   /* [train_count], with data.packing=best_fit; else NULL; owned */
     int train_count;
     ShardSet valid;
     bool has_valid;
@@ -49,7 +49,9 @@ bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
-bool corpus_open(Corpus *corpus, const Config *config, const Mixture *mixture, CorpusState state, Error *error);
+bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, CorpusState state, Error *error);
+/* Tokens of a source that can be inputs, of bins with their padding, for its order. */
+int64_t corpus_inputs(const Corpus *corpus, int source);
 /* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
 char *corpus_valid(const Config *config);
 /* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute

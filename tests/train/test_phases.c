@@ -27,11 +27,18 @@ static int setup(void **state) {
 }
 #define PHASES_TEST(test) cmocka_unit_test_setup_teardown(test, setup, leave_folder)
 
+static char *source_folder; /* an absolute path */
+
+/* `text` with `from` replaced by `to`; the caller frees. */
+static char *replaced(const char *text, const char *from, const char *to) {
+    const char *at = strstr(text, from);
+    assert_non_null(at);
+    return memory_format("%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+}
+
 /* The mixture with `from` replaced by `to`. */
 static void change_mixture(const char *from, const char *to) {
-    const char *at = strstr(mixture_text, from);
-    assert_non_null(at);
-    SCOPED_FREE char *text = memory_format("%.*s%s%s", (int)(at - mixture_text), mixture_text, to, at + strlen(from));
+    SCOPED_FREE char *text = replaced(mixture_text, from, to);
     write_text("mix.yaml", text);
 }
 
@@ -158,6 +165,81 @@ static void sources_are_what_they_hold(void **state) {
     train_says(ERROR_USAGE, "data.train.source.prose.order: number 1, in pieces of 32 tokens -> number 2", MIXED "run=r");
 }
 
+/* -- Packing ------------------------------------------------------------------------------------------------------- */
+
+static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void **state) {
+    (void)state;
+    train_says(ERROR_USAGE, "source prose is read in sequences of 16 tokens and of 32", MIXED "run=r data.packing=best_fit");
+    train_says(ERROR_USAGE, "give data.document_mask=true", "run=r data.packing=best_fit data.document_mask=false");
+    assert_int_not_equal(access("r", F_OK), 0);
+    mkdir("lines", 0777);
+    for (int i = 0; i < 200; i++) { /* 2 of 20 to 29 tokens do not share 48: a third of each sequence is padding, or more */
+        SCOPED_FREE char *name = memory_format("lines/%d", i), *line = memory_format("%0*d", 24 + i % 10, i);
+        write_text(name, line);
+    }
+    train_says(ERROR_NONE, "200 sequences of 48, packed by best fit with ",
+        "data.train=lines data.valid=text run=whole data.length=48 "
+        "batch.sequences=2 batch.tokens=96 data.packing=best_fit");
+    train_good(
+        "data.train=lines data.valid=text run=parts data.length=48 batch.sequences=2 batch.tokens=96 data.packing=best_fit stop_at=7");
+    train_good("data.train=lines data.valid=text run=parts data.length=48 batch.sequences=2 batch.tokens=96 data.packing=best_fit");
+    assert_same_steps("whole", "parts");
+}
+
+/* -- What is told -------------------------------------------------------------------------------------------------- */
+
+static void what_was_read_of_a_mixture_is_told_and_recorded(void **state) {
+    (void)state;
+    train_says(ERROR_NONE, "read     short: prose 75.00% of 75%, code 25.00% of 25%", MIXED "run=r");
+    json_auto_t *list = records("r", "mixture");
+    assert_int_equal(json_array_size(list), 3); /* at the end of each phase */
+    const json_t *last = json_object_get(json_array_get(list, 2), "phases"), *middle = json_array_get(last, 1);
+    assert_int_equal(json_array_size(last), 3);
+    const json_t *code = json_object_get(json_object_get(middle, "sources"), "code");
+    assert_true(number(code, "asked") == 0.5 && number(code, "read") == 0.5);
+    assert_int_equal(number(code, "samples"), 41);
+    smelt_good("report r");
+    size_t length;
+    SCOPED_FREE char *page = (char *)read_bytes("r/report.html", &length);
+    assert_non_null(strstr(page, "phase 2, middle, begins after step 10: sequences of 32 tokens"));
+    assert_non_null(strstr(page, "read: prose 50.00% of 50%, code 50.00% of 50%"));
+    assert_null(strstr(page, "could not be used"));
+}
+
+/* The text that smelt itself comes with, by the configuration that it comes with. */
+static void the_small_curriculum_trains(void **state) {
+    (void)state;
+    SCOPED_FREE char *words = memory_format("train %s/configs/zaya1-curriculum-tiny.yaml data.train=mix.yaml data.valid=%s/README.md run=r "
+                                            "threads=2",
+        source_folder, source_folder);
+    SCOPED_FREE char *path = memory_format("%s/configs/zaya1-mixture-tiny.yaml", source_folder);
+    size_t length;
+    SCOPED_FREE char *text = (char *)read_bytes(path, &length);
+    SCOPED_FREE char *docs = memory_format("path: %s/docs,", source_folder), *code = memory_format("path: %s/src/train,", source_folder);
+    SCOPED_FREE char *one = replaced(text, "path: docs,", docs), *both = replaced(one, "path: src,", code);
+    write_text("mix.yaml", both);
+    smelt_good(words);
+    assert_int_equal(count_records("r", "phase"), 3);
+    assert_true(recorded("r", "step", -1, "loss") < recorded("r", "step", 0, "loss") - 1);
+    /* The same weights at the end of a phase, and at the beginning of the next. */
+    assert_true(recorded("r", "evaluation", 1, "step") == 45 && recorded("r", "evaluation", 1, "length") == 256);
+}
+
+static void the_whole_curriculum_is_planned_as_it_stands(void **state) {
+    (void)state;
+    assert_int_equal(chdir(source_folder), 0); /* the paths of the file are from there */
+    ProcessResult result = smelt("train configs/zaya1-curriculum.yaml plan=true");
+    expect_code(&result, ERROR_NONE, "plan");
+    static const char *const parts[] = {"1 pretrain-1: steps 1 to 484348, 8.00T tokens in sequences of 4096, 16.8M a step, RoPE base 10000",
+        "2 pretrain-2: steps 484349 to 722767, 4.00T tokens", "3 midtrain: steps 722768 to 794293, 1.20T tokens in sequences of 32768",
+        "4 sft: steps 794294 to 833633, 660B tokens in sequences of 131072, 16.8M a step, RoPE base 5e+06",
+        "phase sft, which needs the most memory"};
+    const char *at = result.output;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!(at = strstr(at, parts[i]))) fail_msg("\"%s\" is not in the page, or not in its place:\n%s", parts[i], result.output);
+    process_free(&result);
+}
+
 /* -- Weights of a phase -------------------------------------------------------------------------------------------- */
 
 static void a_checkpoint_is_read_with_the_settings_of_its_phase(void **state) {
@@ -227,6 +309,7 @@ static void ranks_that_cannot_read_stop_together(void **state) {
 
 int main(void) {
     train_main();
+    source_folder = realpath(".", NULL);
     static const struct CMUnitTest tests[] = {
         PHASES_TEST(a_run_goes_through_its_phases_and_ends_with_the_last),
         PHASES_TEST(every_phase_is_checked_before_the_first_step),
@@ -235,9 +318,15 @@ int main(void) {
         PHASES_TEST(ranks_and_microbatches_see_the_same_samples),
         PHASES_TEST(a_later_phase_may_change_and_one_that_has_begun_may_not),
         PHASES_TEST(sources_are_what_they_hold),
+        PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
+        PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
+        PHASES_TEST(the_small_curriculum_trains),
+        PHASES_TEST(the_whole_curriculum_is_planned_as_it_stands),
         PHASES_TEST(a_checkpoint_is_read_with_the_settings_of_its_phase),
         PHASES_TEST(data_that_becomes_unreadable_costs_no_step),
         PHASES_TEST(ranks_that_cannot_read_stop_together),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(source_folder);
+    return failed;
 }
