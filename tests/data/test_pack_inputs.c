@@ -207,6 +207,35 @@ static void a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_thre
     free(text);
 }
 
+/* The first block takes longer than all others together, which would go round the ring of blocks more than once. */
+static void a_slow_block_holds_up_the_writer_alone(void **state) {
+    (void)state;
+    enum { SLOW = 3000000, QUICK = 300000, LINES = 40 };
+    char *text = memory_allocate(SLOW * 6 + LINES * (QUICK + 20) + 40), *at = text;
+    int threads = omp_get_max_threads();
+    at += sprintf(at, "{\"text\": \"");
+    for (int i = 0; i < SLOW; i++) at += sprintf(at, "\\u00%02x", 'a' + i % 26);
+    at += sprintf(at, "\"}\n");
+    for (int i = 0; i < LINES; i++) {
+        at += sprintf(at, "{\"text\": \"");
+        memset(at, 'A' + i % 26, QUICK);
+        at += QUICK;
+        at += sprintf(at, "\"}\n");
+    }
+    write_bytes("in", text, (size_t)(at - text));
+    free(text);
+    alarm(120); /* a block that is encoded twice may stop the ring */
+    omp_set_num_threads(2);
+    PackResult result = pack_with((PackOptions){.format = PACK_JSON});
+    omp_set_num_threads(threads);
+    alarm(0);
+    assert_int_equal(result.documents, LINES + 1);
+    char *packed = shard_text("out");
+    for (int i = 0; i < SLOW; i++) assert_int_equal(packed[i], 'a' + i % 26);
+    for (int i = 0; i < LINES; i++) assert_int_equal(packed[SLOW + 1 + (int64_t)i * (QUICK + 1)], 'A' + i % 26);
+    free(packed);
+}
+
 /* A byte-level vocabulary with the one special token, as `smelt data train-tokenizer` makes it. */
 static void special_tokens_in_text_are_text_unless_asked(void **state) {
     (void)state;
@@ -282,6 +311,7 @@ int main(void) {
         IN_FOLDER(documents_of_streams_are_divided_by_their_number),
         IN_FOLDER(invalid_text_becomes_what_is_asked),
         IN_FOLDER(a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_threads),
+        IN_FOLDER(a_slow_block_holds_up_the_writer_alone),
         IN_FOLDER(special_tokens_in_text_are_text_unless_asked),
         IN_FOLDER(several_inputs_are_packed_in_their_order),
         IN_FOLDER(equal_documents_are_counted_and_left_out_where_asked),
