@@ -19,6 +19,13 @@ static inline size_t path_length(const char *path) {
     return length;
 }
 
+/* Whether a name has no control characters, which a terminal would obey. */
+static inline bool name_is_plain(const char *name) {
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
+        if (*c < 0x20 || *c == 0x7f) return false;
+    return true;
+}
+
 /* Puts `mark` in place of what a terminal would obey in a text of unknown origin: control characters but newline, which
  * stays where `lines` says so, and C1 (U+0080 to U+009F, which begin with C2). */
 static inline void blank_controls(char *text, char mark, bool lines) {

@@ -36,8 +36,6 @@ typedef enum StoredType {
 } StoredType;
 size_t stored_type_bytes(StoredType type);
 const char *stored_type_name(StoredType type); /* "F32", as in the file format */
-/* Whether a name from a file has no control characters, so that it can be shown in a message of one line. */
-bool stored_name_is_plain(const char *name);
 
 typedef struct StoredTensor {
     const char *name;

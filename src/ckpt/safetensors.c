@@ -37,12 +37,6 @@ size_t stored_type_bytes(StoredType type) { return stored_types[type].bytes; }
 
 const char *stored_type_name(StoredType type) { return stored_types[type].name; }
 
-bool stored_name_is_plain(const char *name) {
-    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
-        if (*c < 0x20 || *c == 0x7f) return false;
-    return true;
-}
-
 bool stored_type_parse(const char *name, StoredType *type) {
     for (int i = 0; i < STORED_TYPES; i++)
         if (strcmp(name, stored_types[i].name) == 0) {
@@ -109,8 +103,7 @@ static bool metadata_check(const char *path, json_t *metadata, Error *error) {
     const char *key;
     json_t *value;
     json_object_foreach(metadata, key, value) {
-        if (!stored_name_is_plain(key))
-            return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
+        if (!name_is_plain(key)) return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
         if (!json_is_string(value))
             return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path, METADATA_KEY, key);
     }
@@ -276,7 +269,7 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
         if (entry == file->metadata) continue;
         StoredTensor *tensor = &file->tensors[file->count];
         tensor->name = name;
-        good = stored_name_is_plain(name) ||
+        good = name_is_plain(name) ||
                error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path, file->count + 1);
         good = good && tensor_parse(tensor, path, entry, data, available, error);
         if (!good) break;

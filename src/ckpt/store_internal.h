@@ -4,11 +4,7 @@
  * threads at once. Failures are ERROR_CHECKPOINT with the full name and the reason; an object or folder that does not
  * exist is named as such.
  *
- * S3 stores use libcurl, opened at run time, so that the program starts where it is missing; they sign with AWS
- * Signature 4. As with Amazon's own tools: credentials are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
- * AWS_SESSION_TOKEN, or the AWS_PROFILE (default "default") of ~/.aws/credentials and ~/.aws/config; AWS_REGION or
- * AWS_DEFAULT_REGION; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for other servers than Amazon's; AWS_CA_BUNDLE;
- * AWS_MAX_ATTEMPTS. None of them is ever printed. */
+ * S3 stores are reached through store/s3.h, which says where their credentials come from. */
 #pragma once
 
 #include <limits.h>
@@ -18,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "store/span.h"
 
 /* The name of an object or folder. A longer one is cut to PATH_MAX characters, which every store refuses. */
 typedef struct StorePath { char text[PATH_MAX + 1]; } StorePath;
@@ -35,12 +32,6 @@ bool store_make(Store *store, Error *error);
 /* "WHERE/NAME", for messages. */
 StorePath store_path(const Store *store, const char *name);
 
-/* Consecutive bytes of an object in memory. Where `hash` is not NULL it receives their XXH3. */
-typedef struct StoreSpan {
-    const void *data;
-    int64_t bytes;
-    uint64_t *hash;
-} StoreSpan;
 /* Creates or replaces an object from its spans, in order; several threads write or upload. */
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
 

@@ -11,14 +11,12 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
-#include "ckpt/s3_internal.h"
 #include "ckpt/store_kind_internal.h"
+#include "store/s3.h"
 
-static const char SCHEME[] = "s3://";
 enum {
     CONNECTIONS = 8,
     MOST_PARTS = 10000, /* of one object, by S3's rules */
-    MOST_PAGES = 10000, /* of one listing: ten million objects */
 };
 static const int64_t PART_BYTES = CHUNK_BYTES;
 static const int64_t MOST_COPIED = 5LL << 30; /* by one request, by S3's rules */
@@ -194,7 +192,7 @@ static bool object_read(const StoreObject *object, void *data, int64_t bytes, in
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
     int64_t bytes;
     if (!object_size(store, from, &bytes, error)) return false;
-    SCOPED_FREE char *source = s3_encode(from + strlen(SCHEME), true);
+    SCOPED_FREE char *source = s3_encode(from + strlen(S3_SCHEME), true);
     Upload upload = {.store = store, .path = to, .bytes = bytes, .part_bytes = COPY_PART_BYTES, .source = source};
     if (bytes > MOST_COPIED) return upload_run(&upload, error);
     return send_simple(store, to, (S3Request){.method = "PUT", .headers = {copy_header(source)}}, error);
@@ -202,47 +200,13 @@ static bool link_object(Store *store, const char *from, const char *to, Error *e
 
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
 
-/* Appends the names below `prefix` that one answer has under <outer><inner>. Checkpoints have no names with control
- * characters; a terminal would obey them, so they are left out. */
-static void names_append(FileList *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
-    size_t skipped = strlen(prefix);
-    for (char *block; (block = s3_next_tag(&text, outer)); free(block)) {
-        const char *at = block;
-        SCOPED_FREE char *key = s3_next_tag(&at, inner);
-        if (key && stored_name_is_plain(key) && strncmp(key, prefix, skipped) == 0 && key[skipped] != '\0') {
-            size_t length = strlen(key + skipped);
-            bool folder = key[skipped + length - 1] == '/';
-            char *name = memory_format("%.*s", (int)(length - folder), key + skipped);
-            file_list_add(listing, name, folder ? FILE_FOLDER : FILE_REGULAR);
-        }
-    }
-}
-
-/* Sends a query to the bucket for what lies below a folder, and frees it. */
-static bool query_folder(Store *store, const char *folder, char *query, S3Reply *reply, Error *error) {
-    return s3_send(s3_of(store), (S3Request){.method = "GET", .key = "", .query = query, .path = folder}, reply, NULL, error);
-}
-
 /* All names below a folder: its direct entries, or, with `deep`, every object. */
-static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
+static bool keys_list(Store *store, const char *folder, bool deep, FileList *names, Error *error) {
+    SCOPED(s3_listing_free) S3Listing listing = {0};
     StorePath prefix = store_format("%s/", key_of(store, folder));
-    SCOPED_FREE char *encoded = s3_encode(prefix.text, false), *token = memory_copy_string("");
-    bool more = true;
-    for (int page = 0; more; page++) {
-        SCOPED(s3_reply_free) S3Reply reply = {0};
-        char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
-            deep ? "" : "delimiter=%2F&", encoded);
-        if (!query_folder(store, folder, query, &reply, error)) return false;
-        const char *text = reply.text ? reply.text : "", *at = text;
-        names_append(listing, text, "Contents", "Key", prefix.text);
-        names_append(listing, text, "CommonPrefixes", "Prefix", prefix.text);
-        SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken"), *before = token;
-        more = next != NULL;
-        token = s3_encode(more ? next : "", false);
-        if (more && (strcmp(token, before) == 0 || page == MOST_PAGES))
-            return error_set(
-                error, ERROR_CHECKPOINT, "the listing of %s does not end: the server repeats itself after page %d", folder, page + 1);
-    }
+    if (!s3_list(s3_of(store), prefix.text, deep, folder, &listing, error)) return false;
+    for (size_t i = 0; i < listing.count; i++)
+        file_list_add(names, memory_copy_string(listing.entries[i].name), listing.entries[i].folder ? FILE_FOLDER : FILE_REGULAR);
     return true;
 }
 
@@ -277,7 +241,8 @@ static void stale_upload_abort(Store *store, const char *folder, const char *exc
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
     SCOPED_FREE char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false);
     SCOPED(s3_reply_free) S3Reply reply = {0};
-    bool good = query_folder(store, folder, memory_format("prefix=%s&uploads=", encoded), &reply, error);
+    S3Request request = {.method = "GET", .key = "", .query = memory_format("prefix=%s&uploads=", encoded), .path = folder};
+    bool good = s3_send(s3_of(store), request, &reply, NULL, error);
     const char *at = reply.text;
     for (char *element; (element = s3_next_tag(&at, "Upload")); free(element)) stale_upload_abort(store, folder, except, element);
     return good;
@@ -302,7 +267,7 @@ static const StoreKind s3_kind = {
 };
 
 Store *store_s3_open(const char *where, Error *error) {
-    const char *bucket = where + strlen(SCHEME);
+    const char *bucket = where + strlen(S3_SCHEME);
     size_t length = strcspn(bucket, "/"), end = strlen(where);
     while (end > 0 && where[end - 1] == '/') end--;
     S3 *s3 = s3_open(store_format("%.*s", (int)length, bucket).text, error);
@@ -312,6 +277,6 @@ Store *store_s3_open(const char *where, Error *error) {
     }
     S3Store *store = memory_allocate(sizeof *store);
     *store = (S3Store){.store = {.kind = &s3_kind, .where = memory_format("%.*s", (int)end, where)}, .s3 = s3};
-    store->bucket_length = strlen(SCHEME) + length + 1;
+    store->bucket_length = strlen(S3_SCHEME) + length + 1;
     return &store->store;
 }

@@ -127,7 +127,7 @@ static bool open_shards(Folder *folder, const char *name, const json_t *map, Err
     bool good = true;
     json_object_foreach((json_t *)map, tensor, value) {
         const char *file = json_string_value(value);
-        if (!stored_name_is_plain(tensor) || (file && !stored_name_is_plain(file)))
+        if (!name_is_plain(tensor) || (file && !name_is_plain(file)))
             good = error_set(error, ERROR_CHECKPOINT, "weight_map has a name with a control character");
         else if (!file || !file[0] || strchr(file, '/'))
             good = error_set(error, ERROR_CHECKPOINT, "weight_map gives tensor %s no file of this folder", tensor);

@@ -1,7 +1,7 @@
 /* A libFuzzer entry for the two files that only give advice or keys: what `smelt bench` measured, and Amazon's
  * configuration with credentials. Owns a file in the entries' folder and changes the environment. */
 #include "advise/measured.h"
-#include "ckpt/s3_internal.h"
+#include "store/s3.h"
 #include "fuzz.h"
 
 FUZZ(measured) {

@@ -1,12 +1,13 @@
 /* Requests to an S3 server over libcurl, which is opened at run time, so that the program starts where it is missing,
  * and which signs them itself (AWS Signature 4). Connections are kept in a pool and used by one thread at a time.
- * Payloads are not signed: the checkpoint's own checksums cover them from memory to memory. An S3 owns its settings
- * and connections; it is closed after its last request. Called by store_s3.c. */
-#include "ckpt/s3_internal.h"
+ * Payloads are not signed: the checksums of checkpoints and shards cover them from memory to memory. An S3 owns its
+ * settings and connections; it is closed after its last request. */
+#include "store/s3.h"
 
 #include <curl/curl.h>
 #include <ctype.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,9 +53,10 @@ struct S3 {
     CurlApi curl;
     void *library;
     S3Settings settings;
-    char *root;            /* URL of the bucket without a slash at the end */
-    char *provider;        /* what the signature is made for */
-    uint64_t pauses;       /* atomic */
+    char *root;      /* URL of the bucket without a slash at the end */
+    char *provider;  /* what the signature is made for */
+    uint64_t pauses; /* atomic */
+    atomic_bool cancelled;
     pthread_mutex_t mutex; /* of what follows */
     CURL *idle[MOST_IDLE];
     int idle_count;
@@ -114,6 +116,8 @@ void s3_close(S3 *s3) {
     free(s3->root);
     free(s3); /* the library stays: it may have started threads of its own */
 }
+
+void s3_cancel(S3 *s3) { atomic_store(&s3->cancelled, true); }
 
 static CURL *handle_take(S3 *s3) {
     CURL *handle = NULL;
@@ -246,6 +250,13 @@ static size_t header_read(char *data, size_t size, size_t items, void *context) 
     return bytes;
 }
 
+/* libcurl asks several times a second. */
+static int stop_asked(void *context, curl_off_t down, curl_off_t downloaded, curl_off_t up, curl_off_t uploaded) {
+    const S3 *s3 = context;
+    (void)down, (void)downloaded, (void)up, (void)uploaded;
+    return atomic_load(&s3->cancelled);
+}
+
 static struct curl_slist *headers_make(const S3 *s3, const S3Request *request) {
     struct curl_slist *headers = s3->curl.slist_append(NULL, "x-amz-content-sha256: UNSIGNED-PAYLOAD");
     if (s3->settings.token) {
@@ -280,6 +291,9 @@ static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_s
     set(handle, CURLOPT_WRITEDATA, attempt);
     set(handle, CURLOPT_HEADERFUNCTION, header_read);
     set(handle, CURLOPT_HEADERDATA, attempt);
+    set(handle, CURLOPT_NOPROGRESS, 0L);
+    set(handle, CURLOPT_XFERINFOFUNCTION, stop_asked);
+    set(handle, CURLOPT_XFERINFODATA, s3);
     if (s3->settings.authorities) set(handle, CURLOPT_CAINFO, s3->settings.authorities);
     if (strcmp(request->method, "HEAD") == 0) set(handle, CURLOPT_NOBODY, 1L);
     if (strcmp(request->method, "PUT") == 0 || strcmp(request->method, "POST") == 0) {
@@ -302,6 +316,7 @@ static CURLcode attempt_run(S3 *s3, Attempt *attempt, const char *url) {
     s3->curl.easy_getinfo(attempt->handle, CURLINFO_RESPONSE_CODE, &reply->status);
     s3->curl.easy_getinfo(attempt->handle, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
     reply->length = length;
+    reply->received = attempt->received;
     reply->text = attempt->text;
     s3->curl.slist_free_all(headers);
     return code;
@@ -361,11 +376,12 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
         *reply = (S3Reply){0};
         code = attempt.handle ? attempt_run(s3, &attempt, url) : CURLE_OUT_OF_MEMORY;
         if (attempt.handle) handle_give(s3, attempt.handle);
-        going = is_passing(code, &attempt) && i + 1 < s3->settings.attempts;
+        reply->passing = is_passing(code, &attempt);
+        going = reply->passing && !request->once && i + 1 < s3->settings.attempts && !atomic_load(&s3->cancelled);
         if (going) {
             free(attempt.text);
             pause_before(s3, i);
-        } else if (code == CURLE_OK && is_passing(code, &attempt)) {
+        } else if (code == CURLE_OK && reply->passing) {
             reply->status = reply->status == 200 ? 500 : reply->status;
         }
     }

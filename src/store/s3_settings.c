@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "ckpt/s3_internal.h"
+#include "store/s3.h"
 
 /* Where each string of S3Settings comes from: its key in a profile, and its variables, the first of which wins. The
  * credentials come first. */

@@ -1,0 +1,61 @@
+/* Listings of a bucket, page by page. A server that repeats itself is refused, so that every listing ends. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "store/s3.h"
+
+enum { MOST_PAGES = 10000 }; /* of one listing: ten million objects */
+
+static void entry_add(S3Listing *listing, S3Entry entry) {
+    listing->entries = memory_resize(listing->entries, (listing->count + 1) * sizeof *listing->entries);
+    listing->entries[listing->count++] = entry;
+}
+
+/* Appends what one answer has under <outer><inner>. */
+static void entries_append(S3Listing *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
+    size_t skipped = strlen(prefix);
+    for (char *block; (block = s3_next_tag(&text, outer)); free(block)) {
+        const char *at = block, *also = block, *too = block;
+        SCOPED_FREE char *key = s3_next_tag(&at, inner), *size = s3_next_tag(&also, "Size"), *etag = s3_next_tag(&too, "ETag");
+        if (!key || !name_is_plain(key) || strncmp(key, prefix, skipped) != 0 || key[skipped] == '\0') continue;
+        size_t length = strlen(key + skipped);
+        bool folder = key[skipped + length - 1] == '/';
+        entry_add(listing, (S3Entry){.name = memory_format("%.*s", (int)(length - folder), key + skipped),
+                               .folder = folder,
+                               .bytes = size ? strtoll(size, NULL, 10) : 0,
+                               .etag = memory_copy_string(etag ? etag : "")});
+    }
+}
+
+bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing *listing, Error *error) {
+    SCOPED_FREE char *encoded = s3_encode(prefix, false), *token = memory_copy_string("");
+    bool more = true;
+    for (int page = 0; more; page++) {
+        SCOPED(s3_reply_free) S3Reply reply = {0};
+        char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
+            deep ? "" : "delimiter=%2F&", encoded);
+        if (!s3_send(s3, (S3Request){.method = "GET", .key = "", .query = query, .path = path}, &reply, NULL, error)) return false;
+        const char *text = reply.text ? reply.text : "", *at = text;
+        entries_append(listing, text, "Contents", "Key", prefix);
+        entries_append(listing, text, "CommonPrefixes", "Prefix", prefix);
+        SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken"), *before = token;
+        more = next != NULL;
+        token = s3_encode(more ? next : "", false);
+        if (more && (strcmp(token, before) == 0 || page == MOST_PAGES))
+            return error_set(
+                error, ERROR_CHECKPOINT, "the listing of %s does not end: the server repeats itself after page %d", path, page + 1);
+    }
+    return true;
+}
+
+void s3_listing_free(S3Listing *listing) {
+    for (size_t i = 0; i < listing->count; i++) {
+        free(listing->entries[i].name);
+        free(listing->entries[i].etag);
+    }
+    free(listing->entries);
+    *listing = (S3Listing){0};
+}
