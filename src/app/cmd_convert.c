@@ -1,5 +1,5 @@
-/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face
- * folder in today's layout, or as a file of llm.c. */
+/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder, a GGUF file or a file of llm.c as a Hugging
+ * Face folder in today's layout, as a GGUF file, or as a file of llm.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "train/adapter.h"
 #include "train/source.h"
 
-typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
+typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0 } ConvertType;
 typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer;
 typedef struct ConvertOptions {
     int dtype, tokenizer;
@@ -24,8 +24,9 @@ typedef struct ConvertOptions {
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    CHOICE_OPTION(dtype, "same", "same|bf16|fp32", "type of the tensors; same: as in a model folder, bf16 for bf16 runs"),
-    CHOICE_OPTION(tokenizer, "own", "own|none", "the tokenizer of a run is written beside its model; none: it is left out"),
+    CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0",
+        "type of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: in GGUF files"),
+    CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
     BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
@@ -33,31 +34,55 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-static bool is_file(const char *out) { return strlen(out) > 4 && ends_with(out, ".bin"); }
+typedef enum OutKind { OUT_FOLDER, OUT_LLMC, OUT_GGUF } OutKind;
+static OutKind out_kind(const char *out) {
+    if (strlen(out) > 4 && ends_with(out, ".bin")) return OUT_LLMC;
+    return strlen(out) > 5 && ends_with(out, ".gguf") ? OUT_GGUF : OUT_FOLDER;
+}
 
-static bool write_model(const HfExport *export, const char *out, bool overwrite, Error *error) {
-    if (is_file(out)) return llmc_write(out, export->config, export->precision, export->master, overwrite, error);
-    return hf_write(export, out, overwrite, error);
+/* Whether the kind of file can have the model and the type. */
+static bool check_out(const char *out, const Config *config, int dtype, Error *error) {
+    OutKind kind = out_kind(out);
+    if (kind != OUT_GGUF && (dtype == CONVERT_FP16 || dtype == CONVERT_Q8_0))
+        return error_set(
+            error, ERROR_USAGE, "dtype=%s is for GGUF files: give an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
+    return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
+}
+
+static const GgufType *gguf_type_of(int dtype, Precision precision) {
+    static const char *const names[] = {[CONVERT_BF16] = "BF16", [CONVERT_FP32] = "F32", [CONVERT_FP16] = "F16", [CONVERT_Q8_0] = "Q8_0"};
+    if (dtype == CONVERT_SAME) dtype = precision == PRECISION_BF16 ? CONVERT_BF16 : CONVERT_FP32;
+    return gguf_type_named(names[dtype]);
+}
+
+static bool write_model(const HfExport *export, const char *out, const ConvertOptions *options, Error *error) {
+    switch (out_kind(out)) {
+    case OUT_LLMC: return llmc_write(out, export->config, export->precision, export->master, options->overwrite, error);
+    case OUT_GGUF: return hf_write_gguf(export, gguf_type_of(options->dtype, export->precision), out, options->overwrite, error);
+    case OUT_FOLDER: break;
+    }
+    return hf_write(export, out, options->overwrite, error);
 }
 
 /* From folder to folder: tensor by tensor, however large the model is. */
-static bool write_from_folder(const char *in, const char *out, const Graph *graph, HfExport export, bool overwrite, Error *error) {
+static bool write_from_folder(
+    const char *in, const char *out, const Graph *graph, HfExport export, const ConvertOptions *options, Error *error) {
     HfReader *reader = hf_reader_open(in, export.config, graph, error);
     export.reader = reader;
-    bool written = reader && hf_write(&export, out, overwrite, error);
+    bool written = reader && write_model(&export, out, options, error);
     hf_reader_close(reader);
     if (written) log_info("the model of %s is in %s", in, out);
     return written;
 }
 
-static bool write_from_memory(
-    const char *in, const char *out, const Config *config, const Graph *graph, HfExport export, bool overwrite, Error *error) {
+static bool write_from_memory(const char *in, const char *out, const Config *config, const Graph *graph, HfExport export,
+    const ConvertOptions *options, Error *error) {
     size_t bytes = (size_t)graph->parameter_bytes;
     if (!memory_check((int64_t)bytes, "the model", "use a machine with more memory", error)) return false;
     float *master = memory_map(bytes, error);
     int64_t step;
     export.master = master;
-    bool written = master && source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, overwrite, error);
+    bool written = master && source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, options, error);
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);
@@ -122,31 +147,32 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, error);
-    if (!is_file(out) && !hf_check(&config.model, error)) return false;
-    bool trained = source_is_run(in), folder = source_is_model_folder(in), wanted = trained && options->tokenizer != TOKENIZER_NONE;
+    if (!check_out(out, &config, options->dtype, error)) return false;
+    bool trained = source_is_run(in), folder = source_is_model_folder(in), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(in, &origin, error)) return false;
-    if (wanted && !find_tokenizer(in, &config, &own, error)) return false;
+    if (trained && given && !find_tokenizer(in, &config, &own, error)) return false;
     bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
-        .bytes = own.bytes,
+        .bytes = own.bytes || (origin.bytes && given && !trained),
         .shard_bytes = options->shard_bytes,
-        .source = folder ? in : own.folder,
+        .source = folder && given ? in : own.folder,
         .origin = folder ? origin.content : own.origin,
         .keep = folder && options->dtype == CONVERT_SAME};
     SCOPED(model_free) Model model = model_build(&config.model, export.precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    if (folder && !is_file(out)) return write_from_folder(in, out, model.graph, export, options->overwrite, error);
-    return write_from_memory(in, out, &config, model.graph, export, options->overwrite, error);
+    if (folder && out_kind(out) != OUT_LLMC) return write_from_folder(in, out, model.graph, export, options, error);
+    return write_from_memory(in, out, &config, model.graph, export, options, error);
 }
 
 const Command command_convert = {
     .name = "convert",
-    .summary = "write the model of a run or folder as a Hugging Face folder",
+    .summary = "write the model of a run, folder or file as a Hugging Face folder or a GGUF file",
     .words = "IN OUT",
-    .explanation = "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
-                   "Face folder or of one of llm.c's GPT-2 files, as a Hugging "
-                   "Face folder,\n"
-                   "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n",
+    .explanation =
+        "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
+        "Face folder, of a GGUF file or of one of llm.c's GPT-2 files, as a Hugging Face folder,\n"
+        "which transformers and what builds on it load; where OUT ends in .gguf, as a GGUF file, which llama.cpp and what builds\n"
+        "on it run, with tokenizer and chat template; where OUT ends in .bin, as a file of llm.c.\n",
     .table = &table,
     .options_size = sizeof(ConvertOptions),
     .run = run,

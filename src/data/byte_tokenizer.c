@@ -25,7 +25,10 @@ json_t *byte_tokenizer(void) {
 bool byte_tokenizer_is(const char *folder) {
     enum { LIMIT = 1 << 16 }; /* its file is smaller */
     Error ignored = {0};
-    SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder), *text = file_read(path, LIMIT, NULL, &ignored);
+    int64_t bytes;
+    SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
+    SCOPED_FREE char *text =
+        gguf_is_file(folder) ? tokenizer_read(folder, TOKENIZER_TOKENS, &bytes, &ignored) : file_read(path, LIMIT, NULL, &ignored);
     json_auto_t *theirs = text ? json_loads(text, 0, NULL) : NULL, *ours = byte_tokenizer();
     return json_equal(theirs, ours);
 }

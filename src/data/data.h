@@ -21,7 +21,7 @@ enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
 #define BYTE_SEPARATOR_TEXT "<|separator|>" /* its name in tokenizer.json */
 /* The content of its tokenizer.json: token b is byte b, without merges; the separator is a special token. */
 json_t *byte_tokenizer(void);
-/* Whether the tokenizer.json in a folder is that one. */
+/* Whether the tokenizer.json in a folder is that one, or a GGUF file has that tokenizer. */
 bool byte_tokenizer_is(const char *folder);
 
 /* -- Token shards (shard_set.c) ---------------------------------------------------------------------------------- */

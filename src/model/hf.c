@@ -17,11 +17,12 @@
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "model/hf_internal.h"
+#include "token/tokenizer.h"
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
 /* Biases that are equal for all experts choose nothing; others cannot be left out. */
-static bool check_biases(const HfExport *export, const Graph *graph, Error *error) {
+bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
     if (hf_class(export->config) != HF_MIXTRAL || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -36,17 +37,8 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
     return true;
 }
 
-/* A folder as it is written. `values` holds parameter `loaded` of a reader; -1: none yet. */
-typedef struct Writer {
-    const HfExport *export;
-    const Graph *graph;
-    float *values;
-    int64_t capacity;
-    int loaded;
-} Writer;
-
 /* What must be rearranged stays in bf16 or becomes fp32, which holds an fp16 too. */
-static StoredType rearranged_type(const Writer *w, const HfTensor *tensor) {
+static StoredType rearranged_type(const HfWriter *w, const HfTensor *tensor) {
     const HfExport *export = w->export;
     if (w->graph->parameters[tensor->parameter].kind == PARAMETER_BALANCE_BIAS) return STORED_F32;
     if (export->keep) return hf_reader_type(export->reader, tensor->parameter) == STORED_BF16 ? STORED_BF16 : STORED_F32;
@@ -54,18 +46,18 @@ static StoredType rearranged_type(const Writer *w, const HfTensor *tensor) {
 }
 
 /* The tensor of a reader's folder that can be written as it is; NULL when there is none. */
-static const StoredTensor *find_stored(const Writer *w, const HfTensor *tensor) {
+static const StoredTensor *find_stored(const HfWriter *w, const HfTensor *tensor) {
     const StoredTensor *stored = w->export->reader ? hf_reader_stored(w->export->reader, tensor) : NULL;
     return stored && (w->export->keep || stored->type == rearranged_type(w, tensor)) ? stored : NULL;
 }
 
-static int64_t tensor_bytes(const Writer *w, const HfTensor *tensor) {
+static int64_t tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
     const StoredTensor *stored = find_stored(w, tensor);
     return tensor->count * (int64_t)stored_type_bytes(stored ? stored->type : rearranged_type(w, tensor));
 }
 
 /* How many of the tensors from `first` on go into one file, and their bytes. */
-static size_t shard_count(const Writer *w, const HfTensorList *list, size_t first, int64_t *bytes) {
+static size_t shard_count(const HfWriter *w, const HfTensorList *list, size_t first, int64_t *bytes) {
     size_t count = 0;
     *bytes = 0;
     while (first + count < list->count) {
@@ -83,11 +75,10 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
         for (int64_t r = 0; r < rows; r++) memcpy(to + (c * rows + r) * unit, from + (r * columns + c) * unit, unit);
 }
 
-/* The elements of a tensor in the order of its parameter: the master's memory, or what a reader loads. */
-static const float *find_values(Writer *w, const HfTensor *tensor) {
-    if (w->export->master) return (float *)parameter_in(&w->graph->parameters[tensor->parameter], w->export->master) + tensor->first;
-    if (w->loaded != tensor->parameter) hf_reader_load(w->export->reader, w->loaded = tensor->parameter, w->values);
-    return w->values + tensor->first;
+const float *hf_writer_values(HfWriter *w, int parameter) {
+    if (w->export->master) return parameter_in(&w->graph->parameters[parameter], w->export->master);
+    if (w->loaded != parameter) hf_reader_load(w->export->reader, w->loaded = parameter, w->values);
+    return w->values;
 }
 
 /* Moves what `tensor` points to to *copy, and *copy behind it. */
@@ -100,7 +91,7 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
 
 /* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Transposed
  * matrices take twice their space. */
-static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
+static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = stored ? stored->type : rearranged_type(w, from), .rank = from->rank};
     int64_t unit = (int64_t)stored_type_bytes(tensor.type), bytes = from->count * unit;
@@ -109,7 +100,7 @@ static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
         tensor.data = stored->data;
         return tensor;
     }
-    const float *values = find_values(w, from);
+    const float *values = hf_writer_values(w, from->parameter) + from->first;
     tensor.data = values;
     if (tensor.type == STORED_BF16) bf16_from_floats((uint16_t *)take_copy(&tensor, copy, bytes), values, from->count);
     else if (!w->export->master) memcpy(take_copy(&tensor, copy, bytes), values, bytes);
@@ -120,7 +111,7 @@ static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
     return tensor;
 }
 
-static bool write_shard(Writer *w, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
+static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
     size_t copied = 2 * (size_t)bytes; /* at most: pages that nothing is written to cost nothing */
     char *copy = memory_map(copied, error), *next = copy;
     if (!copy) return false;
@@ -140,15 +131,15 @@ static bool write_shard(Writer *w, const HfTensor *from, size_t count, int64_t b
 }
 
 /* Room for the largest parameter, where a reader fills it. */
-static bool writer_start(Writer *w, const HfExport *export, const Graph *graph, Error *error) {
-    *w = (Writer){.export = export, .graph = graph, .loaded = -1};
+bool hf_writer_start(HfWriter *w, const HfExport *export, const Graph *graph, Error *error) {
+    *w = (HfWriter){.export = export, .graph = graph, .loaded = -1};
     if (export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++)
         if (graph->parameters[i].count > w->capacity) w->capacity = graph->parameters[i].count;
     return (w->values = memory_map((size_t)w->capacity * sizeof *w->values, error)) != NULL;
 }
 
-static void writer_end(Writer *w) { memory_unmap(w->values, (size_t)w->capacity * sizeof *w->values); }
+void hf_writer_end(HfWriter *w) { memory_unmap(w->values, (size_t)w->capacity * sizeof *w->values); }
 
 /* -- The folder ---------------------------------------------------------------------------------------------------- */
 
@@ -223,7 +214,7 @@ static char *shard_name(size_t index, size_t shards) {
     return memory_format("model-%05zu-of-%05zu.safetensors", index + 1, shards);
 }
 
-static size_t count_shards(const Writer *w, const HfTensorList *list) {
+static size_t count_shards(const HfWriter *w, const HfTensorList *list) {
     size_t shards = 0;
     int64_t bytes;
     for (size_t at = 0; at < list->count; shards++) at += shard_count(w, list, at, &bytes);
@@ -231,7 +222,7 @@ static size_t count_shards(const Writer *w, const HfTensorList *list) {
 }
 
 /* Which file holds which tensor, when there are several. */
-static bool write_tensors(Writer *w, const HfTensorList *list, const char *folder, Error *error) {
+static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *folder, Error *error) {
     size_t shards = count_shards(w, list), first = 0;
     json_t *map = json_object();
     int64_t total = 0, bytes;
@@ -254,10 +245,10 @@ static bool write_tensors(Writer *w, const HfTensorList *list, const char *folde
 }
 
 static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    Writer writer;
+    HfWriter writer;
     HfTensorList list = hf_tensors(export->config, graph, LAYOUT_NATIVE);
-    bool written = writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
-    writer_end(&writer);
+    bool written = hf_writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
+    hf_writer_end(&writer);
     hf_tensors_free(&list);
     return written;
 }
@@ -282,12 +273,14 @@ static bool write_missing(const char *folder, const char *name, json_t *content,
     return true;
 }
 
-/* The copy of a folder has what the folder has. A run's tokenizer may lack a tokenizer_config.json, without which
+/* The copy of a folder has what the folder has; a GGUF file's tokenizer is made into files. A run's tokenizer may lack a tokenizer_config.json, without which
  * transformers would divide text as the class's usual tokenizer does. */
 static bool write_tokenizer(const HfExport *export, const char *folder, Error *error) {
-    bool written = true;
-    for (int i = 0; export->source && i < COPIED_FILES && written; i++) written = copy_file(export->source, folder, copied_files[i], error);
-    if (export->reader || !written) return written;
+    bool file = export->source && gguf_is_file(export->source), written = true;
+    for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
+        written = copy_file(export->source, folder, copied_files[i], error);
+    if (file && !export->bytes) written = tokenizer_copy(export->source, folder, error);
+    if ((export->reader && !file) || !written) return written;
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);
     return write_missing(folder, "generation_config.json", generation_config(export), error) &&
@@ -305,7 +298,7 @@ bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error 
     char *target = memory_format("%.*s", (int)path_length(folder), folder),
          *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
     Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool written = check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
+    bool written = hf_check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
                    file_replace_folder(temporary, target, error);
     Error ignored = {0};
     if (!written) file_remove(temporary, &ignored);

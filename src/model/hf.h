@@ -1,4 +1,5 @@
-/* Hugging Face folders: config.json, model.safetensors or its shards with an index, generation_config.json and, for
+/* Models of others: Hugging Face folders and GGUF files, which are read in the same way: `folder` is the name of either.
+ * A folder has config.json, model.safetensors or its shards with an index, generation_config.json and, for
  * the byte tokenizer, tokenizer.json with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM,
  * AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM, or MistralForCausalLM where Llama's code lacks
  * something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1 folders, with
@@ -7,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "gguf/gguf.h"
 #include "model/model.h"
 
 /* -- Reading (hf_read.c) ------------------------------------------------------------------------------------------- */
@@ -19,9 +21,9 @@ typedef struct HfModel {
     char *warnings;      /* one line about fields of it without effect; NULL: none */
 } HfModel;
 
-/* Whether `folder` has a config.json. */
-bool hf_is_folder(const char *folder);
-/* Reads config.json as transformers does (hf_fields.c); what our models cannot compute is refused by field and file.
+/* Whether `folder` has a config.json, or is a GGUF file. */
+bool hf_is_model(const char *folder);
+/* Reads config.json as transformers does (hf_fields.c), or the keys of a GGUF file (gguf_config.c); what our models cannot compute is refused by field and file.
  * ERROR_CHECKPOINT. */
 bool hf_read(const char *folder, HfModel *model, Error *error);
 void hf_release(HfModel *model);
@@ -54,8 +56,9 @@ typedef struct HfExport {
     const json_t *origin; /* ... its config.json, which is kept, or an object of eos_token_id and eos_token; both NULL when there is none */
 } HfExport;
 
-/* ERROR_USAGE naming the setting that the family's class in transformers cannot express. */
+/* ERROR_USAGE naming the setting that the family's class in transformers cannot express, or llama.cpp cannot compute. */
 bool hf_check(const ModelConfig *config, Error *error);
+bool gguf_check(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
 
@@ -68,3 +71,8 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
  * ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is in use or the model cannot be
  * expressed. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);
+
+/* Writes a GGUF file whose matrices have `type`, one with an encoder (gguf_export.c). `source` may be a GGUF file. `keep`,
+ * `precision` and `shard_bytes` mean nothing. ERROR_USAGE naming what llama.cpp cannot compute or tokenize, or when the
+ * file is there and `overwrite` is false; ERROR_NUMERICS when a value is not finite or too large for the type. */
+bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error);

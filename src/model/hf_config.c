@@ -29,6 +29,8 @@ static const Class classes[HF_CLASS_COUNT] = {
 
 const char *hf_architecture(HfClass class) { return classes[class].architecture; }
 
+const char *hf_model_type(HfClass class) { return classes[class].model_type; }
+
 /* Llama's class has no window and demands that the heads divide the width; Mistral's is the same model otherwise. */
 HfClass hf_class(const ModelConfig *c) {
     if (c->family == FAMILY_ZAYA) return HF_ZAYA;

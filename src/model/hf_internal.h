@@ -1,8 +1,9 @@
-/* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under
- * which names and in which parts a class stores our parameters. */
+/* What the files that read and write Hugging Face folders and GGUF files share: the classes of transformers that we know,
+ * and under which names and in which parts a class stores our parameters. */
 #pragma once
 
 #include "ckpt/ckpt.h"
+#include "gguf/gguf.h"
 #include "model/hf.h"
 
 typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_QWEN3, HF_MPT, HF_GPT2, HF_CLASS_COUNT } HfClass;
@@ -16,6 +17,7 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
 /* What the logits of an mpt are multiplied with (logit_scale): 1 when it is absent, NaN when it makes no sense. */
 double hf_logit_scale(const json_t *object, const ModelConfig *config);
 const char *hf_architecture(HfClass class); /* "ZayaForCausalLM" */
+const char *hf_model_type(HfClass class);   /* "zaya" */
 /* The class that a configuration is written as. */
 HfClass hf_class(const ModelConfig *config);
 /* Whether positions are scaled, and queries and keys with them. */
@@ -29,13 +31,14 @@ static inline void hf_put_integer(json_t *object, const char *key, int64_t value
 /* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
 
 /* How tensors are called: as transformers writes them today; as Zyphra's first ZAYA1 folders call them, with
- * attention and experts as layers of their own; or without the leading "transformer.", as in OpenAI's GPT-2 folders. */
-typedef enum HfLayout { LAYOUT_NATIVE, LAYOUT_LEGACY_ZAYA, LAYOUT_BARE } HfLayout;
+ * attention and experts as layers of their own; without the leading "transformer.", as in OpenAI's GPT-2 folders; or as
+ * llama.cpp calls them in GGUF files. */
+typedef enum HfLayout { LAYOUT_NATIVE, LAYOUT_LEGACY_ZAYA, LAYOUT_BARE, LAYOUT_GGUF } HfLayout;
 /* Tensors that only folders in the second or third layout have. */
 #define HF_LEGACY_MARK "model.final_norm.weight"
 #define HF_BARE_MARK "wte.weight"
 
-/* A stored tensor: `count` elements of a parameter from `first` on. */
+/* A stored tensor, or a part of one: `count` elements of a parameter from `first` on. */
 typedef struct HfTensor {
     char *name;
     int parameter; /* index in the graph */
@@ -43,7 +46,14 @@ typedef struct HfTensor {
     int rank;
     int64_t shape[TENSOR_MAX_RANK]; /* as stored */
     bool transposed;                /* stored as [columns, rows] of the parameter */
+    int64_t offset;                 /* elements of the stored tensor before these */
+    int64_t paired;                 /* rows of a head of which row i and row i + paired / 2 are stored side by side; 0: none are */
 } HfTensor;
+/* The stored row that is row `row` of the parameter. */
+static inline int64_t hf_stored_row(const HfTensor *tensor, int64_t row) {
+    int64_t half = tensor->paired / 2;
+    return half ? row - row % tensor->paired + row % half * 2 + row % tensor->paired / half : row;
+}
 typedef struct HfTensorList {
     HfTensor *items;
     size_t count;
@@ -65,6 +75,36 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
 /* Converts elements of a file, F32, F16 or BF16 and perhaps unaligned, to elements of `to` bytes (base/element.h).
  * In hf_read.c. */
 void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
+
+/* -- Writing models (hf.c) ----------------------------------------------------------------------------------------- */
+
+/* Where the values of parameters come from: the master's memory, or `values`, which holds parameter `loaded` of a
+ * reader; -1: none yet. */
+typedef struct HfWriter {
+    const HfExport *export;
+    const Graph *graph;
+    float *values;
+    int64_t capacity;
+    int loaded;
+} HfWriter;
+/* `graph` is one of the export's model. ERROR_MEMORY. */
+bool hf_writer_start(HfWriter *writer, const HfExport *export, const Graph *graph, Error *error);
+/* The elements of a parameter, valid until the next call. */
+const float *hf_writer_values(HfWriter *writer, int parameter);
+void hf_writer_end(HfWriter *writer); /* also of a zeroed one */
+/* Balancing biases that differ between experts, which Mixtral's class has not, are refused. */
+bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error);
+
+/* -- GGUF files (gguf_config.c) ------------------------------------------------------------------------------------- */
+
+/* hf_read of a GGUF file: `content` is a config.json of what its keys say of tokens and type alone. */
+bool gguf_read_model(const char *path, HfModel *model, Error *error);
+/* Puts the architecture and its keys. */
+void gguf_put_model(GgufWriter *writer, const ModelConfig *config);
+/* Whether a file of the model has a tensor of divisors of rotary frequencies, [head_dim / 2] in F32, which `divisors` (may
+ * be NULL) receives. */
+bool gguf_rope_factors(const ModelConfig *config, float *divisors);
+#define GGUF_ROPE_FACTORS "rope_freqs.weight" /* its name */
 
 /* -- Tokenizers (hf_tokenizer.c) ------------------------------------------------------------------------------------ */
 

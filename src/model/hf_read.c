@@ -1,6 +1,6 @@
-/* Reading Hugging Face folders. A reader keeps the safetensors files mapped while their tensors are converted into
- * the caller's memory, one parameter after another and each by all threads, so that a folder is read once and in
- * order; pages that were read are dropped, so that a folder of any size takes no more memory than its largest
+/* Reading Hugging Face folders and GGUF files. A reader keeps the files mapped while their tensors are converted into
+ * the caller's memory, one parameter after another and each by all threads, so that a model is read once and in
+ * order; pages that were read are dropped, so that a model of any size takes no more memory than its largest
  * parameter. */
 #include <assert.h>
 #include <stdio.h>
@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/element.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
@@ -45,9 +46,10 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
 
 /* -- The configuration --------------------------------------------------------------------------------------------- */
 
-bool hf_is_folder(const char *folder) { return exists(folder, "config.json"); }
+bool hf_is_model(const char *folder) { return exists(folder, "config.json") || gguf_is_file(folder); }
 
 bool hf_read(const char *folder, HfModel *model, Error *error) {
+    if (gguf_is_file(folder)) return gguf_read_model(folder, model, error);
     *model = (HfModel){.content = read_json(folder, "config.json", error)};
     if (!model->content) return false;
     if (!hf_parse_config(model->content, &model->config, &model->precision, &model->warnings, error)) {
@@ -69,12 +71,16 @@ void hf_release(HfModel *model) {
 
 typedef struct Entry {
     const StoredTensor *tensor;
-    const char *path; /* of its file */
+    const GgufType *type; /* of a GGUF file's tensor, whose StoredTensor has a type only where it is BF16; NULL: of safetensors */
+    const char *path;     /* of its file */
     bool used;
 } Entry;
 
+/* The files of a model: safetensors, or one GGUF file. */
 typedef struct Folder {
     Safetensors *files;
+    Gguf gguf;
+    StoredTensor *gguf_tensors;
     char **paths;
     size_t count;
     Entry *entries; /* of all files, in order of name */
@@ -102,9 +108,11 @@ static Entry *find(const Folder *folder, const char *name) {
 
 static void folder_close(Folder *folder) {
     for (size_t i = 0; i < folder->count; i++) {
-        safetensors_close(&folder->files[i]);
+        if (folder->files) safetensors_close(&folder->files[i]);
         free(folder->paths[i]);
     }
+    gguf_close(&folder->gguf);
+    free(folder->gguf_tensors);
     free(folder->files);
     free(folder->paths);
     free(folder->entries);
@@ -184,8 +192,26 @@ static bool open_indexed(Folder *folder, const char *name, Error *error) {
     return good;
 }
 
+static bool open_gguf(Folder *folder, const char *name, Error *error) {
+    if (!gguf_open(&folder->gguf, name, error)) return false;
+    folder->paths = memory_allocate(sizeof *folder->paths);
+    folder->paths[folder->count++] = memory_copy_string(name);
+    folder->gguf_tensors = memory_allocate((folder->gguf.tensor_count + 1) * sizeof *folder->gguf_tensors);
+    folder->entries = memory_allocate((folder->gguf.tensor_count + 1) * sizeof *folder->entries);
+    for (; folder->entry_count < folder->gguf.tensor_count; folder->entry_count++) {
+        const GgufTensor *from = &folder->gguf.tensors[folder->entry_count];
+        StoredTensor *tensor = &folder->gguf_tensors[folder->entry_count];
+        bool bf16 = from->type == gguf_type_named("BF16");
+        *tensor = (StoredTensor){.name = from->name, .type = bf16 ? STORED_BF16 : STORED_F32, .rank = from->rank, .data = from->data};
+        memcpy(tensor->shape, from->shape, sizeof from->shape);
+        folder->entries[folder->entry_count] = (Entry){.tensor = tensor, .type = from->type, .path = folder->paths[0]};
+    }
+    return true;
+}
+
 static bool folder_open(Folder *folder, const char *name, Error *error) {
     *folder = (Folder){0};
+    if (gguf_is_file(name)) return open_gguf(folder, name, error);
     if (exists(name, "model.safetensors")) return open_file(folder, name, "model.safetensors", error) && list_entries(folder, error);
     if (exists(name, "model.safetensors.index.json")) return open_indexed(folder, name, error);
     return error_set(error, ERROR_CHECKPOINT, "%s has neither model.safetensors nor model.safetensors.index.json", name);
@@ -226,6 +252,28 @@ static void convert_transposed(size_t to, void *target, StoredType from, const c
         for (int64_t c = 0; c < columns; c++) element_set(to, target, r * columns + c, load(from, source, c * rows + r));
 }
 
+/* A row of a GGUF file's tensor, whose blocks do not go beyond rows. `space` holds a row of floats. */
+static void convert_row(size_t to, char *target, const GgufType *type, const unsigned char *blocks, int64_t columns, float *space) {
+    if (to == sizeof *space) {
+        type->decode(blocks, (float *)target, columns);
+        return;
+    }
+    type->decode(blocks, space, columns);
+    for (int64_t i = 0; i < columns; i++) element_set(to, target, i, space[i]);
+}
+
+static void convert_blocks(size_t to, char *target, const Entry *entry, const HfTensor *item) {
+    int64_t columns = item->shape[item->rank - 1], row_bytes = gguf_bytes(entry->type, columns);
+    const unsigned char *blocks = (const unsigned char *)entry->tensor->data + gguf_bytes(entry->type, item->offset);
+#pragma omp parallel
+    {
+        SCOPED_FREE float *space = memory_allocate((size_t)columns * sizeof *space);
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < item->count / columns; r++)
+            convert_row(to, target + r * columns * (int64_t)to, entry->type, blocks + hf_stored_row(item, r) * row_bytes, columns, space);
+    }
+}
+
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 static void format_shape(char text[128], int rank, const int64_t *shape) {
@@ -243,8 +291,8 @@ static bool check_tensor(const Entry *entry, const HfTensor *wanted, Error *erro
     if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
     format_shape(stored, tensor->rank, tensor->shape);
     format_shape(expected, wanted->rank, wanted->shape);
-    return error_set(
-        error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and config.json asks for %s", entry->path, tensor->name, stored, expected);
+    return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and %s for %s", entry->path, tensor->name, stored,
+        entry->type ? "its keys ask" : "config.json asks", expected);
 }
 
 /* Finds and checks the tensor of every item of the list. */
@@ -255,8 +303,8 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
         const HfTensor *wanted = &reader->list.items[i];
         Entry *entry = reader->entries[i] = find(folder, wanted->name);
         if (!entry)
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which config.json asks for",
-                folder->count == 1 ? folder->paths[0] : name, wanted->name);
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which %s for",
+                folder->count == 1 ? folder->paths[0] : name, wanted->name, folder->gguf_tensors ? "its keys ask" : "config.json asks");
         if (!check_tensor(entry, wanted, error)) return false;
         entry->used = true;
     }
@@ -264,38 +312,50 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
 }
 
 /* The table of embeddings among the model's tensors: another family's tensor of such a name was never checked. */
-static const StoredTensor *embedding_of(const Folder *folder) {
-    static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", HF_BARE_MARK};
+static const Entry *embedding_of(const Folder *folder) {
+    static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", HF_BARE_MARK, "token_embd.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const Entry *entry = find(folder, names[i]);
-        if (entry && entry->used) return entry->tensor;
+        if (entry && entry->used) return entry;
     }
     return NULL;
 }
 
-static bool same_matrix(const StoredTensor *a, const StoredTensor *b) {
-    return a->rank == 2 && b->rank == 2 && a->type == b->type && !memcmp(a->shape, b->shape, 2 * sizeof *a->shape) &&
-           !memcmp(a->data, b->data, a->shape[0] * a->shape[1] * (int64_t)stored_type_bytes(a->type));
+/* The bytes of `count` elements of a tensor. */
+static int64_t entry_bytes(const Entry *entry, int64_t count) {
+    return entry->type ? gguf_bytes(entry->type, count) : count * (int64_t)stored_type_bytes(entry->tensor->type);
+}
+
+static bool same_matrix(const Entry *left, const Entry *right) {
+    const StoredTensor *a = left->tensor, *b = right->tensor;
+    bool same_form = a->rank == 2 && b->rank == 2 && left->type == right->type && a->type == b->type &&
+                     !memcmp(a->shape, b->shape, 2 * sizeof *a->shape);
+    return same_form && !memcmp(a->data, b->data, (size_t)entry_bytes(left, a->shape[0] * a->shape[1]));
+}
+
+static bool is_head(const Entry *entry) {
+    return !strcmp(entry->tensor->name, "lm_head.weight") || (entry->type && !strcmp(entry->tensor->name, "output.weight"));
 }
 
 /* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers:
- * frequencies and masks. */
+ * frequencies and masks. A GGUF file's frequencies were read with its configuration. */
 static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
-    const StoredTensor *tensor = entry->tensor, *table = embedding_of(folder);
-    if (ends_with(tensor->name, ".rotary_emb.inv_freq")) return true;
+    const StoredTensor *tensor = entry->tensor;
+    const Entry *table = embedding_of(folder);
+    if (ends_with(tensor->name, ".rotary_emb.inv_freq") || (entry->type && !strcmp(tensor->name, GGUF_ROPE_FACTORS))) return true;
     if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias")))
         return true;
-    return config->tied && !strcmp(tensor->name, "lm_head.weight") && table && same_matrix(table, tensor);
+    return config->tied && is_head(entry) && table && same_matrix(table, entry);
 }
 
 static bool check_rest(const Folder *folder, const ModelConfig *config, Error *error) {
     for (size_t i = 0; i < folder->entry_count; i++) {
         const Entry *entry = &folder->entries[i];
         if (entry->used || is_redundant(folder, entry, config)) continue;
-        bool head = config->tied && !strcmp(entry->tensor->name, "lm_head.weight");
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s", entry->path, entry->tensor->name,
-            head ? "differs from the embedding, and config.json says that they are tied"
-                 : "is none of the model that config.json describes");
+            config->tied && is_head(entry) ? "differs from the embedding, and config.json says that they are tied"
+            : entry->type                  ? "is none of the model that its keys describe"
+                                           : "is none of the model that config.json describes");
     }
     return true;
 }
@@ -340,7 +400,8 @@ HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Grap
     if (good) {
         bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK),
              bare = find(&reader->folder, HF_BARE_MARK) != NULL;
-        reader->list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
+        HfLayout layout = reader->folder.gguf_tensors ? LAYOUT_GGUF : legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE;
+        reader->list = hf_tensors(config, graph, layout);
         index_parameters(reader);
         good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_scale(reader, name, config, error);
     }
@@ -358,10 +419,10 @@ void hf_reader_close(HfReader *reader) {
     free(reader);
 }
 
-/* Drops the whole pages of a tensor from memory; a later use reads them from the file again. */
-static void drop_pages(const StoredTensor *tensor, int64_t count) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data,
-              end = begin + count * stored_type_bytes(tensor->type);
+/* Drops the whole pages of an item from memory; a later use reads them from the file again. */
+static void drop_pages(const Entry *entry, const HfTensor *item) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->tensor->data + entry_bytes(entry, item->offset),
+              end = begin + entry_bytes(entry, item->count);
     begin = (begin + page - 1) / page * page;
     end = end / page * page;
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
@@ -371,11 +432,13 @@ static void drop_pages(const StoredTensor *tensor, int64_t count) {
 static void load_parameter(const HfReader *reader, int parameter, size_t to, void *values) {
     for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
-        const StoredTensor *tensor = reader->entries[i]->tensor;
+        const Entry *entry = reader->entries[i];
+        const StoredTensor *tensor = entry->tensor;
         char *target = (char *)values + item->first * (int64_t)to;
-        if (item->transposed) convert_transposed(to, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
+        if (entry->type) convert_blocks(to, target, entry, item);
+        else if (item->transposed) convert_transposed(to, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
         else hf_convert(to, target, tensor->type, tensor->data, item->count);
-        drop_pages(tensor, item->count);
+        drop_pages(entry, item);
     }
 }
 
@@ -393,9 +456,9 @@ void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values
     load_parameter(reader, parameter, sizeof *values, values);
 }
 
-/* Neighbours in the list are parts of one parameter. */
+/* Neighbours in the list are parts of one parameter. Of a GGUF file nothing is taken as it is. */
 static int find_item(const HfReader *reader, const HfTensor *wanted) {
-    if (is_scaled(reader, wanted->parameter)) return -1;
+    if (reader->folder.gguf_tensors || is_scaled(reader, wanted->parameter)) return -1;
     for (int i = reader->first[wanted->parameter]; i < reader->first[wanted->parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
         if (item->first == wanted->first && item->count == wanted->count && item->transposed == wanted->transposed) return i;
@@ -414,8 +477,8 @@ StoredType hf_reader_type(const HfReader *reader, int parameter) {
 }
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
-    const StoredTensor *tensor = hf_reader_stored(reader, wanted);
-    if (tensor) drop_pages(tensor, wanted->count);
+    int item = find_item(reader, wanted);
+    if (item >= 0) drop_pages(reader->entries[item], wanted);
 }
 
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {

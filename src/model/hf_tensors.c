@@ -1,7 +1,8 @@
 /* Which tensors a folder holds. Our parameters have the names of the folder already, with two exceptions: Mixtral's
  * experts are stored one by one, which is a matter of names, since the parts of our stacked matrices are contiguous;
  * and ZAYA1's first folders count attention and experts as layers of their own and have other names for most of
- * their parts. GPT-2 stores matrices the other way round. Called by the reader and the writer of folders. */
+ * their parts. GPT-2 stores matrices the other way round. GGUF files have other names throughout. Called by the readers
+ * and the writers of folders and GGUF files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,6 +124,107 @@ static void append_legacy(HfTensorList *list, int parameter, const Parameter *p,
             parameter, p, i, p->shape[0]);
 }
 
+/* -- GGUF ---------------------------------------------------------------------------------------------------------- */
+
+/* Beginnings of names, in a layer and outside of all, as in llama.cpp's gguf-py (constants.py, tensor_mapping.py). */
+static const struct {
+    const char *ours, *gguf;
+} gguf_names[] = {
+    {"model.embed_tokens.", "token_embd."},
+    {"model.norm.", "output_norm."},
+    {"lm_head.", "output."},
+    {"transformer.wte.", "token_embd."},
+    {"transformer.wpe.", "position_embd."},
+    {"transformer.ln_f.", "output_norm."},
+    {"transformer.norm_f.", "output_norm."},
+    {"input_layernorm.", "attn_norm."},
+    {"post_attention_layernorm.", "ffn_norm."},
+    {"self_attn.q_proj.", "attn_q."},
+    {"self_attn.k_proj.", "attn_k."},
+    {"self_attn.v_proj.", "attn_v."},
+    {"self_attn.o_proj.", "attn_output."},
+    {"self_attn.q_norm.", "attn_q_norm."},
+    {"self_attn.k_norm.", "attn_k_norm."},
+    {"mlp.gate_proj.", "ffn_gate."},
+    {"mlp.up_proj.", "ffn_up."},
+    {"mlp.down_proj.", "ffn_down."},
+    {"mlp.gate.", "ffn_gate_inp."},
+    {"ln_1.", "attn_norm."},
+    {"ln_2.", "ffn_norm."},
+    {"attn.c_attn.", "attn_qkv."},
+    {"attn.c_proj.", "attn_output."},
+    {"mlp.c_fc.", "ffn_up."},
+    {"mlp.c_proj.", "ffn_down."},
+    {"norm_1.", "attn_norm."},
+    {"norm_2.", "ffn_norm."},
+    {"attn.Wqkv.", "attn_qkv."},
+    {"attn.q_ln.", "attn_q_norm."},
+    {"attn.k_ln.", "attn_k_norm."},
+    {"attn.out_proj.", "attn_output."},
+    {"ffn.up_proj.", "ffn_up."},
+    {"ffn.down_proj.", "ffn_down."},
+};
+
+/* The layer of a parameter and the rest of its name; -1: it is of no layer. */
+static int gguf_layer(const char *name, const char **rest) {
+    static const char *const starts[] = {"model.layers.", "transformer.blocks.", "transformer.h."};
+    *rest = name;
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        char *end;
+        if (!starts_with(name, starts[i])) continue;
+        long layer = strtol(name + strlen(starts[i]), &end, 10);
+        *rest = end + 1;
+        return (int)layer;
+    }
+    return -1;
+}
+
+static char *gguf_name(const char *name) {
+    const char *rest;
+    int layer = gguf_layer(name, &rest);
+    for (size_t i = 0; i < sizeof gguf_names / sizeof *gguf_names; i++) {
+        size_t length = strlen(gguf_names[i].ours);
+        if (strncmp(rest, gguf_names[i].ours, length)) continue;
+        if (layer < 0) return memory_format("%s%s", gguf_names[i].gguf, rest + length);
+        return memory_format("blk.%d.%s%s", layer, gguf_names[i].gguf, rest + length);
+    }
+    return memory_copy_string(name);
+}
+
+/* Experts are stacked as ours are, but gates, upward and downward projections each on their own: every `step`th of
+ * `parts` equal parts of the parameter, from part `from` on, is one tensor. */
+static void append_experts(HfTensorList *list, const char *name, int layer, int parameter, const Parameter *p, int64_t from, int64_t step) {
+    int64_t experts = p->shape[0];
+    for (int64_t i = 0; i < experts; i++) {
+        append_part(list, memory_format("blk.%d.%s.weight", layer, name), parameter, p, from + step * i, step * experts);
+        HfTensor *tensor = &list->items[list->count - 1];
+        memmove(tensor->shape + 1, tensor->shape, 2 * sizeof *tensor->shape);
+        tensor->shape[0] = experts;
+        tensor->rank = 3;
+        tensor->offset = i * tensor->count;
+    }
+}
+
+/* llama.cpp rotates neighbouring channels in models of the architecture "llama", so the rows of queries and keys are in
+ * another order there. Its matrices are all [out, in]. */
+static void append_gguf(HfTensorList *list, int parameter, const Parameter *p, const ModelConfig *config, HfClass class) {
+    const char *rest;
+    int layer = gguf_layer(p->name, &rest);
+    bool pairs = class == HF_LLAMA || class == HF_MISTRAL || class == HF_MIXTRAL;
+    if (p->kind == PARAMETER_BALANCE_BIAS) return;
+    if (!strcmp(rest, "mlp.experts.gate_up_proj")) {
+        append_experts(list, "ffn_gate_exps", layer, parameter, p, 0, 2);
+        append_experts(list, "ffn_up_exps", layer, parameter, p, 1, 2);
+    } else if (!strcmp(rest, "mlp.experts.down_proj")) {
+        append_experts(list, "ffn_down_exps", layer, parameter, p, 0, 1);
+    } else {
+        HfTensor *tensor = append(list, gguf_name(p->name), parameter, p);
+        tensor->transposed = false;
+        memcpy(tensor->shape, p->shape, sizeof p->shape);
+        if (pairs && (starts_with(rest, "self_attn.q_proj.") || starts_with(rest, "self_attn.k_proj."))) tensor->paired = config->head_dim;
+    }
+}
+
 /* -- All classes --------------------------------------------------------------------------------------------------- */
 
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout) {
@@ -131,7 +233,8 @@ HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout 
     HfClass class = hf_class(config);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (layout == LAYOUT_LEGACY_ZAYA) append_legacy(&list, i, p, config->layers);
+        if (layout == LAYOUT_GGUF) append_gguf(&list, i, p, config, class);
+        else if (layout == LAYOUT_LEGACY_ZAYA) append_legacy(&list, i, p, config->layers);
         else if (class == HF_MIXTRAL) append_mixtral(&list, i, p);
         else
             append(

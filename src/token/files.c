@@ -34,23 +34,27 @@ static const char *name_of(const char *content, size_t size) {
     return names[!json ? 1 : memmem(content, size, tekken, sizeof tekken - 1) ? 2 : 0];
 }
 
-/* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
-static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
-    int64_t length;
-    SCOPED_FREE char *content = file_read(from, FILE_LIMIT, &length, error);
-    if (!content) return error_recode(error, ERROR_DATA);
-    if (!name) name = name_of(content, (size_t)length);
-    SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
-    return file_write(to, content, length, error);
+char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error) {
+    SCOPED_FREE char *file = file_of(path);
+    const char *slash = strrchr(file, '/');
+    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, names[TOKENIZER_NAMES]);
+    if (gguf_is_file(file)) return gguf_tokenizer(file, part == TOKENIZER_CONFIG, bytes, error);
+    *bytes = 0;
+    if (part == TOKENIZER_CONFIG && !file_exists(beside)) return memory_copy_string("");
+    char *content = file_read(part == TOKENIZER_CONFIG ? beside : file, FILE_LIMIT, bytes, error);
+    if (!content) error_recode(error, ERROR_DATA);
+    return content;
 }
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {
-    const char *config = names[TOKENIZER_NAMES];
-    SCOPED_FREE char *file = file_of(path);
-    const char *slash = strrchr(file, '/');
-    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
-    return file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
-           (!file_exists(beside) || copy_file(beside, folder, config, error));
+    int64_t length = 0, config_length = 0;
+    SCOPED_FREE char *content = tokenizer_read(path, TOKENIZER_TOKENS, &length, error);
+    SCOPED_FREE char *config = content ? tokenizer_read(path, TOKENIZER_CONFIG, &config_length, error) : NULL;
+    if (!config) return false;
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(content, (size_t)length));
+    SCOPED_FREE char *config_to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES]);
+    return file_make_folder(folder, error) && file_write(to, content, length, error) &&
+           (config_length == 0 || file_write(config_to, config, config_length, error));
 }
 
 bool tokenizer_copies(const char *name) {
@@ -60,12 +64,10 @@ bool tokenizer_copies(const char *name) {
 }
 
 /* What the tokenizer_config.json beside a file says of its regular expression; "" when nothing. The caller frees. */
-static char *pattern_beside(const char *file) {
+static char *pattern_beside(const char *path) {
     Error ignored;
-    const char *slash = strrchr(file, '/');
-    int64_t length = 0;
-    SCOPED_FREE char *path = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, names[TOKENIZER_NAMES]);
-    SCOPED_FREE char *config = file_exists(path) ? file_read(path, FILE_LIMIT, &length, &ignored) : NULL;
+    int64_t length;
+    SCOPED_FREE char *config = tokenizer_read(path, TOKENIZER_CONFIG, &length, &ignored);
     char *pattern = config ? read_config_text(config, (size_t)length, "pattern") : NULL;
     return pattern ? pattern : memory_copy_string("");
 }
@@ -74,11 +76,11 @@ bool tokenizer_differs(const char *path, const char *other) {
     Error ignored = {0};
     if (!*path || !*other) return *path != *other;
     int64_t length, other_length;
-    SCOPED_FREE char *file = file_of(path), *other_file = file_of(other);
-    SCOPED_FREE char *content = file_read(file, FILE_LIMIT, &length, &ignored);
-    SCOPED_FREE char *other_content = content ? file_read(other_file, FILE_LIMIT, &other_length, &ignored) : NULL;
+    SCOPED_FREE char *content = tokenizer_read(path, TOKENIZER_TOKENS, &length, &ignored);
+    SCOPED_FREE char *other_content = content ? tokenizer_read(other, TOKENIZER_TOKENS, &other_length, &ignored) : NULL;
     if (!other_content) return false;
     if (length != other_length || memcmp(content, other_content, (size_t)length) != 0) return true;
-    SCOPED_FREE char *pattern = pattern_beside(file), *other_pattern = pattern_beside(other_file);
-    return content[0] != '{' && strcmp(pattern, other_pattern) != 0;
+    if (content[0] == '{') return false;
+    SCOPED_FREE char *pattern = pattern_beside(path), *other_pattern = pattern_beside(other);
+    return strcmp(pattern, other_pattern) != 0;
 }

@@ -280,6 +280,9 @@ struct Tokenizer {
     Buffer decoded; /* what all tokens add, end to end */
 };
 
+/* The text of the tokenizer.json, or with `config` of the tokenizer_config.json, that say what a GGUF file does; for
+ * free(). In gguf_tokenizer.c. */
+char *gguf_tokenizer(const char *path, bool config, int64_t *bytes, Error *error);
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
 bool read_sentencepiece(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
 /* `config`: of the tokenizer_config.json beside the file; "": there is none. */

@@ -8,8 +8,6 @@
 #include "base/array.h"
 #include "token/token_internal.h"
 
-enum { FILE_LIMIT = 1 << 28 };
-
 /* -- Building ------------------------------------------------------------------------------------------------------ */
 
 static void note_id(Tokenizer *tokenizer, int32_t id) {
@@ -92,14 +90,6 @@ static bool finish(Tokenizer *tokenizer, Error *error) {
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
-static char *read_file(const char *path, size_t *size, Error *error) {
-    int64_t length;
-    char *bytes = file_read(path, FILE_LIMIT, &length, error);
-    if (bytes) *size = (size_t)length;
-    else error_recode(error, ERROR_DATA);
-    return bytes;
-}
-
 /* JSON begins with a brace, after white space at most; base64 has none. */
 static bool is_json(const char *bytes, size_t size) {
     size_t at = 0;
@@ -114,20 +104,11 @@ static bool fail_in_one_line(Error *error, const char *path) {
     return error_context(error, "%s", path);
 }
 
-/* The bytes of the tokenizer_config.json beside the file; empty when there is none, or none that can be read. */
-static char *read_config(const Tokenizer *tokenizer, size_t *size) {
-    const char *slash = strrchr(tokenizer->path, '/');
-    SCOPED_FREE char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
-    Error ignored;
-    *size = 0;
-    char *bytes = file_exists(path) ? read_file(path, size, &ignored) : NULL;
-    return bytes ? bytes : memory_copy_string("");
-}
-
 static bool read_any(Tokenizer *tokenizer, const char *config, size_t config_size, Error *error) {
-    size_t size;
-    SCOPED_FREE char *bytes = read_file(tokenizer->path, &size, error);
+    int64_t length;
+    SCOPED_FREE char *bytes = tokenizer_read(tokenizer->path, TOKENIZER_TOKENS, &length, error);
     if (!bytes) return false;
+    size_t size = (size_t)length;
     bool good;
     if (memchr(bytes, 0, size)) good = read_sentencepiece(tokenizer, bytes, size, error);
     else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, config, config_size, error);
@@ -147,12 +128,14 @@ static int32_t find_end_of_text(const Tokenizer *tokenizer, const char *config, 
 
 Tokenizer *tokenizer_open(const char *path, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
-    size_t config_size;
+    int64_t length = 0;
+    Error ignored;
     if (file_kind(path, NULL) != FILE_FOLDER) tokenizer->path = memory_copy_string(path);
     else if (!(tokenizer->path = tokenizer_find(path))) tokenizer->path = memory_format("%s/tokenizer.json", path);
     tokenizer->unknown = tokenizer->end_of_text = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
-    SCOPED_FREE char *config = read_config(tokenizer, &config_size);
+    SCOPED_FREE char *config = tokenizer_read(tokenizer->path, TOKENIZER_CONFIG, &length, &ignored);
+    size_t config_size = config ? (size_t)length : 0; /* none that can be read is none */
     if (!read_any(tokenizer, config, config_size, error)) {
         tokenizer_free(tokenizer);
         return NULL;

@@ -17,7 +17,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "base/error.h"
+#include "gguf/gguf.h"
 
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerEncoder TokenizerEncoder;
@@ -30,15 +33,19 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a file, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or lines of base64 and
+/* `path`: a file, a GGUF file too, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or lines of base64 and
  * rank) or tekken.json. What a .tiktoken file leaves out is read from the tokenizer_config.json beside it: "pattern", which
  * is a regular expression or gpt2, cl100k, o200k, llama3 or qwen, and added_tokens_decoder, as Hugging Face's; without them
  * the number of ranks tells. NULL with ERROR_DATA or ERROR_USAGE. */
 Tokenizer *tokenizer_open(const char *path, Error *error);
 /* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller frees. */
 char *tokenizer_find(const char *folder);
-/* Copies the file that `path` names as for tokenizer_open, and the tokenizer_config.json beside it, into a folder, which
- * is made: as tokenizer.json, tokenizer.model or tekken.json. */
+/* The bytes of one of a tokenizer's two files, for free(), with a NUL behind them: the one that `path` names as for
+ * tokenizer_open, or the tokenizer_config.json beside it, which may be absent: then they are none. Of a GGUF file, what
+ * a tokenizer.json and a tokenizer_config.json with the same meaning hold. NULL with ERROR_DATA. */
+typedef enum TokenizerPart { TOKENIZER_TOKENS, TOKENIZER_CONFIG } TokenizerPart;
+char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error);
+/* Copies both into a folder, which is made: the first as tokenizer.json, tokenizer.model or tekken.json. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
 /* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */
@@ -85,6 +92,14 @@ const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *leng
 /* The printable character that stands for a byte in byte-level vocabularies (GPT-2's alphabet), in UTF-8. Returns
  * its bytes. */
 size_t tokenizer_spell_byte(int byte, char out[5]);
+
+/* -- GGUF (gguf_tokenizer.c) --------------------------------------------------------------------------------------- */
+
+/* Puts a tokenizer.json, whose tokens are those of a table of `rows` rows, as llama.cpp's keys, with the special tokens and
+ * the chat template of a tokenizer_config.json (may be NULL), and where that does not name them with the special tokens
+ * of a config.json (may be NULL). ERROR_USAGE names what llama.cpp could not do with it. */
+bool gguf_put_tokenizer(
+    GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error);
 
 /* -- Training (bpe_train.c) ---------------------------------------------------------------------------------------- */
 

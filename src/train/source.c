@@ -28,7 +28,7 @@ bool source_is_run(const char *folder) {
     return *point.run && exists(point.run, "config.yaml"); /* the folder of no name is not / */
 }
 
-bool source_is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
+bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder); }
 
 /* The data settings are those that any model passes config_check with. */
 static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
@@ -52,9 +52,9 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (source_is_run(point.run))
         return run_read_config(point.run, config, strings, error) &&
                (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
-    if (hf_is_folder(folder)) {
+    if (hf_is_model(folder)) {
         bool read = hf_read(folder, &model, error);
-        if (model.warnings) log_warn("%s/config.json: %s", folder, model.warnings);
+        if (model.warnings) log_warn("%s%s: %s", folder, gguf_is_file(folder) ? "" : "/config.json", model.warnings);
         return read && take_model(&model.config, model.precision, config, strings, error);
     }
     if (llmc_is_model(folder))
@@ -67,7 +67,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
             folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
         "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
-        "nor a model of llm.c",
+        "nor a GGUF file, nor a model of llm.c",
         folder);
 }
 
@@ -84,9 +84,10 @@ char *source_tokenizer(const char *folder, const Config *config) {
     HfModel model;
     Error ignored = {0};
     if (source_is_run(folder)) return run_tokenizer(folder, config);
-    if (!hf_is_folder(folder) || !hf_read(folder, &model, &ignored)) return NULL;
+    if (!hf_is_model(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);
-    return model.bytes ? memory_copy_string("") : tokenizer_find(folder);
+    if (model.bytes) return memory_copy_string("");
+    return gguf_is_file(folder) ? memory_copy_string(folder) : tokenizer_find(folder);
 }
 
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error) {
@@ -102,16 +103,23 @@ static void append_token(const json_t *value, TokenIds *ends) {
     if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);
 }
 
+/* Appends the tokens of eos_token_id, a number or a list. */
+static void append_ends(const json_t *content, TokenIds *ends) {
+    const json_t *value = json_object_get(content, "eos_token_id");
+    append_token(value, ends);
+    for (size_t i = 0; i < json_array_size(value); i++) append_token(json_array_get(value, i), ends);
+}
+
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends) {
     enum { JSON_LIMIT = 256 << 20 };
     static const char *const names[] = {"generation_config.json", "config.json"};
+    SCOPED(hf_release) HfModel model = {0};
     Error ignored;
+    if (gguf_is_file(folder) && hf_read(folder, &model, &ignored)) append_ends(model.content, ends);
     for (int i = 0; i < 2 && !ends->count; i++) {
         SCOPED_FREE char *path = memory_format("%s/%s", folder, names[i]), *text = file_read(path, JSON_LIMIT, NULL, &ignored);
         json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
-        const json_t *value = json_object_get(content, "eos_token_id");
-        append_token(value, ends);
-        for (size_t j = 0; j < json_array_size(value); j++) append_token(json_array_get(value, j), ends);
+        append_ends(content, ends);
     }
     if (!ends->count && tokenizer && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
 }

@@ -1,5 +1,5 @@
 /* Where a trained model comes from: a checkpoint of a run (RunPoint: RUN, RUN@STEP, RUN@best, or its folder), a Hugging
- * Face folder (config.json and safetensors), or one of llm.c's GPT-2 files. `folder` is its name. */
+ * Face folder (config.json and safetensors), a GGUF file, or one of llm.c's GPT-2 files. `folder` is its name. */
 #pragma once
 
 #include "config/config.h"
@@ -10,7 +10,7 @@
 
 /* Whether it is a checkpoint of a run, or a run. */
 bool source_is_run(const char *folder);
-/* Whether it is a Hugging Face folder, and no run. */
+/* Whether it is a Hugging Face folder or a GGUF file, and no run. */
 bool source_is_model_folder(const char *folder);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs,
  * model and precision are set and all else has its default. ERROR_CHECKPOINT when the folder is of neither kind, or
@@ -22,8 +22,8 @@ char *source_tokenizer(const char *folder, const Config *config);
 /* Whether a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes), which messages call `name`:
  * each token has a row, and at most as many rows again are padding. ERROR_USAGE, which ends in `cure`. */
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
-/* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's
- * own. */
+/* Appends the tokens that end a text: those of generation_config.json, else of config.json, or of a GGUF file, else the
+ * tokenizer's own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
  * whatever the source's is), with its weights. `*step` (`step` may be NULL) receives the step of a run's

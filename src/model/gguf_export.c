@@ -1,0 +1,164 @@
+/* Writing GGUF files, which llama.cpp and what builds on it run: keys, tokenizer and tensors as its converter writes
+ * them. Tensors are encoded and written one part of a parameter after another, so that the most that is needed besides
+ * the weights is the largest parameter. Called by `smelt convert`. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data.h"
+#include "model/hf_internal.h"
+#include "token/tokenizer.h"
+
+/* -- Tensors ------------------------------------------------------------------------------------------------------- */
+
+/* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks become fp16. */
+static const GgufType *type_of(const GgufType *wanted, const HfTensor *tensor) {
+    bool wide = tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") || !strcmp(tensor->name, "position_embd.weight");
+    if (wide) return gguf_type_named("F32");
+    return tensor->shape[tensor->rank - 1] % wanted->elements ? gguf_type_named("F16") : wanted;
+}
+
+static void add_tensors(GgufWriter *writer, const HfTensorList *list, const GgufType *type) {
+    for (size_t i = 0; i < list->count; i++) {
+        const HfTensor *tensor = &list->items[i];
+        if (tensor->offset == 0) gguf_add_tensor(writer, tensor->name, type_of(type, tensor), tensor->rank, tensor->shape);
+    }
+}
+
+/* Encodes a part of a tensor, row by row; returns the largest magnitude, infinity for NaN. */
+static float encode(const HfTensor *tensor, const GgufType *type, const float *values, unsigned char *blocks) {
+    int64_t columns = tensor->shape[tensor->rank - 1], row_bytes = gguf_bytes(type, columns);
+    float most = 0;
+#pragma omp parallel for schedule(static) reduction(max : most)
+    for (int64_t r = 0; r < tensor->count / columns; r++) {
+        const float *row = values + r * columns;
+        float here = 0;
+        for (int64_t i = 0; i < columns; i++) here = isfinite(row[i]) ? fmaxf(here, fabsf(row[i])) : INFINITY;
+        if (here <= type->most) type->encode(row, blocks + hf_stored_row(tensor, r) * row_bytes, columns);
+        most = fmaxf(most, here);
+    }
+    return most;
+}
+
+static bool write_part(GgufWriter *writer, const HfTensor *tensor, const GgufType *type, const float *values, Error *error) {
+    size_t bytes = (size_t)gguf_bytes(type, tensor->count);
+    unsigned char *blocks = memory_map(bytes, error);
+    if (!blocks) return false;
+    const StoredTensor stored = {.name = tensor->name, .type = STORED_F32, .rank = 1, .shape = {tensor->count}, .data = values};
+    float most = encode(tensor, type, values, blocks);
+    bool good = isfinite(most) || stored_check_finite(&stored, error);
+    good =
+        good && (most <= type->most || error_set(error, ERROR_NUMERICS, "tensor %s has %g, which %s cannot hold: give dtype=bf16 or fp32",
+                                           tensor->name, (double)most, type->name));
+    good = good && gguf_append_data(writer, blocks, (int64_t)bytes, error);
+    memory_unmap(blocks, bytes);
+    return good;
+}
+
+static bool write_tensors(GgufWriter *writer, HfWriter *values, const HfTensorList *list, const GgufType *type, Error *error) {
+    for (size_t i = 0; i < list->count; i++) {
+        const HfTensor *tensor = &list->items[i];
+        bool last = i + 1 == list->count || tensor[1].offset == 0;
+        if (!write_part(writer, tensor, type_of(type, tensor), hf_writer_values(values, tensor->parameter) + tensor->first, error) ||
+            (last && !gguf_end_tensor(writer, error)))
+            return false;
+    }
+    return true;
+}
+
+static bool write_rope_factors(GgufWriter *writer, const ModelConfig *config, Error *error) {
+    if (!gguf_rope_factors(config, NULL)) return true;
+    int64_t bytes = config->head_dim / 2 * (int64_t)sizeof(float);
+    SCOPED_FREE float *divisors = memory_allocate((size_t)bytes);
+    gguf_rope_factors(config, divisors);
+    return gguf_append_data(writer, divisors, bytes, error) && gguf_end_tensor(writer, error);
+}
+
+/* -- Tokenizer ----------------------------------------------------------------------------------------------------- */
+
+/* Adds the chat_template.jinja of a folder, where newer ones have it. */
+static bool add_chat_template(const char *folder, json_t *config, Error *error) {
+    enum { LIMIT = 16 << 20 };
+    int64_t length;
+    SCOPED_FREE char *path = memory_format("%s/chat_template.jinja", folder);
+    if (!file_exists(path)) return true;
+    SCOPED_FREE char *text = file_read(path, LIMIT, &length, error);
+    json_t *template = text ? json_stringn(text, (size_t)length) : NULL;
+    if (template) hf_put(config, "chat_template", template);
+    return !text || template ? text != NULL : error_set(error, ERROR_CHECKPOINT, "%s is not UTF-8", path);
+}
+
+/* The tokenizer of `source`, which was opened before, so that it is known to be whole. */
+static bool put_source(GgufWriter *writer, const HfExport *export, Error *error) {
+    int64_t length = 0, config_length = 0;
+    SCOPED_FREE char *text = tokenizer_read(export->source, TOKENIZER_TOKENS, &length, error);
+    SCOPED_FREE char *config_text = text ? tokenizer_read(export->source, TOKENIZER_CONFIG, &config_length, error) : NULL;
+    if (!config_text) return false;
+    json_auto_t *tokenizer = json_loadb(text, (size_t)length, 0, NULL);
+    json_auto_t *config = json_loadb(config_text, (size_t)config_length, 0, NULL);
+    if (!config) config = json_object();
+    if (!tokenizer)
+        return error_set(error, ERROR_USAGE,
+            "%s has no tokenizer.json, of which GGUF's tokenizer is made: put one there, or give tokenizer=none", export->source);
+    return add_chat_template(export->source, config, error) &&
+           gguf_put_tokenizer(writer, tokenizer, config, export->origin, export->config->vocabulary, error);
+}
+
+static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *error) {
+    SCOPED_FREE char *found = export->source && !gguf_is_file(export->source) ? tokenizer_find(export->source) : NULL;
+    if (export->bytes) {
+        json_auto_t *tokenizer = byte_tokenizer(), *end = json_pack("{s:i}", "eos_token_id", BYTE_SEPARATOR);
+        return gguf_put_tokenizer(writer, tokenizer, NULL, end, export->config->vocabulary, error);
+    }
+    if (!found && !(export->source && gguf_is_file(export->source))) {
+        gguf_put_text(writer, "tokenizer.ggml.model", "none", strlen("none"));
+        return true;
+    }
+    Tokenizer *tokenizer = tokenizer_open(export->source, error);
+    bool good = tokenizer != NULL;
+    tokenizer_free(tokenizer);
+    return good && put_source(writer, export, error);
+}
+
+/* -- The file ------------------------------------------------------------------------------------------------------ */
+
+static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType *type, Error *error) {
+    const ModelConfig *c = export->config;
+    if (c->window && c->window < c->context)
+        log_warn(
+            "llama.cpp has no attention window for this model: the file's context is the window, %lld positions", (long long)c->window);
+    gguf_put_model(writer, c);
+    gguf_put_text(writer, "general.type", "model", strlen("model"));
+    gguf_put_integer(writer, "general.file_type", GGUF_U32, type->file_type);
+    if (type->elements > 1) gguf_put_integer(writer, "general.quantization_version", GGUF_U32, 2);
+    return put_tokenizer(writer, export, error);
+}
+
+static bool write_file(
+    GgufWriter *writer, const HfExport *export, const Graph *graph, const GgufType *type, const char *path, Error *error) {
+    HfTensorList list = hf_tensors(export->config, graph, LAYOUT_GGUF);
+    HfWriter values = {0};
+    if (gguf_rope_factors(export->config, NULL))
+        gguf_add_tensor(writer, GGUF_ROPE_FACTORS, gguf_type_named("F32"), 1, (int64_t[]){export->config->head_dim / 2});
+    add_tensors(writer, &list, type);
+    bool good = hf_writer_start(&values, export, graph, error) && gguf_begin(writer, path, error) &&
+                write_rope_factors(writer, export->config, error) && write_tensors(writer, &values, &list, type, error) &&
+                gguf_commit(writer, error);
+    hf_writer_end(&values);
+    hf_tensors_free(&list);
+    return good;
+}
+
+bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error) {
+    SCOPED(gguf_writer_close) GgufWriter writer = {0};
+    if (!gguf_check(export->config, error)) return false;
+    if (file_exists(path) && !overwrite) return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+    SCOPED(model_free) Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    return hf_check_biases(export, model.graph, error) && put_keys(&writer, export, type, error) &&
+           write_file(&writer, export, model.graph, type, path, error);
+}

@@ -1,0 +1,664 @@
+/* The tokenizer of a GGUF file, in both directions: its keys (tokenizer.ggml.*) as the tokenizer.json that says the same,
+ * which read_json.c then judges like any other, and a tokenizer.json as keys. llama.cpp has two kinds that smelt has
+ * too. "gpt2" is byte-level BPE with a list of merges and the name of a pre-tokenizer, whose regular expressions are in
+ * llama.cpp itself and in a table here. "llama" is SentencePiece's BPE, which has a score for each token in place of
+ * merges: whatever two tokens make a token merge, the best score first. What a file of the other kind cannot say is
+ * refused. Owns nothing after it returns. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "token/token_internal.h"
+
+/* llama.cpp's token types. */
+enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE };
+enum { TOKEN_LIMIT = 512, /* bytes of a token of the kind "llama", whose divisions are all tried */ SPLITS = 2 };
+#define META_SPACE "\xE2\x96\x81"
+#define KEY "tokenizer.ggml."
+
+/* -- Pre-tokenizers ------------------------------------------------------------------------------------------------ */
+
+/* What llama.cpp does to text under a name (llm_tokenizer_bpe in llama-vocab.cpp): divides it by each pattern in turn. */
+typedef struct PreTokenizer {
+    const char *name;
+    const char *patterns[SPLITS]; /* names for known_pattern, or "digit" */
+    bool whole_words;             /* a word that is a token needs no merges */
+    bool composed;                /* its tokenizers compose characters first (NFC), which llama.cpp leaves out */
+    bool begins;                  /* the token that begins a text is put before it where the file does not say */
+} PreTokenizer;
+
+/* The first that fits is written. */
+static const PreTokenizer pre_tokenizers[] = {
+    {"gpt-2", {"gpt2"}, false, false, false},
+    {"mpt", {"gpt2"}, false, true, false},
+    {"olmo", {"gpt2"}, false, true, false},
+    {"phi-2", {"gpt2"}, false, false, false},
+    {"smollm", {"digit", "gpt2"}, false, false, false},
+    {"starcoder", {"digit", "gpt2"}, false, false, false},
+    {"refact", {"digit", "gpt2"}, false, false, false},
+    {"codeshell", {"digit", "gpt2"}, false, false, false},
+    {"command-r", {"digit", "gpt2"}, false, true, false},
+    {"llama-bpe", {"llama3"}, true, false, true},
+    {"llama3", {"llama3"}, true, false, true},
+    {"llama-v3", {"llama3"}, true, false, true},
+    {"smaug-bpe", {"llama3"}, false, false, false},
+    {"dbrx", {"llama3"}, false, false, false},
+    {"qwen2", {"qwen"}, false, true, false},
+    {"deepseek-r1-qwen", {"qwen"}, false, false, false},
+};
+enum { PRE_TOKENIZERS = sizeof pre_tokenizers / sizeof *pre_tokenizers };
+
+static const char *pattern_of(const char *name) { return strcmp(name, "digit") ? known_pattern(name)->json : "\\p{N}"; }
+
+/* -- JSON ---------------------------------------------------------------------------------------------------------- */
+
+static void put(json_t *object, const char *key, json_t *value) {
+    if (json_object_set_new(object, key, value)) memory_refused(strlen(key));
+}
+
+static const char *string_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static bool is_true(const json_t *object, const char *key, bool usual) {
+    const json_t *value = json_object_get(object, key);
+    return json_is_boolean(value) ? json_is_true(value) : usual;
+}
+
+static bool is_type(const json_t *object, const char *type) { return !strcmp(string_of(object, "type"), type); }
+
+/* The step of a part of a tokenizer.json at `index`: of a Sequence a member, else the part itself. NULL behind the last. */
+static const json_t *step_of(const json_t *part, const char *members, size_t index) {
+    if (is_type(part, "Sequence")) return json_array_get(json_object_get(part, members), index);
+    return index == 0 && !json_is_null(part) ? part : NULL;
+}
+
+/* -- Merges of scores ---------------------------------------------------------------------------------------------- */
+
+typedef struct Token {
+    const char *bytes;
+    size_t size;
+    int type;
+    double score;
+} Token;
+
+typedef struct Tokens {
+    Token *items; /* by id */
+    size_t count;
+    TokenMap ids; /* of those that merge */
+} Tokens;
+
+static void tokens_free(Tokens *tokens) {
+    free(tokens->items);
+    token_map_free(&tokens->ids);
+}
+
+/* Two tokens that make one. */
+typedef struct Merge {
+    double score;
+    const char *bytes;
+    size_t left, size; /* bytes of the left token, and of both */
+    int32_t id;
+} Merge;
+
+/* As transformers sorts them (SentencePieceExtractor): the better score first, then the longer left token. */
+static int merge_compare(const void *left, const void *right) {
+    const Merge *a = left, *b = right;
+    if (a->score != b->score) return a->score < b->score ? 1 : -1;
+    if (a->left != b->left) return a->left < b->left ? 1 : -1;
+    return a->size != b->size ? (a->size < b->size ? 1 : -1) : (a->id > b->id) - (a->id < b->id);
+}
+
+/* Every division of a token into two tokens. */
+static bool list_merges(const Tokens *tokens, Merge **merges, size_t *count, Error *error) {
+    *merges = NULL;
+    *count = 0;
+    for (size_t id = 0; id < tokens->count; id++) {
+        const Token *token = &tokens->items[id];
+        if (token->type != TYPE_NORMAL) continue;
+        if (token->size > TOKEN_LIMIT)
+            return error_set(error, ERROR_DATA, "token %zu has %zu bytes, and at most %d are read", id, token->size, TOKEN_LIMIT);
+        for (size_t left = 1; left < token->size; left++)
+            if (token_map_get(&tokens->ids, token->bytes, left) != TOKEN_NONE &&
+                token_map_get(&tokens->ids, token->bytes + left, token->size - left) != TOKEN_NONE)
+                array_append(*merges, *count, (Merge){token->score, token->bytes, left, token->size, (int32_t)id});
+    }
+    if (*count) qsort(*merges, *count, sizeof **merges, merge_compare);
+    return true;
+}
+
+/* -- From keys to a tokenizer.json --------------------------------------------------------------------------------- */
+
+typedef struct Source {
+    const Gguf *file;
+    Tokens tokens;
+    Error *error;
+} Source;
+
+static const GgufValue *value_of(const Gguf *file, const char *key) {
+    char full[80];
+    snprintf(full, sizeof full, KEY "%s", key);
+    return gguf_find(file, full);
+}
+
+static bool boolean_of(const Gguf *file, const char *key, bool usual) {
+    bool given = usual;
+    gguf_boolean(value_of(file, key), &given);
+    return given;
+}
+
+static bool text_is(const GgufValue *value, const char *wanted) {
+    GgufText text;
+    return gguf_text(value, &text) && text.size == strlen(wanted) && !memcmp(text.bytes, wanted, text.size);
+}
+
+static bool read_tokens(Source *source) {
+    const GgufValue *list = value_of(source->file, "tokens"), *types = value_of(source->file, "token_type"),
+                    *scores = value_of(source->file, "scores");
+    Tokens *tokens = &source->tokens;
+    GgufText text;
+    size_t at = 0;
+    if (!list || !list->array || list->kind != GGUF_TEXT || list->count == 0 || list->count > MAXIMUM_ID)
+        return error_set(source->error, ERROR_DATA, KEY "tokens is no list of 1 to %d texts", MAXIMUM_ID);
+    while (gguf_next_text(list, &at, &text)) {
+        double type = TYPE_NORMAL, score = 0;
+        if (types && !gguf_item(types, tokens->count, &type))
+            return error_set(source->error, ERROR_DATA, KEY "token_type has no number for token %zu", tokens->count);
+        if (scores && !gguf_item(scores, tokens->count, &score))
+            return error_set(source->error, ERROR_DATA, KEY "scores has no number for token %zu", tokens->count);
+        if (!(type >= TYPE_NORMAL && type <= TYPE_BYTE))
+            return error_set(source->error, ERROR_DATA, "token %zu is of type %g, which llama.cpp has not", tokens->count, type);
+        array_append(tokens->items, tokens->count, (Token){text.bytes, text.size, (int)type, isfinite(score) ? score : 0});
+    }
+    return true;
+}
+
+/* The token whose id a key gives; NULL where it gives none. */
+static const Token *token_of(const Source *source, const char *key, int64_t *id) {
+    bool given = gguf_integer(value_of(source->file, key), id) && *id >= 0 && (uint64_t)*id < source->tokens.count;
+    return given ? &source->tokens.items[*id] : NULL;
+}
+
+static json_t *text_json(const Source *source, size_t id) {
+    json_t *text = json_stringn(source->tokens.items[id].bytes, source->tokens.items[id].size);
+    if (!text) error_set(source->error, ERROR_DATA, "token %zu is not UTF-8", id);
+    return text;
+}
+
+/* Special tokens behind all others are added tokens alone, as `tokenizers` writes them. Unused ones are padding. */
+static bool put_vocabulary(const Source *source, json_t *vocabulary, json_t *added) {
+    const Tokens *tokens = &source->tokens;
+    size_t ordinary = 0;
+    for (size_t id = 0; id < tokens->count; id++)
+        if (tokens->items[id].type == TYPE_NORMAL || tokens->items[id].type == TYPE_BYTE) ordinary = id + 1;
+    for (size_t id = 0; id < tokens->count; id++) {
+        const Token *token = &tokens->items[id];
+        bool extra = token->type == TYPE_CONTROL || token->type == TYPE_USER || token->type == TYPE_UNKNOWN;
+        if (token->type == TYPE_UNUSED) continue;
+        json_t *text = text_json(source, id);
+        if (!text) return false;
+        if (id < ordinary || !extra) {
+            bool twice = json_object_getn(vocabulary, token->bytes, token->size) != NULL;
+            json_object_setn_new(vocabulary, token->bytes, token->size, json_integer((json_int_t)id));
+            if (twice) json_decref(text);
+            if (twice) return error_set(source->error, ERROR_DATA, "token %zu is there twice", id);
+        }
+        if (extra)
+            json_array_append_new(
+                added, json_pack("{s:I, s:O, s:b, s:b, s:b, s:b, s:b}", "id", (json_int_t)id, "content", text, "single_word", 0, "lstrip",
+                           0, "rstrip", 0, "normalized", 0, "special", token->type != TYPE_USER));
+        json_decref(text);
+    }
+    return true;
+}
+
+static json_t *byte_level_json(void) {
+    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0, "use_regex", 0);
+}
+
+static const PreTokenizer *find_pre_tokenizer(const Source *source) {
+    const GgufValue *name = value_of(source->file, "pre");
+    GgufText text = {"", 0};
+    for (int i = 0; i < PRE_TOKENIZERS; i++)
+        if (text_is(name, pre_tokenizers[i].name)) return &pre_tokenizers[i];
+    gguf_text(name, &text);
+    error_set(source->error, ERROR_DATA, "its pre-tokenizer is '%.*s', which smelt does not know", (int)(text.size < 64 ? text.size : 64),
+        text.bytes);
+    return NULL;
+}
+
+/* Without merges every byte is a token, however text is divided. */
+static json_t *pre_tokenizer_json(const PreTokenizer *pre, bool merges) {
+    json_t *steps = json_array();
+    if (!merges) {
+        json_decref(steps);
+        return byte_level_json();
+    }
+    for (int i = 0; i < SPLITS && pre->patterns[i]; i++)
+        json_array_append_new(steps, json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex",
+                                         pattern_of(pre->patterns[i]), "behavior", "Isolated", "invert", 0));
+    json_array_append_new(steps, byte_level_json());
+    return json_pack("{s:s, s:o}", "type", "Sequence", "pretokenizers", steps);
+}
+
+static bool put_listed_merges(const Source *source, json_t *merges) {
+    const GgufValue *list = value_of(source->file, "merges");
+    GgufText text;
+    size_t at = 0;
+    if (!list || !list->array || list->kind != GGUF_TEXT) return error_set(source->error, ERROR_DATA, KEY "merges is no list of texts");
+    while (gguf_next_text(list, &at, &text))
+        if (json_array_append_new(merges, json_stringn(text.bytes, text.size)))
+            return error_set(source->error, ERROR_DATA, "merge %zu is not UTF-8", json_array_size(merges));
+    return true;
+}
+
+static bool put_scored_merges(Source *source, json_t *merges) {
+    Tokens *tokens = &source->tokens;
+    SCOPED_FREE Merge *list = NULL;
+    size_t count;
+    for (size_t id = 0; id < tokens->count; id++)
+        if (tokens->items[id].type == TYPE_NORMAL)
+            token_map_put(&tokens->ids, tokens->items[id].bytes, tokens->items[id].size, (int32_t)id);
+    if (!list_merges(tokens, &list, &count, source->error)) return false;
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(merges,
+            json_pack("[s#, s#]", list[i].bytes, (int)list[i].left, list[i].bytes + list[i].left, (int)(list[i].size - list[i].left)));
+    return true;
+}
+
+/* {"type": "TemplateProcessing"} with the tokens that are put around a text; null where there are none. */
+static json_t *template_json(const Source *source, bool begins) {
+    static const char *const ids[] = {"bos_token_id", "eos_token_id"};
+    bool put[] = {boolean_of(source->file, "add_bos_token", begins), boolean_of(source->file, "add_eos_token", false)}, any = false;
+    json_t *single = json_pack("[{s:{s:s, s:i}}]", "Sequence", "id", "A", "type_id", 0), *special = json_object();
+    for (int i = 0; i < 2; i++) {
+        int64_t id;
+        const Token *token = put[i] ? token_of(source, ids[i], &id) : NULL;
+        json_t *text = token ? json_stringn(token->bytes, token->size) : NULL;
+        if (!text) continue;
+        json_t *item = json_pack("{s:{s:O, s:i}}", "SpecialToken", "id", text, "type_id", 0);
+        if (i == 0) json_array_insert_new(single, 0, item);
+        else json_array_append_new(single, item);
+        json_object_setn_new(
+            special, token->bytes, token->size, json_pack("{s:O, s:[I], s:[O]}", "id", text, "ids", (json_int_t)id, "tokens", text));
+        json_decref(text);
+        any = true;
+    }
+    json_t *post =
+        any ? json_pack("{s:s, s:O, s:[], s:O}", "type", "TemplateProcessing", "single", single, "pair", "special_tokens", special)
+            : json_null();
+    json_decref(single);
+    json_decref(special);
+    return post;
+}
+
+/* The fields of a tokenizer.json in their usual order; takes over the values. */
+static json_t *assemble(json_t *added, json_t *normalizer, json_t *pre, json_t *post, json_t *decoder, json_t *model) {
+    return json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", added,
+        "normalizer", normalizer, "pre_tokenizer", pre, "post_processor", post, "decoder", decoder, "model", model);
+}
+
+static json_t *model_json(json_t *unknown, bool scored, bool whole_words, json_t *vocabulary, json_t *merges) {
+    return json_pack("{s:s, s:n, s:o, s:n, s:n, s:b, s:b, s:b, s:O, s:O}", "type", "BPE", "dropout", "unk_token", unknown,
+        "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", scored, "byte_fallback", scored, "ignore_merges", whole_words,
+        "vocab", vocabulary, "merges", merges);
+}
+
+static json_t *byte_level_tokenizer(Source *source, json_t *added, json_t *vocabulary, json_t *merges) {
+    const PreTokenizer *pre = find_pre_tokenizer(source);
+    if (!pre || !put_listed_merges(source, merges)) return NULL;
+    bool merge = json_array_size(merges) > 0;
+    return assemble(json_incref(added), merge && pre->composed ? json_pack("{s:s}", "type", "NFC") : json_null(),
+        pre_tokenizer_json(pre, merge), template_json(source, pre->begins), byte_level_json(),
+        model_json(json_null(), false, merge && pre->whole_words, vocabulary, merges));
+}
+
+static json_t *replace_json(const char *from, const char *to) {
+    return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", "String", from, "content", to);
+}
+
+static json_t *scored_tokenizer(Source *source, json_t *added, json_t *vocabulary, json_t *merges) {
+    bool prefix = boolean_of(source->file, "add_space_prefix", true);
+    int64_t id;
+    const Token *unknown = token_of(source, "unknown_token_id", &id);
+    if (boolean_of(source->file, "remove_extra_whitespaces", false) || value_of(source->file, "precompiled_charsmap")) {
+        error_set(source->error, ERROR_DATA, "it changes text before it is divided, which smelt does not read");
+        return NULL;
+    }
+    if (!put_scored_merges(source, merges)) return NULL;
+    json_t *normals = json_pack("[o]", replace_json(" ", META_SPACE));
+    if (prefix) json_array_insert_new(normals, 0, json_pack("{s:s, s:s}", "type", "Prepend", "prepend", META_SPACE));
+    json_t *decoders = json_pack("[o, {s:s}, {s:s}]", replace_json(META_SPACE, " "), "type", "ByteFallback", "type", "Fuse");
+    if (prefix) json_array_append_new(decoders, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
+    return assemble(json_incref(added), json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", normals), json_null(),
+        template_json(source, true), json_pack("{s:s, s:o}", "type", "Sequence", "decoders", decoders),
+        model_json(unknown ? json_stringn(unknown->bytes, unknown->size) : json_null(), true, false, vocabulary, merges));
+}
+
+static json_t *tokenizer_json(Source *source) {
+    const GgufValue *model = value_of(source->file, "model");
+    bool listed = text_is(model, "gpt2");
+    json_auto_t *added = json_array(), *vocabulary = json_object(), *merges = json_array();
+    if (!listed && !text_is(model, "llama")) {
+        GgufText text = {"", 0};
+        gguf_text(model, &text);
+        error_set(source->error, ERROR_DATA, "its tokenizer is of the kind '%.*s', and smelt reads gpt2 and llama",
+            (int)(text.size < 64 ? text.size : 64), text.bytes);
+        return NULL;
+    }
+    if (!read_tokens(source) || !put_vocabulary(source, vocabulary, added)) return NULL;
+    return (listed ? byte_level_tokenizer : scored_tokenizer)(source, added, vocabulary, merges);
+}
+
+/* The tokenizer_config.json: the special tokens, and the template of chats. */
+static json_t *config_json(Source *source) {
+    static const char *const tokens[][2] = {
+        {"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"}, {"pad_token", "padding_token_id"}};
+    GgufText chat;
+    int64_t id;
+    if (!read_tokens(source)) return NULL;
+    json_t *config = json_pack("{s:s, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        const Token *token = token_of(source, tokens[i][1], &id);
+        json_t *text = token ? json_stringn(token->bytes, token->size) : NULL;
+        if (text) put(config, tokens[i][0], text);
+    }
+    json_t *template = gguf_text(gguf_find(source->file, "tokenizer.chat_template"), &chat) ? json_stringn(chat.bytes, chat.size) : NULL;
+    if (template) put(config, "chat_template", template);
+    return config;
+}
+
+char *gguf_tokenizer(const char *path, bool config, int64_t *bytes, Error *error) {
+    SCOPED(gguf_close) Gguf file = {0};
+    if (!gguf_open(&file, path, error)) return error_recode(error, ERROR_DATA), NULL;
+    Source source = {.file = &file, .error = error};
+    json_auto_t *content = (config ? config_json : tokenizer_json)(&source);
+    char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
+    if (content && !text) memory_refused(0);
+    if (text) *bytes = (int64_t)strlen(text);
+    tokens_free(&source.tokens);
+    return text;
+}
+
+/* -- From a tokenizer.json to keys --------------------------------------------------------------------------------- */
+
+typedef struct Target {
+    GgufWriter *writer;
+    const json_t *tokenizer, *config, *origin;
+    Tokens tokens;
+    char *padding; /* texts of tokens that only fill the rows of the table */
+    Error *error;
+} Target;
+
+static bool refuse(const Target *target, const char *what) {
+    return error_set(target->error, ERROR_USAGE, "the tokenizer %s, which llama.cpp cannot do; tokenizer=none leaves it out", what);
+}
+
+static bool set_token(const Target *target, const json_t *id, const char *bytes, size_t size, int type) {
+    json_int_t at = json_is_integer(id) ? json_integer_value(id) : -1;
+    if (at < 0 || (size_t)at >= target->tokens.count)
+        return error_set(
+            target->error, ERROR_USAGE, "the tokenizer's token '%.40s' has no row among the %zu of the model", bytes, target->tokens.count);
+    target->tokens.items[at] = (Token){bytes, size, type, 0};
+    return true;
+}
+
+static int type_of_word(const Target *target, const char *text, size_t size, bool scored) {
+    unsigned byte;
+    int used = 0;
+    if (scored && size == 6 && sscanf(text, "<0x%2X>%n", &byte, &used) == 1 && used == 6) return TYPE_BYTE;
+    return scored && !strcmp(text, string_of(json_object_get(target->tokenizer, "model"), "unk_token")) ? TYPE_UNKNOWN : TYPE_NORMAL;
+}
+
+/* The tokens by id; rows without one are filled as llama.cpp's converter does. */
+static bool collect_tokens(Target *target, int64_t rows, bool scored) {
+    enum { PADDING_SIZE = 20 };
+    const char *text;
+    size_t size, index;
+    json_t *value;
+    target->tokens.count = (size_t)rows;
+    target->tokens.items = memory_allocate((size_t)rows * sizeof *target->tokens.items);
+    target->padding = memory_allocate((size_t)rows * PADDING_SIZE);
+    for (int64_t i = 0; i < rows; i++) {
+        char *name = target->padding + i * PADDING_SIZE;
+        int length = snprintf(name, PADDING_SIZE, "[PAD%lld]", (long long)i);
+        target->tokens.items[i] = (Token){name, (size_t)length, TYPE_UNUSED, 0};
+    }
+    json_object_keylen_foreach(json_object_get(json_object_get(target->tokenizer, "model"), "vocab"), text, size, value) {
+        if (!set_token(target, value, text, size, type_of_word(target, text, size, scored))) return false;
+    }
+    json_array_foreach(json_object_get(target->tokenizer, "added_tokens"), index, value) {
+        const json_t *content = json_object_get(value, "content");
+        bool unknown = scored && !strcmp(string_of(value, "content"), string_of(json_object_get(target->tokenizer, "model"), "unk_token"));
+        int type = unknown ? TYPE_UNKNOWN : is_true(value, "special", false) ? TYPE_CONTROL : TYPE_USER;
+        if (!set_token(target, json_object_get(value, "id"), string_of(value, "content"), json_string_length(content), type)) return false;
+    }
+    return true;
+}
+
+/* Adds a pattern of a pre-tokenizer to those that were found. */
+static bool add_pattern(const char **found, int *count, const char *pattern) {
+    if (*count == SPLITS) return false;
+    found[(*count)++] = pattern;
+    return true;
+}
+
+/* The patterns by which a pre-tokenizer divides text; false where it does something else too. */
+static bool find_patterns(const json_t *part, const char **found, int *count) {
+    const json_t *step;
+    bool level = false;
+    for (size_t i = 0; (step = step_of(part, "pretokenizers", i)) != NULL; i++) {
+        const char *regex = string_of(json_object_get(step, "pattern"), "Regex");
+        bool good;
+        if (is_type(step, "ByteLevel"))
+            good = (level = true, !is_true(step, "add_prefix_space", true)) &&
+                   (!is_true(step, "use_regex", true) || add_pattern(found, count, pattern_of("gpt2")));
+        else if (is_type(step, "Digits"))
+            good = is_true(step, "individual_digits", false) && add_pattern(found, count, pattern_of("digit"));
+        else
+            good = is_type(step, "Split") && *regex && !strcmp(string_of(step, "behavior"), "Isolated") &&
+                   !is_true(step, "invert", false) && add_pattern(found, count, regex);
+        if (!good) return false;
+    }
+    return level;
+}
+
+static bool patterns_are(const PreTokenizer *pre, const char *const *found, int count) {
+    for (int i = 0; i < SPLITS; i++) {
+        const char *pattern = pre->patterns[i] ? pattern_of(pre->patterns[i]) : NULL;
+        if ((i < count) != (pattern != NULL) || (pattern && strcmp(pattern, found[i]))) return false;
+    }
+    return true;
+}
+
+/* A composing normalizer is left out there under every name, so it decides only which of two equal names is right. */
+static const PreTokenizer *choose_pre_tokenizer(const Target *target, bool composed) {
+    const json_t *model = json_object_get(target->tokenizer, "model");
+    const char *found[SPLITS];
+    int count = 0;
+    bool merges = json_array_size(json_object_get(model, "merges")) > 0, whole = is_true(model, "ignore_merges", false);
+    const PreTokenizer *chosen = merges ? NULL : pre_tokenizers; /* bytes, however they are divided */
+    bool known = find_patterns(json_object_get(target->tokenizer, "pre_tokenizer"), found, &count);
+    for (int i = 0; i < PRE_TOKENIZERS && known && !chosen; i++) {
+        const PreTokenizer *pre = &pre_tokenizers[i];
+        if (patterns_are(pre, found, count) && pre->whole_words == whole && pre->composed == composed) chosen = pre;
+    }
+    if (!chosen) refuse(target, "divides text in a way of its own");
+    return chosen;
+}
+
+static bool put_byte_level(Target *target) {
+    const json_t *normalizer = json_object_get(target->tokenizer, "normalizer"), *merge;
+    json_t *merges = json_object_get(json_object_get(target->tokenizer, "model"), "merges");
+    bool composed = is_type(normalizer, "NFC");
+    size_t index;
+    if (normalizer && !json_is_null(normalizer) && !composed) return refuse(target, "changes text before it is divided");
+    const PreTokenizer *pre = choose_pre_tokenizer(target, composed);
+    if (!pre) return false;
+    gguf_put_text(target->writer, KEY "model", "gpt2", strlen("gpt2"));
+    gguf_put_text(target->writer, KEY "pre", pre->name, strlen(pre->name));
+    gguf_put_array(target->writer, KEY "merges", GGUF_TEXT, json_array_size(merges));
+    json_array_foreach(merges, index, merge) {
+        const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
+        SCOPED_FREE char *pair = left && right ? memory_format("%s %s", left, right) : NULL;
+        const char *text = pair ? pair : json_string_value(merge);
+        if (!text || strchr(text, ' ') != strrchr(text, ' ')) return refuse(target, "merges tokens that have a space");
+        gguf_append_text(target->writer, text, strlen(text));
+    }
+    return true;
+}
+
+/* Spaces become U+2581, one of which is put before the text where *prefix says so; nothing else is done to it. */
+static bool marks_spaces(const json_t *tokenizer, bool *prefix) {
+    const json_t *normalizer = json_object_get(tokenizer, "normalizer"), *pre = json_object_get(tokenizer, "pre_tokenizer"), *step;
+    bool replaces = false;
+    *prefix = false;
+    for (size_t i = 0; (step = step_of(normalizer, "normalizers", i)) != NULL; i++) {
+        if (is_type(step, "Prepend") && i == 0 && !strcmp(string_of(step, "prepend"), META_SPACE)) *prefix = true;
+        else if (is_type(step, "Replace") && !strcmp(string_of(json_object_get(step, "pattern"), "String"), " ") &&
+                 !strcmp(string_of(step, "content"), META_SPACE))
+            replaces = true;
+        else return false;
+    }
+    if (replaces) /* then no space is left that a pre-tokenizer could divide at */
+        return !pre || json_is_null(pre) || (is_type(pre, "Split") && !strcmp(string_of(json_object_get(pre, "pattern"), "String"), " "));
+    *prefix = *prefix || strcmp(string_of(pre, "prepend_scheme"), "never") != 0;
+    return is_type(pre, "Metaspace") && !strcmp(string_of(pre, "replacement"), META_SPACE) && !is_true(pre, "split", true);
+}
+
+/* The text that a merge makes, in `space`. */
+static size_t merged_text(const json_t *merge, char space[2 * TOKEN_LIMIT + 2]) {
+    const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
+    const char *both = json_string_value(merge), *blank = both ? strchr(both, ' ') : NULL;
+    size_t size = blank ? (size_t)(blank - both) : left ? strlen(left) : 0;
+    if (blank) left = both, right = blank + 1;
+    if (!left || !right || size > TOKEN_LIMIT || strlen(right) > TOKEN_LIMIT) return 0;
+    return (size_t)snprintf(space, 2 * TOKEN_LIMIT + 2, "%.*s%s", (int)size, left, right);
+}
+
+/* Gives each token the score that puts its merges where the list has them: the first -1, and so on. The merges that the
+ * scores then mean must be those of the list, but for the order of those that make the same token. */
+static bool score_tokens(Target *target) {
+    Tokens *tokens = &target->tokens;
+    json_t *list = json_object_get(json_object_get(target->tokenizer, "model"), "merges"), *merge;
+    SCOPED_FREE Merge *merges = NULL;
+    size_t index, count;
+    double score = 0;
+    char text[2 * TOKEN_LIMIT + 2];
+    for (size_t id = 0; id < tokens->count; id++)
+        if (tokens->items[id].type == TYPE_NORMAL)
+            token_map_put(&tokens->ids, tokens->items[id].bytes, tokens->items[id].size, (int32_t)id);
+    json_array_foreach(list, index, merge) {
+        int32_t id = token_map_get(&tokens->ids, text, merged_text(merge, text));
+        if (id != TOKEN_NONE && tokens->items[id].score == 0) tokens->items[id].score = --score;
+    }
+    if (!list_merges(tokens, &merges, &count, target->error)) return false;
+    bool same = count == json_array_size(list);
+    for (size_t i = 0; i < count && same; i++)
+        same = merged_text(json_array_get(list, i), text) == merges[i].size && !memcmp(text, merges[i].bytes, merges[i].size);
+    return same || refuse(target, "has merges that are no scores of tokens");
+}
+
+static bool put_scored(Target *target) {
+    const json_t *model = json_object_get(target->tokenizer, "model");
+    bool prefix;
+    if (!marks_spaces(target->tokenizer, &prefix)) return refuse(target, "changes or divides text in a way of its own");
+    if (!is_true(model, "byte_fallback", false) || is_true(model, "ignore_merges", false))
+        return refuse(target, "has no tokens for bytes, or ignores merges");
+    if (!score_tokens(target)) return false;
+    gguf_put_text(target->writer, KEY "model", "llama", strlen("llama"));
+    gguf_put_text(target->writer, KEY "pre", "default", strlen("default"));
+    gguf_put_boolean(target->writer, KEY "add_space_prefix", prefix);
+    gguf_put_array(target->writer, KEY "scores", GGUF_F32, target->tokens.count);
+    for (size_t i = 0; i < target->tokens.count; i++) gguf_append_real(target->writer, target->tokens.items[i].score);
+    return true;
+}
+
+/* The id of a special token: by its text in tokenizer_config.json, else by its id in config.json; -1: there is none. */
+static int64_t special_id(const Target *target, const char *text_name, const char *id_name) {
+    const json_t *token = json_object_get(target->config, text_name), *id = json_object_get(target->origin, id_name);
+    const char *text = json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+    for (size_t i = 0; text && i < target->tokens.count; i++)
+        if (target->tokens.items[i].size == strlen(text) && !memcmp(target->tokens.items[i].bytes, text, strlen(text))) return (int64_t)i;
+    if (json_is_array(id)) id = json_array_get(id, 0);
+    return json_is_integer(id) && (size_t)json_integer_value(id) < target->tokens.count ? json_integer_value(id) : -1;
+}
+
+/* The tokens that a template puts before and after a text, of which llama.cpp knows one each; -1: none. */
+static bool read_template(const Target *target, int64_t around[2]) {
+    const json_t *step, *item;
+    size_t index;
+    around[0] = around[1] = -1;
+    for (size_t i = 0; (step = step_of(json_object_get(target->tokenizer, "post_processor"), "processors", i)) != NULL; i++) {
+        bool seen = false;
+        if (is_type(step, "ByteLevel")) continue;
+        if (!is_type(step, "TemplateProcessing")) return refuse(target, "has a post_processor that is no template");
+        json_array_foreach(json_object_get(step, "single"), index, item) {
+            const char *name = string_of(json_object_get(item, "SpecialToken"), "id");
+            const json_t *ids = json_object_get(json_object_get(json_object_get(step, "special_tokens"), name), "ids");
+            seen = seen || json_object_get(item, "Sequence");
+            if (json_object_get(item, "Sequence")) continue;
+            if (around[seen] >= 0 || json_array_size(ids) != 1) return refuse(target, "puts several tokens before or after a text");
+            around[seen] = json_integer_value(json_array_get(ids, 0));
+        }
+    }
+    return true;
+}
+
+static bool put_special(const Target *target) {
+    static const struct {
+        const char *text, *id, *key;
+    } names[] = {{"bos_token", "bos_token_id", KEY "bos_token_id"}, {"eos_token", "eos_token_id", KEY "eos_token_id"},
+        {"unk_token", "unk_token_id", KEY "unknown_token_id"}, {"pad_token", "pad_token_id", KEY "padding_token_id"}};
+    static const char *const adds[] = {KEY "add_bos_token", KEY "add_eos_token"};
+    int64_t around[2];
+    if (!read_template(target, around)) return false;
+    for (int i = 0; i < 4; i++) {
+        int64_t id = special_id(target, names[i].text, names[i].id);
+        if (i < 2 && id < 0) id = around[i];
+        if (i < 2 && around[i] >= 0 && around[i] != id)
+            return refuse(target, "puts another token around a text than those that begin and end one");
+        if (i == 1 && id < 0) return refuse(target, "names no token that ends a text, for which llama.cpp would take token 11");
+        if (id >= 0) gguf_put_integer(target->writer, names[i].key, GGUF_U32, id);
+        if (i < 2) gguf_put_boolean(target->writer, adds[i], around[i] >= 0);
+    }
+    return true;
+}
+
+static void put_tokens(const Target *target) {
+    const Tokens *tokens = &target->tokens;
+    gguf_put_array(target->writer, KEY "tokens", GGUF_TEXT, tokens->count);
+    for (size_t i = 0; i < tokens->count; i++) gguf_append_text(target->writer, tokens->items[i].bytes, tokens->items[i].size);
+    gguf_put_array(target->writer, KEY "token_type", GGUF_I32, tokens->count);
+    for (size_t i = 0; i < tokens->count; i++) gguf_append_integer(target->writer, GGUF_I32, tokens->items[i].type);
+}
+
+/* The template is a text, or the one of several that is called default. */
+static void put_chat_template(const Target *target) {
+    const json_t *given = json_object_get(target->config, "chat_template"), *item;
+    size_t index;
+    json_array_foreach(given, index, item) if (!strcmp(string_of(item, "name"), "default")) given = json_object_get(item, "template");
+    if (json_is_string(given))
+        gguf_put_text(target->writer, "tokenizer.chat_template", json_string_value(given), json_string_length(given));
+}
+
+bool gguf_put_tokenizer(
+    GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error) {
+    Target target = {.writer = writer, .tokenizer = tokenizer, .config = config, .origin = origin, .error = error};
+    bool level = false;
+    const json_t *pre = json_object_get(tokenizer, "pre_tokenizer"), *step;
+    if (!json_is_object(json_object_get(json_object_get(tokenizer, "model"), "vocab"))) return refuse(&target, "is no BPE");
+    for (size_t i = 0; (step = step_of(pre, "pretokenizers", i)) != NULL; i++) level = level || is_type(step, "ByteLevel");
+    bool good = collect_tokens(&target, rows, !level) && (level ? put_byte_level : put_scored)(&target) && put_special(&target);
+    if (good) put_tokens(&target);
+    if (good) put_chat_template(&target);
+    tokens_free(&target.tokens);
+    free(target.padding);
+    return good;
+}
