@@ -202,12 +202,12 @@ static int64_t done_steps(const Config *config) {
     return step;
 }
 
-/* The steps that epochs come to are known of data that is packed. */
+/* The steps that epochs come to are known of data that is packed; those of best fit once their bins are. */
 static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     bool packed = shard_set_exists(config->data.train) || done_steps(config) > 0;
-    bool counted = config->epochs > 0 && packed && corpus_map_train(&train, config);
-    return corpus_resolve_steps(config, counted ? &train : NULL, error);
+    bool counted = config->epochs > 0 && packed && config->data.packing == PACKING_CUT && corpus_map_train(&train, config);
+    return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, error);
 }
 
 /* One process plans for layout.dp ranks that need not be here, several plan for themselves. */

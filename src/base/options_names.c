@@ -97,7 +97,7 @@ static const struct {
     {"flash_attention", ATTENTION}, {"flash_attn", ATTENTION}, {"use_flash_attention_2", ATTENTION}, {"attn_implementation", ATTENTION},
     {"load_in_8bit", QUANTISED}, {"load_in_4bit", QUANTISED}, {"compile", "smelt's kernels are compiled with it: leave this out"},
     {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
-    {"sample_packing", "documents are always packed into sequences, and data.document_mask keeps them apart"}};
+    {"sample_packing", "documents are always packed into sequences: data.packing says how, and data.document_mask keeps them apart"}};
 
 /* Whether `name` is `other` but for case and for hyphens in place of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {

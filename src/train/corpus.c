@@ -275,11 +275,11 @@ bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
 
 /* -- Length -------------------------------------------------------------------------------------------------------- */
 
-bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error) {
+bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error) {
     SCOPED(phases_close) Phases phases = {0};
     double tokens = (double)config->tokens;
-    if (config->epochs > 0 && train)
-        tokens = config->epochs * (double)order_sequences(train->token_count, config->data.length) * (double)config->data.length;
+    if (config->epochs > 0 && inputs)
+        tokens = config->epochs * (double)order_sequences(inputs + 1, config->data.length) * (double)config->data.length;
     if (tokens <= 0) return true;
     if (!phases_open(&phases, config, error) || !phases_count_steps(&phases, tokens, &config->steps, error)) return false;
     config->tokens = 0;

@@ -194,7 +194,7 @@ static bool open_run(Loop *loop, Error *error) {
                  corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
     opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, &loop->phases, CORPUS_MADE, error)) &&
-             corpus_resolve_steps(&loop->settings, loop->corpus.train, error) &&
+             corpus_resolve_steps(&loop->settings, corpus_inputs(&loop->corpus, 0), error) &&
              phases_set_steps(&loop->phases, loop->settings.steps, error) && make_order(loop, error);
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
 }

@@ -63,9 +63,9 @@ bool corpus_map_train(ShardSet *train, const Config *config);
 bool corpus_has_text(const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
-/* Sets config->steps from config->tokens, or from config->epochs over the training part `train`, which are 0 afterwards;
- * then config_check. Without `train` epochs stay. ERROR_USAGE. */
-bool corpus_resolve_steps(Config *config, const ShardSet *train, Error *error);
+/* Sets config->steps from config->tokens, or from config->epochs over training data of so many inputs, which are 0
+ * afterwards; then config_check. Without inputs epochs stay. ERROR_USAGE. */
+bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error);
 /* The error of data that `failed` of the ranks cannot read; `unread` is why this rank could not, or ERROR_NONE. Always
  * false: ERROR_DATA. */
 bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error);

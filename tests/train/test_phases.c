@@ -182,8 +182,15 @@ static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void 
         "batch.sequences=2 batch.tokens=96 data.packing=best_fit");
     train_good(
         "data.train=lines data.valid=text run=parts data.length=48 batch.sequences=2 batch.tokens=96 data.packing=best_fit stop_at=7");
+    assert_int_equal(system("rm parts/data/bins-*-48.bins"), 0); /* is made anew */
     train_good("data.train=lines data.valid=text run=parts data.length=48 batch.sequences=2 batch.tokens=96 data.packing=best_fit");
     assert_same_steps("whole", "parts");
+    ProcessResult epoch =
+        smelt("train data.train=lines data.valid=text run=epoch data.length=48 batch.sequences=2 batch.tokens=96 epochs=1 "
+              "data.packing=best_fit model.width=32 model.layers=1 model.heads=2 model.ffn=32 schedule.warmup=1 threads=2");
+    expect_code(&epoch, ERROR_NONE, "epoch");
+    assert_non_null(strstr(epoch.output, "done     100 steps")); /* of 200 bins, though the tokens would fill 112 sequences */
+    process_free(&epoch);
 }
 
 /* -- What is told -------------------------------------------------------------------------------------------------- */
