@@ -44,7 +44,8 @@ static const Option pack_rows[] = {
     BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
-    CHOICE_OPTION(dedup, "none", PACK_DEDUPS, "exact: of documents with the same text only the first stays"),
+    CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
+        "exact: of documents with the same text only the first stays; near: also of those that share most of it"),
     BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
 
@@ -117,8 +118,10 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     printf(": %" PRId64 " file%s, %" PRId64 " document%s%s\n", result->files, plural(result->files), result->documents,
         plural(result->documents), split ? " (a divided one counts twice)" : "");
     print_lengths(result);
-    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with a text that was there before%s\n", tokens,
-        (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates), result->left_out ? ", left out" : "");
+    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with a text that was there before", tokens,
+        (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates));
+    if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of one", result->near);
+    printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
     printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
     if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));

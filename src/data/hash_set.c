@@ -71,6 +71,11 @@ bool hash_set_add(HashSet *set, uint64_t hash, bool *seen, Error *error) {
     return true;
 }
 
+bool hash_set_has(const HashSet *set, uint64_t hash) {
+    if (hash == 0) hash = 1;
+    return set->table.count > 0 && *table_find(&set->table, hash) == hash;
+}
+
 void hash_set_free(HashSet *set) {
     if (!set) return;
     table_close(&set->table);

@@ -255,16 +255,28 @@ static void count_document(Packer *packer, const Record *record, int64_t tokens,
     *(record->valid ? &result->valid_tokens : &result->train_tokens) += tokens;
 }
 
-/* Whether a document stays, by its text. */
-static bool judge(Packer *packer, uint64_t hash, bool *stays, Error *error) {
-    bool seen;
-    if (!hash_set_add(packer->seen, hash, &seen, error)) return false;
-    packer->report.result.duplicates += seen;
-    *stays = !seen || packer->options.dedup == PACK_DEDUP_NONE;
-    packer->report.result.left_out += !*stays;
-    if (!in_folder(packer) || seen) return true;
+/* A folder of shards keeps what is in the set, for the next start. */
+static bool remember(Packer *packer, uint64_t hash, bool *seen, Error *error) {
+    if (!hash_set_add(packer->seen, hash, seen, error)) return false;
+    if (!in_folder(packer) || *seen) return true;
     array_reserve(packer->new_hashes, packer->new_hash_capacity, packer->new_hash_count + 1);
     packer->new_hashes[packer->new_hash_count++] = hash;
+    return true;
+}
+
+/* Whether a document stays, by its text and, unless they are NULL, its keys. A near duplicate leaves no keys behind, so
+ * that what resembles only it stays. */
+static bool judge(Packer *packer, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
+    PackResult *result = &packer->report.result;
+    bool seen, near = false, known;
+    if (!remember(packer, hash, &seen, error)) return false;
+    for (int i = 0; i < MINHASH_KEYS && keys && !seen; i++) near = near || hash_set_has(packer->seen, keys[i]);
+    for (int i = 0; i < MINHASH_KEYS && keys && !seen && !near; i++)
+        if (!remember(packer, keys[i], &known, error)) return false;
+    result->duplicates += seen;
+    result->near += near;
+    *stays = !near && (!seen || packer->options.dedup == PACK_DEDUP_NONE);
+    result->left_out += !*stays;
     return true;
 }
 
@@ -280,19 +292,27 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
     return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
 }
 
+/* A document that may be dropped at its end is held until then, which bounds its length. */
+static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
+
+static bool is_too_long(const Packer *packer, size_t bytes) { return holds(packer) && bytes > RECORD_LIMIT; }
+
+static bool drop_long(Packer *packer, Record *record, Error *error) {
+    record->bad = PACK_BAD_LONG;
+    return count_bad(packer, record, error);
+}
+
 /* A document that came as one record: nearly all of them. */
-static bool take_whole(Packer *packer, const Block *block, const Record *record, Error *error) {
+static bool take_whole(Packer *packer, const Block *block, Record *record, Error *error) {
     bool stays;
     Part *part = record->valid ? &packer->valid : &packer->train;
     if (record->text_size == 0) return true;
-    if (!judge(packer, record->hash, &stays, error)) return false;
+    if (is_too_long(packer, record->text_size)) return drop_long(packer, record, error);
+    if (!judge(packer, record->hash, record->keys, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, (int64_t)record->id_count, (int64_t)record->text_size);
     return append(packer, part, block->ids.items + record->ids, record->id_count, error) && end_document(packer, part, record, error);
 }
-
-/* A document that may be dropped at its end is held until then. */
-static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
 
 static bool take_piece_tokens(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
     if (packer->long_dropped) return true;
@@ -306,7 +326,7 @@ static bool take_piece_tokens(Packer *packer, Part *part, const int32_t *tokens,
 static bool end_pieces(Packer *packer, Part *part, const Record *record, Error *error) {
     bool stays = true;
     if (packer->long_dropped) return true;
-    if (!judge(packer, XXH3_64bits_digest(packer->long_hash), &stays, error)) return false;
+    if (!judge(packer, XXH3_64bits_digest(packer->long_hash), NULL, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, packer->long_tokens, packer->long_bytes);
     return (!holds(packer) || append(packer, part, packer->held, packer->held_count, error)) && end_document(packer, part, record, error);
@@ -324,10 +344,9 @@ static bool take_piece(Packer *packer, const Block *block, Record *record, Error
     packer->long_bytes += (int64_t)record->text_size;
     XXH3_64bits_update(packer->long_hash, record->text, record->text_size);
     if (record->bad == PACK_BAD_UTF8 && packer->options.invalid == PACK_INVALID_SKIP) packer->long_dropped = true;
-    if (holds(packer) && packer->long_bytes > RECORD_LIMIT && !packer->long_dropped) {
-        record->bad = PACK_BAD_LONG;
+    if (is_too_long(packer, (size_t)packer->long_bytes) && !packer->long_dropped) {
         packer->long_dropped = true;
-        if (!count_bad(packer, record, error)) return false;
+        if (!drop_long(packer, record, error)) return false;
     }
     return take_piece_tokens(packer, part, block->ids.items + record->ids, record->id_count, error) &&
            (!record->last || end_pieces(packer, part, record, error));
@@ -460,8 +479,8 @@ static void warn_bad(const Packer *packer) {
 }
 
 static bool read_all(Packer *packer, Error *error) {
-    packer->pipeline =
-        (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special, packer->trainer};
+    packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
+        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->files.bytes);

@@ -26,8 +26,9 @@ typedef enum PackInvalid {
 } PackInvalid;
 #define PACK_INVALIDS "replace|keep|skip|stop"
 
-typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT } PackDedup;
-#define PACK_DEDUPS "none|exact"
+/* Which documents are left out: none, those whose text was there before, or also those that share most of it (minhash.c). */
+typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } PackDedup;
+#define PACK_DEDUPS "none|exact|near"
 
 typedef struct PackOptions {
     /* A NULL ends them. Of a folder the regular files are read recursively in byte order of their paths; links are
@@ -71,7 +72,7 @@ typedef struct PackResult {
     int64_t bytes, files;               /* of files that were packed, as they lie on disk */
     int64_t text_bytes;                 /* of documents, decompressed and without JSON around it */
     int64_t shards;                     /* of the training part */
-    int64_t duplicates, left_out;       /* documents whose text was seen before, by XXH3; those of them left out */
+    int64_t duplicates, near, left_out; /* documents whose text was seen before, by XXH3, or nearly so; those of them left out */
     int64_t bad[PACK_BAD_KINDS];
     int64_t lengths[PACK_LENGTHS]; /* documents of [2^i, 2^(i+1)) tokens */
     bool resumed;

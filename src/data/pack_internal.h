@@ -73,7 +73,8 @@ typedef struct Record {
     const char *text;
     char *owned, what[80]; /* `what` is bad, for a sample */
     size_t text_size, ids, id_count;
-    uint64_t hash; /* XXH3 of a document of one piece */
+    uint64_t hash;  /* XXH3 of a document of one piece */
+    uint64_t *keys; /* of such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */
 } Record;
 
 typedef struct Block {
@@ -117,6 +118,7 @@ typedef struct PipelineOptions {
     const Tokenizer *tokenizer; /* NULL: tokens are bytes */
     bool special;               /* matched in the text */
     bool text_only;             /* nothing is encoded */
+    bool near;                  /* keys are made */
 } PipelineOptions;
 /* Receives the blocks in their order, on the calling thread; it may take what a block owns. False ends the run. */
 typedef bool TakeBlock(void *context, Block *block, Error *error);
@@ -133,7 +135,13 @@ typedef struct HashSet HashSet;
 HashSet *hash_set_open(const char *folder); /* where that file may lie */
 /* *seen: whether the hash was there already. */
 bool hash_set_add(HashSet *set, uint64_t hash, bool *seen, Error *error);
+bool hash_set_has(const HashSet *set, uint64_t hash);
 void hash_set_free(HashSet *set); /* NULL is fine */
+
+/* Keys of which documents that share most of their text have one in common (minhash.c). NEAR_BYTES: a longer text is
+ * compared as a whole alone, since it may come in pieces. */
+enum { MINHASH_KEYS = 14, NEAR_BYTES = 1 << 18 };
+void minhash(const char *text, size_t size, uint64_t keys[MINHASH_KEYS]);
 
 /* -- What was packed (pack_report.c) --------------------------------------------------------------------------------- */
 

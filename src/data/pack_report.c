@@ -24,7 +24,8 @@ typedef struct Number {
 } Number;
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
 static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(text_bytes), RESULT(files),
-    RESULT(bytes), RESULT(duplicates), RESULT(left_out), RESULT(shards), {"valid_shards", offsetof(PackReport, valid_shards)}};
+    RESULT(bytes), RESULT(duplicates), RESULT(near), RESULT(left_out), RESULT(shards),
+    {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};

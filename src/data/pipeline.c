@@ -68,13 +68,22 @@ static bool encode_record(const PipelineOptions *options, TokenizerEncoder *enco
     return true;
 }
 
+/* What finds a document again. */
+static void mark_record(const PipelineOptions *options, Record *record) {
+    if (!record->first || !record->last) return;
+    record->hash = XXH3_64bits(record->text, record->text_size);
+    if (!options->near || record->text_size == 0 || record->size >= NEAR_BYTES) return;
+    record->keys = memory_allocate(MINHASH_KEYS * sizeof *record->keys);
+    minhash(record->text, record->text_size, record->keys);
+}
+
 static void encode_block(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block) {
     bool good = true;
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
         record_text(record, block->text, options->field, options->invalid);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
-        if (record->first && record->last) record->hash = XXH3_64bits(record->text, record->text_size);
+        mark_record(options, record);
         if (!lost && !options->text_only) good = encode_record(options, encoder, block, record);
     }
 }

@@ -48,7 +48,10 @@ struct RecordReader {
 /* -- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static void free_records(Block *block) {
-    for (size_t i = 0; i < block->count; i++) free(block->records[i].owned);
+    for (size_t i = 0; i < block->count; i++) {
+        free(block->records[i].owned);
+        free(block->records[i].keys);
+    }
     block->count = 0;
 }
 
