@@ -116,8 +116,11 @@ bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabu
     return !ends || shard_index_ends(shard, first, count, ends, error);
 }
 
+/* As read_block will: whole blocks where checksums are recorded. */
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
-    file_prefetch(&shard->file, first * shard->token_bytes, count * shard->token_bytes);
+    int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1;
+    int64_t from = first * shard->token_bytes / unit * unit, to = round_up((first + count) * shard->token_bytes, unit);
+    file_prefetch(&shard->file, from, int_min(to, shard->file.bytes) - from);
 }
 
 /* -- What it holds ------------------------------------------------------------------------------------------------- */
