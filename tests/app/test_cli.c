@@ -366,6 +366,12 @@ static void standard_input_is_packed(void **state) {
     expect("test ! -e three.bin", 0, "");
 }
 
+static void training_on_text_that_is_not_utf8_says_so(void **state) {
+    (void)state;
+    expect("LC_ALL=C tr e '\\351' <text >latin && $SMELT train " TINY " data.train=latin stop_at=1 run=latin1", 0,
+        "warning: 2 records: invalid UTF-8: U+FFFD took the place of what is not UTF-8 (invalid=replace); the first at line 1 of latin");
+}
+
 static void a_tokenizer_of_sentencepiece_is_named(void **state) {
     (void)state;
     write_bytes("tokenizer.model", "\n\x0e\n\5<unk>\x15\0\0\0\0", 14);
@@ -417,6 +423,7 @@ int main(void) {
         TRAIN_TEST(a_start_that_ends_at_stop_at_says_so),
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
+        TRAIN_TEST(training_on_text_that_is_not_utf8_says_so),
         TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
         TRAIN_TEST(what_a_folder_holds_besides_text_is_counted),
         TRAIN_TEST(showing_a_folder_names_a_shard_in_it),

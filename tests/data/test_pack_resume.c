@@ -88,6 +88,15 @@ static void a_shard_ends_with_the_document_that_fills_it(void **state) {
     assert_refused(options, ERROR_USAGE, "out holds mine, which packing did not write");
 }
 
+/* A kill can come between the last record and the end of the process. */
+static bool is_complete(void) {
+    size_t size = 0;
+    char *record = access("hit-train/pack.json", F_OK) == 0 ? (char *)read_bytes("hit-train/pack.json", &size) : NULL;
+    bool complete = record && strstr(record, "\"complete\": true");
+    free(record);
+    return complete;
+}
+
 /* Starts packing in a process of its own, and kills it after a while. Whether it was killed before it ended. */
 static bool kill_packing(double seconds) {
     pid_t child = fork();
@@ -103,7 +112,7 @@ static bool kill_packing(double seconds) {
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     if (WIFEXITED(status)) assert_int_equal(WEXITSTATUS(status), 0);
-    return WIFSIGNALED(status);
+    return WIFSIGNALED(status) && !is_complete();
 }
 
 static void a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does(void **state) {
