@@ -24,6 +24,7 @@ static void assume(Config *config, const char *path) {
 
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
+    config->steps = 0; /* not given */
     bool read = source_is_run(path) || file_kind(path, NULL) == FILE_FOLDER
                     ? source_read_config(path, config, strings, error)
                     : options_read_yaml(&config_table, config, strings, path, error);
@@ -31,7 +32,8 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     if (model) config->data.length = config->batch.sequences = config->batch.tokens = 0; /* not given */
     for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
     if (model) assume(config, path);
-    return read && phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
+    return read && phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error) &&
+           corpus_resolve_steps(config, 0, error);
 }
 
 /* Of the device that training would choose on this machine. */

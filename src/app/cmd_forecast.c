@@ -6,6 +6,7 @@
 #include "app/command.h"
 #include "advise/forecast.h"
 #include "advise/settings.h"
+#include "train/phases.h"
 
 typedef struct ForecastOptions {
     const char *gpu, *bench;
@@ -28,13 +29,33 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
+/* A page for each phase of a mixture; without one a single page. */
+static bool print_phases(const ForecastOptions *options, const Cluster *cluster, FILE *file, bool *fits, Error *error) {
+    SCOPED(phases_close) Phases phases = {0};
+    *fits = true;
+    if (!phases_open(&phases, &options->config, error)) return false;
+    Position at = {0}, end;
+    for (int64_t steps = options->config.steps; at.step < steps; at = end) {
+        int i = phases_find(&phases, at.samples);
+        end = phases_advance_phase(&phases, at, steps);
+        Config *config = &phases.items[i].config;
+        config->steps = end.step - at.step; /* of the phase */
+        int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
+        Forecast forecast;
+        if (!forecast_best(&forecast, config, cluster, zero, options->search, error)) return false;
+        if (phases.items[i].name) fprintf(file, "%sphase %d, %s\n\n", i ? "\n" : "", i + 1, phases.items[i].name);
+        forecast_print(&forecast, config, cluster, file);
+        *fits = *fits && forecast.fits;
+    }
+    return true;
+}
+
 static bool run(Invocation *invocation, Error *error) {
     ForecastOptions *options = invocation->options;
     Config *config = &options->config;
     if (!settings_read(config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     Cluster cluster = {.gpus = options->gpus};
     SCOPED(measured_free) Measured measured = {0};
-    Forecast forecast;
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     if (!*options->gpu && cluster.hardware.kind == DEVICE_CPU && options->gpus > 1)
         return error_set(error, ERROR_USAGE, "gpus=%lld, and this machine has no GPU: name theirs, one of %s, as in gpu=h100",
@@ -42,13 +63,12 @@ static bool run(Invocation *invocation, Error *error) {
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
     if (*options->bench) cluster.measured = &measured;
-    int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
-    if (!forecast_best(&forecast, config, &cluster, zero, options->search, error)) return false;
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
-    forecast_print(&forecast, config, &cluster, page.file);
-    return forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
-                                options->search ? "" : ", or search=true");
+    bool fits;
+    if (!print_phases(options, &cluster, page.file, &fits, error)) return false;
+    return fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
+                       options->search ? "" : ", or search=true");
 }
 
 const Command command_forecast = {

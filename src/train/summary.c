@@ -69,9 +69,10 @@ static Position end_of(const Loop *loop) {
 /* ", packed by best fit with 1.23% padding"; "" where documents are cut. */
 static void describe_padding(const Corpus *corpus, int source, char *text, size_t size) {
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
-    double room = bins ? (double)(bins->bins * bins->length) : 0;
     text[0] = '\0';
-    if (room > 0) snprintf(text, size, ", packed by best fit with %.2f%% padding", 100 * (1 - (double)bins->inputs / room));
+    if (!bins || !bins->bins) return; /* or no phase reads it */
+    snprintf(text, size, ", packed by best fit with %.2f%% padding",
+        100 * (1 - (double)bins->inputs / ((double)bins->bins * (double)bins->length)));
 }
 
 static void describe_text(const Loop *loop, const char *valid, const char *tokenizer) {
