@@ -1,6 +1,7 @@
 /* The bytes of an input, decompressed as they are read: gzip, zstd and xz are recognised by how the data begins. An Input
  * owns one open file, or standard input, and the decoder's state, whose memory is bounded whatever the data asks for. It
  * is read once from its start; record_reader.c does. */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,12 @@ bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *er
     }
     input->damaged = fault;
     return !fault || error_set(error, ERROR_DATA, "the %s data of %s is damaged: %s", input->codec->name, input->name, fault);
+}
+
+void input_seek(Input *input, int64_t byte) {
+    assert(!input_compressed(input) && input->file.path);
+    input->position = int_min(byte, input->file.bytes);
+    input->packed_at = input->packed_end = 0;
 }
 
 bool input_damaged(const Input *input) { return input->damaged; }

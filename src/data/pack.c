@@ -52,6 +52,7 @@ typedef struct Packer {
     bool long_dropped;
     int64_t last_file;
     Progress progress;
+    int64_t done_before, tokens_before;
 } Packer;
 
 static bool in_folder(const Packer *packer) { return packer->options.shard_tokens > 0; }
@@ -357,6 +358,20 @@ static bool train_on(Packer *packer, const Record *record, Error *error) {
     return record->text_size == 0 || tokenizer_trainer_add(packer->trainer, record->text, record->text_size, error);
 }
 
+/* What a packing that goes on had done before is no part of its speed. */
+static void show_progress(Packer *packer, int64_t done) {
+    const PackResult *result = &packer->report.result;
+    int64_t tokens = result->train_tokens + result->valid_tokens;
+    if (!packer->progress.label) {
+        packer->done_before = result->resumed ? done : 0;
+        packer->tokens_before = result->resumed ? tokens : 0;
+        packer->progress =
+            progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->files.bytes - packer->done_before);
+    }
+    if (!packer->trainer) progress_made(&packer->progress, "tokens", tokens - packer->tokens_before);
+    progress_update(&packer->progress, done - packer->done_before);
+}
+
 static bool take_block(void *context, Block *block, Error *error) {
     Packer *packer = context;
     for (Record *record = block->records; record < block->records + block->count; record++) {
@@ -367,9 +382,7 @@ static bool take_block(void *context, Block *block, Error *error) {
         else if (good) good = take_piece(packer, block, record, error);
         if (!good) return false;
     }
-    if (!packer->trainer)
-        progress_made(&packer->progress, "tokens", packer->report.result.train_tokens + packer->report.result.valid_tokens);
-    progress_update(&packer->progress, block->done);
+    show_progress(packer, block->done);
     return true;
 }
 
@@ -483,7 +496,6 @@ static bool read_all(Packer *packer, Error *error) {
         packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
-    packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->files.bytes);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
     progress_finish(&packer->progress);
     pack_files_warn(&packer->files);

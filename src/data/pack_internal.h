@@ -21,6 +21,8 @@ Input *input_open(const char *path, Error *error);
 bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *error);
 bool input_damaged(const Input *input); /* whether the failure is of compressed data, not of the disk */
 bool input_compressed(const Input *input);
+/* Goes on at a byte of a file that is not compressed. */
+void input_seek(Input *input, int64_t byte);
 int64_t input_position(const Input *input); /* bytes of the file, as it lies on disk, that were used */
 void input_close(Input *input);             /* NULL is fine */
 

@@ -372,14 +372,18 @@ static bool is_json(const RecordReader *reader, const char *path) {
     return json;
 }
 
-/* Goes to the byte where a packing was interrupted. */
-static bool skip_to(RecordReader *reader, int64_t byte, Error *error) {
+/* Goes to the byte where a packing was interrupted, the start of a line. Compressed data is read up to there. */
+static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error *error) {
     int64_t line = reader->at.line;
+    if (strcmp(path, "-") && !input_compressed(reader->input)) {
+        input_seek(reader->input, byte);
+        reader->begin = reader->end = 0;
+        return refill(reader, error);
+    }
     for (reader->at.byte = 0; reader->at.byte < byte;) {
         if (reader->begin == reader->end && !reader->ended && !refill(reader, error)) return false;
         if (reader->begin == reader->end)
-            return error_set(error, ERROR_DATA, "%s is shorter than when the packing began: give overwrite=true to pack anew",
-                reader->files->list.entries[reader->at.file].name);
+            return error_set(error, ERROR_DATA, "%s is shorter than when the packing began: give overwrite=true to pack anew", path);
         step_over(reader, (size_t)int_min(byte - reader->at.byte, (int64_t)(reader->end - reader->begin)));
     }
     reader->at.line = line;
@@ -404,7 +408,7 @@ static bool open_file(RecordReader *reader, Error *error) {
     reader->json = is_json(reader, path);
     if (!find_split(reader, path, error)) return false;
     if (reader->json && start == 0 && reader->end >= 3 && !memcmp(reader->window, "\xef\xbb\xbf", 3)) step_over(reader, 3);
-    return start == 0 || skip_to(reader, start, error);
+    return start == 0 || skip_to(reader, path, start, error);
 }
 
 /* A damaged file leaves a record of what was lost. */
