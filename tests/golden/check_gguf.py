@@ -24,6 +24,12 @@ TOLERANCE = {"gpt2": 2e-2, "mpt": 5e-2}
 # llama.cpp's rounding of activations to eight bits.
 TYPES = {"fp32": 2e-4, "fp16": 2e-3, "bf16": 2e-2, "q8_0": 5e-2}
 SKIPPED = "zaya", "window", "mpt"  # no architecture; no window there; a scale of scores that llama.cpp has not
+MORE = {
+    "mpt": MODELS["mpt"][:-1],
+    "llama, yarn": MODELS["llama, tied"] + ["model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32", "model.rope_attention_factor=1.2",
+                                            "model.rope_beta_fast=8"],
+    "qwen2, linear": MODELS["qwen2"] + ["model.rope_scaling=linear", "model.rope_factor=3"],
+}
 
 
 def run(*command):
@@ -100,6 +106,56 @@ def check_folder(path, made, smelt, program, scratch):
                 assert a.read() == b.read(), f"{name} of the file is not that of the run"
 
 
+TEXTS = ["The licence, in 1991, isn't 12345 words  long.\n\n\tIt's  over", " a b", "a", "café 京都 😀!", "x\u00a0y\u2003z\r\n\r\n1,000.50", "don't DON'T we'LL",
+         "def f(x):\n    return x**2  # ²\n\n\n", "<|endoftext|>the</s> of<s>"]
+
+
+def check_tokens(name, path, program, theirs):
+    """smelt's tokens of a file that it wrote or reads are llama.cpp's."""
+    for text in TEXTS:
+        ours = [int(line) for line in run(program, "tokens", path, text).split()]
+        ids = theirs.tokenize(text.encode(), add_bos=False, special=True)
+        assert ours == ids, f"{name}: {text!r}: llama.cpp has {ids}, smelt {ours}"
+
+
+def check_tokenizers(smelt, program, scratch):
+    """Golden tokenizers in files that smelt writes; those of llama.cpp's kinds."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for kind, end in {"tokenizers/gpt2": "<|endoftext|>", "tokenizers/qwen": "<|endoftext|>", "tokenizers/llama3": "<|endoftext|>", "gguf/sentencepiece": "</s>"}.items():
+        made, folder, path = (os.path.join(scratch, name) for name in ("tokens.run", "tokens.hf", "tokens.gguf"))
+        run("rm", "-rf", made, folder, path)
+        run(program, "make", made, *COMMON, "model.vocabulary=768", "model.family=llama", "model.width=32", "model.ffn=32", "model.layers=1", "model.heads=1",
+            "model.kv_heads=1")
+        run(smelt, "convert", made, folder, "tokenizer=none")
+        run("cp", os.path.join(here, kind + ".json"), os.path.join(folder, "tokenizer.json"))
+        with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
+            file.write('{"eos_token": "%s", "chat_template": "{{ messages[0].content }}"}' % end)
+        run(smelt, "convert", folder, path)
+        theirs = open_llama(path)
+        assert theirs.metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
+        check_tokens(kind, path, program, theirs)
+        print(f"{kind:20s} llama.cpp's tokens of {len(TEXTS)} texts are smelt's")
+
+
+def check_real(path, smelt, program, scratch):
+    """A file of a real model: tokens; logits and greedy text of what smelt writes of it in fp32."""
+    prompt, wide, folder = "The capital of France is", os.path.join(scratch, "wide.gguf"), os.path.join(scratch, "wide.hf")
+    run(smelt, "convert", path, wide, "dtype=fp32")
+    run(smelt, "convert", path, folder, "dtype=fp32")
+    theirs = open_llama(wide, 512)
+    check_tokens(path, path, program, open_llama(path, 512))
+    check_tokens(path, wide, program, theirs)
+    ids = theirs.tokenize(prompt.encode(), add_bos=False)
+    for model in wide, folder:
+        ours, logits = smelt_logits(program, model, prompt), llama_logits(theirs, ids)
+        difference = numpy.abs(ours - logits).max() / numpy.abs(logits).max()
+        assert difference <= 1e-4, f"{model}: llama.cpp's logits differ by {difference:.2e} of the largest"
+    text = run(smelt, "generate", wide, prompt, "tokens=48", "temperature=0", "device=cpu")
+    expected = prompt + theirs.create_completion(ids, max_tokens=48, temperature=0)["choices"][0]["text"]
+    assert text.rstrip("\n") == expected.rstrip("\n"), (text, expected)
+    print(f"{os.path.basename(path)}: llama.cpp's tokens, logits (to {difference:.1e} of the largest) and 48 greedy tokens are smelt's: {text.strip()!r}")
+
+
 def main():
     build_folder = sys.argv[1] if len(sys.argv) > 1 else "build"
     smelt = os.path.join(build_folder, "smelt")
@@ -108,7 +164,11 @@ def main():
         for name, settings in MODELS.items():
             if not any(word in name for word in SKIPPED):
                 check_model(name, settings, smelt, program, scratch)
-        check_model("mpt", MODELS["mpt"][:-1], smelt, program, scratch)
+        for name, settings in MORE.items():
+            check_model(name, settings, smelt, program, scratch)
+        check_tokenizers(smelt, program, scratch)
+        for path in sys.argv[2:]:
+            check_real(path, smelt, program, scratch)
 
 
 if __name__ == "__main__":
