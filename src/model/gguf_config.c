@@ -82,6 +82,8 @@ static const Row rows[] = {
     {"rope.scaling.yarn_beta_fast", ROW_READ, 0, ROTARY, false, NULL},
     {"rope.scaling.yarn_beta_slow", ROW_READ, 0, ROTARY, false, NULL},
     {"rope.scaling.finetuned", ROW_READ, 0, ROTARY, false, NULL},
+    {"expert_count", ROW_READ, 0, LLAMA, false, NULL}, /* 0 */
+    {"expert_used_count", ROW_READ, 0, LLAMA, false, NULL},
     {"vocab_size", ROW_READ, 0, ALL, false, NULL},
     {"tensor_data_layout", ROW_READ, 0, ALL, false, NULL},
 };
@@ -284,6 +286,7 @@ static bool read_positions(const KeyReader *r) {
 
 static bool find_class(KeyReader *r) {
     char *name = r->architecture;
+    int64_t experts;
     GgufText text;
     if (!gguf_text(gguf_find(r->file, "general.architecture"), &text))
         return error_set(r->error, ERROR_CHECKPOINT, "general.architecture is missing");
@@ -293,7 +296,7 @@ static bool find_class(KeyReader *r) {
     for (int i = 0; i < HF_CLASS_COUNT; i++) {
         r->class = (HfClass)i;
         if (!architectures[i] || strcmp(architectures[i], name)) continue;
-        if (i == HF_LLAMA && value_of(r, "expert_count")) r->class = HF_MIXTRAL;
+        if (i == HF_LLAMA && gguf_integer(value_of(r, "expert_count"), &experts) && experts > 0) r->class = HF_MIXTRAL;
         return true;
     }
     return error_set(r->error, ERROR_CHECKPOINT,
@@ -356,7 +359,11 @@ bool gguf_read_model(const char *path, HfModel *model, Error *error) {
     json_auto_t *object = json_object();
     KeyReader reader = {.file = &file, .object = object, .error = error};
     *model = (HfModel){0};
+    int64_t parts = 1;
     if (!gguf_open(&file, path, error)) return false;
+    if (gguf_integer(gguf_find(&file, "split.count"), &parts) && parts > 1)
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s is one of %lld files of a model: join them (llama-gguf-split --merge)", path, (long long)parts);
     if (!read_keys(&reader, &model->config, &model->precision, &model->warnings)) {
         hf_release(model);
         return error_context(error, "%s", path);

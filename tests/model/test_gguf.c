@@ -498,6 +498,9 @@ static void files_of_other_models_are_refused_by_key(void **state) {
     gguf_put_text(&writer, "general.architecture", "llama", 5);
     gguf_put_text(&writer, "general.architecture", "llama", 5);
     assert_refused(&writer, "key general.architecture is there twice");
+    writer = (GgufWriter){0};
+    gguf_put_integer(&writer, "split.count", GGUF_U16, 3);
+    assert_refused(&writer, "one of 3 files of a model");
 }
 
 int main(void) {

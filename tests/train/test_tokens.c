@@ -62,6 +62,42 @@ static void a_vocabulary_of_0_is_that_of_init(void **state) {
 }
 
 /* As another program's shard: the program once took its tokens for bytes. */
+/* The text that smelt continues; the caller frees. */
+static char *continued(const char *model) {
+    char *words = memory_format("generate %s A_model tokens=12 temperature=0 precision=fp32", model);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    char *text = memory_copy_string(result.output);
+    process_free(&result);
+    free(words);
+    return text;
+}
+
+static void a_gguf_file_serves_wherever_a_folder_does(void **state) {
+    (void)state;
+    train_good("run=run data.tokenizer=%s model.family=llama model.experts=0 precision=fp32 steps=3 schedule.warmup=0", gpt2);
+    smelt_good("convert run model.gguf");
+    smelt_says(ERROR_USAGE, "model.gguf exists: give another name, or overwrite=true", "convert run model.gguf");
+    smelt_says(ERROR_USAGE, "give an OUT that ends in .gguf", "convert run folder dtype=q8_0");
+    char *trained = continued("run"), *file = continued("model.gguf");
+    assert_string_equal(file, trained);
+    smelt_says(ERROR_NONE, "bits per byte", "eval model.gguf text");
+    smelt_good("convert model.gguf folder");
+    smelt_good("convert model.gguf small.gguf dtype=q8_0");
+    char *folder = continued("folder");
+    assert_string_equal(folder, trained);
+    smelt_says(ERROR_NONE, "A_model", "generate small.gguf A_model tokens=1");
+    smelt_says(ERROR_NONE, "",
+        "train init=model.gguf run=next data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=1 device=cpu");
+    smelt_says(ERROR_NONE, "A_model", "generate next A_model tokens=1");
+    assert_true(same_bytes("next/tokenizer/tokenizer.json", "folder/tokenizer.json"));
+    train_good("run=zaya steps=1 schedule.warmup=0");
+    smelt_says(ERROR_USAGE, "GGUF has no architecture for ZayaForCausalLM", "convert zaya zaya.gguf");
+    free(trained);
+    free(file);
+    free(folder);
+}
+
 static void without_a_record_the_tokenizer_is_not_guessed(void **state) {
     (void)state;
     pack("s", gpt2, "");
@@ -186,6 +222,7 @@ int main(void) {
         TRAIN_TEST(a_shard_brings_its_tokenizer_to_run_text_and_folder),
         TRAIN_TEST(bytes_are_recorded_too),
         TRAIN_TEST(a_vocabulary_of_0_is_that_of_init),
+        TRAIN_TEST(a_gguf_file_serves_wherever_a_folder_does),
         TRAIN_TEST(without_a_record_the_tokenizer_is_not_guessed),
         TRAIN_TEST(tokens_of_two_tokenizers_do_not_meet),
         TRAIN_TEST(a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported),
