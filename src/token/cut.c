@@ -106,7 +106,7 @@ void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span cont
     bool reaches = token->left_strip || token->right_strip;
     for (size_t i = 0; i + 1 < content.size; i++) {
         const char *next = content.bytes + i + 1;
-        bool space = *next == ' ' || (content.size - i > 3 && memcmp(next, metaspace, 3) == 0);
+        bool space = *next == ' ' || (!tokenizer->byte_level && content.size - i > 3 && memcmp(next, metaspace, 3) == 0);
         reaches = reaches || (is_ascii_letter(content.bytes[i]) && space) || content.bytes[i] == '\n';
     }
     if (reaches) tokenizer->cuts = 0;

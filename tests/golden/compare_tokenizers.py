@@ -542,7 +542,7 @@ def comparisons(library, folder):
         **{"model-" + kind: functools.partial(lambda kind, options: compare_sentencepiece(library, kind, trained_sentencepiece(folder, kind, **options)), kind, options)
            for kind, options in SENTENCEPIECE.items()},
         "tekken": lambda: compare_tekken(library, "tekken", source("tekken")),
-        "whisper": lambda: compare_tiktoken(library, "whisper", source("whisper"), {"<|endoftext|>": 50257}, definition_of("gpt2")),
+        "whisper": lambda: compare_tiktoken(library, "whisper", source("whisper"), {"<|endoftext|>": 50257}, definition_of("p50k_base")),
         "cuts": lambda: sum(compare_cuts(library, name, path) for name, path in cut_files()),
         **{"unigram-" + kind: functools.partial(unigram, kind) for kind in ["t5", "xlmr", "bytes"]},
         "training": lambda: compare_training(library, folder),
