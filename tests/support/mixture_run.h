@@ -7,16 +7,17 @@
 #include "base/scope.h"
 #include "train_run.h"
 
-/* 10 steps of 16 sequences, 11 of at most 8, the last one of 2, and then 4 at a time. */
+/* 10 steps of 16 sequences, then of 82 sequences 4 steps of 4, 8 of 8 and one of 2, then 10 steps of 4. */
 static const char *const mixture_text = "sources:\n"
                                         "  - {name: prose, path: prose, epochs: 100}\n"
                                         "  - {name: code, path: code, epochs: 1000000}\n"
                                         "phases:\n"
                                         "  - {name: short, tokens: 2560, length: 16, weights: {prose: 75, code: 25}}\n"
-                                        "  - {name: middle, tokens: 2600, length: 32, rope_theta: 1M, weights: {prose: 1, code: 1}}\n"
+                                        "  - {name: middle, tokens: 2600, length: 32, rope_theta: 1M, weights: {prose: 1, code: 1}, "
+                                        "batch: {ramp_tokens: 128, ramp_steps: 4}}\n"
                                         "  - {name: long, tokens: 2560, length: 64, rope_theta: 5M, weights: {code: 1}}\n";
-enum { SHORT_END = 10, MIDDLE_END = 21, STEPS = 31 };
-#define MIXED "data.train=mix.yaml data.length=16 batch.sequences=8 steps=31 data.valid=text eval.every=7 "
+enum { SHORT_END = 10, MIDDLE_END = 23, STEPS = 33 };
+#define MIXED "data.train=mix.yaml data.length=16 batch.sequences=8 steps=33 data.valid=text eval.every=7 "
 
 static inline int mixture_setup(void **state) {
     if (train_setup(state)) return -1;

@@ -125,7 +125,7 @@ static void a_checkpoint_is_read_with_the_settings_of_its_phase(void **state) {
         const char *checkpoint, *folder, *config;
         double base;
     } cases[] = {
-        {"r@10", "first", "first/config.json", 1e4}, {"r@21", "second", "second/config.json", 1e6}, {"r", "last", "last/config.json", 5e6}};
+        {"r@10", "first", "first/config.json", 1e4}, {"r@23", "second", "second/config.json", 1e6}, {"r", "last", "last/config.json", 5e6}};
     for (int i = 0; i < 3; i++) {
         SCOPED_FREE char *words = memory_format("convert %s %s", cases[i].checkpoint, cases[i].folder);
         smelt_good(words);
