@@ -69,6 +69,7 @@ def write_types(path):
     for kind in (kinds.F16, kinds.BF16, kinds.Q8_0, kinds.Q4_0, kinds.Q4_1, kinds.Q4_K, kinds.Q6_K):
         source = random.normal(0, 1, (2, 512)).astype(numpy.float32)
         source[0, :32], source[1, ::7], source[1, 1::64] = 0, 2.0 ** -20, 3e4  # a block of zeros, what is subnormal in fp16, large values
+        source[1, 2::64], source[1, 3::64], source[1, 4::64] = 1 + 2.0 ** -11, 1 + 3 * 2.0 ** -11, 1 + 2.0 ** -8  # halfway between fp16 or bf16
         encoded = gguf.quantize(source, kind) if kind not in (kinds.Q4_K, kinds.Q6_K) else blocks(kind, 512, random)
         writer.add_tensor(kind.name, encoded, raw_dtype=kind)
         writer.add_tensor(kind.name + ".values", gguf.dequantize(encoded, kind).astype(numpy.float32))
