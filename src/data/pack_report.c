@@ -96,10 +96,17 @@ void pack_report_free(PackReport *report) {
 
 /* -- On disk ------------------------------------------------------------------------------------------------------- */
 
+/* One of "a|b|c". */
+static json_t *choice_text(const char *choices, int index) {
+    for (; index > 0; index--) choices += strcspn(choices, "|") + 1;
+    return json_stringn(choices, strcspn(choices, "|"));
+}
+
 /* What decides the bytes that are written, besides the inputs and the tokenizer. */
 static json_t *describe_settings(const PackOptions *options) {
-    return json_pack("{sf so so si si si sb sI}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
-        json_text(options->field), "format", options->format, "invalid", options->invalid, "dedup", options->dedup, "special",
+    return json_pack("{sf so so so so so sb sI}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
+        json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
+        choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
         options->special, "shard_tokens", (json_int_t)options->shard_tokens);
 }
 

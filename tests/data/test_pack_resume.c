@@ -80,6 +80,10 @@ static void a_shard_ends_with_the_document_that_fills_it(void **state) {
     assert_int_equal(access("out/tokenizer/tokenizer.json", F_OK), 0);
     assert_int_equal(access("out/hashes", F_OK), -1);
     assert_refused(options, ERROR_USAGE, "out exists: give another name, or overwrite=true");
+    size_t size;
+    char *record = (char *)read_bytes("out/pack.json", &size);
+    assert_non_null(strstr(record, "\"invalid\": \"replace\",\n  \"dedup\": \"none\","));
+    free(record);
     options.overwrite = true;
     options.shard_tokens = 1000;
     assert_int_equal(pack(options).shards, 1);
