@@ -158,7 +158,9 @@ static bool remove_split(const Config *config, Error *error) {
 static bool open_source(ShardSet *set, const Config *config, bool made, const MixtureSource *source, Error *error) {
     SCOPED_FREE char *name =
         memory_format("source-%s-%016llx", source->name, (unsigned long long)hash_bytes(source->path, strlen(source->path)));
-    return open_input(set, config, made, source->path, name, error) ||
+    SCOPED_FREE char *text = memory_format("data.train.source.%s.text", source->name);
+    bool again = identity_accepts(config->resume.accept, text);
+    return open_input(set, config, made && !again, source->path, name, error) ||
            error_context(error, "source %s of data.train=%s", source->name, config->data.train);
 }
 
@@ -333,6 +335,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
+    if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
     opened = opened && open_shards(corpus, &kept, phases, made, error);
     if (!opened) corpus_close(corpus);
     return opened;

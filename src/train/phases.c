@@ -342,6 +342,13 @@ char *phases_line(const Phases *phases, const Position *position, int64_t steps)
         shares);
 }
 
+int64_t phases_own_steps(const Phases *phases) {
+    const Phase *last = &phases->items[phases->count - 1];
+    int64_t tokens = phases->mixture.phases[phases->count - 1].tokens, steps = 0;
+    Error ignored = {0};
+    return tokens && phases_count_steps(phases, (double)(last->first_token + tokens), &steps, &ignored) ? steps : 0;
+}
+
 bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Error *error) {
     const double most = 1e15;
     if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);

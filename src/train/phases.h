@@ -39,6 +39,8 @@ bool phases_open(Phases *phases, const Config *config, Error *error);
 void phases_close(Phases *phases); /* also of a zeroed one */
 /* The fewest steps that take at least so many tokens. ERROR_USAGE when they are more than a run can count. */
 bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Error *error);
+/* The steps that the tokens of all phases come to; 0: the last phase has none. */
+int64_t phases_own_steps(const Phases *phases);
 /* Gives every phase the steps of the run; then config_check. ERROR_USAGE. */
 bool phases_set_steps(Phases *phases, int64_t steps, Error *error);
 

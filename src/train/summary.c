@@ -114,7 +114,11 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
         SCOPED_FREE char *line = phases_line(&loop->phases, &at, steps);
         console_print(console, "phase    %s", line);
     }
-    console_print(console, "steps    %lld, %s tokens", (long long)steps, count(phases_tokens(&loop->phases, end.samples)).text);
+    int64_t own = phases_own_steps(&loop->phases);
+    char other[96] = "";
+    if (own && own != steps)
+        snprintf(other, sizeof other, "; the phases of the file come to %lld, which steps=%lld follows", (long long)own, (long long)own);
+    console_print(console, "steps    %lld, %s tokens%s", (long long)steps, count(phases_tokens(&loop->phases, end.samples)).text, other);
 }
 
 static void describe_data(const Loop *loop) {

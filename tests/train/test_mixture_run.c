@@ -34,6 +34,18 @@ static void sources_are_what_they_hold(void **state) {
     train_says(ERROR_USAGE, "data.train.source.prose.order: number 1, in pieces of 32 tokens -> number 2", MIXED "run=r");
 }
 
+/* A run reads its packed copy of a source, unless it is allowed to take what is there now. */
+static void text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed(void **state) {
+    (void)state;
+    train_good(MIXED "run=r stop_at=3");
+    write_corpus("prose", 6100);
+    train_says(ERROR_NONE, "resume.accept=data.train.source.prose takes it as it is now", MIXED "run=r stop_at=4");
+    train_says(ERROR_NONE, "data.train.source.prose.content: ", MIXED "run=r stop_at=5 resume.accept=data.train.source.prose");
+    assert_int_equal(rename("prose", "away"), 0);
+    train_says(ERROR_NONE, "is gone: the packed copy in r/data is used", MIXED "run=r stop_at=6");
+    train_says(ERROR_NONE, "the phases of the file come to 33, which steps=33 follows", MIXED "run=r stop_at=7 steps=40");
+}
+
 /* -- Packing ------------------------------------------------------------------------------------------------------- */
 
 static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void **state) {
@@ -189,6 +201,7 @@ int main(void) {
     static const struct CMUnitTest tests[] = {
         PHASES_TEST(a_later_phase_may_change_and_one_that_has_begun_may_not),
         PHASES_TEST(sources_are_what_they_hold),
+        PHASES_TEST(text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed),
         PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
         PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
         PHASES_TEST(the_small_curriculum_trains),
