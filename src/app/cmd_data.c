@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -17,14 +18,13 @@
 #include "data/data.h"
 #include "data/pack.h"
 
-enum { SHOWN_TOKENS = 200 };
-
 typedef struct DataOptions {
     double valid;
     const char *separator, *tokenizer, *field;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup;
+    int64_t sample, length;
 } DataOptions;
 
 #define FIELD(name) offsetof(DataOptions, name)
@@ -59,8 +59,12 @@ static const Option train_rows[] = {
     BOOL_OPTION(overwrite, "false", "replace a file of that name"),
 };
 
+enum { MOST_SHOWN = 1 << 20 };
 static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and verify the checksums"),
+    INT_OPTION(sample, "0", 0, INT64_MAX / MOST_SHOWN, "number", "which sequence of tokens to print"),
+    INT_OPTION(length, "200", 1, MOST_SHOWN, "tokens", "how many it has"),
+    STRING_OPTION(tokenizer, "", "", "decode with this one where the shard records none"),
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
@@ -214,56 +218,73 @@ static void print_text(TokenizerDecoder *decoder, int32_t token) {
     for (size_t i = 0; i < length && token != end; i++) print_byte((unsigned char)text[i]);
 }
 
-/* The first ones, as text where what made them is recorded (`record` as of shard_set_tokenizer), else as numbers. */
-static bool print_tokens(const ShardSet *set, const char *record, Error *error) {
-    Error ignored = {0};
-    int32_t tokens[SHOWN_TOKENS];
-    int64_t count = set->token_count < SHOWN_TOKENS ? set->token_count : SHOWN_TOKENS;
-    if (!shard_set_read(set, 0, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
-    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, &ignored) : NULL;
+/* A sample, as text where what made it is known (`record` as of shard_set_tokenizer), else as numbers. */
+static bool print_tokens(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
+    int64_t first = options->sample * options->length, count = int_min(options->length, set->token_count - first);
+    if (count < 1)
+        return error_set(error, ERROR_USAGE,
+            "sample=%" PRId64 " of length=%" PRId64 " lies behind the last of %" PRId64 " tokens: give a smaller one", options->sample,
+            options->length, set->token_count);
+    SCOPED_FREE int32_t *tokens = memory_allocate((size_t)count * sizeof *tokens);
+    if (!shard_set_read(set, first, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
+    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
+    if (record && *record && !tokenizer) return false;
     TokenizerDecoder decoder = {0};
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
-    bool text = record && (tokenizer || !*record);
-    printf("first tokens:     %s", text ? "\"" : "");
+    if (first > 0) printf("tokens from %" PRId64 ": %s", first, record ? "\"" : "");
+    else printf("first tokens:     %s", record ? "\"" : "");
     for (int64_t i = 0; i < count; i++)
-        if (text) print_text(&decoder, tokens[i]);
+        if (record) print_text(&decoder, tokens[i]);
         else printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
-    printf("%s%s\n", text ? "\"" : "", count < set->token_count ? " ..." : "");
+    printf("%s%s\n", record ? "\"" : "", first + count < set->token_count ? " ..." : "");
     tokenizer_free(tokenizer);
     return true;
 }
 
-static bool longest_document(const ShardSet *set, int64_t *longest, Error *error) {
+static bool measure_documents(const ShardSet *set, int64_t *documents, int64_t *longest, Error *error) {
     DocumentCursor cursor = {.set = set};
     int64_t start = 0, end = 0;
-    for (*longest = 0; end >= 0; *longest = end - start > *longest ? end - start : *longest)
+    *longest = 0;
+    for (*documents = -1; end >= 0; ++*documents, *longest = int_max(*longest, end - start))
         if (!document_cursor_next(&cursor, &start, &end, error)) return false;
     return true;
 }
 
-static bool print_set(const ShardSet *set, Error *error) {
+/* Without an index of documents, their ends are looked for when all is read. */
+static bool print_documents(const ShardSet *set, const DataOptions *options, Error *error) {
+    int64_t documents = set->document_count, longest;
+    if (documents < 0 && !options->check) {
+        printf("documents:        not indexed by this format; check=true counts them%s\n",
+            set->end_token < 0 ? " if tokenizer= is given" : "");
+        return true;
+    }
+    if (!measure_documents(set, &documents, &longest, error)) return false;
+    printf("documents:        %" PRId64 "\n", documents);
+    printf("longest document: %" PRId64 " tokens\n", longest);
+    printf("mean document:    %.1f tokens\n", (double)set->token_count / (double)documents);
+    return true;
+}
+
+static bool print_set(const ShardSet *set, const char *tokenizer, const DataOptions *options, Error *error) {
     char size[32];
-    int64_t bytes = shard_set_bytes(set), longest;
-    SCOPED_FREE char *tokenizer = shard_set_tokenizer(set->path), *types = shard_set_types(set);
-    if (!longest_document(set, &longest, error)) return false;
+    int64_t bytes = shard_set_bytes(set);
+    SCOPED_FREE char *types = shard_set_types(set), *formats = shard_set_formats(set);
     log_format_bytes((double)bytes, size);
     printf("shard:            %s\n", set->path);
+    printf("format:           %s\n", formats);
     if (set->count > 1) printf("shards:           %" PRId64 "\n", set->count);
     printf("tokenizer:        %s\n", !tokenizer ? "not recorded" : *tokenizer ? tokenizer : "bytes");
     printf("type:             %s\n", types);
     printf("tokens:           %" PRId64 "\n", set->token_count);
-    printf("documents:        %" PRId64 "\n", set->document_count);
     printf("size:             %" PRId64 " bytes (%s)\n", bytes, size);
-    printf("longest document: %" PRId64 " tokens\n", longest);
-    printf("mean document:    %.1f tokens\n", (double)set->token_count / (double)set->document_count);
-    return print_tokens(set, tokenizer, error);
+    return print_documents(set, options, error) && print_tokens(set, tokenizer, options, error);
 }
 
 static bool print_check(ShardSet *set, Error *error) {
     if (!shard_set_verify(set, error)) return false;
     printf("largest token:    %" PRId64 "\n", set->max_token);
     if (shard_set_checksummed(set)) printf("check:            passed, all bytes of all files are as written\n");
-    else printf("check:            passed for sizes, boundaries and signs; the index carries no checksums of the bytes\n");
+    else printf("check:            passed for sizes, boundaries and signs; the files carry no checksums of their bytes\n");
     return true;
 }
 
@@ -282,12 +303,24 @@ static bool refuse_folder(const char *folder, Error *error) {
         error, ERROR_USAGE, "%s is a folder without token shards: give one with them, or the prefix of a shard's .bin and .idx", folder);
 }
 
+static bool find_end_token(ShardSet *set, const char *tokenizer, Error *error) {
+    Tokenizer *opened = tokenizer && *tokenizer ? tokenizer_open(tokenizer, error) : NULL;
+    if (tokenizer && *tokenizer && !opened) return false;
+    if (tokenizer) set->end_token = opened ? tokenizer_end_of_text(opened) : BYTE_SEPARATOR;
+    tokenizer_free(opened);
+    return true;
+}
+
 static bool run_show(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
-    SCOPED_FREE char *path = prefix_of(invocation->words[0]);
+    const char *given = invocation->words[0];
+    SCOPED_FREE char *path = shard_set_exists(given) ? memory_copy_string(given) : prefix_of(given);
     SCOPED(shard_set_close) ShardSet set = {0};
     if (!shard_set_exists(path) && file_kind(path, NULL) == FILE_FOLDER) return refuse_folder(path, error);
-    return shard_set_open(&set, path, error) && print_set(&set, error) && (!options->check || print_check(&set, error));
+    SCOPED_FREE char *recorded = shard_set_tokenizer(path);
+    const char *tokenizer = options->tokenizer[0] ? options->tokenizer : recorded;
+    if (!shard_set_open(&set, path, error) || !find_end_token(&set, tokenizer, error)) return false;
+    return print_set(&set, tokenizer, options, error) && (!options->check || print_check(&set, error));
 }
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */

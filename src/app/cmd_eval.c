@@ -96,7 +96,9 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
     if (!find_record(data, tokenizer, &known, error)) return false;
     input->bytes = known && !*known;
     if (known && *known) input->tokenizer = tokenizer_open(known, &ignored);
-    return check_input(input, config, known, error) && shard_set_open(&input->set, data, error);
+    if (!check_input(input, config, known, error) || !shard_set_open(&input->set, data, error)) return false;
+    if (input->tokenizer) input->set.end_token = tokenizer_end_of_text(input->tokenizer);
+    return true;
 }
 
 static bool open_input(

@@ -26,10 +26,11 @@ bool byte_tokenizer_is(const char *folder);
 
 /* -- Token shards (shard_set.c) ---------------------------------------------------------------------------------- */
 
-typedef struct Shard Shard; /* one pair of mapped files (data_internal.h) */
+typedef struct Shard Shard; /* one of its files (data_internal.h) */
 
-/* What a path names: one shard, PREFIX.bin and PREFIX.idx, or a folder whose shards follow one another in byte order of
- * their names. Either is one stream of tokens and of documents, counted from 0 across its shards; a shard's end is a
+/* What a path names: one shard (PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a file of llm.c or llmq), a folder whose
+ * shards follow one another in byte order of their names, those of its .bin files that match FOLDER/PATTERN with a *, or a
+ * folder of Mosaic's MDS. Either is one stream of tokens and of documents, counted from 0 across its shards; a shard's end is a
  * document's end. Files stay open: nothing is allocated for a token or a document. An open shard must not be
  * overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
 typedef struct ShardSet {
@@ -37,11 +38,13 @@ typedef struct ShardSet {
     Shard *shards; /* owned */
     int64_t count;
     int64_t *first_token, *first_document; /* [count + 1]: of each shard in the stream, and one past the last; owned */
-    int64_t token_count, document_count;
-    int64_t max_token; /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
+    int64_t token_count;
+    int64_t document_count; /* -1: not all shards have an index of documents */
+    int32_t end_token;      /* for the owner to set: where there is no index, a document ends with it; -1: nowhere */
+    int64_t max_token;      /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
 } ShardSet;
 
-/* Whether a path names shards: a PREFIX.idx, or a folder that holds one. What is no shard is taken for text. */
+/* Whether a path names shards. What is no shard is taken for text. */
 bool shard_set_exists(const char *path);
 /* What made the tokens, as recorded beside them: the folder PREFIX.tokenizer of a shard, or FOLDER/tokenizer of all of a
  * folder, or "" for the byte tokenizer; NULL: nothing is recorded, as of other programs' shards. The caller frees. */
@@ -75,6 +78,7 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
 bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error);
 /* What `smelt data show` prints of the shards together: "u16", or "u16, i32". The caller frees. */
 char *shard_set_types(const ShardSet *set);
+char *shard_set_formats(const ShardSet *set);    /* "Megatron" */
 int64_t shard_set_bytes(const ShardSet *set);    /* of the files of tokens */
 bool shard_set_checksummed(const ShardSet *set); /* whether all shards carry checksums: smelt's do, other programs' do not */
 

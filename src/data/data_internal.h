@@ -37,21 +37,42 @@ typedef enum ShardRecord {
     SHARD_BLOCKS, /* smelt: also those of blocks, by which each read is checked */
 } ShardRecord;
 
+/* Where tokens lie in the samples of an MDS shard (mds.c). */
+typedef struct ShardRows {
+    int64_t samples, first;      /* their number, and the byte of the first one */
+    int64_t tokens;              /* of each sample, unless their number varies */
+    int64_t fixed, before;       /* bytes of the columns of fixed size: of all, and of those before the tokens */
+    int varying, varying_before; /* the number of the other columns: of all, and of those before the tokens */
+    bool varies;
+} ShardRows;
+
+typedef struct ShardFormat {
+    const char *name;
+    bool (*probe)(const char *path); /* whether a path names such a shard, by content */
+    /* Opens shard->file and sets what is known of it, by shard->prefix. On failure the caller closes it. */
+    bool (*open)(Shard *shard, Error *error);
+    /* The byte at which a token lies, and how many tokens lie from there on end to end. NULL: all from Shard.start on. */
+    bool (*locate)(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error);
+} ShardFormat;
+
 struct Shard {
-    char *prefix; /* for messages; owned */
-    File file;    /* PREFIX.bin: tokens end to end */
+    const ShardFormat *format;
+    char *prefix;  /* its name, for messages; owned */
+    File file;     /* PREFIX.bin, or the file itself in the formats that have no prefix */
+    int64_t start; /* the byte of its first token */
     ShardIndex index;
-    int token_bytes; /* 1, 2, 4 or 8: Megatron's types u8, u16, i32 and i64; others are refused */
-    int64_t token_count, document_count;
+    ShardRows rows;
+    int token_bytes;                     /* 1, 2, 4 or 8: u8, u16, i32, i64; other types are refused */
+    int64_t token_count, document_count; /* documents -1: the format has no index of them */
     ShardRecord record;
     int64_t max_token;  /* with SHARD_BLOCKS, and after shard_verify; else -1 */
     uint64_t checksum;  /* but for SHARD_BARE: XXH3 of PREFIX.bin */
     uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each */
 };
 
-/* Opens both files and reads a few places of the index; what that tells is checked. On failure there is nothing to close. */
+/* Opens its files and reads a few places of them; what that tells is checked. On failure there is nothing to close. */
 bool shard_open(Shard *shard, const char *prefix, Error *error);
-/* Reads both files; on failure the shard stays open. */
+/* Reads all of its files; on failure the shard stays open. */
 bool shard_verify(Shard *shard, Error *error);
 void shard_close(Shard *shard);                  /* also of a zeroed one */
 const char *shard_type_name(const Shard *shard); /* "u16" */
@@ -60,6 +81,16 @@ bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error);
 /* As shard_set_read and shard_set_prefetch, for tokens of this shard. */
 bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count);
+
+/* -- Its format (shard_format.c, mds.c) ------------------------------------------------------------------------------ */
+
+/* The format of what a path names; NULL: it is no shard. */
+const ShardFormat *shard_format(const char *path);
+/* Adds the shards of a folder of MDS, in the order of its index.json; false: it is none. */
+bool mds_list(const char *folder, FileList *shards);
+bool mds_probe(const char *path);
+bool mds_open(Shard *shard, Error *error);
+bool mds_locate(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error);
 
 /* -- Its index (shard_index.c) --------------------------------------------------------------------------------------- */
 

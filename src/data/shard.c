@@ -1,5 +1,4 @@
-/* One token shard: PREFIX.bin, tokens end to end, and its index (shard_index.c, where the format is described). Tokens are
- * read block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is
+/* One token shard, in whatever format (shard_format.c): a file of tokens, and in Megatron's an index. Tokens are read block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is
  * compared with the checksum that smelt's writer recorded, and tokens with the vocabulary, each time. A Shard owns an open
  * file, a map of the index, and nothing that grows with them. shard_set.c, through which everything else reads, calls; the
  * writing half is shard_writer.c. */
@@ -20,10 +19,15 @@ enum { BLOCKS_PER_PROGRESS = 1024 };
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
 
 bool shard_open(Shard *shard, const char *prefix, Error *error) {
-    *shard = (Shard){.prefix = memory_copy_string(prefix), .max_token = -1};
-    SCOPED_FREE char *path = memory_format("%s.bin", prefix);
-    bool good = (file_open(&shard->file, path, error) || error_recode(error, ERROR_DATA)) && shard_index_open(shard, error);
-    if (good && shard->token_count == 0) good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", path);
+    *shard = (Shard){.prefix = memory_copy_string(prefix), .format = shard_format(prefix), .document_count = -1, .max_token = -1};
+    if (!shard->format) {
+        shard_close(shard);
+        return error_set(
+            error, ERROR_DATA, "%s is no token shard: there is no %s.idx, and no such file of llm.c, llmq or Mosaic's MDS", prefix, prefix);
+    }
+    bool good = shard->format->open(shard, error);
+    if (good && shard->token_count == 0)
+        good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", shard->file.path);
     if (!good) shard_close(shard);
     return good;
 }
@@ -92,15 +96,16 @@ static bool check_block(const Shard *shard, const void *bytes, int64_t start, in
 /* Points *tokens at the tokens from `first` on, at most `most`, as far as they lie in one block, of which `buffer` has the
  * size. Returns how many there are; 0: an error. Where checksums are recorded, the whole block is read. */
 static int64_t read_block(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
-    int64_t width = shard->token_bytes, at = first * width, start = at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES;
-    int64_t end = int_min(start + SHARD_BLOCK_BYTES, shard->file.bytes), wanted = int_min(at + most * width, end);
+    int64_t width = shard->token_bytes, at = shard->start + first * width, run = most;
+    if (shard->format->locate && !shard->format->locate(shard, first, &at, &run, error)) return 0;
     bool whole = shard->record == SHARD_BLOCKS;
-    int64_t from = whole ? start : at, size = (whole ? end : wanted) - from;
+    int64_t from = whole ? at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES : at, room = SHARD_BLOCK_BYTES - (at - from);
+    int64_t count = int_min(int_min(most, run), room / width);
+    int64_t size = whole ? int_min(SHARD_BLOCK_BYTES, shard->file.bytes - from) : count * width;
     bool read = file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
-    if (!read) return 0;
-    if (whole && !check_block(shard, buffer, start, size, error)) return 0;
+    if (!read || (whole && !check_block(shard, buffer, from, size, error))) return 0;
     *tokens = (const char *)buffer + (at - from);
-    return (wanted - at) / width;
+    return count;
 }
 
 bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
@@ -113,21 +118,26 @@ bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabu
         if (copy_tokens(tokens + done, block, part, shard->token_bytes) >= (uint64_t)vocabulary)
             return refuse_token(shard, first + done, block, vocabulary, error);
     }
-    return !ends || shard_index_ends(shard, first, count, ends, error);
+    if (!ends || shard->document_count >= 0) return !ends || shard_index_ends(shard, first, count, ends, error);
+    memset(ends, 0, (size_t)count);
+    ends[count - 1] = first + count == shard->token_count;
+    return true;
 }
 
 /* As read_block will: whole blocks where checksums are recorded. */
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
-    int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1;
-    int64_t from = first * shard->token_bytes / unit * unit, to = round_up((first + count) * shard->token_bytes, unit);
+    if (shard->format->locate) return; /* where tokens lie would have to be read first */
+    int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, start = shard->start + first * shard->token_bytes;
+    int64_t from = start / unit * unit, to = round_up(start + count * shard->token_bytes, unit);
     file_prefetch(&shard->file, from, int_min(to, shard->file.bytes) - from);
 }
 
 /* -- What it holds ------------------------------------------------------------------------------------------------- */
 
-/* Of another program's shard: size and samples of both files. */
+/* Of another program's shard: size and samples of its files. */
 static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", shard->prefix);
+    if (shard->document_count < 0) return hash_file_samples(shard->file.path, hash, error) || error_recode(error, ERROR_DATA);
     return (hash_file_samples(shard->file.path, hash, error) && hash_file_samples(index, hash, error)) || error_recode(error, ERROR_DATA);
 }
 
@@ -157,7 +167,7 @@ static bool scan_tokens(const Shard *shard, XXH3_state_t *hash, uint64_t *larges
     bool good = true;
     for (int64_t first = 0, part; first < shard->token_count && good; first += part) {
         const void *block = NULL;
-        part = read_block(shard, first, shard->token_count, buffer, &block, error);
+        part = read_block(shard, first, shard->token_count - first, buffer, &block, error);
         if (!(good = part > 0)) break;
         uint64_t maximum = copy_tokens(tokens, block, part, shard->token_bytes);
         XXH3_64bits_update(hash, block, (size_t)(part * width));
@@ -171,7 +181,7 @@ static bool scan_tokens(const Shard *shard, XXH3_state_t *hash, uint64_t *larges
 
 bool shard_verify(Shard *shard, Error *error) {
     uint64_t documents, largest = 0;
-    if (!shard_index_verify(shard, &documents, error)) return false;
+    if (shard->document_count >= 0 && !shard_index_verify(shard, &documents, error)) return false;
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s; free some", shard->file.path);
     XXH3_64bits_reset(hash);

@@ -1,6 +1,7 @@
 /* Shards as one stream. A set owns its shards and, for each, two numbers: how many tokens and documents come before it,
  * in which a place is found by bisection. The loader, evaluation, identities and `smelt data show` read sets. */
 #include <assert.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,26 +16,33 @@
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
-static bool is_shard(const char *prefix) {
-    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
-    return file_exists(index);
-}
-
 static int compare_names(const void *a, const void *b) { return strcmp(((const FileEntry *)a)->name, ((const FileEntry *)b)->name); }
 
-/* The prefixes that a path names, for file_list_free: itself, or those of a folder's shards. None: it names no shard. */
+/* Adds what an entry of a folder is: PREFIX.idx names Megatron's PREFIX; another .bin is a shard by its content. */
+static void list_entry(FileList *prefixes, const char *folder, const char *name) {
+    int length = (int)path_length(folder), stem = (int)(strlen(name) - strlen(".idx"));
+    if (name[0] == '.' || !(ends_with(name, ".idx") || ends_with(name, ".bin"))) return;
+    char *path =
+        ends_with(name, ".idx") ? memory_format("%.*s/%.*s", length, folder, stem, name) : memory_format("%.*s/%s", length, folder, name);
+    if (shard_format(path)) file_list_add(prefixes, path, FILE_REGULAR);
+    else free(path);
+}
+
+/* The shards that a path names, for file_list_free: itself, or those of a folder, or those of a folder whose names match
+ * FOLDER/PATTERN. None: it names no shard. */
 static FileList list_shards(const char *path) {
     FileList prefixes = {0};
     SCOPED(file_list_free) FileList folder = {0};
     Error ignored = {0};
-    if (is_shard(path)) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR);
-    else if (file_kind(path, NULL) == FILE_FOLDER) file_list(path, &folder, &ignored);
-    for (size_t i = 0; i < folder.count; i++) {
-        const char *name = folder.entries[i].name;
-        if (name[0] != '.' && ends_with(name, ".idx"))
-            file_list_add(&prefixes, memory_format("%.*s/%.*s", (int)path_length(path), path, (int)(strlen(name) - strlen(".idx")), name),
-                FILE_REGULAR);
-    }
+    const char *slash = strrchr(path, '/'), *pattern = slash ? slash + 1 : path;
+    bool matches = strchr(pattern, '*') != NULL;
+    SCOPED_FREE char *place =
+        matches ? memory_format("%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".") : memory_copy_string(path);
+    if (shard_format(path)) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR);
+    else if (file_kind(place, NULL) != FILE_FOLDER || (!matches && mds_list(path, &prefixes))) return prefixes;
+    else file_list(place, &folder, &ignored);
+    for (size_t i = 0; i < folder.count; i++)
+        if (!matches || fnmatch(pattern, folder.entries[i].name, 0) == 0) list_entry(&prefixes, place, folder.entries[i].name);
     if (prefixes.count) qsort(prefixes.entries, prefixes.count, sizeof *prefixes.entries, compare_names);
     return prefixes;
 }
@@ -72,6 +80,12 @@ static bool check_parts(const char *path, const FileList *prefixes, Error *error
         if (file_list_has(prefixes, valid))
             return error_set(
                 error, ERROR_DATA, "%s holds a training and a validation part: name one of them, %s or %s", path, train, valid);
+    }
+    for (size_t i = 0; i < prefixes->count; i++) {
+        bool valid = strstr(prefixes->entries[i].name, "_val_") != NULL, first = strstr(prefixes->entries[0].name, "_val_") != NULL;
+        if (valid != first)
+            return error_set(
+                error, ERROR_DATA, "%s holds a training and a validation part: name one of them, as in %s/*_train_*.bin", path, path);
     }
     return true;
 }
@@ -111,14 +125,15 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
         set->count++;
         set->max_token = int_max(set->max_token, shard->max_token);
         set->first_token[i + 1] = set->token_count += shard->token_count;
-        set->first_document[i + 1] = set->document_count += shard->document_count;
+        bool indexed = shard->document_count >= 0 && set->document_count >= 0;
+        set->first_document[i + 1] = set->document_count = indexed ? set->document_count + shard->document_count : -1;
     }
     return true;
 }
 
 bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     SCOPED(file_list_free) FileList prefixes = list_shards(path);
-    *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1};
+    *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1, .end_token = -1};
     if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
     if (check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
         open_shards(set, &prefixes, error))
@@ -164,6 +179,8 @@ bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t v
     for (int64_t i = find_shard(set, set->first_token, first); done < count; i++) {
         int64_t at = first + done - set->first_token[i], part = int_min(count - done, set->shards[i].token_count - at);
         if (!shard_read(&set->shards[i], at, part, vocabulary, tokens + done, ends ? ends + done : NULL, error)) return false;
+        for (int64_t t = done; t < done + part && ends && set->shards[i].document_count < 0; t++)
+            ends[t] = ends[t] || tokens[t] == set->end_token;
         done += part;
     }
     return true;
@@ -178,10 +195,28 @@ void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
     }
 }
 
+/* Where documents have no index: looks for the next end, in parts that grow, so that a short document costs a short read. */
+static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
+    enum { MOST = 4096 };
+    int32_t tokens[MOST];
+    uint8_t ends[MOST];
+    const ShardSet *set = cursor->set;
+    for (int64_t part = MOST / 16; cursor->token < set->token_count; part = int_min(2 * part, MOST)) {
+        int64_t count = int_min(part, set->token_count - cursor->token);
+        if (!shard_set_read(set, cursor->token, count, (int64_t)INT32_MAX + 1, tokens, ends, error)) return false;
+        const uint8_t *found = memchr(ends, 1, (size_t)count);
+        cursor->token += found ? found - ends + 1 : count;
+        *end = cursor->token;
+        if (found) return true;
+    }
+    return true;
+}
+
 bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
     const ShardSet *set = cursor->set;
     *start = cursor->token;
     *end = -1;
+    if (set->document_count < 0) return scan_document(cursor, end, error);
     if (cursor->document == set->document_count) return true;
     int64_t i = find_shard(set, set->first_document, cursor->document);
     if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, cursor->checked, error)) return false;
@@ -210,15 +245,22 @@ bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
     return true;
 }
 
-char *shard_set_types(const ShardSet *set) {
-    char *types = memory_copy_string("");
+/* The different names among those of the shards: "u16", or "u16, i32". */
+static char *join_names(const ShardSet *set, const char *(*name_of)(const Shard *shard)) {
+    char *names = memory_copy_string("");
     for (int64_t i = 0; i < set->count; i++) {
-        const char *name = shard_type_name(&set->shards[i]);
-        SCOPED_FREE char *before = types;
-        types = strstr(before, name) ? memory_copy_string(before) : memory_format("%s%s%s", before, *before ? ", " : "", name);
+        const char *name = name_of(&set->shards[i]);
+        SCOPED_FREE char *before = names;
+        names = strstr(before, name) ? memory_copy_string(before) : memory_format("%s%s%s", before, *before ? ", " : "", name);
     }
-    return types;
+    return names;
 }
+
+static const char *format_name(const Shard *shard) { return shard->format->name; }
+
+char *shard_set_types(const ShardSet *set) { return join_names(set, shard_type_name); }
+
+char *shard_set_formats(const ShardSet *set) { return join_names(set, format_name); }
 
 int64_t shard_set_bytes(const ShardSet *set) {
     int64_t bytes = 0;

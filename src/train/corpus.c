@@ -337,6 +337,9 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
     opened = opened && open_shards(corpus, &kept, phases, made, error);
+    int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
+    for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
+    corpus->valid.end_token = end_token;
     if (!opened) corpus_close(corpus);
     return opened;
 }

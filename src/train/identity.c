@@ -55,8 +55,9 @@ json_t *identity_saved_settings(const json_t *saved) {
 static bool describe_set(json_t *identity, const char *name, const ShardSet *set, Error *error) {
     uint64_t checksum;
     if (!shard_set_checksum(set, &checksum, error)) return false;
-    json_t *content = json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64, set->document_count,
-        plural(set->document_count), set->token_count, checksum);
+    json_t *content = set->document_count < 0 ? json_sprintf("%" PRId64 " tokens, xxh3 %016" PRIx64, set->token_count, checksum)
+                                              : json_sprintf("%" PRId64 " document%s, %" PRId64 " tokens, xxh3 %016" PRIx64,
+                                                    set->document_count, plural(set->document_count), set->token_count, checksum);
     return json_object_set_new(identity, name, content) == 0;
 }
 

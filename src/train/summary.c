@@ -66,6 +66,12 @@ static Position end_of(const Loop *loop) {
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
 
+/* " in 12k documents"; "" where the format of the shards has no index of them. */
+static void describe_documents(const ShardSet *set, char *text, size_t size) {
+    text[0] = '\0';
+    if (set->document_count >= 0) snprintf(text, size, " in %s document%s", count(set->document_count).text, plural(set->document_count));
+}
+
 /* ", packed by best fit with 1.23% padding"; "" where documents are cut. */
 static void describe_padding(const Corpus *corpus, int source, char *text, size_t size) {
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
@@ -80,11 +86,11 @@ static void describe_text(const Loop *loop, const char *valid, const char *token
     const Config *config = loop->config;
     const ShardSet *train = &loop->corpus.train[0];
     int64_t samples = divide_up(corpus_inputs(&loop->corpus, 0), config->data.length), drawn = end_of(loop).samples;
-    char padding[96];
+    char padding[96], documents[64];
     describe_padding(&loop->corpus, 0, padding, sizeof padding);
-    console_print(console, "data     %s tokens in %s document%s: %s sequence%s of %lld%s; validation %s; tokenizer %s",
-        count(train->token_count).text, count(train->document_count).text, plural(train->document_count), count(samples).text,
-        plural(samples), (long long)config->data.length, padding, valid, tokenizer);
+    describe_documents(train, documents, sizeof documents);
+    console_print(console, "data     %s tokens%s: %s sequence%s of %lld%s; validation %s; tokenizer %s", count(train->token_count).text,
+        documents, count(samples).text, plural(samples), (long long)config->data.length, padding, valid, tokenizer);
     console_print(console, "steps    %lld of %lld tokens: %s tokens, %.3g epoch%s", (long long)config->steps,
         (long long)config->batch.tokens, count(drawn * config->data.length).text, (double)drawn / (double)samples,
         drawn == samples ? "" : "s");
@@ -104,11 +110,11 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
     console_print(console, "data     %s; validation %s; tokenizer %s", loop->settings.data.train, valid, tokenizer);
     for (int i = 0; i < mixture->source_count; i++) {
         const ShardSet *set = &loop->corpus.train[i];
-        char padding[96];
+        char padding[96], documents[64];
         describe_padding(&loop->corpus, i, padding, sizeof padding);
-        console_print(console, "source   %s: %s tokens in %s document%s%s, to be read %.3g times of at most %g", mixture->sources[i].name,
-            count(set->token_count).text, count(set->document_count).text, plural(set->document_count), padding,
-            order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
+        describe_documents(set, documents, sizeof documents);
+        console_print(console, "source   %s: %s tokens%s%s, to be read %.3g times of at most %g", mixture->sources[i].name,
+            count(set->token_count).text, documents, padding, order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
     }
     for (Position at = loop_position(loop); at.step < steps; at = phases_advance_phase(&loop->phases, at, steps)) {
         SCOPED_FREE char *line = phases_line(&loop->phases, &at, steps);

@@ -286,7 +286,7 @@ static void a_mutated_index_is_refused_or_stays_consistent(void **state) {
 
 static void a_shard_that_is_not_there_is_refused_by_name(void **state) {
     (void)state;
-    assert_refused("none", "none.bin");
+    assert_refused("none", "none is no token shard");
     write_bytes("m.bin", hand_tokens, sizeof hand_tokens);
     assert_refused("m", "m.idx");
 }

@@ -1,0 +1,223 @@
+/* Mosaic's MDS: a folder with index.json and shards of samples, raw or compressed by zstd; a sample is a row of columns.
+ *
+ * A shard, little-endian: u32 samples, u32 offset[samples + 1] in the file, JSON that describes the columns, samples. A
+ * sample: u32 size of each column whose encoding has no fixed size, then the columns in order. The tokens are the column
+ * "tokens" or "input_ids": "ndarray:TYPE:SHAPE", the same number in each sample, or "bytes", which hold i64 as LLM Foundry
+ * writes them. Nothing is kept of a sample: where it lies is read from the offsets. A compressed shard is unpacked, when it
+ * is opened, to a file in $TMPDIR that has no name, so that nothing is left of it. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data_internal.h"
+#include "data/pack_internal.h"
+
+enum { INDEX_LIMIT = 1 << 28, COLUMNS_LIMIT = 1 << 20, MOST_COLUMNS = 64, UNPACK_BYTES = 1 << 18 };
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+/* -- The folder ------------------------------------------------------------------------------------------------------ */
+
+bool mds_list(const char *folder, FileList *shards) {
+    Error ignored = {0};
+    SCOPED_FREE char *path = memory_format("%s/index.json", folder);
+    SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
+    json_auto_t *index = text ? json_loads(text, 0, NULL) : NULL;
+    const json_t *list = json_object_get(index, "shards");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *shard = json_array_get(list, i);
+        const char *raw = text_of(json_object_get(shard, "raw_data"), "basename"),
+                   *packed = text_of(json_object_get(shard, "zip_data"), "basename");
+        if (strcmp(text_of(shard, "format"), "mds") != 0 || !*raw || strchr(raw, '/') || strchr(packed, '/')) continue;
+        char *name = memory_format("%s/%s", folder, raw);
+        if (*packed && !file_exists(name)) {
+            free(name);
+            name = memory_format("%s/%s", folder, packed);
+        }
+        file_list_add(shards, name, FILE_REGULAR);
+    }
+    return shards->count > 0;
+}
+
+bool mds_probe(const char *path) {
+    return (ends_with(path, ".mds") || ends_with(path, ".mds.zstd")) && file_kind(path, NULL) == FILE_REGULAR;
+}
+
+/* -- Opening --------------------------------------------------------------------------------------------------------- */
+
+static bool copy_unpacked(Input *input, File *target, Error *error) {
+    SCOPED_FREE unsigned char *part = memory_allocate(UNPACK_BYTES);
+    for (size_t count = 1; count > 0;)
+        if (!input_read(input, part, UNPACK_BYTES, &count, error) || !file_append(target, part, (int64_t)count, error)) return false;
+    return true;
+}
+
+/* The unpacked file keeps the name of the shard for messages. */
+static bool unpack(Shard *shard, Error *error) {
+    Error ignored = {0};
+    SCOPED_FREE char *folder = file_make_temporary_folder("smelt-mds", error);
+    if (!folder) return false;
+    Input *input = input_open(shard->prefix, error);
+    bool good = input && file_open_unnamed(&shard->file, folder, error) && copy_unpacked(input, &shard->file, error);
+    input_close(input);
+    file_remove(folder, &ignored);
+    if (!shard->file.path) return good;
+    free(shard->file.path);
+    shard->file.path = memory_copy_string(shard->prefix);
+    return good;
+}
+
+/* The bytes of a token by numpy's name of its type; 0: smelt does not read it. */
+static int width_of(const char *type, size_t length) {
+    static const struct {
+        const char *name;
+        int width;
+    } types[] = {{"uint8", 1}, {"uint16", 2}, {"int32", 4}, {"uint32", 4}, {"int64", 8}, {"uint64", 8}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strlen(types[i].name) == length && !memcmp(types[i].name, type, length)) return types[i].width;
+    return 0;
+}
+
+static int width_of_encoding(const char *encoding, bool fixed) {
+    const char *type = encoding + strlen("ndarray:");
+    if (!strcmp(encoding, "bytes")) return 8;
+    return fixed && !strncmp(encoding, "ndarray:", strlen("ndarray:")) ? width_of(type, strcspn(type, ":")) : 0;
+}
+
+static bool refuse_columns(const Shard *shard, const char *column, const char *encoding, Error *error) {
+    if (!*column)
+        return error_set(error, ERROR_DATA,
+            "%s has no column of tokens (\"tokens\" or \"input_ids\"): smelt reads MDS of tokens; write its text to a file and pack that",
+            shard->prefix);
+    return error_set(error, ERROR_DATA,
+        "%s has column %s of encoding %s: smelt reads ndarray:TYPE:SHAPE, and bytes (i64) where no other column has a varying size; "
+        "write it again",
+        shard->prefix, column, encoding);
+}
+
+/* Where the tokens lie in a sample, from the description of the columns. */
+static bool read_columns(Shard *shard, const json_t *columns, Error *error) {
+    ShardRows *rows = &shard->rows;
+    const json_t *names = json_object_get(columns, "column_names"), *encodings = json_object_get(columns, "column_encodings"),
+                 *sizes = json_object_get(columns, "column_sizes");
+    const char *tokens = "", *tokens_encoding = "";
+    int64_t tokens_bytes = 0;
+    size_t count = json_array_size(names);
+    if (count > MOST_COLUMNS || json_array_size(encodings) != count || json_array_size(sizes) != count)
+        return error_set(error, ERROR_DATA, "%s describes no columns, or more than %d: it is corrupt", shard->prefix, MOST_COLUMNS);
+    for (size_t i = 0; i < count; i++) {
+        const char *name = json_string_value(json_array_get(names, i)), *encoding = json_string_value(json_array_get(encodings, i));
+        const json_t *size = json_array_get(sizes, i);
+        int64_t bytes = json_integer_value(size);
+        if (!name || !encoding || bytes < 0 || bytes > INT32_MAX)
+            return error_set(error, ERROR_DATA, "%s has a column without a name", shard->prefix);
+        bool found = !*tokens && (!strcmp(name, "tokens") || !strcmp(name, "input_ids")), fixed = json_is_integer(size);
+        if (found) {
+            tokens = name;
+            tokens_encoding = encoding;
+            tokens_bytes = bytes;
+            shard->token_bytes = width_of_encoding(encoding, fixed);
+            rows->before = rows->fixed;
+            rows->varying_before = rows->varying;
+            rows->varies = !fixed;
+        }
+        rows->fixed += bytes;
+        rows->varying += !fixed;
+    }
+    if (!shard->token_bytes || tokens_bytes % shard->token_bytes || (rows->varies && rows->varying > 1))
+        return refuse_columns(shard, tokens, tokens_encoding, error);
+    rows->tokens = tokens_bytes / shard->token_bytes;
+    return rows->varies || rows->tokens > 0 || refuse_columns(shard, tokens, tokens_encoding, error);
+}
+
+/* offset[sample] and the next one. */
+static bool read_offsets(const Shard *shard, int64_t sample, uint32_t offsets[2], Error *error) {
+    return file_read_at(&shard->file, offsets, 2 * sizeof *offsets, (int64_t)sizeof *offsets * (sample + 1), error) ||
+           error_recode(error, ERROR_DATA);
+}
+
+/* The tokens before the sample that begins at `offset`. Those of a varying number follow from the bytes between. */
+static int64_t tokens_before(const Shard *shard, int64_t sample, uint32_t offset) {
+    const ShardRows *rows = &shard->rows;
+    if (!rows->varies) return sample * rows->tokens;
+    int64_t bytes = (int64_t)offset - rows->first - sample * (rows->fixed + (int64_t)sizeof(uint32_t));
+    return bytes < 0 || bytes % shard->token_bytes ? -1 : bytes / shard->token_bytes;
+}
+
+static bool refuse_offsets(const Shard *shard, int64_t sample, Error *error) {
+    return error_set(error, ERROR_DATA,
+        "%s has sample %" PRId64 " of %" PRId64 " elsewhere than its columns allow: it was cut off or is corrupt", shard->prefix, sample,
+        shard->rows.samples);
+}
+
+bool mds_open(Shard *shard, Error *error) {
+    ShardRows *rows = &shard->rows;
+    uint32_t samples, offsets[2];
+    bool opened = ends_with(shard->prefix, ".mds") ? file_open(&shard->file, shard->prefix, error) : unpack(shard, error);
+    if (!opened || !file_read_at(&shard->file, &samples, sizeof samples, 0, error)) return error_recode(error, ERROR_DATA);
+    int64_t table = (int64_t)sizeof samples * ((int64_t)samples + 2);
+    rows->samples = samples;
+    if (samples == 0 || table > shard->file.bytes || !read_offsets(shard, 0, offsets, error) || offsets[0] < table ||
+        offsets[0] > shard->file.bytes || offsets[0] - table > COLUMNS_LIMIT)
+        return error_set(error, ERROR_DATA, "%s has no samples, or is no MDS: it was cut off or is corrupt", shard->prefix);
+    rows->first = offsets[0];
+    size_t size = (size_t)(rows->first - table);
+    SCOPED_FREE char *text = memory_allocate(size + 1);
+    if (!file_read_at(&shard->file, text, (int64_t)size, table, error)) return error_recode(error, ERROR_DATA);
+    json_auto_t *columns = json_loadb(text, size, 0, NULL);
+    if (!read_columns(shard, columns, error) || !read_offsets(shard, rows->samples - 1, offsets, error)) return false;
+    if (offsets[1] != shard->file.bytes) return refuse_offsets(shard, rows->samples - 1, error);
+    shard->token_count = tokens_before(shard, rows->samples, offsets[1]);
+    return shard->token_count >= 0 || refuse_offsets(shard, rows->samples - 1, error);
+}
+
+/* -- Reading --------------------------------------------------------------------------------------------------------- */
+
+/* The sample of a token: the last one that begins at or before it. */
+static bool find_sample(const Shard *shard, int64_t token, int64_t *sample, Error *error) {
+    const ShardRows *rows = &shard->rows;
+    int64_t low = 0, high = rows->samples - 1;
+    while (rows->varies && low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        uint32_t offsets[2];
+        if (!read_offsets(shard, middle, offsets, error)) return false;
+        if (tokens_before(shard, middle, offsets[0]) <= token) low = middle;
+        else high = middle - 1;
+    }
+    *sample = rows->varies ? low : token / rows->tokens;
+    return true;
+}
+
+/* The byte of a sample's tokens. */
+static bool find_column(const Shard *shard, const uint32_t offsets[2], int64_t *at, Error *error) {
+    const ShardRows *rows = &shard->rows;
+    uint32_t sizes[MOST_COLUMNS];
+    int64_t table = rows->varying * (int64_t)sizeof *sizes;
+    *at = offsets[0] + table + rows->before;
+    if (offsets[0] > offsets[1] || table > (int64_t)offsets[1] - offsets[0]) return true; /* the caller refuses the place */
+    if (rows->varying_before && !file_read_at(&shard->file, sizes, table, offsets[0], error)) return error_recode(error, ERROR_DATA);
+    for (int i = 0; i < rows->varying_before; i++) *at += sizes[i];
+    return true;
+}
+
+bool mds_locate(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error) {
+    uint32_t offsets[2];
+    int64_t sample, start;
+    if (!find_sample(shard, token, &sample, error) || !read_offsets(shard, sample, offsets, error) ||
+        !find_column(shard, offsets, &start, error))
+        return false;
+    int64_t first = tokens_before(shard, sample, offsets[0]), next = tokens_before(shard, sample + 1, offsets[1]);
+    *at = start + (token - first) * shard->token_bytes;
+    *run = next - token;
+    bool inside = offsets[0] >= shard->rows.first && start + (next - first) * shard->token_bytes <= (int64_t)offsets[1];
+    return (inside && first >= 0 && first <= token && *run > 0) || refuse_offsets(shard, sample, error);
+}

@@ -1,0 +1,126 @@
+/* The formats of token shards: which one a path has, by content, and how it is opened. A format says where tokens lie in one
+ * open file; all else is common (shard.c). Megatron's has an index of documents (shard_index.c); in the others documents end
+ * at the tokenizer's end token, which is looked for as tokens are read. Mosaic's MDS is in mds.c. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data_internal.h"
+
+/* Copies up to `size` bytes from the start of a regular file. Fewer: the rest is 0. */
+static void read_start(const char *path, void *bytes, size_t size) {
+    Error ignored = {0};
+    SCOPED(file_close) File file = {0};
+    memset(bytes, 0, size);
+    if (file_kind(path, NULL) != FILE_REGULAR || !file_open(&file, path, &ignored)) return;
+    if (file.bytes < (int64_t)size) size = (size_t)file.bytes;
+    file_read_at(&file, bytes, (int64_t)size, 0, &ignored);
+}
+
+/* -- Megatron ------------------------------------------------------------------------------------------------------ */
+
+static bool is_megatron(const char *prefix) {
+    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
+    return file_exists(index);
+}
+
+static bool open_megatron(Shard *shard, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s.bin", shard->prefix);
+    return (file_open(&shard->file, path, error) || error_recode(error, ERROR_DATA)) && shard_index_open(shard, error);
+}
+
+/* -- A header of 1,024 bytes, then tokens end to end: llm.c and llmq ----------------------------------------------------- */
+
+enum { HEADER_BYTES = 1024 };
+
+/* The file is open and its header read. */
+static bool check_size(Shard *shard, int64_t tokens, Error *error) {
+    int64_t described = HEADER_BYTES + tokens * shard->token_bytes;
+    shard->start = HEADER_BYTES;
+    shard->token_count = tokens;
+    return (tokens >= 0 && described == shard->file.bytes) ||
+           error_set(error, ERROR_DATA,
+               "%s has %" PRId64 " bytes but its header says %" PRId64 " tokens, which are %" PRId64
+               ": it was cut off or is corrupt; copy it anew",
+               shard->prefix, shard->file.bytes, tokens, described);
+}
+
+static bool open_header(Shard *shard, void *header, size_t size, Error *error) {
+    return (file_open(&shard->file, shard->prefix, error) && file_read_at(&shard->file, header, (int64_t)size, 0, error)) ||
+           error_recode(error, ERROR_DATA);
+}
+
+/* i32 magic, version and number of tokens (dev/data/data_common.py of llm.c). */
+typedef struct LlmcHeader { int32_t magic, version, tokens; } LlmcHeader;
+
+static const struct LlmcKind {
+    int32_t magic, version;
+    int token_bytes;
+} llmc_kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+
+static const struct LlmcKind *llmc_kind(int32_t magic) {
+    for (size_t i = 0; i < sizeof llmc_kinds / sizeof *llmc_kinds; i++)
+        if (llmc_kinds[i].magic == magic) return &llmc_kinds[i];
+    return NULL;
+}
+
+static bool is_llmc(const char *path) {
+    LlmcHeader header;
+    read_start(path, &header, sizeof header);
+    return llmc_kind(header.magic) != NULL;
+}
+
+static bool open_llmc(Shard *shard, Error *error) {
+    LlmcHeader header = {0};
+    if (!open_header(shard, &header, sizeof header, error)) return false;
+    const struct LlmcKind *kind = llmc_kind(header.magic);
+    if (!kind || header.version != kind->version)
+        return error_set(
+            error, ERROR_DATA, "%s has version %" PRId32 " of llm.c's format, which is not known", shard->prefix, header.version);
+    shard->token_bytes = kind->token_bytes;
+    return check_size(shard, header.tokens, error);
+}
+
+/* "BIN.TOK\n", then i32 version, bytes of a token, number of tokens, vocabulary, and whether masks of the loss follow the
+ * tokens (scripts/tokenize_data.py of llmq). */
+#define LLMQ_MAGIC "BIN.TOK\n"
+typedef struct LlmqHeader {
+    char magic[8];
+    int32_t version, token_bytes, tokens, vocabulary, masks;
+} LlmqHeader;
+
+static bool is_llmq(const char *path) {
+    LlmqHeader header;
+    read_start(path, &header, sizeof header);
+    return memcmp(header.magic, LLMQ_MAGIC, sizeof header.magic) == 0;
+}
+
+static bool open_llmq(Shard *shard, Error *error) {
+    LlmqHeader header = {0};
+    if (!open_header(shard, &header, sizeof header, error)) return false;
+    if (header.version != 2 || header.token_bytes != 4)
+        return error_set(error, ERROR_DATA, "%s has version %" PRId32 " of llmq's format with %" PRId32 " bytes a token; 2 and 4 are known",
+            shard->prefix, header.version, header.token_bytes);
+    if (header.masks)
+        return error_set(
+            error, ERROR_DATA, "%s masks the loss of some tokens, which smelt would train on: write it without masks", shard->prefix);
+    shard->token_bytes = 4;
+    return check_size(shard, header.tokens, error);
+}
+
+/* -- The table ------------------------------------------------------------------------------------------------------- */
+
+static const ShardFormat formats[] = {
+    {"Megatron", is_megatron, open_megatron, NULL},
+    {"llm.c", is_llmc, open_llmc, NULL},
+    {"llmq", is_llmq, open_llmq, NULL},
+    {"MDS", mds_probe, mds_open, mds_locate},
+};
+
+const ShardFormat *shard_format(const char *path) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].probe(path)) return &formats[i];
+    return NULL;
+}
