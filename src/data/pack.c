@@ -49,7 +49,7 @@ typedef struct Packer {
     int32_t *held; /* its tokens, while it is not known whether it stays */
     size_t held_count, held_capacity;
     int64_t long_tokens, long_bytes;
-    bool long_dropped;
+    bool long_dropped, long_bad; /* long_bad: it is counted among the bad ones, once for all its pieces */
     int64_t last_file;
     Progress progress;
     int64_t done_before, tokens_before;
@@ -375,7 +375,9 @@ static void show_progress(Packer *packer, int64_t done) {
 static bool take_block(void *context, Block *block, Error *error) {
     Packer *packer = context;
     for (Record *record = block->records; record < block->records + block->count; record++) {
-        bool good = record->bad == PACK_GOOD || count_bad(packer, record, error);
+        packer->long_bad = packer->long_bad && !record->first;
+        bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad(packer, record, error);
+        packer->long_bad = packer->long_bad || record->bad != PACK_GOOD;
         count_file(packer, record);
         if (good && packer->trainer) good = train_on(packer, record, error);
         else if (good && record->first && record->last) good = take_whole(packer, block, record, error);

@@ -261,6 +261,21 @@ static void special_tokens_in_text_are_text_unless_asked(void **state) {
     shard_set_close(&set);
 }
 
+static void a_long_document_of_many_bad_pieces_is_one_bad_record(void **state) {
+    (void)state;
+    enum { SIZE = 2000000 };
+    char *text = memory_allocate(SIZE);
+    for (int i = 0; i < SIZE; i++) text[i] = (char)(i % 1000 == 999 ? '\xe9' : 'a');
+    write_bytes("in", text, SIZE);
+    free(text);
+    assert_int_equal(pack_with((PackOptions){0}).bad[PACK_BAD_UTF8], 1);
+    write_text("in2", "fine");
+    static const char *const both[] = {"in", "in2", NULL};
+    PackResult result = pack_with((PackOptions){.inputs = both, .invalid = PACK_INVALID_SKIP});
+    assert_int_equal(result.bad[PACK_BAD_UTF8], 1);
+    assert_shard_text("out", "fine|");
+}
+
 static void several_inputs_are_packed_in_their_order(void **state) {
     (void)state;
     write_text("b", "1");
@@ -339,6 +354,7 @@ int main(void) {
         IN_FOLDER(a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_threads),
         IN_FOLDER(a_slow_block_holds_up_the_writer_alone),
         IN_FOLDER(special_tokens_in_text_are_text_unless_asked),
+        IN_FOLDER(a_long_document_of_many_bad_pieces_is_one_bad_record),
         IN_FOLDER(several_inputs_are_packed_in_their_order),
         IN_FOLDER(equal_documents_are_counted_and_left_out_where_asked),
         IN_FOLDER(many_equal_documents_are_found),
