@@ -68,7 +68,9 @@ static bool open_text(Text *text, const char *folder, const Config *config, Erro
     if (!path)
         return error_set(error, ERROR_USAGE,
             "the tokenizer of %s is not known: put its tokenizer.json %s, or give text=false and numbers of tokens as the prompt", folder,
-            source_is_run(folder) ? "into RUN/tokenizer" : "there");
+            source_is_run(folder)  ? "into RUN/tokenizer"
+            : gguf_is_file(folder) ? "into the folder that smelt convert makes of it"
+                                   : "there");
     text->tokenizer = *path ? tokenizer_open(path, error) : NULL;
     if (*path && !text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",

@@ -110,12 +110,12 @@ static bool put_source(GgufWriter *writer, const HfExport *export, Error *error)
 }
 
 static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *error) {
-    SCOPED_FREE char *found = export->source && !gguf_is_file(export->source) ? tokenizer_find(export->source) : NULL;
+    SCOPED_FREE char *found = export->source ? tokenizer_find(export->source) : NULL;
     if (export->bytes) {
         json_auto_t *tokenizer = byte_tokenizer(), *end = json_pack("{s:i}", "eos_token_id", BYTE_SEPARATOR);
         return gguf_put_tokenizer(writer, tokenizer, NULL, end, export->config->vocabulary, error);
     }
-    if (!found && !(export->source && gguf_is_file(export->source))) {
+    if (!found && !(export->source && gguf_has_tokenizer(export->source))) {
         gguf_put_text(writer, "tokenizer.ggml.model", "none", strlen("none"));
         return true;
     }

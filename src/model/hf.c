@@ -279,7 +279,7 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
     bool file = export->source && gguf_is_file(export->source), written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
         written = copy_file(export->source, folder, copied_files[i], error);
-    if (file && !export->bytes) written = tokenizer_copy(export->source, folder, error);
+    if (file && !export->bytes && gguf_has_tokenizer(export->source)) written = tokenizer_copy(export->source, folder, error);
     if ((export->reader && !file) || !written) return written;
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);

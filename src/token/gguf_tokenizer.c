@@ -374,6 +374,12 @@ static json_t *config_json(Source *source) {
     return config;
 }
 
+bool gguf_has_tokenizer(const char *path) {
+    SCOPED(gguf_close) Gguf file = {0};
+    Error ignored;
+    return gguf_is_file(path) && gguf_open(&file, path, &ignored) && value_of(&file, "tokens");
+}
+
 char *gguf_tokenizer(const char *path, bool config, int64_t *bytes, Error *error) {
     SCOPED(gguf_close) Gguf file = {0};
     if (!gguf_open(&file, path, error)) return error_recode(error, ERROR_DATA), NULL;

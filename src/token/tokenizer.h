@@ -95,6 +95,8 @@ size_t tokenizer_spell_byte(int byte, char out[5]);
 
 /* -- GGUF (gguf_tokenizer.c) --------------------------------------------------------------------------------------- */
 
+/* Whether `path` is a GGUF file that has tokens. */
+bool gguf_has_tokenizer(const char *path);
 /* Puts a tokenizer.json, whose tokens are those of a table of `rows` rows, as llama.cpp's keys, with the special tokens and
  * the chat template of a tokenizer_config.json (may be NULL), and where that does not name them with the special tokens
  * of a config.json (may be NULL). ERROR_USAGE names what llama.cpp could not do with it. */

@@ -87,7 +87,7 @@ char *source_tokenizer(const char *folder, const Config *config) {
     if (!hf_is_model(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);
     if (model.bytes) return memory_copy_string("");
-    return gguf_is_file(folder) ? memory_copy_string(folder) : tokenizer_find(folder);
+    return gguf_has_tokenizer(folder) ? memory_copy_string(folder) : tokenizer_find(folder);
 }
 
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error) {

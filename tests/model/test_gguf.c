@@ -273,6 +273,26 @@ static void a_file_is_a_source_like_a_folder(void **state) {
     fixture_stop(&f);
 }
 
+static void a_file_without_tokens_has_no_tokenizer_and_becomes_a_folder_without_one(void **state) {
+    (void)state;
+    Fixture f;
+    Error error = {0};
+    Config config;
+    OptionStrings strings = {0};
+    fixture_start(&f, llama, PRECISION_FP32);
+    f.export.bytes = false;
+    write_gguf(&f, "F32", "model.gguf");
+    assert_true(source_read_config("model.gguf", &config, &strings, &error));
+    assert_null(source_tokenizer("model.gguf", &config));
+    f.export.source = "model.gguf";
+    if (!hf_write(&f.export, "folder", false, &error)) fail_msg("%s", error.message);
+    assert_int_not_equal(access("folder/tokenizer.json", F_OK), 0);
+    write_gguf(&f, "F32", "again.gguf");
+    assert_false(gguf_has_tokenizer("again.gguf"));
+    options_free_strings(&strings);
+    fixture_stop(&f);
+}
+
 /* -- Tokenizers ------------------------------------------------------------------------------------------------------ */
 
 static json_t *read_golden(const char *kind) {
@@ -514,6 +534,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(models_come_back_within_a_types_rounding, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(a_bf16_program_reads_blocks_rounded_once, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(a_file_is_a_source_like_a_folder, enter_folder, leave_folder),
+        cmocka_unit_test_setup_teardown(
+            a_file_without_tokens_has_no_tokenizer_and_becomes_a_folder_without_one, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(tokenizers_come_back_with_the_same_tokens, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(a_copy_of_a_files_tokenizer_is_two_files_with_its_template, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(tokenizers_that_llama_cpp_lacks_are_refused, enter_folder, leave_folder),
