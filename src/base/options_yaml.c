@@ -65,8 +65,15 @@ static bool parser_failed(Reader *reader) {
     if (parser->error == YAML_MEMORY_ERROR) return error_set(reader->error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
     bool offset_known = parser->error == YAML_READER_ERROR;
     size_t line = offset_known ? line_at(reader->text, parser->problem_offset) : parser->problem_mark.line + 1;
-    return error_set(
-        reader->error, ERROR_USAGE, "not valid YAML %s: %s", at_line(reader, line), parser->problem ? parser->problem : "unknown problem");
+    const char *where = at_line(reader, line);
+    if (parser->error == YAML_SCANNER_ERROR && *parser->buffer.pointer == '\t')
+        return error_set(reader->error, ERROR_USAGE, "not valid YAML %s: a tab stands where YAML takes blanks only", where);
+    error_set(reader->error, ERROR_USAGE, "not valid YAML %s: %s", where, parser->problem ? parser->problem : "unknown problem");
+    bool elsewhere = parser->context && !offset_known && parser->context_mark.line + 1 != line;
+    if (elsewhere)
+        error_set(reader->error, ERROR_USAGE, "%s %s that begins in line %zu", reader->error->message, parser->context,
+            parser->context_mark.line + 1);
+    return false;
 }
 
 static const char *refused_property(const void *anchor, const void *tag) {
@@ -141,6 +148,11 @@ static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) 
             options_quote(value, option->initial, strlen(option->initial)),
             option->type == OPTION_STRING ? ", or write '' for an empty text" : "");
     if (!first_time(reader, &reader->seen[option - table->rows].row_line, line)) return false;
+    bool plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+    if (plain && option->type != OPTION_STRING && event->end_mark.line > event->start_mark.line)
+        return error_set(reader->error, ERROR_USAGE,
+            "the value of %s %s goes on in line %zu, which is indented further than its key: keys of a group begin in the same column",
+            reader->name, where, event->end_mark.line + 1);
     return options_set_row(option, reader->values, reader->strings, text, length, where, reader->error);
 }
 

@@ -262,8 +262,10 @@ static bool check_batch(const Config *config, Error *error) {
     for (int i = 0; i < 2; i++)
         if (sizes[i].tokens % microbatch)
             return error_set(error, ERROR_USAGE,
-                "%s=%lld is not a multiple of the microbatch of batch.sequences=%lld x data.length=%lld = %lld tokens", sizes[i].name,
-                (long long)sizes[i].tokens, (long long)config->batch.sequences, (long long)config->data.length, (long long)microbatch);
+                "%s=%lld is not a multiple of the microbatch of batch.sequences=%lld x data.length=%lld = %lld tokens: give %s=%lld%s",
+                sizes[i].name, (long long)sizes[i].tokens, (long long)config->batch.sequences, (long long)config->data.length,
+                (long long)microbatch, sizes[i].name, (long long)((sizes[i].tokens - 1) / microbatch + 1) * (long long)microbatch,
+                sizes[i].tokens % config->data.length ? "" : ", or fewer batch.sequences");
     if (config->batch.ramp_tokens > config->batch.tokens)
         return error_set(error, ERROR_USAGE, "batch.ramp_tokens=%lld is above batch.tokens=%lld: a ramp grows",
             (long long)config->batch.ramp_tokens, (long long)config->batch.tokens);

@@ -109,7 +109,9 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
             "%s has no checkpoint that was evaluated when it was saved, so none is known as the best: train with eval.every and "
             "checkpoint.keep_best=true, or choose another (%s)",
             point->run, known);
-    else error_set(error, ERROR_CHECKPOINT, "%s@%lld: %s (%s)", point->run, (long long)point->step, error->message, known);
+    else
+        error_set(error, ERROR_CHECKPOINT, "%s@%lld: %s (%s)%s", point->run, (long long)point->step, error->message, known,
+            count && point->step < steps[0] ? "; checkpoint.keep and checkpoint.keep_every say which ones stay" : "");
     return NULL;
 }
 
@@ -422,7 +424,6 @@ bool lineage_write(
     char when[64] = " once the run goes on"; /* it is finished */
     if (origin->step < config->steps) snprintf(when, sizeof when, " from step %lld on", (long long)origin->step + 1);
     for (size_t i = 0; i < json_array_size(changes); i++) log_info("%s%s", json_string_value(json_array_get(changes, i)), when);
-    if (origin->forked) log_info("%s is forked from %s after step %lld", config->run, config->fork, (long long)origin->step);
     return write_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
            (is_remembered(config) || run_write_config(config, error));
 }

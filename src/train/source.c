@@ -39,11 +39,12 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
     return config_check(config, error);
 }
 
-/* "OWNER/MODEL", as Hugging Face names models. */
+/* "OWNER/MODEL", as Hugging Face names models. Where OWNER is a folder here, a run in it is meant. */
 static bool is_hub_name(const char *name) {
     const char *slash = strchr(name, '/');
-    bool one = slash && slash > name && slash[1] && !strchr(slash + 1, '/');
-    return one && *name != '.' && *name != '~' && !ends_with(name, ".bin") && !file_exists(name);
+    bool one = slash && slash > name && slash[1] && !strpbrk(slash + 1, "/@");
+    SCOPED_FREE char *owner = memory_format("%.*s", one ? (int)(slash - name) : 0, name);
+    return one && *name != '.' && *name != '~' && !ends_with(name, ".bin") && !file_exists(name) && !file_exists(owner);
 }
 
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
@@ -67,8 +68,8 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
             folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
         "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
-        "nor a GGUF file, nor a model of llm.c",
-        folder);
+        "nor a GGUF file, nor a model of llm.c%s",
+        folder, file_exists(point.run) ? "" : ": there is nothing of that name");
 }
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */

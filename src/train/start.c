@@ -130,13 +130,17 @@ static bool see_store(Loop *loop, Error *error) {
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
 }
 
-/* `done`: steps that the run has done. */
-static bool check_steps(const Config *config, int64_t done, Error *error) {
-    return done <= config->steps ||
-           error_set(error, ERROR_USAGE,
-               "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW from=STEP "
-               "goes on from an earlier checkpoint",
-               (long long)config->steps, (long long)done, config->run, config->run);
+/* `done`: steps that the run has done, or the one that it is forked from. */
+static bool check_steps(const Config *config, int64_t done, bool forked, Error *error) {
+    if (done <= config->steps) return true;
+    if (forked)
+        return error_set(error, ERROR_USAGE,
+            "steps=%lld is below step %lld of %s, from which fork=%s would go on: give more, or from=STEP, an earlier checkpoint",
+            (long long)config->steps, (long long)done, config->fork, config->run);
+    return error_set(error, ERROR_USAGE,
+        "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW from=STEP "
+        "goes on from an earlier checkpoint",
+        (long long)config->steps, (long long)done, config->run, config->run);
 }
 
 /* The order of the samples. A source is not to be read more often than its mixture allows, in all of the run. */
@@ -172,10 +176,38 @@ static bool make_order(Loop *loop, Error *error) {
            error_context(error, "data.train=%s", config->data.train);
 }
 
+/* Whether a path, of which the end need not exist, is that of the folder or leads into it. */
+static bool lies_in(const char *path, const char *folder) {
+    SCOPED_FREE char *part = memory_copy_string(path);
+    char *slash = part;
+    while (file_kind(part, NULL) == FILE_ABSENT && (slash = strrchr(part, '/')) && slash > part) *slash = '\0';
+    SCOPED_FREE char *real = realpath(slash ? part : ".", NULL);
+    for (bool more = real != NULL; more; *slash = '\0') {
+        if (file_same(real, folder)) return true;
+        slash = strrchr(real, '/');
+        more = slash > real;
+    }
+    return false;
+}
+
+/* A run writes text, such as its log, which is not to be read as training data. */
+static bool check_place(const Loop *loop, Error *error) {
+    const Config *config = &loop->settings;
+    const Mixture *mixture = &loop->phases.mixture;
+    for (int i = 0; i <= mixture->source_count; i++) {
+        const char *data = i < mixture->source_count ? mixture->sources[i].path : config->data.valid;
+        if (file_kind(data, NULL) != FILE_FOLDER || !lies_in(config->run, data)) continue;
+        return error_set(error, ERROR_USAGE, "run=%s lies in the data, %s, where its own files would be read: give run=FOLDER elsewhere",
+            config->run, data);
+    }
+    return true;
+}
+
 /* Notes whether the folder is new: then a start that fails takes it away again. */
 static bool lock_run(Loop *loop, Error *error) {
     const char *run = loop->settings.run;
     bool absent = file_kind(run, NULL) == FILE_ABSENT;
+    if (!source_is_run(run) && !check_place(loop, error)) return false;
     if (loop->settings.fork[0] && !run_is_ours(run))
         return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
     if (!run_lock(run, &loop->lock, error)) return false;
@@ -189,7 +221,7 @@ static bool open_run(Loop *loop, Error *error) {
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (loop_leads(loop))
         opened = opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
-                 (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, error)) &&
+                 (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, loop->origin.forked, error)) &&
                  take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
                  corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
@@ -352,7 +384,7 @@ static bool start(Loop *loop, Error *error) {
     bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
-    if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, error)) return false;
+    if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
     if (loop_leads(loop)) summary_start(loop);
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);

@@ -150,7 +150,9 @@ void summary_start(const Loop *loop) {
     Console *console = loop->host->console;
     const Session *session = &loop->session;
     const Config *config = session->config;
-    if (session->step) console_print(console, "run      continuing %s after step %lld", config->run, (long long)session->step);
+    if (loop->origin.forked)
+        console_print(console, "run      %s is forked from %s after step %lld", config->run, config->fork, (long long)session->step);
+    else if (session->step) console_print(console, "run      continuing %s after step %lld", config->run, (long long)session->step);
     else console_print(console, "run      %s, new", config->run);
     describe_model(console, session);
     describe_device(console, session);

@@ -422,9 +422,15 @@ static void a_wrong_value_names_file_line_key_value_and_limits(void **state) {
 static void broken_yaml_is_refused_with_its_line(void **state) {
     Bench *bench = *state;
     assert_refused(bench, "run: a\n  verbose: b\n", "not valid YAML at c.yaml:2: mapping values are not allowed in this context");
-    assert_refused(bench, "run: 'a\n\n", "not valid YAML at c.yaml:3: found unexpected end of stream");
+    assert_refused(bench, "run: 'a\n\n",
+        "not valid YAML at c.yaml:3: found unexpected end of stream while scanning a quoted scalar that begins in line 1");
+    assert_refused(bench, "model:\n\twidth: 1\n", "not valid YAML at c.yaml:2: a tab stands where YAML takes blanks only");
+    assert_refused(bench, "model:\n  width: 1\n   lr: 2\n",
+        "the value of model.width at c.yaml:2 goes on in line 3, which is indented further than its key: keys of a group begin in the same "
+        "column");
     assert_refused(bench, "run: a\nverbose: \x01\n", "not valid YAML at c.yaml:2: control characters are not allowed");
-    assert_refused(bench, "model: {width: 1\n", "not valid YAML at c.yaml:2: did not find expected ',' or '}'");
+    assert_refused(bench, "model: {width: 1\n",
+        "not valid YAML at c.yaml:2: did not find expected ',' or '}' while parsing a flow mapping that begins in line 1");
 }
 
 static void bytes_that_are_no_text_are_refused_in_one_line(void **state) {

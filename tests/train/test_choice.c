@@ -47,6 +47,10 @@ static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
     assert_true(same_bytes("a/model.safetensors", "b/model.safetensors"));
     smelt_says(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
     smelt_says(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
+    assert_int_equal(mkdir("runs", 0777), 0);
+    smelt_says(ERROR_CHECKPOINT, "runs/no is neither a run folder", "eval runs/no text");
+    smelt_says(ERROR_CHECKPOINT, "nor a model of llm.c: there is nothing of that name", "eval runs/no text");
+    smelt_says(ERROR_CHECKPOINT, "other/run@bset is neither a run folder", "eval other/run@bset text");
     smelt_says(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
 }
 
@@ -54,7 +58,9 @@ static void checkpoints_in_another_store_have_the_same_names(void **state) {
     (void)state;
     train_good("run=run checkpoint.every=10 checkpoint.store=store");
     assert_same_output("eval run@30 text json=true", "eval run/checkpoints/step-00000030 text json=true");
-    smelt_says(ERROR_CHECKPOINT, "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30)", "eval run@10 text");
+    smelt_says(ERROR_CHECKPOINT,
+        "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30); checkpoint.keep and checkpoint.keep_every say which",
+        "eval run@10 text");
 }
 
 static void a_folder_whose_own_name_has_an_at_sign_is_that_run(void **state) {

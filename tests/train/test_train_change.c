@@ -65,6 +65,7 @@ static void a_refused_fork_leaves_nothing(void **state) {
     assert_int_equal(mkdir("fork", 0777), 0);
     smelt_says(ERROR_USAGE, "model.width", "train run fork=fork model.width=64");
     assert_true(access("fork", F_OK) == 0); /* what was there stays */
+    smelt_says(ERROR_USAGE, "steps=5 is below step 10 of run, from which fork=fork would go on", "train run fork=fork steps=5");
     write_text("fork/notes", "mine");
     smelt_says(ERROR_USAGE, "fork=fork is a folder that holds other files than those of a run", "train run fork=fork");
     assert_int_equal(unlink("fork/notes"), 0);

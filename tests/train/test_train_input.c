@@ -41,7 +41,10 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"optimizer.lr=1e30", "optimizer.lr"},
         {"optimizer.lr=nan", "optimizer.lr"},
         {"optimizer.name=sgd", "adamw|muon"},
-        {"batch.tokens=100", "batch.tokens=100 is not a multiple"},
+        {"batch.tokens=100",
+            "batch.tokens=100 is not a multiple of the microbatch of batch.sequences=4 x data.length=32 = 128 tokens: give "
+            "batch.tokens=128"},
+        {"batch.tokens=32", "= 128 tokens: give batch.tokens=128, or fewer batch.sequences"},
         {"model.context=16", "data.length=32 is above model.context=16: give data.length=16"},
         {"data.train=", "data.train is not set"},
         {"device=tpu", "auto|cpu|hip|cuda"},
@@ -53,6 +56,23 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
             fail_msg("%s left a run behind", settings[i].settings);
     }
     train_says(ERROR_USAGE, "run is not set", "run= steps=10");
+}
+
+static void a_run_inside_its_data_is_refused_as_its_log_would_be_read(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("texts", 0777), 0);
+    assert_int_equal(symlink("texts", "link"), 0);
+    write_corpus("texts/a", 3000);
+    const BadSetting places[] = {
+        {"run=texts data.train=texts", "run=texts lies in the data, texts, "},
+        {"run=texts/deep/run data.train=texts/", "run=texts/deep/run lies in the data, texts/, "},
+        {"run=link/run data.train=texts", "run=link/run lies in the data, texts, "},
+        {"run=runs/first data.train=.", "run=runs/first lies in the data, ., "},
+        {"run=texts/run data.valid=texts", "run=texts/run lies in the data, texts, "},
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) train_says(ERROR_USAGE, places[i].fragment, places[i].settings);
+    assert_true(access("texts/run", F_OK) != 0 && access("texts/config.yaml", F_OK) != 0);
+    train_good("run=texts-run data.train=texts stop_at=1");
 }
 
 static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line(void **state) {
@@ -442,6 +462,7 @@ int main(void) {
     if (unshare(CLONE_NEWNS) == 0) mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written),
+        TRAIN_TEST(a_run_inside_its_data_is_refused_as_its_log_would_be_read),
         TRAIN_TEST(a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line),
         TRAIN_TEST(other_settings_are_named_once_a_checkpoint_binds_the_run),
         TRAIN_TEST(settings_may_change_until_the_first_checkpoint),
