@@ -225,7 +225,7 @@ static void source_rows(const Page *page, const RunView *view) {
     json_t *path;
     json_object_foreach((json_t *)identity, key, path) {
         const char *name = key + sizeof prefix - 1;
-        if (!starts_with(key, prefix) || strchr(name, '.')) continue;
+        if (!starts_with(key, prefix) || strchr(name, '.') || !json_is_string(path)) continue;
         SCOPED_FREE char *shown = memory_format("source %s", name), *content = memory_format("%s.content", key);
         row(page, shown, json_string_value(path), content_of(view, content));
     }
