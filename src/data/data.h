@@ -116,7 +116,7 @@ typedef struct BinPlan {
     const int64_t *first_part; /* [bins + 1] */
 } BinPlan;
 
-/* Maps the plan of a verified set in FOLDER/NAME-LENGTH.bins; makes it where there is none of this content and length, in
+/* Maps the plan of a set in FOLDER/NAME-LENGTH.bins; makes it where there is none of this content and length, in
  * constant memory, with progress. The same content and length give the same file. ERROR_DATA. */
 bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error);
 void bin_plan_close(BinPlan *plan); /* also of a zeroed or failed one */

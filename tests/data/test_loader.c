@@ -3,6 +3,7 @@
 #include "support/data_files.h"
 
 #include "base/rng.h"
+#include "base/scope.h"
 
 /* Tokens 0, 1, 2, ... in documents of the given lengths. */
 static ShardSet counting_set(const int64_t *lengths, int64_t documents) {
@@ -316,6 +317,63 @@ static void what_cannot_be_read_ends_the_batches_after_those_before(void **state
     shard_set_close(&set);
 }
 
+/* A shard of another program whose tokens are a hole in the file: u16, in sequences and documents of 2^30 tokens at most. */
+static void write_hole(const char *prefix, int64_t tokens) {
+    enum { LONGEST = 1 << 30 };
+    int64_t sequences = (tokens + LONGEST - 1) / LONGEST;
+    SCOPED_FREE char *bin = memory_format("%s.bin", prefix), *idx = memory_format("%s.idx", prefix);
+    FILE *file = fopen(bin, "w");
+    assert_true(file && ftruncate(fileno(file), tokens * 2) == 0 && fclose(file) == 0);
+    file = fopen(idx, "w");
+    const struct __attribute__((packed)) {
+        char magic[9];
+        int64_t version;
+        char type;
+        int64_t sequences, entries;
+    } header = {"MMIDIDX", 1, 8, sequences, sequences + 1};
+    fwrite(&header, sizeof header, 1, file);
+    for (int64_t i = 0; i < sequences; i++)
+        fwrite(&(int32_t){(int32_t)(i < sequences - 1 ? LONGEST : tokens - i * LONGEST)}, sizeof(int32_t), 1, file);
+    for (int64_t i = 0; i < sequences; i++) fwrite(&(int64_t){i * LONGEST * 2}, sizeof(int64_t), 1, file);
+    for (int64_t i = 0; i <= sequences; i++) fwrite(&i, sizeof i, 1, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* What the process has of its own, without pages of files. */
+static int64_t own_bytes(void) {
+    char text[4096];
+    assert_true(file_read_start("/proc/self/status", text, sizeof text) > 0);
+    const char *at = strstr(text, "RssAnon:");
+    assert_non_null(at);
+    return strtoll(at + strlen("RssAnon:"), NULL, 10) * 1024;
+}
+
+/* Opens a corpus, reads 2,000 samples anywhere in it, and returns how much more memory the process has meanwhile. */
+static int64_t bytes_of_reading(const char *prefix) {
+    int64_t before = own_bytes();
+    ShardSet set;
+    Error error = {0};
+    assert_true(shard_set_open(&set, prefix, &error)); /* without verifying it, which would read all */
+    Reading reading = {
+        .set = &set, .sequences = 4, .length = 512, .vocabulary = 10, .separator = -1, .document_mask = true, .shuffle = true, .seed = 1};
+    Loader *loader = open_reading(&reading, 0);
+    for (int i = 0; i < 500; i++) assert_int_equal(next_batch(loader)->tokens[2047], 0);
+    int64_t bytes = own_bytes() - before;
+    close_reading(&reading);
+    shard_set_close(&set);
+    return bytes;
+}
+
+static void memory_does_not_grow_with_the_corpus(void **state) {
+    (void)state;
+    write_hole("small", 5000000);
+    write_hole("large", 1ll << 39); /* 1 TiB */
+    bytes_of_reading("small");      /* the first time, libraries and the allocator take theirs */
+    int64_t small = bytes_of_reading("small"), large = bytes_of_reading("large");
+    assert_in_range(large, 0, small + (1 << 20));
+    assert_true(large < 4 << 20); /* the ring, and a thread */
+}
+
 static void a_loader_closes_at_any_moment(void **state) {
     (void)state;
     ShardSet set = counting_set((const int64_t[]){5000}, 1);
@@ -398,6 +456,7 @@ int main(void) {
         IN_FOLDER(a_separator_inside_a_document_ends_it_too),
         IN_FOLDER(batches_agree_with_the_definition_for_random_documents),
         IN_FOLDER(resuming_at_any_draw_gives_the_same_batches),
+        IN_FOLDER(memory_does_not_grow_with_the_corpus),
         IN_FOLDER(a_loader_closes_at_any_moment),
         IN_FOLDER(a_batch_stays_as_it_is_while_it_is_held),
         IN_FOLDER(a_corpus_shorter_than_a_sequence_is_bad_data),
