@@ -348,7 +348,8 @@ static const Command members[] = {
     {.name = "data show",
         .summary = "what token shards hold",
         .words = "PATH",
-        .explanation = "Prints what token shards hold, and their first tokens. PATH is a prefix, of PATH.bin and PATH.idx, or a folder.\n",
+        .explanation = "Prints what token shards hold, and their first tokens. PATH is a prefix, of PATH.bin and PATH.idx, a file "
+                       "of llm.c or llmq, a folder of any of these, or a folder of Mosaic's MDS.\n",
         .table = TABLE(show_rows),
         .options_size = sizeof(DataOptions),
         .run = run_show},

@@ -88,9 +88,11 @@ static int width_of(const char *type, size_t length) {
 }
 
 static int width_of_encoding(const char *encoding, bool fixed) {
-    const char *type = encoding + strlen("ndarray:");
+    static const char array[] = "ndarray:";
     if (!strcmp(encoding, "bytes")) return 8;
-    return fixed && !strncmp(encoding, "ndarray:", strlen("ndarray:")) ? width_of(type, strcspn(type, ":")) : 0;
+    if (!fixed || strncmp(encoding, array, strlen(array)) != 0) return 0;
+    const char *type = encoding + strlen(array);
+    return width_of(type, strcspn(type, ":"));
 }
 
 static bool refuse_columns(const Shard *shard, const char *column, const char *encoding, Error *error) {
@@ -175,7 +177,8 @@ bool mds_open(Shard *shard, Error *error) {
     if (!file_read_at(&shard->file, text, (int64_t)size, table, error)) return error_recode(error, ERROR_DATA);
     json_auto_t *columns = json_loadb(text, size, 0, NULL);
     if (!read_columns(shard, columns, error) || !read_offsets(shard, rows->samples - 1, offsets, error)) return false;
-    if (offsets[1] != shard->file.bytes) return refuse_offsets(shard, rows->samples - 1, error);
+    bool fits = rows->varies || rows->samples <= shard->file.bytes / (rows->tokens * shard->token_bytes);
+    if (!fits || offsets[1] != shard->file.bytes) return refuse_offsets(shard, rows->samples - 1, error);
     shard->token_count = tokens_before(shard, rows->samples, offsets[1]);
     return shard->token_count >= 0 || refuse_offsets(shard, rows->samples - 1, error);
 }

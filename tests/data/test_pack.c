@@ -401,6 +401,15 @@ static void the_command_returns_the_exit_code_of_the_error(void **state) {
     assert_data((const char *[]){"show", "s", "check=true", NULL}, ERROR_DATA, "");
 }
 
+static void any_sequence_is_shown_and_one_behind_the_last_token_is_refused(void **state) {
+    (void)state;
+    write_shard("s", 2, (const int32_t[]){10, 11, 12, 13, 14}, (const int64_t[]){2, 3}, 2);
+    assert_data((const char *[]){"show", "s", "length=2", NULL}, 0, "first tokens:     10 11 ...\n");
+    assert_data((const char *[]){"show", "s", "length=2", "sample=1", NULL}, 0, "tokens from 2: 12 13 ...\n");
+    assert_data((const char *[]){"show", "s", "length=2", "sample=2", NULL}, 0, "tokens from 4: 14\n");
+    assert_data((const char *[]){"show", "s", "length=2", "sample=3", NULL}, ERROR_USAGE, "format:           Megatron\n");
+}
+
 static void help_prints_usage_and_the_options(void **state) {
     (void)state;
     assert_data((const char *[]){"show", "--help", NULL}, 0, "Usage: smelt data show PATH");
@@ -436,6 +445,7 @@ int main(void) {
         IN_FOLDER(the_command_packs_and_shows),
         IN_FOLDER(the_command_shows_tokens_of_other_vocabularies_as_numbers),
         IN_FOLDER(the_command_returns_the_exit_code_of_the_error),
+        IN_FOLDER(any_sequence_is_shown_and_one_behind_the_last_token_is_refused),
         IN_FOLDER(help_prints_usage_and_the_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
