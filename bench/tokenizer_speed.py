@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Encoding speed of smelt's tokenizers against `tokenizers` (and tiktoken where it reads the vocabulary), one thread each, the same file.
+"""Encoding speed of smelt's tokenizers against `tokenizers` (and tiktoken where it reads the vocabulary) and `sentencepiece`, one thread each, the same file.
 
     bench/tokenizer_speed.py FOLDER [--file TEXT] [--rounds N]     FOLDER as tests/golden/compare_tokenizers.py made it (its venv and vocabularies)
 
@@ -34,6 +34,7 @@ def main():
 
     golden.environment(arguments.folder)
     import tokenizers
+    import sentencepiece
     import tokenizer_library
     library = tokenizer_library.build(arguments.folder)
     if arguments.file:
@@ -60,6 +61,15 @@ def main():
         shown = [f"{statistics.median(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in columns]
         row = [name, shown[0], shown[1], f"{middle[0] / middle[1]:.1f}"] + ([shown[2], f"{middle[0] / middle[2]:.1f}"] if data else ["", ""])
         print("| " + " | ".join(row) + " |", flush=True)
+    print("\n| model | smelt | sentencepiece | smelt / sentencepiece |\n|---|---|---|---|")
+    for name in ["mistral", "bpe", "unigram", "unigram-bytes"]:
+        path = golden.vocabulary_file(arguments.folder, name) if name in golden.FILES else golden.trained_sentencepiece(arguments.folder, name, **golden.SENTENCEPIECE[name])
+        ours, peer = tokenizer_library.Tokenizer(library, path), sentencepiece.SentencePieceProcessor(model_file=path, num_threads=1)
+        rates = [[rate(ours.encode_count, raw, size), rate(peer.encode, raw, size)] for _ in range(arguments.rounds)]
+        columns = list(zip(*rates))
+        middle = [statistics.median(column) for column in columns]
+        shown = [f"{statistics.median(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in columns]
+        print(f"| {name} | {shown[0]} | {shown[1]} | {middle[0] / middle[1]:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

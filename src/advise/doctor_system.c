@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "advise/doctor.h"
+#include "token/tokenizer.h"
 
 /* -- System and processors ----------------------------------------------------------------------------------------- */
 
@@ -34,6 +35,8 @@ static void check_machine(Doctor *doctor) {
     bool named = uname(&names) == 0;
     doctor_ok(doctor, "system", "%s, Linux %s", *system ? system : "unknown distribution", named ? names.release : "unknown");
     doctor_ok(doctor, "cpu", "%ld x %s", sysconf(_SC_NPROCESSORS_ONLN), *cpu ? cpu : "unknown processor");
+    tokenizer_unicode(text, sizeof text);
+    doctor_ok(doctor, "unicode", "%s; newer characters may be divided otherwise than by other tokenizers", text);
 }
 
 static void check_affinity(Doctor *doctor) {

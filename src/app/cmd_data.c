@@ -40,7 +40,8 @@ typedef struct DataOptions {
 static const Option pack_rows[] = {
     REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
     RECORD_ROWS,
-    STRING_OPTION(tokenizer, "", "", "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"),
+    STRING_OPTION(tokenizer, "", "",
+        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes"),
     BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),

@@ -50,7 +50,8 @@ static const Option rows[] = {
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
     STRING_OPTION(data.tokenizer, "", "",
-        "a tokenizer.json, a folder with one, or a .tiktoken file; empty: that of the token shards or of init, else bytes; none: not known",
+        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: that of the token shards or of "
+        "init, else bytes; none: not known",
         PATH),
     BOOL_OPTION(
         data.special, "false", "special tokens spelled in text are matched; else they are ordinary text, so that no text ends a document"),

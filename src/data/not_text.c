@@ -33,7 +33,7 @@ static const Magic magics[] = {
     MAGIC(0, "\x93NUMPY", false, {"a NumPy array", "write tokens as a token shard (docs/formats.md), or text as text"}),
     MAGIC(0, "\x89HDF\r\n\x1a\n", false, {"an HDF5 file", WRITE_TEXT}),
     MAGIC(0, "MMIDIDX\0", false, {"the index of a token shard", "name the shard by its prefix, without .idx"}),
-    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", "it is no text; as a tokenizer give the tokenizer.json of the same model"}),
+    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", "give it as the tokenizer: tokenizer=, or data.tokenizer="}),
     MAGIC(0, "GGUF", true, {"a GGUF model", LEAVE_OUT}),
     MAGIC(2, "\r\n\0\0\0", false, {"compiled Python", LEAVE_OUT}),
     MAGIC(0, "\177ELF", false, {"a compiled program", LEAVE_OUT}),

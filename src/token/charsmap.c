@@ -98,7 +98,7 @@ static bool ends_with(Span text, Span end) {
 /* Appends what a piece becomes; `spaced`: the piece before ended with a space, and more are left out. */
 static bool append_piece(const Whitespace *rules, Span space, bool spaced, Span piece, Buffer *out) {
     while (spaced && piece.size > 0 && piece.bytes[0] == ' ') piece.bytes++, piece.size--;
-    if (rules->escape) text_replace(out, piece, (Span){" ", 1}, space);
+    if (rules->escape && memchr(piece.bytes, ' ', piece.size)) text_replace(out, piece, (Span){" ", 1}, space);
     else buffer_append(out, piece.bytes, piece.size);
     return rules->squeeze && (piece.size > 0 ? piece.bytes[piece.size - 1] == ' ' : spaced);
 }

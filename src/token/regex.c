@@ -4,7 +4,9 @@
  * read-only; matching needs a RegexScratch per thread. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <utf8proc.h>
 
 #include "base/memory.h"
 #include "token/token_internal.h"
@@ -22,6 +24,12 @@ struct RegexScratch {
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 };
+
+void tokenizer_unicode(char *text, size_t size) {
+    char classes[64];
+    pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, classes);
+    snprintf(text, size, "%s in normal forms (utf8proc), %s in classes of characters (PCRE2)", utf8proc_unicode_version(), classes);
+}
 
 /* -- Known patterns ------------------------------------------------------------------------------------------------ */
 

@@ -103,6 +103,9 @@ bool gguf_has_tokenizer(const char *path);
 bool gguf_put_tokenizer(
     GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error);
 
+/* The versions of Unicode by which text is divided and normalised, those of the libraries: "15.0.0 ...". */
+void tokenizer_unicode(char *text, size_t size);
+
 /* -- Training (bpe_train.c) ---------------------------------------------------------------------------------------- */
 
 typedef struct TokenizerTraining {

@@ -10,7 +10,7 @@
 #include "token/token_internal.h"
 
 /* A long text is given out where all ways meet, so that memory does not grow with it. */
-enum { SEGMENT = 1 << 16 };
+enum { SEGMENT = 1 << 16, CLEARED = 1 << 10 };
 static const double score_limit = 100000;
 
 bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *error) {
@@ -36,14 +36,12 @@ void lattice_free(Lattice *lattice) {
     *lattice = (Lattice){0};
 }
 
+/* Of equal ways the first offered stays. */
 static void offer(LatticeNode *node, double candidate, int32_t id, size_t length) {
-    if (node->length == 0 || candidate > node->best) {
-        if (node->length > 0) node->second = fmax(node->second, node->best);
-        node->best = candidate;
-        node->length = (uint32_t)length;
-        node->id = id;
-    } else {
-        node->second = fmax(node->second, candidate);
+    if (candidate > node->best) {
+        *node = (LatticeNode){candidate, node->best, (uint32_t)length, id};
+    } else if (candidate > node->second) {
+        node->second = candidate;
     }
 }
 
@@ -52,13 +50,12 @@ static void offer_unknown(const Tokenizer *tokenizer, const Lattice *lattice, si
     offer(&lattice->nodes[at + size], single ? (float)candidate : candidate, tokenizer->unknown, size);
 }
 
-/* Offers all tokens that begin at text[at]; returns the end of the longest. */
-static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, Span text, size_t at, bool single) {
-    size_t base = double_array_base(&tokenizer->pieces, 0), reach = at, character = text_character_size(text.bytes + at, text.size - at);
+/* Offers all tokens that begin with the character at text[at]; returns the end of the longest. */
+static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, Span text, size_t at, size_t character, bool single) {
+    size_t base = double_array_base(&tokenizer->pieces, 0), reach = at;
     double best = lattice->nodes[at].best;
     bool whole = false;
     int32_t id;
-    if (character == 0) character = 1;
     for (size_t i = at; i < text.size && double_array_step(&tokenizer->pieces, &base, (unsigned char)text.bytes[i], &id); i++) {
         if (id == TOKEN_NONE) continue;
         reach = i + 1;
@@ -73,24 +70,24 @@ static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, S
 /* Takes what the best way to nodes[at] has off all sums from there on. */
 static void restart_sums(LatticeNode *nodes, size_t at, size_t reach) {
     double offset = nodes[at].best;
-    for (size_t i = at; i <= reach; i++)
-        if (i == at || nodes[i].length > 0) nodes[i].best = (float)(nodes[i].best - offset);
+    for (size_t i = at; i <= reach; i++) nodes[i].best = (float)(nodes[i].best - offset);
 }
 
 /* Finds the best way through `text`, or through its beginning up to a place where all ways meet; returns its bytes. */
 static size_t find_ways(const Tokenizer *tokenizer, Lattice *lattice, Span text, double start, bool single) {
-    size_t at = 0, reach = 0, size;
-    array_reserve(lattice->nodes, lattice->capacity, 1);
-    lattice->nodes[0] = (LatticeNode){.best = start};
-    for (size_t cleared = 0; at < text.size; at += size) {
+    size_t at = 0, reach = 0, ready = 0, size;
+    for (; at < text.size; at += size) {
         if (at == reach && at >= SEGMENT) break;
         size = text_character_size(text.bytes + at, text.size - at);
         if (size == 0) size = 1;
-        size_t needed = at + tokenizer->longest_piece < text.size ? at + tokenizer->longest_piece : text.size;
-        array_reserve(lattice->nodes, lattice->capacity, needed + 1);
-        for (; cleared < needed; cleared++) lattice->nodes[cleared + 1] = (LatticeNode){.second = -INFINITY};
+        if (at + tokenizer->longest_piece >= ready && ready <= text.size) {
+            size_t end = at + tokenizer->longest_piece + CLEARED < text.size ? at + tokenizer->longest_piece + CLEARED : text.size;
+            array_reserve(lattice->nodes, lattice->capacity, end + 1);
+            for (; ready <= end; ready++) lattice->nodes[ready] = (LatticeNode){.best = -INFINITY, .second = -INFINITY};
+        }
+        if (at == 0) lattice->nodes[0].best = start;
         if (single && fabs(lattice->nodes[at].best) > score_limit) restart_sums(lattice->nodes, at, reach);
-        size_t end = offer_tokens(tokenizer, lattice, text, at, single);
+        size_t end = offer_tokens(tokenizer, lattice, text, at, size, single);
         if (end > reach) reach = end;
     }
     return at;

@@ -372,10 +372,11 @@ static void training_on_text_that_is_not_utf8_says_so(void **state) {
         "warning: 2 records: invalid UTF-8: U+FFFD took the place of what is not UTF-8 (invalid=replace); the first at line 1 of latin");
 }
 
-static void a_tokenizer_of_sentencepiece_is_named(void **state) {
+static void a_tokenizer_of_sentencepiece_is_no_text(void **state) {
     (void)state;
     write_bytes("tokenizer.model", "\n\x0e\n\5<unk>\x15\0\0\0\0", 14);
-    expect("$SMELT data pack text out tokenizer=tokenizer.model", ERROR_DATA, "tokenizer.model: it is neither a tokenizer.json nor");
+    expect("$SMELT data pack text out tokenizer=tokenizer.model", ERROR_DATA,
+        "tokenizer.model: it is binary, but not a whole SentencePiece model");
     expect("$SMELT data pack tokenizer.model out", ERROR_DATA, "tokenizer.model is a sentencepiece tokenizer, not text");
 }
 
@@ -424,7 +425,7 @@ int main(void) {
         TRAIN_TEST(a_text_alone_trains),
         TRAIN_TEST(standard_input_is_packed),
         TRAIN_TEST(training_on_text_that_is_not_utf8_says_so),
-        TRAIN_TEST(a_tokenizer_of_sentencepiece_is_named),
+        TRAIN_TEST(a_tokenizer_of_sentencepiece_is_no_text),
         TRAIN_TEST(what_a_folder_holds_besides_text_is_counted),
         TRAIN_TEST(showing_a_folder_names_a_shard_in_it),
         TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),

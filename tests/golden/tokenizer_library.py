@@ -4,7 +4,7 @@ import os
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SOURCES = ["src/token/" + name for name in sorted(os.listdir(os.path.join(ROOT, "src/token"))) if name.endswith(".c")]
+SOURCES = [os.path.join(folder, name) for folder in ("src/token", "src/gguf") for name in sorted(os.listdir(os.path.join(ROOT, folder))) if name.endswith(".c")]
 SOURCES += ["src/base/%s.c" % name for name in ("error", "file", "log", "memory", "wrap")]
 LIBRARIES = ["-lpcre2-8", "-ljansson", "-lutf8proc", "-lxxhash"]
 ADD_SPECIAL, PLAIN_SPECIAL, CONTINUED = 1, 2, 4
