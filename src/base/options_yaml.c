@@ -106,7 +106,8 @@ static bool next_event(Reader *reader, yaml_event_t *event) {
     const char *thing = refused(event, reader->lists);
     if (!thing) return true;
     const char *where = at_line(reader, event_line(event));
-    bool list = event->type == YAML_SEQUENCE_START_EVENT, known = options_find(reader->table, reader->name, strlen(reader->name));
+    bool list = !reader->lists && event->type == YAML_SEQUENCE_START_EVENT,
+         known = options_find(reader->table, reader->name, strlen(reader->name));
     yaml_event_delete(event);
     if (list && *reader->name && !known && !first_of_group(reader->table, reader->name))
         return options_unknown(reader->table, reader->name, strlen(reader->name), where, reader->error);

@@ -47,17 +47,24 @@ bool mixture_is(const char *path) {
 
 /* -- Sources ----------------------------------------------------------------------------------------------------- */
 
-static bool check_name(const Mixture *mixture, int index, const char *path, Error *error) {
+/* Of a source or a phase. Names stand in messages and records. */
+static bool check_name(const char *kind, int index, const char *name, const char *path, Error *error) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
-    const char *name = mixture->sources[index].name;
     size_t length = strlen(name);
-    if (length == 0 || length > NAME_LIMIT || strspn(name, allowed) != length)
-        return error_set(error, ERROR_USAGE, "%s: source %d has the name '%.*s': give 1 to %d letters, digits, '_' and '-'", path,
-            index + 1, NAME_LIMIT, name, NAME_LIMIT);
+    return (length > 0 && length <= NAME_LIMIT && strspn(name, allowed) == length) ||
+           error_set(
+               error, ERROR_USAGE, "%s: the name of %s %d is not 1 to %d letters, digits, '_' and '-'", path, kind, index + 1, NAME_LIMIT);
+}
+
+static bool check_source(const Mixture *mixture, int index, const char *path, Error *error) {
+    const MixtureSource *source = &mixture->sources[index];
+    if (!check_name("source", index, source->name, path, error)) return false;
     for (int i = 0; i < index; i++)
-        if (!strcmp(mixture->sources[i].name, name))
-            return error_set(error, ERROR_USAGE, "%s: sources %d and %d are both called %s: rename one", path, i + 1, index + 1, name);
-    return true;
+        if (!strcmp(mixture->sources[i].name, source->name))
+            return error_set(
+                error, ERROR_USAGE, "%s: sources %d and %d are both called %s: rename one", path, i + 1, index + 1, source->name);
+    return *source->path ||
+           error_set(error, ERROR_USAGE, "%s: source %s has no path: give a token shard or a folder of them", path, source->name);
 }
 
 static bool read_sources(Mixture *mixture, const char *path, Error *error) {
@@ -72,10 +79,7 @@ static bool read_sources(Mixture *mixture, const char *path, Error *error) {
     mixture->source_count = list.count;
     if (list.count == 0) return error_set(error, ERROR_USAGE, "%s has no sources: give 'sources: [{name: ..., path: ...}]'", path);
     for (int i = 0; i < list.count; i++) {
-        if (!check_name(mixture, i, path, error)) return false;
-        if (!*mixture->sources[i].path)
-            return error_set(
-                error, ERROR_USAGE, "%s: source %s has no path: give a token shard or a folder of them", path, mixture->sources[i].name);
+        if (!check_source(mixture, i, path, error)) return false;
         options_remember(&source_table, &mixture->sources[i], &mixture->strings);
     }
     return true;
@@ -117,6 +121,7 @@ static bool check_phase(Mixture *mixture, int index, const char *path, Error *er
     MixturePhase *phase = &mixture->phases[index];
     SCOPED_FREE char *number = memory_format("name=%d", index + 1);
     if (!*phase->name && !options_set(&phase_table, phase, &mixture->strings, number, error)) return false;
+    if (!check_name("phase", index, phase->name, path, error)) return false;
     if (phase->tokens == 0 && index < mixture->phase_count - 1)
         return error_set(error, ERROR_USAGE,
             "%s: phase %s has no tokens: only the last phase may leave them out, and then ends with the run", path, phase->name);

@@ -90,8 +90,9 @@ static void what_is_wrong_is_named_with_its_line(void **state) {
 
 static void senseless_mixtures_are_refused(void **state) {
     (void)state;
-    assert_refused("sources: [{path: /web}]\n", "source 1 has the name ''");
-    assert_refused("sources: [{name: a.b, path: /web}]\n", "source 1 has the name 'a.b': give 1 to 64 letters");
+    assert_refused("sources: [{path: /web}]\n", "the name of source 1 is not 1 to 64 letters");
+    assert_refused("sources: [{name: a.b, path: /web}]\n", "the name of source 1 is not 1 to 64 letters");
+    assert_refused(SOURCES "phases: [{name: \"a\\nb\", weights: {web: 1}}]\n", "the name of phase 1 is not 1 to 64 letters");
     assert_refused("sources: [{name: web}]\n", "source web has no path");
     assert_refused("sources: [{name: a, path: /a}, {name: a, path: /b}]\n", "sources 1 and 2 are both called a");
     assert_refused(SOURCES "phases: [{tokens: 1M}]\n", "phase 1 has no weights above 0");
