@@ -429,6 +429,17 @@ bool file_truncate(const File *file, int64_t bytes, Error *error) {
     return ftruncate(file->descriptor, bytes) == 0 || file_fail(error, "write", file->path);
 }
 
+bool file_open_shared(File *file, const char *path, int64_t bytes, Error *error) {
+    int64_t size;
+    if (file_kind(path, &size) != FILE_REGULAR || size != bytes) {
+        SCOPED(file_close) File made = {0};
+        if (!file_replace_begin(&made, path, error) || !file_reserve(&made, bytes, error) || !file_truncate(&made, bytes, error) ||
+            !file_replace_commit(&made, error))
+            return false;
+    }
+    return file_take(file, path, descriptor_open(path, O_RDWR | O_NONBLOCK | O_NOCTTY), "open", error);
+}
+
 bool file_open_unnamed(File *file, const char *folder, Error *error) {
     SCOPED_FREE char *name = memory_format("%s/.smelt-XXXXXX", folder);
     int descriptor = mkostemp(name, O_CLOEXEC);

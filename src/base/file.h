@@ -135,6 +135,10 @@ bool file_truncate(const File *file, int64_t bytes, Error *error);
 /* A file for reading and writing that has no name, so that nothing is left of it. Its `path` is the folder. */
 bool file_open_unnamed(File *file, const char *folder, Error *error);
 
+/* Opens a file of exactly `bytes` for reading and writing in place, by several processes at once. Where it is absent or has
+ * another size it is made anew, with all its space, and no content to rely on. */
+bool file_open_shared(File *file, const char *path, int64_t bytes, Error *error);
+
 /* -- Folders ------------------------------------------------------------------------------------------------------- */
 
 bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */

@@ -45,8 +45,15 @@ static const Option rows[] = {
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder", FREE),
 
     STRING_OPTION(data.train, "", "",
-        "training data: token shards (a prefix or a folder), a text file or folder, or MIXTURE.yaml, which mixes several in phases", PATH),
+        "training data: token shards (a prefix or a folder, also s3://BUCKET/PREFIX), a text file or folder, or MIXTURE.yaml, which mixes "
+        "several "
+        "in phases",
+        PATH),
     STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text", CHANGES, PATH),
+    STRING_OPTION(
+        data.cache, "", "", "folder in which data of s3:// is cached; runs may share it; empty: data/cache of the run", FREE, PATH),
+    INT_OPTION(data.cache_mib, "4096", 64, 1 << 30, "MiB", "tokens in the cache at most, of which each rank fetches a 32nd ahead", FREE),
+    REAL_OPTION(data.patience, "300", 1, 1e6, "seconds", "how long training waits for a store of s3:// that does not answer", FREE),
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
     STRING_OPTION(data.tokenizer, "", "",

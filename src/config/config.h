@@ -65,9 +65,9 @@ typedef struct ScheduleConfig {
 /* How documents become sequences: cut from one stream, or packed by best fit (data.h). */
 typedef enum DataPacking { PACKING_CUT, PACKING_BEST_FIT } DataPacking;
 typedef struct DataConfig {
-    const char *train, *valid, *separator, *tokenizer;
-    double valid_fraction;
-    int64_t length;
+    const char *train, *valid, *separator, *tokenizer, *cache;
+    double valid_fraction, patience;
+    int64_t length, cache_mib;
     int packing; /* DataPacking */
     bool special, document_mask;
 } DataConfig;

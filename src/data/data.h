@@ -41,6 +41,7 @@ typedef struct ShardSet {
     int64_t token_count;
     int64_t document_count; /* -1: not all shards have an index of documents */
     int32_t end_token;      /* for the owner to set: where there is no index, a document ends with it; -1: nowhere */
+    struct Remote *remote;  /* of a folder of remote_mirror; else NULL */
     int64_t max_token;      /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
 } ShardSet;
 
@@ -64,6 +65,11 @@ bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t v
 /* Asks the system to read what shard_set_read will need, and returns at once. */
 void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
 
+/* How many sequences of `length` tokens are worth asking for before they are needed. */
+int64_t shard_set_ahead(const ShardSet *set, int64_t length);
+/* While it is true, shard_set_read fails where it would wait for a store: for a thread that is to end. */
+void shard_set_interrupt(const ShardSet *set, bool interrupted);
+
 /* Walks the documents in order: start with {.set = set}. */
 typedef struct DocumentCursor {
     const ShardSet *set;
@@ -81,6 +87,23 @@ char *shard_set_types(const ShardSet *set);
 char *shard_set_formats(const ShardSet *set);    /* "Megatron" */
 int64_t shard_set_bytes(const ShardSet *set);    /* of the files of tokens */
 bool shard_set_checksummed(const ShardSet *set); /* whether all shards carry checksums: smelt's do, other programs' do not */
+
+/* -- Sources in object stores (remote_mirror.c, remote.c) ------------------------------------------------------------- */
+
+/* Where what is fetched is kept. Runs and the ranks of a node may share the folder. */
+typedef struct RemoteOptions {
+    const char *cache; /* a folder */
+    int64_t bytes;     /* of blocks of tokens in it at most; indexes and tokenizers come on top, whole */
+    double patience;   /* seconds that reading waits for a store that does not answer */
+} RemoteOptions;
+
+/* Whether a path is s3://BUCKET/PREFIX, which holds the files of a folder of shards. */
+bool remote_is(const char *path);
+/* The folder that stands for it, once remote_mirror has made it: shard_set_open reads it. The caller frees. */
+char *remote_folder(const char *cache, const char *path);
+/* Makes that folder, or brings it up to date. Where the store does not answer one that was made before stays, with a
+ * warning. ERROR_DATA; ERROR_USAGE without credentials. */
+bool remote_mirror(const RemoteOptions *options, const char *path, Error *error);
 
 /* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx appear under their names only when
  * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. A shard of

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "data/data.h"
+#include "data/remote_internal.h"
 
 /* Puts `tokenizer` (as for tokenizer_open; "": the byte tokenizer) into a folder, which is replaced. */
 bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error);
@@ -15,7 +16,6 @@ bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *err
 
 typedef int32_t UnalignedI32 __attribute__((aligned(1)));
 typedef int64_t UnalignedI64 __attribute__((aligned(1)));
-typedef uint64_t UnalignedU64 __attribute__((aligned(1)));
 
 /* The arrays of a mapped PREFIX.idx, which begin at any byte. */
 typedef struct ShardIndex {
@@ -49,7 +49,7 @@ typedef struct ShardRows {
 typedef struct ShardFormat {
     const char *name;
     bool (*probe)(const char *path); /* whether a path names such a shard, by content */
-    /* Opens shard->file and sets what is known of it, by shard->prefix. On failure the caller closes it. */
+    /* Opens shard->file, unless shard->object is set (Megatron's alone), and sets what is known of it, by shard->prefix. On failure the caller closes it. */
     bool (*open)(Shard *shard, Error *error);
     /* The byte at which a token lies, and how many tokens lie from there on end to end. NULL: all from Shard.start on. */
     bool (*locate)(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error);
@@ -57,8 +57,10 @@ typedef struct ShardFormat {
 
 struct Shard {
     const ShardFormat *format;
-    char *prefix;  /* its name, for messages; owned */
-    File file;     /* PREFIX.bin, or the file itself in the formats that have no prefix */
+    char *prefix; /* its name, for messages; owned */
+    File file;    /* PREFIX.bin, or the file itself in the formats that have no prefix */
+    /* Where PREFIX.bin lies when the set is that of a bucket, else NULL: then `file` is not open, and has path and size alone. */
+    RemoteObject *object;
     int64_t start; /* the byte of its first token */
     ShardIndex index;
     ShardRows rows;
@@ -70,8 +72,9 @@ struct Shard {
     uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each */
 };
 
-/* Opens its files and reads a few places of them; what that tells is checked. On failure there is nothing to close. */
-bool shard_open(Shard *shard, const char *prefix, Error *error);
+/* Opens its files and reads a few places of them; what that tells is checked. Tokens are an object of
+ * `remote` unless that is NULL. On failure there is nothing to close. */
+bool shard_open(Shard *shard, const char *prefix, Remote *remote, Error *error);
 /* Reads all of its files; on failure the shard stays open. */
 bool shard_verify(Shard *shard, Error *error);
 void shard_close(Shard *shard);                  /* also of a zeroed one */

@@ -19,9 +19,6 @@
 
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 
-/* A disk works on many requests at once, and a sequence is one: as many are asked for before they are needed. */
-enum { AHEAD_SEQUENCES = 256 };
-
 /* The writable side of a Batch. */
 typedef struct Slot {
     int32_t *tokens, *targets, *positions;
@@ -210,6 +207,14 @@ static bool check_sources(const LoaderOptions *options, Error *error) {
     return true;
 }
 
+/* Batches that are asked for before they are needed: the most that is worth it for a source. */
+static int64_t batches_ahead(const Loader *loader) {
+    int64_t sequences = 1;
+    for (int i = 0; i < order_sources(loader->options.order); i++)
+        sequences = int_max(sequences, shard_set_ahead(loader->sources[i].set, loader->length));
+    return divide_up(sequences, loader->options.sequences);
+}
+
 static bool allocate_ring(Loader *loader, Error *error) {
     size_t values = (size_t)loader->options.sequences * (size_t)loader->length;
     size_t bytes = values * LOADER_RING * LOADER_ARRAYS * sizeof(int32_t);
@@ -249,7 +254,7 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     loader->length = order_phase_length(options->order, options->phase);
     loader->end = order_phase_start(options->order, options->phase + 1);
     loader->first_sample = first_sample;
-    loader->ahead = divide_up(AHEAD_SEQUENCES, options->sequences);
+    loader->ahead = batches_ahead(loader);
     loader->numbers = memory_allocate((size_t)loader->ahead * sizeof *loader->numbers);
     loader->read = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->read);
     loader->ends = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->ends);
@@ -285,6 +290,8 @@ void loader_close(Loader *loader) {
     atomic_store(&loader->stop, true);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
+    for (int i = 0; i < order_sources(loader->options.order); i++) shard_set_interrupt(loader->sources[i].set, true);
     pthread_join(loader->thread, NULL);
+    for (int i = 0; i < order_sources(loader->options.order); i++) shard_set_interrupt(loader->sources[i].set, false);
     loader_free(loader);
 }

@@ -18,14 +18,24 @@ enum { BLOCKS_PER_PROGRESS = 1024 };
 
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
 
-bool shard_open(Shard *shard, const char *prefix, Error *error) {
+/* The object that has the name of a file of the set's folder. */
+static bool open_object(Shard *shard, Remote *remote, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s.bin", shard->prefix);
+    shard->object = remote_find(remote, strrchr(path, '/') + 1);
+    if (!shard->object) return error_set(error, ERROR_DATA, "%s is no object of its source: remove its folder, and start again", path);
+    shard->file = (File){.path = memory_copy_string(remote_path(shard->object)), .descriptor = -1, .bytes = remote_bytes(shard->object)};
+    return true;
+}
+
+bool shard_open(Shard *shard, const char *prefix, Remote *remote, Error *error) {
     *shard = (Shard){.prefix = memory_copy_string(prefix), .format = shard_format(prefix), .document_count = -1, .max_token = -1};
     if (!shard->format) {
         shard_close(shard);
         return error_set(
             error, ERROR_DATA, "%s is no token shard: there is no %s.idx, and no such file of llm.c, llmq or Mosaic's MDS", prefix, prefix);
     }
-    bool good = shard->format->open(shard, error);
+    bool good = (!remote || open_object(shard, remote, error)) && shard->format->open(shard, error);
+    if (good && remote) remote_expect(shard->object, shard->index.token_blocks);
     if (good && shard->token_count == 0)
         good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", shard->file.path);
     if (!good) shard_close(shard);
@@ -102,7 +112,8 @@ static int64_t read_block(const Shard *shard, int64_t first, int64_t most, void 
     int64_t from = whole ? at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES : at, room = SHARD_BLOCK_BYTES - (at - from);
     int64_t count = int_min(int_min(most, run), room / width);
     int64_t size = whole ? int_min(SHARD_BLOCK_BYTES, shard->file.bytes - from) : count * width;
-    bool read = file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
+    bool read = shard->object ? remote_read(shard->object, buffer, size, from, error)
+                              : file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
     if (!read || (whole && !check_block(shard, buffer, from, size, error))) return 0;
     *tokens = (const char *)buffer + (at - from);
     return count;
@@ -129,16 +140,20 @@ void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
     if (shard->format->locate) return; /* where tokens lie would have to be read first */
     int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, start = shard->start + first * shard->token_bytes;
     int64_t from = start / unit * unit, to = round_up(start + count * shard->token_bytes, unit);
-    file_prefetch(&shard->file, from, int_min(to, shard->file.bytes) - from);
+    int64_t bytes = int_min(to, shard->file.bytes) - from;
+    if (shard->object) remote_prefetch(shard->object, from, bytes);
+    else file_prefetch(&shard->file, from, bytes);
 }
 
 /* -- What it holds ------------------------------------------------------------------------------------------------- */
 
-/* Of another program's shard: size and samples of its files. */
+/* Of another program's shard: size and samples of its files; of tokens in a bucket their path, size and ETag. */
 static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", shard->prefix);
-    if (shard->document_count < 0) return hash_file_samples(shard->file.path, hash, error) || error_recode(error, ERROR_DATA);
-    return (hash_file_samples(shard->file.path, hash, error) && hash_file_samples(index, hash, error)) || error_recode(error, ERROR_DATA);
+    uint64_t identity = shard->object ? remote_identity(shard->object) : 0;
+    if (shard->object) XXH3_64bits_update(hash, &identity, sizeof identity);
+    bool good = shard->object || hash_file_samples(shard->file.path, hash, error);
+    return (good && (shard->document_count < 0 || hash_file_samples(index, hash, error))) || error_recode(error, ERROR_DATA);
 }
 
 bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {

@@ -28,7 +28,8 @@ static bool is_megatron(const char *prefix) {
 
 static bool open_megatron(Shard *shard, Error *error) {
     SCOPED_FREE char *path = memory_format("%s.bin", shard->prefix);
-    return (file_open(&shard->file, path, error) || error_recode(error, ERROR_DATA)) && shard_index_open(shard, error);
+    bool opened = shard->object || file_open(&shard->file, path, error) || error_recode(error, ERROR_DATA);
+    return opened && shard_index_open(shard, error);
 }
 
 /* -- A header of 1,024 bytes, then tokens end to end: llm.c and llmq ----------------------------------------------------- */

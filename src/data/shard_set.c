@@ -121,7 +121,7 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
     set->first_document = memory_allocate((count + 1) * sizeof *set->first_document);
     for (size_t i = 0; i < count; i++) {
         Shard *shard = &set->shards[i];
-        if (!shard_open(shard, prefixes->entries[i].name, error)) return false;
+        if (!shard_open(shard, prefixes->entries[i].name, set->remote, error)) return false;
         set->count++;
         set->max_token = int_max(set->max_token, shard->max_token);
         set->first_token[i + 1] = set->token_count += shard->token_count;
@@ -136,7 +136,7 @@ bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1, .end_token = -1};
     if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
     if (check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
-        open_shards(set, &prefixes, error))
+        remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error))
         return true;
     shard_set_close(set);
     return false;
@@ -151,6 +151,7 @@ bool shard_set_verify(ShardSet *set, Error *error) {
 }
 
 void shard_set_close(ShardSet *set) {
+    remote_close(set->remote);
     for (int64_t i = 0; i < set->count; i++) shard_close(&set->shards[i]);
     free(set->shards);
     free(set->first_token);
@@ -210,6 +211,17 @@ static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
         if (found) return true;
     }
     return true;
+}
+
+/* A disk works on many requests at once, and a sequence is one; a store is asked for as much as its cache has room for. */
+int64_t shard_set_ahead(const ShardSet *set, int64_t length) {
+    enum { FILES = 256, LARGEST_TOKEN = 8, MOST = 1 << 20 };
+    int64_t bytes = (length + 1) * LARGEST_TOKEN + 2 * (int64_t)SHARD_BLOCK_BYTES;
+    return set->remote ? int_min(int_max(remote_ahead(set->remote) / bytes, 1), MOST) : FILES;
+}
+
+void shard_set_interrupt(const ShardSet *set, bool interrupted) {
+    if (set->remote) remote_interrupt(set->remote, interrupted);
 }
 
 bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {

@@ -51,6 +51,34 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
 }
 
+/* -- Sources in object stores -------------------------------------------------------------------------------------- */
+
+static char *cache_folder(const Config *config) {
+    return config->data.cache[0] ? memory_copy_string(config->data.cache) : memory_format("%s/data/cache", config->run);
+}
+
+/* Where data is read: the folder that stands for a source in a bucket, or the path itself. The caller frees. */
+static char *place_of(const Config *config, const char *path) {
+    SCOPED_FREE char *cache = cache_folder(config);
+    return remote_is(path) ? remote_folder(cache, path) : memory_copy_string(path);
+}
+
+static bool fetch_source(const Config *config, const char *path, Error *error) {
+    SCOPED_FREE char *cache = cache_folder(config);
+    RemoteOptions options = {.cache = cache, .bytes = config->data.cache_mib << 20, .patience = config->data.patience};
+    return !remote_is(path) || remote_mirror(&options, path, error);
+}
+
+/* What is copied whole of each source in a bucket. */
+static bool fetch_sources(const Config *config, Error *error) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    const DataConfig *data = &config->data;
+    bool mixed = mixture_is(data->train), good = !mixed || mixture_read(&mixture, data->train, error);
+    for (int i = 0; i < mixture.source_count && good; i++) good = fetch_source(config, mixture.sources[i].path, error);
+    if (!good || (!mixed && !fetch_source(config, data->train, error))) return error_context(error, "data.train=%s", data->train);
+    return fetch_source(config, data->valid, error) || error_context(error, "data.valid=%s", data->valid);
+}
+
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
 
 /* Names the parts of a shard where only what comes before -train and -valid was given. */
@@ -91,7 +119,8 @@ static bool open_in_run(ShardSet *set, const Config *config, const char *name, E
 
 /* Opens a token shard, or text that is packed to RUN/data/NAME. */
 static bool open_input(ShardSet *set, const Config *config, bool made, const char *input, const char *name, Error *error) {
-    if (shard_set_exists(input)) return shard_set_open(set, input, error);
+    SCOPED_FREE char *place = place_of(config, input);
+    if (shard_set_exists(place)) return shard_set_open(set, place, error);
     return pack_once(config, made, input, name, 0, error) && open_in_run(set, config, name, error);
 }
 
@@ -122,7 +151,8 @@ static char *name_of_valid(const Config *config, bool made) {
 static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
     bool wanted = !data->valid[0] && data->valid_fraction > 0;
-    if (shard_set_exists(data->train)) return false;
+    SCOPED_FREE char *place = place_of(config, data->train);
+    if (shard_set_exists(place)) return false;
     return (made && is_in_run(config->run, "text-train")) || (wanted && !(made && is_in_run(config->run, "text")));
 }
 
@@ -135,13 +165,15 @@ bool corpus_keeps(const char *run, const char *valid) {
 char *corpus_valid(const Config *config) {
     const char *given = config->data.valid;
     SCOPED_FREE char *name = given[0] ? name_of_valid(config, true) : memory_copy_string("text-valid");
-    if (given[0] && shard_set_exists(given)) return memory_copy_string(given);
+    SCOPED_FREE char *place = place_of(config, given);
+    if (given[0] && shard_set_exists(place)) return memory_copy_string(place);
     return is_in_run(config->run, name) ? memory_format("%s/data/%s", config->run, name) : NULL;
 }
 
 bool corpus_map_train(ShardSet *train, const Config *config) {
     SCOPED_FREE char *split = memory_format("%s/data/text-train", config->run), *whole = memory_format("%s/data/text", config->run);
-    const char *const prefixes[] = {config->data.train, split, whole};
+    SCOPED_FREE char *place = place_of(config, config->data.train);
+    const char *const prefixes[] = {place, split, whole};
     Error ignored = {0};
     for (int i = 0; i < 3; i++)
         if (shard_set_exists(prefixes[i])) return shard_set_open(train, prefixes[i], &ignored);
@@ -216,8 +248,9 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
 /* -- What settings leave to the data ------------------------------------------------------------------------------- */
 
 /* A shard that records another tokenizer than the one that is used is a mistake. */
-static bool check_record(const DataConfig *data, const char *setting, const char *prefix, Error *error) {
-    SCOPED_FREE char *record = prefix[0] && shard_set_exists(prefix) ? shard_set_tokenizer(prefix) : NULL;
+static bool check_record(const Config *config, const char *setting, const char *prefix, Error *error) {
+    const DataConfig *data = &config->data;
+    SCOPED_FREE char *place = place_of(config, prefix), *record = prefix[0] && shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
     return !tokenizer_differs(record, data->tokenizer) ||
            error_set(error, ERROR_USAGE,
@@ -227,8 +260,9 @@ static bool check_record(const DataConfig *data, const char *setting, const char
 
 static bool take_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
     const DataConfig *data = &config->data;
-    if (data->tokenizer[0] || !shard_set_exists(path)) return true;
-    SCOPED_FREE char *record = shard_set_tokenizer(path), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
+    SCOPED_FREE char *place = place_of(config, path);
+    if (data->tokenizer[0] || !shard_set_exists(place)) return true;
+    SCOPED_FREE char *record = shard_set_tokenizer(place), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
     return options_set(&config_table, config, strings, setting, error);
 }
 
@@ -236,12 +270,12 @@ static bool take_tokenizer(Config *config, OptionStrings *strings, const char *p
 static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
     const char *train = config->data.train;
-    if (!mixture_is(train)) return take_tokenizer(config, strings, train, error) && check_record(&config->data, "data.train", train, error);
+    if (!mixture_is(train)) return take_tokenizer(config, strings, train, error) && check_record(config, "data.train", train, error);
     bool good = mixture_read(&mixture, train, error);
     for (int i = 0; good && i < mixture.source_count; i++) good = take_tokenizer(config, strings, mixture.sources[i].path, error);
     for (int i = 0; good && i < mixture.source_count; i++) {
         SCOPED_FREE char *name = memory_format("%s: path of source %s", train, mixture.sources[i].name);
-        good = check_record(&config->data, name, mixture.sources[i].path, error);
+        good = check_record(config, name, mixture.sources[i].path, error);
     }
     return good;
 }
@@ -250,9 +284,9 @@ bool corpus_has_text(const Config *config) {
     SCOPED(mixture_free) Mixture mixture = {0};
     Error ignored = {0};
     if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored))
-        return !shard_set_exists(config->data.train);
+        return !remote_is(config->data.train) && !shard_set_exists(config->data.train);
     for (int i = 0; i < mixture.source_count; i++)
-        if (!shard_set_exists(mixture.sources[i].path)) return true;
+        if (!remote_is(mixture.sources[i].path) && !shard_set_exists(mixture.sources[i].path)) return true;
     return false;
 }
 
@@ -271,8 +305,8 @@ static bool take_vocabulary(Config *config, Error *error) {
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
-    return take_tokenizers(config, strings, error) && check_record(&config->data, "data.valid", config->data.valid, error) &&
-           take_vocabulary(config, error);
+    return fetch_sources(config, error) && take_tokenizers(config, strings, error) &&
+           check_record(config, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
 }
 
 /* -- Length -------------------------------------------------------------------------------------------------------- */

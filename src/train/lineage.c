@@ -237,7 +237,7 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
     for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
         const json_t *path = option->path ? json_object_get(now, option->name) : NULL;
         const char *given = json_string_value(path);
-        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || shard_set_exists(given)) continue;
+        if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || remote_is(given) || shard_set_exists(given)) continue;
         if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
             return error_set(error, strcmp(option->name, "init") ? ERROR_DATA : ERROR_CHECKPOINT,
                 "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has", option->name, given, config->run);
@@ -334,7 +334,7 @@ static void settle(const Kept *kept, const json_t *saved, json_t *identity, json
 /* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
-    bool text = *path && !shard_set_exists(path), read = text && is_there(path);
+    bool text = *path && !remote_is(path) && !shard_set_exists(path), read = text && is_there(path);
     json_auto_t *there = read ? identity_of_text(path, error) : NULL;
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;

@@ -19,6 +19,12 @@ typedef struct BatchPicker {
     int64_t step, first, next;
 } BatchPicker;
 
+/* Seconds that steps of this start waited for their data: the first one, and those after it. */
+typedef struct DataWait {
+    double first, later, longest;
+    int64_t steps;
+} DataWait;
+
 /* Owns everything but what its comments except. */
 typedef struct Loop {
     Config settings; /* as given, with the steps that they come to */
@@ -52,7 +58,8 @@ typedef struct Loop {
     bool unevaluated;   /* the last evaluation was given up for a signal */
     Error save_failure; /* of the last save that ended */
     double save_wait;   /* seconds that training stood still for saves, beside what reports know */
-    Profile profile;    /* used when config->profile asks for it */
+    DataWait data_wait;
+    Profile profile; /* used when config->profile asks for it */
 } Loop;
 
 static inline bool loop_leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }

@@ -64,6 +64,12 @@ static Share share_of(const Loop *loop) {
 
 static int64_t share_tokens(const Loop *loop, const Share *share) { return share->samples * loop->config->data.length; }
 
+static void note_wait(DataWait *wait, double seconds) {
+    if (wait->steps++) wait->later += seconds;
+    else wait->first = seconds;
+    if (wait->steps > 1 && seconds > wait->longest) wait->longest = seconds;
+}
+
 /* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. Where a rank cannot read its
  * data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
@@ -72,8 +78,11 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     int64_t sums[2] = {0}, *counted = &sums[0], *failed = &sums[1];
     Error unread = {0};
+    double waited = 0;
     for (int64_t i = 0; i < share->mine; i++) {
+        double start = log_seconds();
         const Batch *batch = loader_next(loop->loader, &unread);
+        waited += log_seconds() - start;
         if (!batch) {
             *failed = 1;
             break;
@@ -83,6 +92,7 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
         memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
         for (int64_t j = 0; j < rows; j++) *counted += batch->targets[j] >= 0;
     }
+    note_wait(&loop->data_wait, waited);
     if (!comm_host_all_reduce(loop->comm, "targets", sums, 2, COMM_I64, COMM_SUM, error)) return false;
     *targets = *counted;
     loop->unread = *failed > 0;

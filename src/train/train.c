@@ -251,6 +251,16 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
         (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
+/* Of data in object stores alone: a disk that is too slow shows in the speed of the steps. */
+static void report_data(const Loop *loop) {
+    const DataWait *wait = &loop->data_wait;
+    bool remote = false;
+    for (int i = 0; i < loop->corpus.train_count; i++) remote |= loop->corpus.train[i].remote != NULL;
+    if (!loop_leads(loop) || !remote || wait->steps < 2) return;
+    log_info("data of s3:// on rank 0: the first step waited %.2f s for it, the %lld after it %.3f ms each, and %.1f ms at most",
+        wait->first, (long long)(wait->steps - 1), 1e3 * wait->later / (double)(wait->steps - 1), 1e3 * wait->longest);
+}
+
 /* The error of a run that ends before its last step, or before its last evaluation is complete. How it goes on is said by
  * its supervisor where it has one. */
 static bool report_stop(const Loop *loop, int signal, Error *error) {
@@ -349,6 +359,7 @@ static bool run_steps(Loop *loop, Error *error) {
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     if (loop->session.step > end.first) note_mixture(loop);
     report_communication(loop, &before, log_seconds() - start);
+    report_data(loop);
     if (is_exhausted(loop)) report_exhaustion(loop);
     if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) {
         if (loop_leads(loop) && loop->session.step > end.first) report_end(loop, end, log_seconds() - start);

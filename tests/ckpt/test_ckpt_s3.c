@@ -7,43 +7,10 @@
 
 #include "ckpt/store_internal.h"
 #include "support/ckpt_fixture.h"
+#include "support/s3_server.h"
 #include "support/train_run.h"
 
-/* -- The server ---------------------------------------------------------------------------------------------------- */
-
-static struct {
-    char folder[64];
-    pid_t process;
-    int port; /* 0: it could not be started */
-} server;
-
-static const char BUCKET[] = "smelt-tests";
 static const char WHERE[] = "s3://smelt-tests/some prefix/run+1";
-
-static void server_start(void) {
-    int ends[2];
-    char port[16], line[64] = "";
-    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    snprintf(port, sizeof port, "%d", server.port);
-    server.process = fork();
-    assert_true(server.process >= 0);
-    if (server.process == 0) {
-        dup2(ends[1], STDOUT_FILENO);
-        int log = open("/dev/null", O_WRONLY);
-        dup2(log, STDERR_FILENO);
-        execl("/usr/bin/python3", "python3", "tests/support/s3_server.py", server.folder, BUCKET, port, (char *)NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    FILE *output = fdopen(ends[0], "r");
-    if (!fgets(line, sizeof line, output) || sscanf(line, "ready %d", &server.port) != 1) server.port = 0;
-    fclose(output);
-}
-
-static void server_stop(void) {
-    kill(server.process, SIGKILL);
-    waitpid(server.process, NULL, 0);
-}
 
 /* -- A tensor whose bytes tell where they are ---------------------------------------------------------------------- */
 
@@ -301,36 +268,9 @@ static void a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name(vo
 
 /* -- Setup --------------------------------------------------------------------------------------------------------- */
 
-static int group_setup(void **state) {
-    (void)state;
-    snprintf(server.folder, sizeof server.folder, "/tmp/smelt-test-s3-XXXXXX");
-    assert_non_null(mkdtemp(server.folder));
-    server_start();
-    if (server.port == 0) return 0;
-    char endpoint[64];
-    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", server.port);
-    setenv("AWS_ENDPOINT_URL", endpoint, 1);
-    setenv("AWS_ACCESS_KEY_ID", "test:tester", 1);
-    setenv("AWS_SECRET_ACCESS_KEY", "testing", 1);
-    setenv("AWS_REGION", "us-east-1", 1);
-    unsetenv("AWS_SESSION_TOKEN");
-    unsetenv("AWS_ENDPOINT_URL_S3");
-    return 0;
-}
-
-static int group_teardown(void **state) {
-    (void)state;
-    Error error = {0};
-    server_stop();
-    return file_remove(server.folder, &error) ? 0 : -1;
-}
-
 static int setup(void **state) {
     Error error = {0};
-    if (server.port == 0) {
-        print_message("no S3 server here: skipped; install swift-proxy, swift-account, swift-container and swift-object to include it\n");
-        skip();
-    }
+    server_need();
     Store *store = store_open(WHERE, &error);
     bool removed = store && store_remove(store, "checkpoints", &error);
     store_close(store);
@@ -354,5 +294,5 @@ int main(void) {
         TEST(a_missing_bucket_is_named),
         TEST(a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name),
     };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return cmocka_run_group_tests(tests, server_setup, server_teardown);
 }

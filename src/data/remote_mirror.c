@@ -1,0 +1,217 @@
+/* The folder that stands for a source in a bucket: CACHE/HASH has its indexes, tokenizer and record of packing, copied whole,
+ * and REMOTE_RECORD, which lists the objects that hold tokens and says through which cache they are read. To everything else
+ * it is a folder of shards (shard_set.c). A file is fetched again when its ETag is another one. The folder is made under a
+ * lock by the first process of the node that asks, and the others find it done; one that was made before serves when the
+ * store does not answer. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "base/thread.h"
+#include "data/data.h"
+#include "data/remote_internal.h"
+
+enum { PART_BYTES = 8 << 20, RECORD_LIMIT = 64 << 20 };
+
+bool remote_is(const char *path) { return starts_with(path, S3_SCHEME); }
+
+char *remote_folder(const char *cache, const char *url) {
+    return memory_format("%s/%016" PRIx64, cache, hash_bytes(url, path_length(url)));
+}
+
+/* What is made on the way. */
+typedef struct Mirror {
+    const char *url;
+    char *folder, *bucket, *prefix; /* "" or "PREFIX/" */
+    S3 *s3;
+    S3Listing listing;
+    json_t *before; /* the record of the last time, or NULL */
+} Mirror;
+
+static void mirror_free(Mirror *mirror) {
+    s3_listing_free(&mirror->listing);
+    s3_close(mirror->s3);
+    json_decref(mirror->before);
+    free(mirror->folder);
+    free(mirror->bucket);
+    free(mirror->prefix);
+}
+
+/* -- What is copied ------------------------------------------------------------------------------------------------ */
+
+/* Indexes and records of the folder itself, and files of tokenizers in folders of it. Names with other dots and slashes,
+ * which might lead elsewhere, are no part of a set of shards. */
+static bool is_copied(const char *name) {
+    const char *slash = strchr(name, '/'), *file = slash ? slash + 1 : name;
+    if (*name == '.' || *file == '.' || !*file || strchr(file, '/')) return false;
+    if (!slash) return ends_with(name, ".idx") || ends_with(name, "pack.json");
+    size_t length = (size_t)(slash - name);
+    const char *const folder = "tokenizer";
+    size_t most = strlen(folder);
+    return length >= most && !strncmp(slash - most, folder, most) && (length == most || slash[-1 - (int64_t)most] == '.');
+}
+
+static bool is_tokens(const char *name) { return !strchr(name, '/') && *name != '.' && ends_with(name, ".bin"); }
+
+static json_t *known(const Mirror *mirror, const char *name) {
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(mirror->before, "copies"), i, item) {
+        const char *other = json_string_value(json_object_get(item, "name"));
+        if (other && !strcmp(other, name)) return item;
+    }
+    return NULL;
+}
+
+static bool is_here(const Mirror *mirror, const S3Entry *entry) {
+    SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, entry->name);
+    const char *etag = json_string_value(json_object_get(known(mirror, entry->name), "etag"));
+    int64_t bytes;
+    return etag && !strcmp(etag, entry->etag) && file_kind(path, &bytes) == FILE_REGULAR && bytes == entry->bytes;
+}
+
+/* Part by part, so that a connection that breaks costs a part. */
+static bool copy_parts(const Mirror *mirror, const S3Entry *entry, const File *file, Error *error) {
+    SCOPED_FREE char *buffer = memory_allocate(PART_BYTES), *key = memory_format("%s%s", mirror->prefix, entry->name);
+    SCOPED_FREE char *path = memory_format("%s/%s", mirror->url, entry->name);
+    Progress progress = progress_start("fetching an index", "bytes", entry->bytes);
+    bool good = true;
+    for (int64_t at = 0, part; good && at < entry->bytes; at += part) {
+        part = int_min(PART_BYTES, entry->bytes - at);
+        SCOPED(s3_reply_free) S3Reply reply = {0};
+        S3Request get = {.method = "GET",
+            .key = key,
+            .headers = {memory_format("Range: bytes=%" PRId64 "-%" PRId64, at, at + part - 1), memory_format("If-Match: %s", entry->etag)},
+            .target = buffer,
+            .target_bytes = part,
+            .path = path};
+        good = s3_send(mirror->s3, get, &reply, NULL, error) && file_write_at(file, buffer, part, at, error);
+        progress_update(&progress, at + part);
+    }
+    progress_finish(&progress);
+    return good;
+}
+
+static bool copy(const Mirror *mirror, const S3Entry *entry, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, entry->name);
+    SCOPED(file_close) File file = {0};
+    return is_here(mirror, entry) || (file_make_parents(path, error) && file_replace_begin(&file, path, error) &&
+                                         copy_parts(mirror, entry, &file, error) && file_replace_commit(&file, error));
+}
+
+/* What the source does not have any more. */
+static bool remove_others(const Mirror *mirror, Error *error) {
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(mirror->before, "copies"), i, item) {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        bool stays = !name || !is_copied(name);
+        for (size_t j = 0; j < mirror->listing.count && !stays; j++) stays = !strcmp(mirror->listing.entries[j].name, name);
+        SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, name ? name : "");
+        if (!stays && !file_remove(path, error)) return false;
+    }
+    return true;
+}
+
+/* -- The source ---------------------------------------------------------------------------------------------------- */
+
+static const S3Entry *entry_of(const Mirror *mirror, const char *name) {
+    for (size_t i = 0; i < mirror->listing.count; i++)
+        if (!strcmp(mirror->listing.entries[i].name, name)) return &mirror->listing.entries[i];
+    return NULL;
+}
+
+/* Each shard has both of its files. */
+static bool check_pairs(const Mirror *mirror, Error *error) {
+    int64_t shards = 0;
+    for (size_t i = 0; i < mirror->listing.count; i++) {
+        const char *name = mirror->listing.entries[i].name;
+        bool tokens = is_tokens(name), index = !strchr(name, '/') && ends_with(name, ".idx");
+        SCOPED_FREE char *other = memory_format("%.*s%s", (int)strlen(name) - 4, name, tokens ? ".idx" : ".bin");
+        if ((tokens || index) && !entry_of(mirror, other))
+            return error_set(error, ERROR_DATA, "%s has %s but not %s: in a bucket a shard is both, in Megatron's format; upload it again",
+                mirror->url, name, other);
+        shards += tokens;
+    }
+    return shards > 0 ||
+           error_set(error, ERROR_DATA,
+               "%s holds no token shards: give the folder of a bucket into which NAME.bin and NAME.idx were uploaded", mirror->url);
+}
+
+static json_t *describe(const Mirror *mirror, bool which(const char *name)) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < mirror->listing.count; i++) {
+        const S3Entry *entry = &mirror->listing.entries[i];
+        if (which(entry->name))
+            json_array_append_new(
+                list, json_pack("{s:s, s:I, s:s}", "name", entry->name, "bytes", (json_int_t)entry->bytes, "etag", entry->etag));
+    }
+    return list;
+}
+
+/* Takes over the two lists. */
+static bool write_record(const Mirror *mirror, const RemoteOptions *options, json_t *objects, json_t *copies, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, REMOTE_RECORD);
+    json_auto_t *record = json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:o, s:o}", "url", mirror->url, "bucket", mirror->bucket, "prefix",
+        mirror->prefix, "cache", options->cache, "cache_bytes", (json_int_t)options->bytes, "patience", options->patience, "objects",
+        objects, "copies", copies);
+    SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
+    if (!text) return error_set(error, ERROR_MEMORY, "no memory for %s", path);
+    return file_write(path, text, (int64_t)strlen(text), error);
+}
+
+static bool update(Mirror *mirror, const RemoteOptions *options, Error *error) {
+    if (!check_pairs(mirror, error) || !remove_others(mirror, error)) return false;
+    for (size_t i = 0; i < mirror->listing.count; i++)
+        if (is_copied(mirror->listing.entries[i].name) && !copy(mirror, &mirror->listing.entries[i], error)) return false;
+    return write_record(mirror, options, describe(mirror, is_tokens), describe(mirror, is_copied), error);
+}
+
+/* The store does not answer: the run goes on with what is here. */
+static bool go_on(const Mirror *mirror, const RemoteOptions *options, Error *error) {
+    if (!mirror->before) return false;
+    log_warn("%s does not answer: what was fetched before is used (%s)", mirror->url, error->message);
+    *error = (Error){0};
+    return write_record(mirror, options, json_incref(json_object_get(mirror->before, "objects")),
+        json_incref(json_object_get(mirror->before, "copies")), error);
+}
+
+static bool mirror_open(Mirror *mirror, const RemoteOptions *options, const char *url, Error *error) {
+    const char *bucket = url + strlen(S3_SCHEME), *slash = strchr(bucket, '/');
+    SCOPED_FREE char *record = NULL;
+    *mirror = (Mirror){.url = url, .folder = remote_folder(options->cache, url)};
+    mirror->bucket = memory_format("%.*s", (int)strcspn(bucket, "/"), bucket);
+    mirror->prefix = memory_format("%s%s", slash ? slash + 1 : "", slash && slash[1] ? "/" : "");
+    record = memory_format("%s/%s", mirror->folder, REMOTE_RECORD);
+    SCOPED_FREE char *text = file_exists(record) ? file_read(record, RECORD_LIMIT, NULL, error) : NULL;
+    mirror->before = text ? json_loads(text, 0, NULL) : NULL;
+    mirror->s3 = s3_open(mirror->bucket, error);
+    return mirror->s3 && file_make_folder(mirror->folder, error);
+}
+
+static bool mirror_make(const RemoteOptions *options, const char *url, Error *error) {
+    SCOPED(block_cache_close) BlockCache cache = {0};
+    SCOPED(mirror_free) Mirror mirror;
+    if (!mirror_open(&mirror, options, url, error) || !block_cache_open(&cache, options->cache, options->bytes, error)) return false;
+    return s3_list(mirror.s3, mirror.prefix, true, url, &mirror.listing, error) ? update(&mirror, options, error)
+                                                                                : go_on(&mirror, options, error);
+}
+
+bool remote_mirror(const RemoteOptions *options, const char *path, Error *error) {
+    const double moment = 0.05;
+    SCOPED_FREE char *url = memory_format("%.*s", (int)path_length(path), path);
+    int lock;
+    if (!file_make_folder(options->cache, error)) return false;
+    while (!file_lock(options->cache, &lock)) thread_sleep(moment);
+    bool made = mirror_make(options, url, error);
+    if (lock >= 0) close(lock);
+    return made || error->code == ERROR_USAGE || error->code == ERROR_MEMORY ? made : error_recode(error, ERROR_DATA);
+}

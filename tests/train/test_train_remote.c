@@ -1,0 +1,103 @@
+/* `smelt train data.train=s3://...` against a real S3 server (tests/support/s3_server.py): the same bits as from a local
+ * copy, by one rank and by two, and through a process that is killed; and the data exit code with a checkpoint when the
+ * server stays away. */
+#include "support/s3_server.h"
+#include "support/train_run.h"
+
+#define LOCAL "data.train=local data.valid=valid"
+#define REMOTE "data.train=s3://smelt-tests/local data.valid=s3://smelt-tests/valid data.cache_mib=64"
+#define SETTINGS "model.vocabulary=257 eval.every=20 checkpoint.every=10"
+
+static void upload(const char *folder) {
+    Error error = {0};
+    FileList list;
+    assert_true(file_list(folder, &list, &error));
+    for (size_t i = 0; i < list.count; i++) {
+        char *path = memory_format("%s/%s", folder, list.entries[i].name);
+        if (list.entries[i].kind == FILE_FOLDER) upload(path);
+        else server_put_file(path, path);
+        free(path);
+    }
+    file_list_free(&list);
+}
+
+/* Many more blocks than are fetched ahead. */
+static int setup(void **state) {
+    server_need();
+    if (enter_folder(state) != 0) return -1;
+    write_corpus("text", 600000);
+    write_corpus("few", 5000);
+    smelt_good("data pack text local shard_tokens=1500000");
+    smelt_good("data pack few valid shard_tokens=1500000");
+    upload("local");
+    upload("valid");
+    return 0;
+}
+
+static void a_bucket_trains_the_same_bits_as_a_local_copy(void **state) {
+    (void)state;
+    train_good("run=local-run " LOCAL " " SETTINGS);
+    train_says(0, "data of s3:// on rank 0: the first step waited", "run=remote-run " REMOTE " " SETTINGS);
+    assert_same_steps("local-run", "remote-run");
+    assert_true(same_checkpoint("local-run", "remote-run", 40));
+    assert_true(recorded("local-run", "evaluation", -1, "loss") == recorded("remote-run", "evaluation", -1, "loss"));
+}
+
+static void two_ranks_share_a_cache(void **state) {
+    (void)state;
+    static const char *const settings[] = {"run=local-run " LOCAL " " SETTINGS, "run=remote-run " REMOTE " " SETTINGS};
+    for (int i = 0; i < 2; i++) {
+        int port = process_free_port();
+        Process ranks[2] = {rank_start(0, port, settings[i]), rank_start(1, port, settings[i])};
+        for (int r = 0; r < 2; r++) {
+            ProcessResult result = process_finish(&ranks[r]);
+            expect_code(&result, 0, settings[i]);
+            process_free(&result);
+        }
+    }
+    assert_same_steps("local-run", "remote-run");
+}
+
+static void a_process_that_is_killed_while_it_fetches_goes_on_with_its_cache(void **state) {
+    (void)state;
+    train_good("run=local-run " LOCAL " " SETTINGS);
+    for (int step = 3; step < 30; step += 12) {
+        Process process = train_start("run=remote-run " REMOTE " " SETTINGS);
+        process_await_steps(&process, 2);
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        process_free(&result);
+    }
+    train_good("run=remote-run " REMOTE " " SETTINGS);
+    assert_true(same_checkpoint("local-run", "remote-run", 40));
+}
+
+static void a_server_that_stays_away_ends_training_with_a_checkpoint(void **state) {
+    (void)state;
+    train_good("run=local-run " LOCAL " " SETTINGS);
+    Process process = train_start("run=remote-run data.patience=2 checkpoint.every=1000 " REMOTE " model.vocabulary=257 eval.every=20");
+    process_await_steps(&process, 1);
+    server_stop();
+    ProcessResult result = process_finish(&process);
+    server_start();
+    expect_code(&result, ERROR_DATA, "without a server");
+    if (!strstr(result.errors, "s3://smelt-tests/local has not answered for")) fail_msg("%s", result.errors);
+    process_free(&result);
+    assert_true(count_records("remote-run", "step") < 40);
+    train_good("run=remote-run checkpoint.every=10 " REMOTE " model.vocabulary=257 eval.every=20");
+    assert_same_steps("local-run", "remote-run"); /* none was lost */
+    assert_true(same_checkpoint("local-run", "remote-run", 40));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, leave_folder)
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TEST(a_bucket_trains_the_same_bits_as_a_local_copy),
+        TEST(two_ranks_share_a_cache),
+        TEST(a_process_that_is_killed_while_it_fetches_goes_on_with_its_cache),
+        TEST(a_server_that_stays_away_ends_training_with_a_checkpoint),
+    };
+    return cmocka_run_group_tests(tests, server_setup, server_teardown);
+}
