@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "app/command.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/wrap.h"
@@ -55,16 +56,32 @@ static const char *text_in(const json_t *object, const char *name, const char *a
     return text && *text ? text : absent;
 }
 
-static void print_identity(const char *run, const json_t *identity, FILE *out) {
-    static const char *const names[] = {"data.train", "data.valid", "data.tokenizer", "init"};
+/* What was given as data, tokenizer and first weights, with its content where that is known. */
+static void print_given(const json_t *identity, const char *name, const char *label, FILE *out) {
+    SCOPED_FREE char *content = memory_format("%s.content", name);
+    const char *is = text_in(identity, content, ""), *given = text_in(identity, name, "");
+    if (*is || *given) fprintf(out, "  %-15s %s%s%s\n", label, given, *given && *is ? ": " : "", is);
+}
+
+/* The sources and phases of a mixture, whose names in the identity have one part behind these. */
+static void print_mixture(json_t *identity, FILE *out) {
+    static const char data[] = "data.train.";
+    const char *name;
+    json_t *value;
+    json_object_foreach(identity, name, value) {
+        const char *label = starts_with(name, data) ? name + sizeof data - 1 : "", *dot = strchr(label, '.');
+        bool part = starts_with(label, "source.") || starts_with(label, "phase.");
+        if (part && !strchr(dot + 1, '.')) print_given(identity, name, label, out);
+    }
+}
+
+static void print_identity(const char *run, json_t *identity, FILE *out) {
+    static const char *const names[] = {"data.valid", "data.tokenizer", "init"};
     fprintf(out, "%s\n  run             %s\n  version         %s\n", run, text_in(identity, "run", "unknown"),
         text_in(identity, "version", "unknown"));
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char content[64];
-        snprintf(content, sizeof content, "%s.content", names[i]);
-        const char *is = text_in(identity, content, NULL), *given = text_in(identity, names[i], "");
-        if (is) fprintf(out, "  %-15s %s%s%s\n", names[i], given, *given ? ": " : "", is);
-    }
+    print_given(identity, "data.train", "data.train", out);
+    print_mixture(identity, out);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) print_given(identity, names[i], names[i], out);
 }
 
 static void print_fork(const json_t *fork, FILE *out) {
@@ -80,11 +97,14 @@ static void print_history(const json_t *history, FILE *out) {
     json_array_foreach(history, index, start) {
         json_int_t step = json_integer_value(json_object_get(start, "step"));
         char what[64];
+        json_t *next = json_array_get(history, index + 1);
+        bool idle = next && json_integer_value(json_object_get(next, "step")) == step; /* it was killed, or was finished before */
         snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
         fprintf(out, "  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
             text_in(start, "machine", "unknown"));
         json_int_t ranks = json_integer_value(json_object_get(start, "ranks"));
         if (ranks) fprintf(out, "    %lld rank%s of %s\n", (long long)ranks, plural(ranks), text_in(start, "device", "unknown"));
+        if (idle) fprintf(out, "    no step of this start was kept\n");
         json_array_foreach(json_object_get(start, "changes"), line, change) fprintf(out, "    changed: %s\n", json_string_value(change));
     }
 }

@@ -164,11 +164,13 @@ static void an_accepted_setting_is_recorded(void **state) {
     train_says(ERROR_USAGE, "'dota' decides no results", "run=run data.document_mask=false resume.accept=dota");
     train_says(ERROR_NONE, "data.document_mask: true -> false (resume.accept) from step 11 on",
         "run=run data.document_mask=false resume.accept=data stop_at=20");
+    train_good("run=run data.document_mask=false stop_at=20"); /* does nothing */
     train_good("run=run data.document_mask=false");
     ProcessResult shown = smelt("show run");
     expect_code(&shown, 0, "show run");
     assert_non_null(strstr(shown.output, "changed: data.document_mask: true -> false (resume.accept)"));
-    assert_non_null(strstr(shown.output, "continued after step 20"));
+    const char *idle = strstr(shown.output, "no step of this start was kept"), *last = strstr(shown.output, "continued after step 20");
+    assert_true(idle && last && idle > last && !strstr(idle + 1, "no step of this start"));
     assert_non_null(strstr(shown.output, "step 40, after that of step 20"));
     process_free(&shown);
 }

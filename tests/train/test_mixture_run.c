@@ -86,6 +86,11 @@ static void what_was_read_of_a_mixture_is_told_and_recorded(void **state) {
     const json_t *code = json_object_get(json_object_get(middle, "sources"), "code");
     assert_true(number(code, "asked") == 0.5 && number(code, "read") == 0.5);
     assert_int_equal(number(code, "samples"), 41);
+    ProcessResult shown = smelt("show r");
+    assert_non_null(strstr(shown.output, "mix.yaml\n  source.prose    "));
+    assert_non_null(strstr(shown.output, "\n  phase.2         middle, 2600 tokens, in sequences of 32"));
+    assert_null(strstr(shown.output, ".order"));
+    process_free(&shown);
     smelt_good("report r");
     size_t length;
     SCOPED_FREE char *page = (char *)read_bytes("r/report.html", &length);
