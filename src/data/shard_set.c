@@ -234,6 +234,10 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
     if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, cursor->checked, error)) return false;
     *start += set->first_token[i];
     *end += set->first_token[i];
+    if (*start != cursor->token)
+        return error_set(error, ERROR_DATA,
+            "%s.idx begins document %" PRId64 " elsewhere than where the one before ends: pack the corpus again", set->shards[i].prefix,
+            cursor->document - set->first_document[i]);
     cursor->document++;
     cursor->token = *end;
     return true;
