@@ -12,6 +12,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "base/version.h"
 #include "backend/backend.h"
 #include "ckpt/ckpt.h"
@@ -309,11 +310,21 @@ static void warn_of_repetition(const Loop *loop) {
         GOOD);
 }
 
+/* What to give as validation data: NAME-valid, where smelt data pack wrote it beside NAME-train. */
+static char *advise_valid(const char *train) {
+    static const char part[] = "-train";
+    bool named = ends_with(train, part);
+    SCOPED_FREE char *valid = named ? memory_format("%.*s-valid", (int)(strlen(train) - strlen(part)), train) : memory_copy_string("");
+    SCOPED_FREE char *index = memory_format("%s.idx", valid);
+    bool packed = named && (file_exists(index) || file_exists(valid));
+    return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid, a text or a shard");
+}
+
 static void warn_of_settings_without_effect(const Loop *loop) {
     const Config *config = loop->config;
+    SCOPED_FREE char *cure = advise_valid(config->data.train);
     if (config->eval.every && !loop->corpus.has_valid)
-        log_warn(
-            "eval.every=%lld has no effect without validation data: give data.valid, a text or a shard", (long long)config->eval.every);
+        log_warn("eval.every=%lld has no effect without validation data: give %s", (long long)config->eval.every, cure);
     if (config->schedule.kind == SCHEDULE_WSD && !config->schedule.decay)
         log_warn("schedule.kind=wsd without schedule.decay keeps the learning rate constant: give the steps of its fall at the end");
 }

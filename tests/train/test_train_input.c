@@ -208,7 +208,8 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
     smelt_says(ERROR_NONE, "1 file, 2 documents (a divided one counts twice)\n", "data pack text s valid=0.1");
     smelt_says(ERROR_NONE, "data.train=s-train data.valid=s-valid\n", "data pack text s valid=0.1 overwrite=true");
     train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
-    train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
+    train_says(ERROR_NONE, "eval.every=1 has no effect without validation data: give data.valid=s-valid",
+        "run=run data.train=s-train eval.every=1 stop_at=1");
     train_says(
         ERROR_NONE, "schedule.kind=wsd without schedule.decay keeps the learning rate constant", "run=wsd schedule.kind=wsd stop_at=1");
 }
