@@ -215,8 +215,10 @@ static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
 
 /* A disk works on many requests at once, and a sequence is one; a store is asked for as much as its cache has room for. */
 int64_t shard_set_ahead(const ShardSet *set, int64_t length) {
-    enum { FILES = 256, LARGEST_TOKEN = 8, MOST = 1 << 20 };
-    int64_t bytes = (length + 1) * LARGEST_TOKEN + 2 * (int64_t)SHARD_BLOCK_BYTES;
+    enum { FILES = 256, MOST = 1 << 20 };
+    int64_t width = 1;
+    for (int64_t i = 0; i < set->count; i++) width = int_max(width, set->shards[i].token_bytes);
+    int64_t bytes = (length + 1) * width + SHARD_BLOCK_BYTES; /* of the blocks that it lies in, on average */
     return set->remote ? int_min(int_max(remote_ahead(set->remote) / bytes, 1), MOST) : FILES;
 }
 

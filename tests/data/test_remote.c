@@ -2,7 +2,6 @@
  * happens to the connection, the server and the cache; and what is wrong in the bucket is named. */
 #include <arpa/inet.h>
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 
 #include "support/data_files.h"
@@ -96,8 +95,13 @@ static void assert_refused(const Error *error, const char *fragment) {
 
 /* -- A proxy that breaks connections ------------------------------------------------------------------------------- */
 
-/* Between the tests and the server: each second connection is closed after CUT bytes of answers. */
+/* Between the tests and the server. With `cut` each second connection is closed after CUT bytes of answers. */
 enum { CUT = 9000 };
+
+typedef struct Proxy {
+    pid_t process;
+    int port; /* 0: any */
+} Proxy;
 
 static void *forward(void *argument) {
     int *ends = argument, from = ends[0], to = ends[1], left = ends[2];
@@ -127,55 +131,62 @@ static void *carry(void *argument) {
     return NULL;
 }
 
-/* Returns the process; requests go through it from now on. */
-static pid_t proxy_start(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
+static void use_port(int port) {
     char endpoint[64];
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", port);
+    setenv("AWS_ENDPOINT_URL", endpoint, 1);
+}
+
+/* Sources that are opened from now on go through it. */
+static void proxy_start(Proxy *proxy, bool cut) {
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)proxy->port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
     assert_int_equal(listen(listener, 64), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
-    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", ntohs(address.sin_port));
-    setenv("AWS_ENDPOINT_URL", endpoint, 1);
-    pid_t proxy = fork();
-    if (proxy == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    proxy->port = ntohs(address.sin_port);
+    use_port(proxy->port);
+    proxy->process = fork();
+    if (proxy->process == 0) {
         for (int i = 0;; i++) {
             int *argument = malloc(2 * sizeof *argument);
             pthread_t thread;
             argument[0] = accept(listener, NULL, NULL);
-            argument[1] = i % 2;
+            argument[1] = cut && i % 2;
             pthread_create(&thread, NULL, carry, argument);
             pthread_detach(thread);
         }
     }
     close(listener);
-    return proxy;
 }
 
-static void proxy_stop(pid_t proxy) {
-    char endpoint[64];
-    kill(proxy, SIGKILL);
-    waitpid(proxy, NULL, 0);
-    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", server.port);
-    setenv("AWS_ENDPOINT_URL", endpoint, 1);
+/* Breaks all connections through it, and refuses others. */
+static void proxy_stop(const Proxy *proxy) {
+    kill(proxy->process, SIGKILL);
+    waitpid(proxy->process, NULL, 0);
+    use_port(server.port);
 }
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
 static void a_bucket_gives_what_the_local_copy_holds_and_its_cache_serves_without_it(void **state) {
     (void)state;
+    Proxy proxy = {0};
+    proxy_start(&proxy, false);
     ShardSet set = open_remote(CACHE_BYTES);
     assert_equal(&set);
     shard_set_close(&set);
-    server_stop();
+    proxy_stop(&proxy);
+    use_port(proxy.port);
     setenv("AWS_MAX_ATTEMPTS", "1", 1);
     set = open_remote(CACHE_BYTES); /* with a warning */
     unsetenv("AWS_MAX_ATTEMPTS");
     assert_equal(&set);
     shard_set_close(&set);
-    server_start();
+    use_port(server.port);
 }
 
 static void a_cache_smaller_than_the_source_keeps_its_size(void **state) {
@@ -192,53 +203,57 @@ static void a_cache_smaller_than_the_source_keeps_its_size(void **state) {
 
 static void connections_that_break_cost_nothing(void **state) {
     (void)state;
-    pid_t proxy = proxy_start();
+    Proxy proxy = {0};
+    proxy_start(&proxy, true);
     ShardSet set = open_remote(CACHE_BYTES);
     assert_equal(&set);
     shard_set_close(&set);
-    proxy_stop(proxy);
+    proxy_stop(&proxy);
 }
 
-static void *come_back(void *unused) {
-    (void)unused;
-    sleep(3);
-    server_start();
+static void *come_back(void *proxy) {
+    sleep(2);
+    proxy_start(proxy, false);
     return NULL;
 }
 
 static void a_server_that_comes_back_is_waited_for(void **state) {
     (void)state;
     pthread_t thread;
+    Proxy proxy = {0};
+    proxy_start(&proxy, false);
     ShardSet set = open_remote(CACHE_BYTES);
-    server_stop();
-    pthread_create(&thread, NULL, come_back, NULL);
+    proxy_stop(&proxy);
+    pthread_create(&thread, NULL, come_back, &proxy);
     assert_equal(&set);
     pthread_join(thread, NULL);
     shard_set_close(&set);
+    proxy_stop(&proxy);
 }
 
 static void a_server_that_stays_away_is_an_error_after_the_patience(void **state) {
     (void)state;
     ShardSet set;
     Error error = {0};
-    if (!try_remote(&set, CACHE_BYTES, 2, &error)) fail_msg("%s", error.message);
-    server_stop();
+    Proxy proxy = {0};
+    proxy_start(&proxy, false);
+    if (!try_remote(&set, CACHE_BYTES, 1, &error)) fail_msg("%s", error.message);
+    proxy_stop(&proxy);
     assert_false(reads_equal(&set, &error));
     assert_refused(&error, "s3://smelt-tests/corpus has not answered for");
     shard_set_close(&set);
-    server_start();
 }
 
 static void a_thread_that_is_to_end_does_not_wait(void **state) {
     (void)state;
     Error error = {0};
     ShardSet set = open_remote(CACHE_BYTES);
-    server_stop();
     shard_set_interrupt(&set, true);
     assert_false(reads_equal(&set, &error));
     assert_refused(&error, "stopped");
+    shard_set_interrupt(&set, false);
+    assert_equal(&set);
     shard_set_close(&set);
-    server_start();
 }
 
 static void a_flipped_bit_in_the_bucket_is_named_with_its_place(void **state) {
