@@ -112,14 +112,19 @@ bool file_open(File *file, const char *path, Error *error) {
     return file_take(file, path, descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY), "open", error);
 }
 
+static bool file_ends(const File *file, int64_t needed, Error *error) {
+    struct stat now;
+    if (fstat(file->descriptor, &now) < 0) return file_fail(error, "read", file->path);
+    return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but is read up to byte %lld", file->path,
+        (long long)now.st_size, (long long)needed);
+}
+
 bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error) {
     char *to = data;
     while (bytes > 0) {
         ssize_t got = TEMP_FAILURE_RETRY(pread(file->descriptor, to, (size_t)bytes, offset));
         if (got < 0) return file_fail(error, "read", file->path);
-        if (got == 0)
-            return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld more are needed", file->path,
-                (long long)offset, (long long)bytes);
+        if (got == 0) return file_ends(file, offset + bytes, error);
         to += got;
         bytes -= got;
         offset += got;

@@ -154,7 +154,8 @@ static void converted_models_survive(void **state) {
     make("train " MODEL " run=second seed=2");
     check_command(&(Product){"a folder", NULL, "convert second out/model", folder});
     check_command(&(Product){"a folder over an older one", "convert first out/model", "convert second out/model overwrite=true", folder});
-    make("train " MODEL " run=gpt2 model.family=gpt2 model.experts=0 model.kv_heads=2 model.ffn=64 model.tied=true model.norm_epsilon=1e-5 "
+    make("data pack text shard");
+    make("train " MODEL " data.train=shard data.tokenizer=none run=gpt2 model.family=gpt2 model.experts=0 model.kv_heads=2 model.ffn=64 model.tied=true model.norm_epsilon=1e-5 "
          "model.vocabulary=50257 schedule.warmup=0 steps=1");
     check_command(&(Product){"a file of llm.c", NULL, "convert gpt2 out/gpt2.bin", file});
     make("convert second base");
