@@ -103,6 +103,9 @@ bool shard_index_verify(const Shard *shard, uint64_t *documents, Error *error);
 /* The tokens [*start, *end) of a document. What is read is checked, but for the blocks `checked`, where the last call left
  * what it has checked: two NULLs at first. */
 bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, const void *checked[2], Error *error);
+/* Where the first block begins that has not its checksum, of bytes of a file from `start` on, which is the start of a block;
+ * -1: all have. `sums` are those of all the file's blocks. */
+int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t start, int64_t size);
 /* Refuses bytes of PREFIX.bin (`tokens`) or of the index that do not have the checksum of their block. What is wrong may
  * be the checksums, which are named then. */
 bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t size, Error *error);
@@ -114,7 +117,7 @@ bool shard_index_ends(const Shard *shard, int64_t first, int64_t count, uint8_t 
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
 #define SHARD_TRAILER_MAGIC "SMELTBLK"
 #define SHARD_SUMS_MAGIC "SMELTSUM"
-enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 16384 };
+enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 4096 /* a page of memory */ };
 
 /* How PREFIX.idx begins, and what ends it when smelt wrote it, now or in version 0.9; all without padding. */
 typedef struct __attribute__((packed)) ShardHeader {

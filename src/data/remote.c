@@ -1,8 +1,8 @@
 /* Reads shards that lie in a bucket, through a cache of blocks on local disk.
  *
  * The order of the samples is a permutation of a whole source, so that a cache which holds whole shards would fetch a shard
- * for a few samples of it and drop it before the next ones. What is fetched is therefore ranges of blocks of 16 KiB, those
- * of the shards' checksums, as the loader will read them: it knows the order for ever, and asks thousands of sequences ahead
+ * for a few samples of it and drop it before the next ones. What is fetched is therefore ranges of blocks of 16 KiB, as
+ * the loader will read them: it knows the order for ever, and asks thousands of sequences ahead
  * (remote_prefetch). WORKERS threads with a connection each fetch them in that order, a request for a sequence. A block is
  * needed about once in an epoch, memory does not grow with the source, and a cache that is smaller than it serves as well.
  *
@@ -26,6 +26,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/thread.h"
+#include "data/data_internal.h"
 #include "data/remote_internal.h"
 
 enum {
@@ -90,7 +91,7 @@ const char *remote_path(const RemoteObject *object) { return object->path; }
 int64_t remote_bytes(const RemoteObject *object) { return object->bytes; }
 uint64_t remote_identity(const RemoteObject *object) { return object->id; }
 void remote_expect(RemoteObject *object, const UnalignedU64 *sums) { object->sums = sums; }
-int64_t remote_ahead(const Remote *remote) { return remote->ahead; }
+int64_t remote_ahead(const Remote *remote, int64_t bytes) { return remote->ahead / (bytes + CACHE_BLOCK_BYTES); }
 
 static int64_t block_size(const RemoteObject *object, int64_t block) {
     return int_min(CACHE_BLOCK_BYTES, object->bytes - block * CACHE_BLOCK_BYTES);
@@ -99,7 +100,7 @@ static int64_t block_size(const RemoteObject *object, int64_t block) {
 /* Keeps a block that came, unless it is not as it was written: *good. */
 static bool keep(const RemoteObject *object, int64_t block, const void *data, bool *good, Error *error) {
     int64_t size = block_size(object, block);
-    *good = !object->sums || hash_bytes(data, (size_t)size) == object->sums[block];
+    *good = !object->sums || shard_wrong_block(object->sums, data, block * CACHE_BLOCK_BYTES, size) < 0;
     return !*good || block_cache_put(&object->remote->cache, object->id, block, data, size, error);
 }
 

@@ -50,8 +50,8 @@ bool remote_read(RemoteObject *object, void *data, int64_t bytes, int64_t offset
 void remote_interrupt(Remote *remote, bool interrupted);
 /* Has them fetched in the order of these calls, and returns at once. */
 void remote_prefetch(RemoteObject *object, int64_t offset, int64_t bytes);
-/* Bytes that one process may have fetched ahead without pushing out what others fetched. */
-int64_t remote_ahead(const Remote *remote);
+/* How many sequences of so many bytes one process may have fetched ahead without pushing out what others fetched. */
+int64_t remote_ahead(const Remote *remote, int64_t bytes);
 
 /* -- remote_mirror.c ------------------------------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@
 #include "base/scope.h"
 #include "data/data_internal.h"
 
-enum { BLOCKS_PER_PROGRESS = 1024 };
+enum { READ_BYTES = 16384 /* at once */, READS_PER_PROGRESS = 1024 };
 
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
 
@@ -98,33 +98,29 @@ static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, 
         shard->file.path, token, first + i, vocabulary);
 }
 
-static bool check_block(const Shard *shard, const void *bytes, int64_t start, int64_t size, Error *error) {
-    return hash_bytes(bytes, (size_t)size) == shard->index.token_blocks[start / SHARD_BLOCK_BYTES] ||
-           shard_index_refuse(shard, true, start, size, error);
-}
-
-/* Points *tokens at the tokens from `first` on, at most `most`, as far as they lie in one block, of which `buffer` has the
- * size. Returns how many there are; 0: an error. Where checksums are recorded, the whole block is read. */
-static int64_t read_block(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
+/* Points *tokens at the tokens from `first` on, at most `most`, as far as `buffer` holds READ_BYTES of the file. Returns how
+ * many there are; 0: an error. Where checksums are recorded, whole blocks are read. */
+static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
     int64_t width = shard->token_bytes, at = shard->start + first * width, run = most;
     if (shard->format->locate && !shard->format->locate(shard, first, &at, &run, error)) return 0;
-    bool whole = shard->record == SHARD_BLOCKS;
-    int64_t from = whole ? at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES : at, room = SHARD_BLOCK_BYTES - (at - from);
-    int64_t count = int_min(int_min(most, run), room / width);
-    int64_t size = whole ? int_min(SHARD_BLOCK_BYTES, shard->file.bytes - from) : count * width;
+    const int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, from = at / unit * unit;
+    int64_t count = int_min(int_min(most, run), (READ_BYTES - (at - from)) / width);
+    int64_t size = int_min(round_up(at + count * width, unit), shard->file.bytes) - from;
     bool read = shard->object ? remote_read(shard->object, buffer, size, from, error)
                               : file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
-    if (!read || (whole && !check_block(shard, buffer, from, size, error))) return 0;
+    const int64_t wrong = read && shard->record == SHARD_BLOCKS ? shard_wrong_block(shard->index.token_blocks, buffer, from, size) : -1;
+    if (wrong >= 0) return shard_index_refuse(shard, true, wrong, int_min(SHARD_BLOCK_BYTES, from + size - wrong), error);
+    if (!read) return 0;
     *tokens = (const char *)buffer + (at - from);
     return count;
 }
 
 bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
-    _Alignas(64) unsigned char buffer[SHARD_BLOCK_BYTES];
+    _Alignas(64) unsigned char buffer[READ_BYTES];
     assert(first >= 0 && count >= 1 && count <= shard->token_count - first);
     for (int64_t done = 0, part; done < count; done += part) {
         const void *block;
-        part = read_block(shard, first + done, count - done, buffer, &block, error);
+        part = read_part(shard, first + done, count - done, buffer, &block, error);
         if (part == 0) return false;
         if (copy_tokens(tokens + done, block, part, shard->token_bytes) >= (uint64_t)vocabulary)
             return refuse_token(shard, first + done, block, vocabulary, error);
@@ -135,7 +131,7 @@ bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabu
     return true;
 }
 
-/* As read_block will: whole blocks where checksums are recorded. */
+/* As read_part will: whole blocks where checksums are recorded. */
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
     if (shard->format->locate) return; /* where tokens lie would have to be read first */
     int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, start = shard->start + first * shard->token_bytes;
@@ -175,20 +171,20 @@ bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {
 
 /* Reads all tokens, finds the largest one, and adds their bytes to the hash. */
 static bool scan_tokens(const Shard *shard, XXH3_state_t *hash, uint64_t *largest, Error *error) {
-    _Alignas(64) unsigned char buffer[SHARD_BLOCK_BYTES];
-    int32_t tokens[SHARD_BLOCK_BYTES];
+    _Alignas(64) unsigned char buffer[READ_BYTES];
+    int32_t tokens[READ_BYTES];
     int64_t width = shard->token_bytes;
     Progress progress = progress_start("checking tokens", "bytes", shard->file.bytes);
     bool good = true;
     for (int64_t first = 0, part; first < shard->token_count && good; first += part) {
         const void *block = NULL;
-        part = read_block(shard, first, shard->token_count - first, buffer, &block, error);
+        part = read_part(shard, first, shard->token_count - first, buffer, &block, error);
         if (!(good = part > 0)) break;
         uint64_t maximum = copy_tokens(tokens, block, part, shard->token_bytes);
         XXH3_64bits_update(hash, block, (size_t)(part * width));
         *largest = maximum > *largest ? maximum : *largest;
         good = maximum <= INT32_MAX || refuse_token(shard, first, block, (int64_t)INT32_MAX + 1, error);
-        if (first * width / SHARD_BLOCK_BYTES % BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (first + part) * width);
+        if (first * width / READ_BYTES % READS_PER_PROGRESS == 0) progress_update(&progress, (first + part) * width);
     }
     progress_finish(&progress);
     return good;

@@ -3,7 +3,7 @@
  * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64 document entries,
  * i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The last array holds sequence numbers: 0,
  * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of each
- * 16 KiB of PREFIX.bin, u64 XXH3 of each 16 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token, u64 XXH3
+ * 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token, u64 XXH3
  * of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the trailer up to here.
  * smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this field.
  *
@@ -136,18 +136,26 @@ bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t 
         tokens ? "bin" : "idx", start, start + size - 1);
 }
 
+int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t start, int64_t size) {
+    for (int64_t done = 0; done < size; done += SHARD_BLOCK_BYTES) {
+        int64_t part = int_min(SHARD_BLOCK_BYTES, size - done);
+        if (hash_bytes((const char *)bytes + done, (size_t)part) != sums[(start + done) / SHARD_BLOCK_BYTES]) return start + done;
+    }
+    return -1;
+}
+
 /* Compares the blocks that hold `bytes` bytes at `place` with what was written, but for the block that begins at *checked,
  * which becomes the last one of them. */
 static bool check_blocks(const Shard *shard, const void *place, int64_t bytes, const void **checked, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t at = (const unsigned char *)place - index->map.bytes;
     if (shard->record != SHARD_BLOCKS) return true;
-    for (int64_t block = at / SHARD_BLOCK_BYTES; block <= (at + bytes - 1) / SHARD_BLOCK_BYTES; block++) {
-        int64_t start = block * SHARD_BLOCK_BYTES, size = int_min(index->bytes - start, SHARD_BLOCK_BYTES);
-        if (*checked == index->map.bytes + start) continue;
-        if (hash_bytes(index->map.bytes + start, (size_t)size) != index->blocks[block])
-            return shard_index_refuse(shard, false, start, size, error);
-        *checked = index->map.bytes + start;
+    for (int64_t start = at / SHARD_BLOCK_BYTES * SHARD_BLOCK_BYTES; start < at + bytes; start += SHARD_BLOCK_BYTES) {
+        const unsigned char *block = index->map.bytes + start;
+        int64_t size = int_min(index->bytes - start, SHARD_BLOCK_BYTES);
+        if (*checked == block) continue;
+        if (shard_wrong_block(index->blocks, block, start, size) >= 0) return shard_index_refuse(shard, false, start, size, error);
+        *checked = block;
     }
     return true;
 }

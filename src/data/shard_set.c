@@ -218,8 +218,7 @@ int64_t shard_set_ahead(const ShardSet *set, int64_t length) {
     enum { FILES = 256, MOST = 1 << 20 };
     int64_t width = 1;
     for (int64_t i = 0; i < set->count; i++) width = int_max(width, set->shards[i].token_bytes);
-    int64_t bytes = (length + 1) * width + SHARD_BLOCK_BYTES; /* of the blocks that it lies in, on average */
-    return set->remote ? int_min(int_max(remote_ahead(set->remote) / bytes, 1), MOST) : FILES;
+    return set->remote ? int_min(int_max(remote_ahead(set->remote, (length + 1) * width), 1), MOST) : FILES;
 }
 
 void shard_set_interrupt(const ShardSet *set, bool interrupted) {

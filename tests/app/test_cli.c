@@ -390,8 +390,8 @@ static void what_a_folder_holds_besides_text_is_counted(void **state) {
 static void showing_a_folder_names_a_shard_in_it(void **state) {
     (void)state;
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
-    expect("$SMELT data show r", ERROR_USAGE, "r is a folder: give the prefix of a token shard, such as r/data/text-train\n");
-    expect("$SMELT data show r/data", ERROR_USAGE, "such as r/data/text-train\n");
+    expect("$SMELT data show r", ERROR_USAGE, "r holds no token shards, but r/data does");
+    expect("$SMELT data show r/data", ERROR_DATA, "name one of them, r/data/text-train or r/data/text-valid");
     expect("mkdir empty && $SMELT data show empty", ERROR_USAGE, "empty is a folder without token shards");
 }
 

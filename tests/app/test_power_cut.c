@@ -155,9 +155,10 @@ static void converted_models_survive(void **state) {
     check_command(&(Product){"a folder", NULL, "convert second out/model", folder});
     check_command(&(Product){"a folder over an older one", "convert first out/model", "convert second out/model overwrite=true", folder});
     make("data pack text shard");
-    make("train " MODEL " data.train=shard data.tokenizer=none run=gpt2 model.family=gpt2 model.experts=0 model.kv_heads=2 model.ffn=64 model.tied=true model.norm_epsilon=1e-5 "
+    make("train " MODEL " data.train=shard data.tokenizer=none run=gpt2 model.family=gpt2 model.experts=0 model.kv_heads=2 model.ffn=64 "
+         "model.tied=true model.norm_epsilon=1e-5 "
          "model.vocabulary=50257 schedule.warmup=0 steps=1");
-    check_command(&(Product){"a file of llm.c", NULL, "convert gpt2 out/gpt2.bin", file});
+    check_command(&(Product){"a file of llm.c", NULL, "convert gpt2 out/gpt2.bin tokenizer=none", file});
     make("convert second base");
     make("train " MODEL " run=lora init=base lora.rank=2");
     check_command(&(Product){"adapters", NULL, "convert lora out/adapter adapter=true", adapter, accepts_adapters});

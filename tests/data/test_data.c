@@ -334,9 +334,9 @@ static void a_changed_block_is_named_by_whoever_reads_it_and_by_nobody_else(void
     assert_true(shard_set_read(&set, 2 * BLOCK_TOKENS, BLOCK_TOKENS / 2, 1000, tokens, NULL, &error));
     assert_false(shard_set_read(&set, BLOCK_TOKENS - 1, 2, 1000, tokens, NULL, &error));
     assert_int_equal(error.code, ERROR_DATA);
-    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 32767"));
+    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 20479"));
     assert_false(shard_set_verify(&set, &error));
-    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 32767"));
+    assert_non_null(strstr(error.message, "s.bin is not as it was written in bytes 16384 to 20479"));
     shard_set_close(&set);
 }
 

@@ -266,7 +266,7 @@ static void a_flipped_bit_in_the_bucket_is_named_with_its_place(void **state) {
     free(data);
     ShardSet set = open_remote(CACHE_BYTES);
     assert_false(reads_equal(&set, &error));
-    assert_refused(&error, "bytes 98304 to 114687");
+    assert_refused(&error, "bytes 98304 to 102399");
     shard_set_close(&set);
 }
 
