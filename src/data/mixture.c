@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "data/mixture.h"
 
 enum { NAME_LIMIT = 64 };
@@ -18,7 +19,7 @@ static const char *const keys[] = {"sources", "phases", NULL};
 #define FIELD(path) offsetof(MixtureSource, path)
 static const Option source_rows[] = {
     STRING_OPTION(name, "", "", "by which the phases' weights refer to it"),
-    STRING_OPTION(path, "", "", "a token shard, or a folder of shards", .path = true),
+    STRING_OPTION(path, "", "", "a token shard, a folder of shards, or text; relative to the folder of the file", .path = true),
     REAL_OPTION(epochs, "1", 1e-6, 1e6, "", "how often the run may read it at most"),
 };
 #undef FIELD
@@ -64,7 +65,29 @@ static bool check_source(const Mixture *mixture, int index, const char *path, Er
             return error_set(
                 error, ERROR_USAGE, "%s: sources %d and %d are both called %s: rename one", path, i + 1, index + 1, source->name);
     return *source->path ||
-           error_set(error, ERROR_USAGE, "%s: source %s has no path: give a token shard or a folder of them", path, source->name);
+           error_set(error, ERROR_USAGE, "%s: source %s has no path: give a token shard, a folder of shards, or text", path, source->name);
+}
+
+/* A path that is relative to the folder of `file`, as an absolute one; the caller frees. The folder is the real one, so
+ * that the same source has the same path by whatever way the file is named. */
+static char *path_from(const char *file, const char *path) {
+    const char *slash = strrchr(file, '/');
+    SCOPED_FREE char *named = slash ? memory_format("%.*s", (int)(slash - file) + 1, file) : memory_copy_string(".");
+    SCOPED_FREE char *folder = realpath(named, NULL);
+    if (!folder || *path == '/' || strstr(path, "://")) return memory_copy_string(path);
+    for (bool up; (up = starts_with(path, "../")) || starts_with(path, "./"); path += strspn(path, "/")) {
+        if (up) *strrchr(folder, '/') = '\0';
+        if (up && !*folder) strcpy(folder, "/"); /* above the root is the root */
+        path += up ? 3 : 2;
+    }
+    return memory_format("%s/%s", strcmp(folder, "/") ? folder : "", path);
+}
+
+static bool place_source(Mixture *mixture, MixtureSource *source, const char *file, Error *error) {
+    SCOPED_FREE char *path = path_from(file, source->path), *setting = memory_format("path=%s", path);
+    if (!options_set(&source_table, source, &mixture->strings, setting, error)) return error_context(error, "%s", file);
+    options_remember(&source_table, source, &mixture->strings);
+    return true;
 }
 
 static bool read_sources(Mixture *mixture, const char *path, Error *error) {
@@ -78,10 +101,8 @@ static bool read_sources(Mixture *mixture, const char *path, Error *error) {
     if (!options_read_yaml_list(&list, &mixture->strings, path, error)) return false;
     mixture->source_count = list.count;
     if (list.count == 0) return error_set(error, ERROR_USAGE, "%s has no sources: give 'sources: [{name: ..., path: ...}]'", path);
-    for (int i = 0; i < list.count; i++) {
-        if (!check_source(mixture, i, path, error)) return false;
-        options_remember(&source_table, &mixture->sources[i], &mixture->strings);
-    }
+    for (int i = 0; i < list.count; i++)
+        if (!check_source(mixture, i, path, error) || !place_source(mixture, &mixture->sources[i], path, error)) return false;
     return true;
 }
 

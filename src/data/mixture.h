@@ -1,7 +1,7 @@
 /* Mixtures of corpora, and the order in which a run reads them.
  *
- * A mixture is a YAML file (data.train=MIXTURE.yaml). It names *sources* (a token shard, or a folder of shards) and
- * *phases*; a phase is a number of tokens with the share that each source has in them, the length of its sequences and a
+ * A mixture is a YAML file (data.train=MIXTURE.yaml). It names *sources* (a token shard, a folder of shards, or text)
+ * and *phases*; a phase is a number of tokens with the share that each source has in them, the length of its sequences and a
  * few settings of training that change with it:
  *
  *     sources:
@@ -29,7 +29,7 @@ enum { MIXTURE_MOST_SOURCES = 256, MIXTURE_MOST_PHASES = 64 };
 
 typedef struct MixtureSource {
     const char *name; /* letters, digits, "_" and "-"; the phases' weights refer to it */
-    const char *path; /* of a shard or a folder of shards; absolute, or a URL */
+    const char *path; /* of a shard, a folder of shards, or text; absolute, or a URL. The file may give it relative to its own folder */
     double epochs;    /* the run may read it at most so often */
 } MixtureSource;
 

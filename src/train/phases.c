@@ -334,12 +334,14 @@ char *phases_line(const Phases *phases, const Position *position, int64_t steps)
     Position end = phases_advance_phase(phases, *position, steps);
     SCOPED_FREE char *shares = list_shares(phases, NULL, index, 0);
     int64_t samples = int_min(end.samples, phase_end(phase)) - phase->first_sample;
-    char tokens[32], batch[32];
+    char tokens[32], batch[32], number[16];
     log_format_count((double)(samples * config->data.length), tokens);
     log_format_count((double)config->batch.tokens, batch);
-    return memory_format("%d %s: steps %lld to %lld, %s tokens in sequences of %lld, %s a step, RoPE base %g: %s", index + 1, phase->name,
-        (long long)position->phase_step + 1, (long long)end.step, tokens, (long long)config->data.length, batch, config->model.rope_theta,
-        shares);
+    snprintf(number, sizeof number, "%d", index + 1);
+    bool named = strcmp(phase->name, number) != 0; /* else the number is the name */
+    return memory_format("%s%s%s: steps %lld to %lld, %s tokens in sequences of %lld, %s a step, RoPE base %g: %s", number,
+        named ? " " : "", named ? phase->name : "", (long long)position->phase_step + 1, (long long)end.step, tokens,
+        (long long)config->data.length, batch, config->model.rope_theta, shares);
 }
 
 int64_t phases_own_steps(const Phases *phases) {

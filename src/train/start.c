@@ -359,13 +359,13 @@ static bool open_phase(Loop *loop, int64_t sample, Error *error) {
     return true;
 }
 
-/* Says that a phase of a mixture begins here. */
+/* Records that a phase of a mixture begins here. */
 static void note_phase(Loop *loop) {
     const Session *session = &loop->session;
     Error error = {0};
     bool begins = loop_phase(loop)->name && session->samples == loop_phase(loop)->first_sample && session->step < loop->config->steps;
     if (!begins || !loop->metrics) return;
-    summary_phase(loop);
+    if (session->step > loop->origin.step) summary_phase(loop); /* the start lists those from its step on */
     json_auto_t *details = phases_describe(&loop->phases, loop->phase);
     loop_note_record(loop, metrics_phase(loop->metrics, session->step, details, &error), &error);
 }

@@ -58,6 +58,27 @@ static void a_file_gives_sources_and_phases(void **state) {
     mixture_free(&mixture);
 }
 
+/* A relative path is taken from the folder of the file, which has one path by whatever name. */
+static void paths_are_relative_to_the_folder_of_the_file(void **state) {
+    static const char text[] = "sources:\n  - {name: a, path: web}\n  - {name: b, path: ./web/}\n  - {name: c, path: .././up}\n"
+                               "  - {name: d, path: /d}\n  - {name: e, path: s3://b/e}\nphases: [{weights: {a: 1}}]\n";
+    static const char *const paths[] = {"%s/kept/web", "%s/kept/web", "%s/up", "/d", "s3://b/e"};
+    static const char *const files[] = {"kept/m.yaml", "./kept/../kept/m.yaml", "link/m.yaml"};
+    mkdir("kept", 0777);
+    assert_int_equal(symlink("kept", "link"), 0);
+    write_bytes("kept/m.yaml", text, strlen(text));
+    for (int i = 0; i < 3; i++) {
+        Mixture mixture;
+        Error error = {0};
+        if (!mixture_read(&mixture, files[i], &error)) fail_msg("%s", error.message);
+        for (int j = 0; j < 5; j++) {
+            SCOPED_FREE char *path = j < 3 ? memory_format(paths[j], (char *)*state) : memory_copy_string(paths[j]);
+            assert_string_equal(mixture.sources[j].path, path);
+        }
+        mixture_free(&mixture);
+    }
+}
+
 static void phases_may_stand_before_sources(void **state) {
     (void)state;
     Mixture mixture = read_mixture("phases: [{weights: {a: 1}}]\nsources: [{name: a, path: /a}]\n");
@@ -107,6 +128,7 @@ static void senseless_mixtures_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(a_file_gives_sources_and_phases),
+        IN_FOLDER(paths_are_relative_to_the_folder_of_the_file),
         IN_FOLDER(phases_may_stand_before_sources),
         IN_FOLDER(what_is_wrong_is_named_with_its_line),
         IN_FOLDER(senseless_mixtures_are_refused),

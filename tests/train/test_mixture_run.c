@@ -34,6 +34,23 @@ static void sources_are_what_they_hold(void **state) {
     train_says(ERROR_USAGE, "data.train.source.prose.order: number 1, in pieces of 32 tokens -> number 2", MIXED "run=r");
 }
 
+/* A mixture travels with its data: it is found from any folder, and goes on where both have moved. */
+static void a_mixture_moves_with_its_data(void **state) {
+    (void)state;
+    assert_int_equal(
+        mkdir("set", 0777) + rename("mix.yaml", "set/mix.yaml") + rename("prose", "set/prose") + rename("code", "set/code"), 0);
+    train_good(MIXED "data.train=set/mix.yaml run=r stop_at=5");
+    assert_int_equal(mkdir("elsewhere", 0777) + chdir("elsewhere"), 0);
+    ProcessResult result = smelt("train ../r stop_at=8");
+    expect_code(&result, ERROR_NONE, "from another folder");
+    assert_null(strstr(result.errors, "is gone"));
+    process_free(&result);
+    assert_int_equal(chdir(".."), 0);
+    assert_int_equal(rename("set", "moved"), 0);
+    train_good(MIXED "data.train=moved/mix.yaml run=r");
+    assert_int_equal(count_records("r", "step"), STEPS);
+}
+
 /* A run reads its packed copy of a source, unless it is allowed to take what is there now. */
 static void text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed(void **state) {
     (void)state;
@@ -78,7 +95,11 @@ static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void 
 
 static void what_was_read_of_a_mixture_is_told_and_recorded(void **state) {
     (void)state;
-    train_says(ERROR_NONE, "read     short: prose 75.00% of 75%, code 25.00% of 25%", MIXED "run=r");
+    ProcessResult trained = smelt("train " TINY " " MIXED "run=r");
+    assert_non_null(strstr(trained.output, "read     short: prose 75.00% of 75%, code 25.00% of 25%"));
+    assert_int_equal(process_lines(trained.output, "phase    1 short: "), 1);  /* at the start alone */
+    assert_int_equal(process_lines(trained.output, "phase    2 middle: "), 2); /* and where it begins */
+    process_free(&trained);
     json_auto_t *list = records("r", "mixture");
     assert_int_equal(json_array_size(list), 3); /* at the end of each phase */
     const json_t *last = json_object_get(json_array_get(list, 2), "phases"), *middle = json_array_get(last, 1);
@@ -99,6 +120,12 @@ static void what_was_read_of_a_mixture_is_told_and_recorded(void **state) {
     assert_null(strstr(page, "could not be used"));
 }
 
+static void a_phase_without_a_name_has_its_number(void **state) {
+    (void)state;
+    change_mixture("{name: short, ", "{");
+    train_says(ERROR_NONE, "phase    1: steps 1 to 10, ", MIXED "run=r stop_at=1");
+}
+
 /* The text that smelt itself comes with, by the configuration that it comes with. */
 static void the_small_curriculum_trains(void **state) {
     (void)state;
@@ -109,7 +136,7 @@ static void the_small_curriculum_trains(void **state) {
     size_t length;
     SCOPED_FREE char *text = (char *)read_bytes(path, &length);
     SCOPED_FREE char *docs = memory_format("path: %s/docs,", source_folder), *code = memory_format("path: %s/src/train,", source_folder);
-    SCOPED_FREE char *one = replaced(text, "path: docs,", docs), *both = replaced(one, "path: src,", code);
+    SCOPED_FREE char *one = replaced(text, "path: ../docs,", docs), *both = replaced(one, "path: ../src,", code);
     write_text("mix.yaml", both);
     smelt_good(words);
     assert_int_equal(count_records("r", "phase"), 3);
@@ -120,7 +147,7 @@ static void the_small_curriculum_trains(void **state) {
 
 static void the_whole_curriculum_is_planned_as_it_stands(void **state) {
     (void)state;
-    assert_int_equal(chdir(source_folder), 0); /* the paths of the file are from there */
+    assert_int_equal(chdir(source_folder), 0); /* the path of the mixture is from there */
     ProcessResult result = smelt("train configs/zaya1-curriculum.yaml plan=true");
     expect_code(&result, ERROR_NONE, "plan");
     static const char *const parts[] = {"1 pretrain-1: steps 1 to 484348, 8.00T tokens in sequences of 4096, 16.8M a step, RoPE base 10000",
@@ -206,9 +233,11 @@ int main(void) {
     static const struct CMUnitTest tests[] = {
         PHASES_TEST(a_later_phase_may_change_and_one_that_has_begun_may_not),
         PHASES_TEST(sources_are_what_they_hold),
+        PHASES_TEST(a_mixture_moves_with_its_data),
         PHASES_TEST(text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed),
         PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
         PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
+        PHASES_TEST(a_phase_without_a_name_has_its_number),
         PHASES_TEST(the_small_curriculum_trains),
         PHASES_TEST(the_whole_curriculum_is_planned_as_it_stands),
         PHASES_TEST(a_checkpoint_is_read_with_the_settings_of_its_phase),
