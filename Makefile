@@ -213,7 +213,7 @@ gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD 
 clean: ## remove what was built
 	rm -rf $(BUILD)
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d)
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d) $(FUZZ_ENTRIES:%.c=$(BUILD)/%.d)
 
 include packaging/packaging.mk
 include tools/rocemu/rocemu.mk
