@@ -41,7 +41,7 @@ static const Option pack_rows[] = {
     REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
     RECORD_ROWS,
     STRING_OPTION(tokenizer, "", "",
-        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes"),
+        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
@@ -65,7 +65,7 @@ static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and verify the checksums"),
     INT_OPTION(sample, "0", 0, INT64_MAX / MOST_SHOWN, "number", "which sequence of tokens to print"),
     INT_OPTION(length, "200", 1, MOST_SHOWN, "tokens", "how many it has"),
-    STRING_OPTION(tokenizer, "", "", "decode with this one where the shard records none"),
+    STRING_OPTION(tokenizer, "", "", "decode with this one where the shard records none", .path = true),
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */

@@ -227,8 +227,9 @@ static const TypeWords type_words[] = {
 static void format_allowed(const Option *option, char text[512]) {
     char range[80];
     format_range(option, range);
-    snprintf(text, 512, "%s%s%s%s%s%s%s", type_words[option->type].allowed, option->choices ? option->choices : "", *range ? ", " : "",
-        range, *option->unit ? " (" : "", option->unit, *option->unit ? ")" : "");
+    snprintf(text, 512, "%s%s%s%s%s%s%s", option->path ? "a path in UTF-8, written in full" : type_words[option->type].allowed,
+        option->choices ? option->choices : "", *range ? ", " : "", range, *option->unit ? " (" : "", option->unit,
+        *option->unit ? ")" : "");
 }
 
 void options_format_limits(const Option *option, char text[512]) {
@@ -260,6 +261,11 @@ static Value value_get(const Option *option, const void *values) {
     return value;
 }
 
+/* "~", "~/data", "$HOME/data", "${HOME}/data". YAML has no shell, and in key=~/data a shell leaves the tilde. */
+static bool is_for_shell(const char *path) {
+    return (path[0] == '~' && (path[1] == '/' || !path[1])) || (path[0] == '$' && (path[1] == '{' || (path[1] >= 'A' && path[1] <= 'Z')));
+}
+
 /* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
 static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
     size_t at = 0;
@@ -277,7 +283,10 @@ static const char *parse_value(const Option *option, void *values, OptionStrings
         if (!reason) reason = check_range(option, value.real);
         break;
     case OPTION_CHOICE: reason = parse_choice(option->choices, text, &value.choice); break;
-    case OPTION_STRING: value.string = keep_string(strings, text); break;
+    case OPTION_STRING:
+        if (option->path && is_for_shell(text)) reason = "a shell expands and smelt does not";
+        else value.string = keep_string(strings, text);
+        break;
     }
     if (!reason) memcpy((char *)values + option->offset, &value, value_bytes[option->type]);
     return reason;

@@ -1,4 +1,4 @@
-/* What a file is that is no text: archives, tables, pictures and the like, by how they begin. Bytes without a
+/* What a file is that is no text: archives, tables, tokenizers, pictures and the like, by how they begin. Bytes without a
  * name here are text unless there is a zero among them. A model that trained on such bytes would learn them without a
  * word. Called for each file that is packed. */
 #include <string.h>
@@ -17,6 +17,7 @@ typedef struct Magic {
 #define UNPACK(program) "unpack it first, as in " program " FILE | smelt data pack - OUTPUT, or compress it with gzip, zstd or xz"
 #define WRITE_TEXT "write its texts to a file first"
 #define LEAVE_OUT "leave it out"
+#define GIVE_TOKENIZER "give it as the tokenizer: tokenizer=, or data.tokenizer="
 #define CONVERT(from) "convert it first: iconv -f " from " -t UTF-8 FILE > TEXT"
 static const Magic magics[] = {
     MAGIC(0, "BZh", true, {"bzip2 data", UNPACK("bzcat")}),
@@ -33,7 +34,8 @@ static const Magic magics[] = {
     MAGIC(0, "\x93NUMPY", false, {"a NumPy array", "write tokens as a token shard (docs/formats.md), or text as text"}),
     MAGIC(0, "\x89HDF\r\n\x1a\n", false, {"an HDF5 file", WRITE_TEXT}),
     MAGIC(0, "MMIDIDX\0", false, {"the index of a token shard", "name the shard by its prefix, without .idx"}),
-    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", "give it as the tokenizer: tokenizer=, or data.tokenizer="}),
+    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", GIVE_TOKENIZER}),
+    MAGIC(0, "IQ== 0\nIg== 1\n", false, {"a tokenizer (.tiktoken)", GIVE_TOKENIZER}),
     MAGIC(0, "GGUF", true, {"a GGUF model", LEAVE_OUT}),
     MAGIC(2, "\r\n\0\0\0", false, {"compiled Python", LEAVE_OUT}),
     MAGIC(0, "\177ELF", false, {"a compiled program", LEAVE_OUT}),
@@ -52,6 +54,33 @@ static const Magic magics[] = {
     MAGIC(0, "\xff\xfe", false, {"UTF-16 text", CONVERT("UTF-16")}),
     MAGIC(0, "\xfe\xff", false, {"UTF-16 text", CONVERT("UTF-16")}),
 };
+
+/* Files of JSON that hold no text, by the first key and another one. In JSON lines a text that has these quotes has them
+ * behind backslashes. */
+typedef struct JsonKind {
+    const char *first, *other;
+    NotText is;
+} JsonKind;
+static const JsonKind json_kinds[] = {
+    {"\"version\"", "\"added_tokens\"", {"a tokenizer (tokenizer.json)", GIVE_TOKENIZER}},
+    {"\"config\"", "\"default_num_special_tokens\"", {"a tokenizer (tekken.json)", GIVE_TOKENIZER}},
+};
+
+static bool is_json_kind(const char *text, size_t size, NotText *found) {
+    static const char white[] = " \t\r\n";
+    size_t at = 0;
+    while (at < size && memchr(white, text[at], sizeof white - 1)) at++;
+    if (at == size || text[at++] != '{') return false;
+    while (at < size && memchr(white, text[at], sizeof white - 1)) at++;
+    for (const JsonKind *kind = json_kinds; kind < json_kinds + sizeof json_kinds / sizeof *json_kinds; kind++) {
+        size_t length = strlen(kind->first);
+        if (size - at < length || memcmp(text + at, kind->first, length) != 0) continue;
+        if (!memmem(text + at, size - at, kind->other, strlen(kind->other))) continue;
+        *found = kind->is;
+        return true;
+    }
+    return false;
+}
 
 /* Text in UTF-16 without a byte order mark: of each pair of bytes one side is mostly zero, and the other seldom. */
 static const char *utf16_order(const unsigned char *bytes, size_t size) {
@@ -94,6 +123,7 @@ bool not_text(const unsigned char *bytes, size_t size, NotText *found) {
         *found = magic->is;
         return true;
     }
+    if (is_json_kind((const char *)bytes, size, found)) return true;
     const char *convert = zero ? utf16_order(bytes, size) : NULL;
     if (convert) *found = (NotText){"UTF-16 text", convert};
     else if (zero) *found = (NotText){"binary data (it holds zero bytes)", LEAVE_OUT};

@@ -461,16 +461,36 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     return good;
 }
 
+/* The folder that OUTPUT is to lie in; "" for the one here. The caller frees. */
+static char *folder_of(const char *output) {
+    const char *slash = strrchr(output, '/');
+    return memory_format("%.*s", slash ? (int)(slash + 1 - output) : 0, output);
+}
+
+static bool make_folder(const char *folder, Error *error) {
+    return !*folder || file_make_folder(folder, error) || error_recode(error, ERROR_USAGE);
+}
+
 /* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any text is
  * read, or the folders. */
 static bool open_output(Packer *packer, Error *error) {
-    const char *slash = strrchr(packer->train.name, '/');
-    SCOPED_FREE char *beside =
-        slash ? memory_format("%.*s", (int)(slash + 1 - packer->train.name), packer->train.name) : memory_copy_string(".");
-    if (packer->trainer) return true;
-    packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : beside);
+    SCOPED_FREE char *beside = folder_of(packer->train.name);
+    if (!make_folder(beside, error)) return false;
+    packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".");
     if (in_folder(packer)) return open_folder(packer, error);
     return part_open(packer, &packer->train, error) && (!packer->valid.name || part_open(packer, &packer->valid, error));
+}
+
+/* What is bad in the first record of a kind; and its file and line, where `sample` is not NULL. */
+static const char *first_bad(const Packer *packer, PackBad kind, const json_t **sample) {
+    size_t at;
+    const json_t *each;
+    json_array_foreach(packer->report.samples, at, each) {
+        if (strcmp(json_string_value(json_object_get(each, "kind")), pack_bad_name(kind)) != 0) continue;
+        if (sample) *sample = each;
+        return json_string_value(json_object_get(each, "what"));
+    }
+    return "";
 }
 
 static void warn_bad(const Packer *packer) {
@@ -478,13 +498,9 @@ static void warn_bad(const Packer *packer) {
         "their bytes were kept (invalid=keep)", "they were left out (invalid=skip)", ""};
     const PackResult *result = &packer->report.result;
     for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
-        size_t at;
-        const json_t *sample, *first = NULL;
+        const json_t *first = NULL;
         if (result->bad[kind] == 0) continue;
-        json_array_foreach(packer->report.samples, at, sample) {
-            if (!first && !strcmp(json_string_value(json_object_get(sample, "kind")), pack_bad_name((PackBad)kind))) first = sample;
-        }
-        const char *what = json_string_value(json_object_get(first, "what"));
+        const char *what = first_bad(packer, (PackBad)kind, &first);
         (kind == PACK_BAD_EMPTY ? log_info : log_warn)("%" PRId64 " record%s: %s: %s; the first at line %" PRId64 " of %s%s%s%s",
             result->bad[kind], plural(result->bad[kind]), pack_bad_name((PackBad)kind),
             kind == PACK_BAD_UTF8 ? became[packer->options.invalid] : "left out",
@@ -511,7 +527,12 @@ static bool check_result(const Packer *packer, Error *error) {
     const PackResult *result = &packer->report.result;
     int64_t bad = 0;
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += result->bad[i];
-    if (result->train_tokens + result->valid_tokens == 0)
+    bool none = result->train_tokens + result->valid_tokens == 0;
+    if (none && bad > 0 && bad == result->bad[PACK_BAD_FIELD])
+        return error_set(error, ERROR_DATA,
+            "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
+            options->inputs[0], first_bad(packer, PACK_BAD_FIELD, NULL));
+    if (none)
         return error_set(error, ERROR_DATA,
             "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
             " bad records; name a file or folder with text",
@@ -554,7 +575,8 @@ bool pack_train_tokenizer(
     TokenizerTrainer *trainer = tokenizer_trainer_open(training, error);
     Packer *packer = trainer ? packer_open(options, trainer, error) : NULL;
     if (!packer) return false;
-    bool good =
-        list_inputs(packer, error) && read_all(packer, error) && tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
+    SCOPED_FREE char *folder = folder_of(options->output);
+    bool good = list_inputs(packer, error) && make_folder(folder, error) && read_all(packer, error) &&
+                tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
     return packer_close(packer, good, result);
 }

@@ -73,7 +73,7 @@ typedef struct Record {
     Position end;       /* of a last piece: behind it */
     /* Filled in by record_text: the document's text, in the block or `owned`; and by the pipeline: its tokens and hash. */
     const char *text;
-    char *owned, what[80]; /* `what` is bad, for a sample */
+    char *owned, what[128]; /* `what` is bad, for a sample */
     size_t text_size, ids, id_count;
     uint64_t hash;  /* XXH3 of a document of one piece */
     uint64_t *keys; /* of such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */

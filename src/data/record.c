@@ -80,6 +80,22 @@ bool record_mark(Record *record, PackBad bad, const char *what) {
     return false;
 }
 
+/* Names the fields that there are, since the text often has another name than the one that was asked for. */
+static bool mark_missing(Record *record, const json_t *object, const char *field) {
+    char what[sizeof record->what];
+    size_t used = (size_t)snprintf(what, sizeof what, "%s; it has ", field);
+    const char *name;
+    json_t *value;
+    int count = 0;
+    if (json_is_array(json_object_get(object, "messages")))
+        snprintf(what, sizeof what, "%s; it has messages: chat is not packed, write each conversation as one text", field);
+    else
+        json_object_foreach((json_t *)object, name, value) if (used < sizeof what) used +=
+            (size_t)snprintf(what + used, sizeof what - used, "%s%s", count++ ? ", " : "", name);
+    if (!json_object_size(object)) snprintf(what, sizeof what, "%s; it has no fields", field);
+    return record_mark(record, PACK_BAD_FIELD, what);
+}
+
 /* The text lies where the line lay: it is never longer. */
 static bool take_field(Record *record, char *place, const char *field) {
     json_error_t fault;
@@ -87,7 +103,8 @@ static bool take_field(Record *record, char *place, const char *field) {
     const json_t *text = json_object_get(object, field);
     if (!object) return record_mark(record, PACK_BAD_JSON, fault.text);
     if (!json_is_object(object)) return record_mark(record, PACK_BAD_JSON, "not an object");
-    if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, text ? "it is no text" : field);
+    if (!text) return mark_missing(record, object, field);
+    if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is no text");
     record->text_size = json_string_length(text);
     memcpy(place, json_string_value(text), record->text_size);
     record->text = place;

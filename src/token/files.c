@@ -40,6 +40,14 @@ char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error
     SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, names[TOKENIZER_NAMES]);
     if (gguf_is_file(file)) return gguf_tokenizer(file, part == TOKENIZER_CONFIG, bytes, error);
     *bytes = 0;
+    if (part == TOKENIZER_TOKENS && !file_exists(file)) {
+        error_set(error, ERROR_DATA,
+            "cannot open %s: No such file or directory; smelt downloads nothing: give a " TOKENIZER_FILES
+            ", or a folder with one, such as 'hf download "
+            "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes",
+            file);
+        return NULL;
+    }
     if (part == TOKENIZER_CONFIG && !file_exists(beside)) return memory_copy_string("");
     char *content = file_read(part == TOKENIZER_CONFIG ? beside : file, FILE_LIMIT, bytes, error);
     if (!content) error_recode(error, ERROR_DATA);

@@ -75,7 +75,10 @@ static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Err
     for (size_t at = 0; at < size; number++) {
         const char *newline = memchr(bytes + at, '\n', size - at);
         size_t length = newline ? (size_t)(newline - bytes) - at : size - at;
-        if (length > 0 && !read_line(tokenizer, bytes + at, length, error)) return error_context(error, "line %" PRId64, number);
+        bool good = length == 0 || read_line(tokenizer, bytes + at, length, error);
+        if (!good && number == 1)
+            return error_set(error, ERROR_DATA, "it is no " TOKENIZER_FILES ", which would begin with base64, a space and a rank");
+        if (!good) return error_context(error, "line %" PRId64, number);
         at += length + 1;
     }
     return true;

@@ -10,6 +10,7 @@
 #include "base/scope.h"
 #include "token/tokenizer.h"
 
+#define TOKENIZER_FILES "tokenizer.json, tokenizer.model, tekken.json or .tiktoken file" /* what can be read, for messages */
 enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, MAXIMUM_ID = 1 << 22, WORD_LIMIT = 1 << 16 };
 
 /* -- Text (text.c) ------------------------------------------------------------------------------------------------- */

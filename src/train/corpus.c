@@ -109,6 +109,10 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         return error_set(error, ERROR_USAGE,
             "it is text, which data.tokenizer=none cannot read: leave data.tokenizer out, give a tokenizer.json, or the prefix of a token "
             "shard");
+    if (strchr(input, ',') && !file_exists(input))
+        return error_set(error, ERROR_DATA,
+            "there is no file or folder of this name: several sources are named by a mixture, data.train=MIXTURE.yaml (docs/data.md), or "
+            "lie in one folder");
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 

@@ -732,6 +732,19 @@ static void paths_become_absolute_in_one_spelling(void **state) {
     free(folder);
 }
 
+/* A folder of the name ~ would be made, or a file be missed that is there. */
+static void a_path_that_only_a_shell_expands_is_refused(void **state) {
+    Bench *bench = *state;
+    static const char *const refused[] = {"run=~", "run=~/a", "run=$HOME/a", "run=${HOME}/a"};
+    options_defaults(&run_table, &bench->values, &bench->strings);
+    for (int i = 0; i < 4; i++) {
+        assert_false(options_set(&run_table, &bench->values, &bench->strings, refused[i], &bench->error));
+        assert_non_null(strstr(bench->error.message, "which a shell expands and smelt does not; give a path in UTF-8, written in full"));
+    }
+    assert_true(options_set(&run_table, &bench->values, &bench->strings, "run=./~/a", &bench->error));
+    assert_true(options_set(&run_table, &bench->values, &bench->strings, "run=~a$", &bench->error));
+}
+
 static void a_run_remembers_absolute_paths_and_forgets_what_is_of_one_start(void **state) {
     Bench *bench = *state;
     options_defaults(&run_table, &bench->values, &bench->strings);
@@ -792,6 +805,7 @@ int main(void) {
         TEST(choices_are_read_whole_and_exactly),
         TEST(limits_are_inclusive_and_named),
         TEST(strings_are_taken_as_they_are),
+        TEST(a_path_that_only_a_shell_expands_is_refused),
         TEST(invalid_utf8_is_distinguished_from_valid),
         TEST(an_unknown_key_is_answered_with_the_nearest),
         TEST(a_name_of_another_program_is_answered_with_ours),

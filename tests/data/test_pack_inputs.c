@@ -86,6 +86,36 @@ static void a_line_above_the_limit_is_bad_and_the_next_is_read(void **state) {
     assert_int_equal(result.bad[PACK_BAD_LONG], 1);
 }
 
+static void the_fields_that_there_are_are_named(void **state) {
+    (void)state;
+    write_text("in", "{\"id\": 1, \"body\": \"b\"}\n{\"id\": 2}\n");
+    assert_refused((PackOptions){0}, ERROR_DATA, "no record of in has a text in the field text; it has id, body; give field=NAME");
+    write_text("in", "{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n{\"messages\": []}\n");
+    assert_refused((PackOptions){0}, ERROR_DATA, "text; it has messages: chat is not packed, write each conversation as one text");
+}
+
+static void the_folder_of_the_output_is_made(void **state) {
+    (void)state;
+    write_text("in", "text\n");
+    pack_with((PackOptions){.output = "new/folder/out"});
+    assert_shard_text("new/folder/out", "text\n|");
+}
+
+static void a_tokenizer_is_no_text(void **state) {
+    (void)state;
+    static const char *const tokenizers[] = {"{\n  \"version\": \"1.0\",\n  \"added_tokens\": []\n}", "IQ== 0\nIg== 1\nIw== 2\n",
+        "{\"config\": {\"default_num_special_tokens\": 1000}}"};
+    static const char *const told[] = {"in is a tokenizer (tokenizer.json), not text: give it as the tokenizer",
+        "in is a tokenizer (.tiktoken), not text", "in is a tokenizer (tekken.json), not text"};
+    for (int i = 0; i < 3; i++) {
+        write_text("in", tokenizers[i]);
+        assert_refused((PackOptions){0}, ERROR_DATA, told[i]);
+    }
+    write_text("in", "{\"version\": 1, \"text\": \"\\\"added_tokens\\\"\"}\n"); /* JSON lines on tokenizers */
+    pack_with((PackOptions){0});
+    assert_shard_text("out", "\"added_tokens\"|");
+}
+
 /* -- Compressed files ------------------------------------------------------------------------------------------------ */
 
 static void write_gzip(const char *path, const char *mode, const char *text) {
@@ -346,6 +376,9 @@ int main(void) {
         IN_FOLDER(the_text_of_json_lines_is_packed),
         IN_FOLDER(bad_lines_are_counted_by_kind_and_sampled),
         IN_FOLDER(a_line_above_the_limit_is_bad_and_the_next_is_read),
+        IN_FOLDER(the_fields_that_there_are_are_named),
+        IN_FOLDER(the_folder_of_the_output_is_made),
+        IN_FOLDER(a_tokenizer_is_no_text),
         IN_FOLDER(compressed_text_is_what_it_was),
         IN_FOLDER(a_compressed_file_that_is_cut_off_or_damaged_gives_what_comes_before),
         IN_FOLDER(what_is_not_text_inside_a_compressed_file_is_named),

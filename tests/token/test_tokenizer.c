@@ -451,6 +451,17 @@ static void broken_files_are_refused(void **state) {
     assert_non_null(strstr(error.message, "cannot open missing"));
 }
 
+static void what_is_no_tokenizer_is_told_what_is_one(void **state) {
+    (void)state;
+    Error error = {0};
+    assert_null(tokenizer_open("gpt2", &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    assert_non_null(strstr(error.message, "cannot open gpt2: No such file or directory; smelt downloads nothing: give a tokenizer.json, "));
+    write_text("s.yaml", "model:\n  layers: 2\n");
+    assert_null(tokenizer_open("s.yaml", &error));
+    assert_non_null(strstr(error.message, "s.yaml: it is no tokenizer.json, tokenizer.model, tekken.json or .tiktoken file"));
+}
+
 static void write_tiktoken(const char *path, const char *more) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     FILE *file = fopen(path, "w");
@@ -735,6 +746,7 @@ int main(void) {
         cmocka_unit_test(threads_share_one_tokenizer),
         IN_FOLDER(parts_that_are_not_known_are_refused_by_name),
         IN_FOLDER(broken_files_are_refused),
+        IN_FOLDER(what_is_no_tokenizer_is_told_what_is_one),
         IN_FOLDER(a_tiktoken_file_merges_by_rank),
         IN_FOLDER(a_broken_tiktoken_file_is_refused_with_its_line),
         IN_FOLDER(what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it),

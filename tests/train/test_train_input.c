@@ -162,6 +162,7 @@ static void a_model_that_convert_refuses_is_named_before_the_first_step(void **s
 static void a_refused_first_start_leaves_no_run_folder(void **state) {
     (void)state;
     train_says(ERROR_DATA, "data.train=missing", "run=runs/new data.train=missing");
+    train_says(ERROR_DATA, "several sources are named by a mixture", "run=runs/new data.train=text,other");
     assert_true(access("runs/new", F_OK) != 0);
     assert_int_equal(mkdir("mine", 0777), 0);
     write_text("mine/notes", "mine");
