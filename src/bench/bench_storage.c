@@ -2,6 +2,7 @@
  * shards are read in order and, by samplers, in small pieces anywhere. The file has no name while it is measured, so
  * nothing is left behind however this ends. Pages that the system keeps in memory are dropped before cold reads. */
 #include <fcntl.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -13,7 +14,8 @@
 
 typedef struct StorageOptions {
     BenchOptions common;
-    int64_t bytes, block, reads;
+    int64_t bytes, block, reads, step_tokens, token_bytes;
+    double scatter;
 } StorageOptions;
 
 #define FIELD(name) offsetof(StorageOptions, name)
@@ -22,10 +24,13 @@ static const Option rows[] = {
     INT_OPTION(bytes, "1Gi", 4096, 1e15, "bytes", "of the file"),
     INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "of one sequential read or write"),
     INT_OPTION(reads, "2000", 1, 1e9, "", "of 4 KiB at random places, and of small durable writes a tenth of it"),
+    INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "that a step of training reads from here, on all GPUs together"),
+    INT_OPTION(token_bytes, "2", 1, 8, "bytes", "of a token"),
+    REAL_OPTION(scatter, "2", 1, 1e6, "", "bytes read over bytes needed: 1 to 2 for long sequences, to 8 for short or fragmented ones"),
 };
 
 static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}, {"block", 0, 10}, {"operations", 0, 11},
-    {"seconds", 4, 10}, {"gbps", 3, 8}, {"per_second", 1, 12}, {"us", 1, 11}};
+    {"seconds", 4, 10}, {"gbps", 3, 8}, {"per_second", 1, 12}, {"us", 1, 11}, {"step_s", 3, 9}};
 
 enum { PAGE = 4096 };
 
@@ -82,11 +87,23 @@ static bool read_all(const Disk *disk, Error *error) {
 /* Nothing beyond write_all, whose time the row has as well. */
 static bool sync_all(const Disk *disk, Error *error) { return file_sync(&disk->file, error); }
 
-static bool read_pages(const Disk *disk, Error *error) {
+static int64_t random_place(const Disk *disk, uint64_t order, int64_t i) {
     int64_t pages = disk->bytes / PAGE;
-    for (int64_t i = 0; i < disk->reads; i++) {
-        int64_t page = (int64_t)rng_permute(2, RNG_STREAM_BENCH, (uint64_t)(i % pages), (uint64_t)pages);
-        if (!file_read_at(&disk->file, disk->buffer, PAGE, page * PAGE, error)) return false;
+    return (int64_t)rng_permute(order, RNG_STREAM_BENCH, (uint64_t)(i % pages), (uint64_t)pages) * PAGE;
+}
+
+static bool read_pages(const Disk *disk, Error *error) {
+    for (int64_t i = 0; i < disk->reads; i++)
+        if (!file_read_at(&disk->file, disk->buffer, PAGE, random_place(disk, 2, i), error)) return false;
+    return true;
+}
+
+/* As the loader does, which asks for as many sequences ahead. */
+static bool read_pages_ahead(const Disk *disk, Error *error) {
+    enum { AHEAD = 256 };
+    for (int64_t i = 0, asked = 0; i < disk->reads; i++) {
+        for (; asked < int_min(i + AHEAD, disk->reads); asked++) file_prefetch(&disk->file, random_place(disk, 3, asked), PAGE);
+        if (!file_read_at(&disk->file, disk->buffer, PAGE, random_place(disk, 3, i), error)) return false;
     }
     return true;
 }
@@ -104,6 +121,13 @@ static void drop_pages(const Disk *disk, int advice) {
         log_warn("%s: the system keeps what it read: cold reads may come from memory", disk->file.path);
 }
 
+/* Seconds of a step below which reading at this rate would hold up training: scatter * tokens * bytes of a token over the
+ * rate, the break-even step time of ZAYA1's system report, appendix B. NaN for a test that writes. */
+static double break_even(const StorageOptions *options, bool reads, double bytes_per_second) {
+    double bytes = options->scatter * (double)options->step_tokens * (double)options->token_bytes;
+    return reads ? bytes / bytes_per_second : NAN;
+}
+
 static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
     const int64_t blocks = divide_up(disk->bytes, disk->block), reads = disk->reads, writes = disk->writes;
     const struct {
@@ -111,12 +135,14 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
         bool (*run)(const Disk *disk, Error *error);
         int64_t bytes, block, operations;
         int cold; /* advice on what is read after the page cache was dropped, -1: it stays */
-    } tests[] = {{"write", write_all, disk->bytes, disk->block, blocks, -1},
-        {"write and fsync", sync_all, disk->bytes, disk->block, blocks, -1},
-        {"read, cold", read_all, disk->bytes, disk->block, blocks, POSIX_FADV_SEQUENTIAL},
-        {"read, in memory", read_all, disk->bytes, disk->block, blocks, -1},
-        {"random reads, cold", read_pages, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM},
-        {"small writes, each sync", write_pages, writes * PAGE, PAGE, writes, -1}};
+        bool reads;
+    } tests[] = {{"write", write_all, disk->bytes, disk->block, blocks, -1, false},
+        {"write and fsync", sync_all, disk->bytes, disk->block, blocks, -1, false},
+        {"read, cold", read_all, disk->bytes, disk->block, blocks, POSIX_FADV_SEQUENTIAL, true},
+        {"read, in memory", read_all, disk->bytes, disk->block, blocks, -1, true},
+        {"random reads, cold", read_pages, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM, true},
+        {"the same, 256 ahead", read_pages_ahead, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM, true},
+        {"small writes, each sync", write_pages, writes * PAGE, PAGE, writes, -1, false}};
     double start = 0;
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         if (tests[i].cold >= 0) drop_pages(disk, tests[i].cold);
@@ -124,7 +150,8 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
         if (!tests[i].run(disk, error)) return false;
         double seconds = log_seconds() - start, bytes = (double)tests[i].bytes, operations = (double)tests[i].operations;
         bench_row(bench, (BenchCell[]){TEXT(tests[i].name), NUMBER(bytes), NUMBER(tests[i].block), NUMBER(operations), NUMBER(seconds),
-                             NUMBER(bytes / seconds / 1e9), NUMBER(operations / seconds), NUMBER(1e6 * seconds / operations)});
+                             NUMBER(bytes / seconds / 1e9), NUMBER(operations / seconds), NUMBER(1e6 * seconds / operations),
+                             NUMBER(break_even(bench->options, tests[i].reads, bytes / seconds))});
     }
     return true;
 }
@@ -147,10 +174,11 @@ static bool run(Bench *bench, Error *error) {
 const Benchmark bench_storage = {
     .name = "storage",
     .summary = "a folder's file system: durable writes, reads in order and at random",
-    .explanation = "Writes a file without a name into FOLDER, makes it durable, reads it without and with the help of the page cache, "
-                   "reads pages at random, and\n"
-                   "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
-                   "pages that it was told to drop.\n",
+    .explanation =
+        "Writes a file without a name into FOLDER, makes it durable, reads it without and with the help of the page cache, "
+        "reads pages at random, and\n"
+        "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
+        "pages that it was told to drop. step_s is the time of a step below which reading would hold up a training of step_tokens.\n",
     .positional = "FOLDER",
     BENCH_PARTS(StorageOptions),
     .plot = {"Storage", "block", "gbps", {"test"}, "bytes of an operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},

@@ -358,9 +358,23 @@ static void storage_leaves_nothing_behind(void **state) {
     expect_code("storage %s/storage bytes=1Mi block=64Ki reads=20 csv=%s/storage.csv", 0, NULL);
     assert_int_equal(rmdir(place), 0); /* which is empty again */
     char *csv = read_result("storage.csv");
-    assert_int_equal(process_lines(csv, ""), 1 + 6);
+    assert_int_equal(process_lines(csv, ""), 1 + 7);
     free(csv);
     free(place);
+}
+
+/* Scatter 4, 1 Mi tokens of 2 bytes: 8 MiB at the rate of the row. */
+static void storage_tells_the_step_that_it_would_hold_up(void **state) {
+    (void)state;
+    expect_code("storage %s bytes=1Mi block=64Ki reads=20 step_tokens=1Mi token_bytes=2 scatter=4 json=%s/step.json", 0, NULL);
+    json_t *json = read_json("step.json"), *rows = json_object_get(json, "rows"), *row;
+    size_t i;
+    json_array_foreach(rows, i, row) {
+        bool writes = strstr(text_of(row, "test"), "write");
+        assert_int_equal(json_is_null(json_object_get(row, "step_s")), writes);
+        if (!writes) assert_true(fabs(number_of(row, "step_s") * 1e9 * number_of(row, "gbps") / (8 * 1048576) - 1) < 1e-6);
+    }
+    json_decref(json);
 }
 
 static void storage_refuses_a_folder_that_is_not_there(void **state) {
@@ -577,6 +591,7 @@ int main(void) {
         cmocka_unit_test(attention_counts_what_causality_leaves),
         cmocka_unit_test(optimizers_move_the_bytes_of_their_state),
         cmocka_unit_test(storage_leaves_nothing_behind),
+        cmocka_unit_test(storage_tells_the_step_that_it_would_hold_up),
         cmocka_unit_test(storage_refuses_a_folder_that_is_not_there),
         cmocka_unit_test(the_loader_reads_each_sample_cold_and_warm),
         cmocka_unit_test(the_loader_refuses_what_is_no_shard),
