@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -44,6 +45,16 @@ enum { PHASE_ROWS = sizeof phase_rows / sizeof *phase_rows };
 bool mixture_is(const char *path) {
     const char *dot = strrchr(path, '.');
     return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
+}
+
+bool mixture_refuse(const char *path, Error *error) {
+    enum { MOST_BYTES = 1 << 24 };
+    Error ignored = {0};
+    bool may = mixture_is(path) && file_kind(path, NULL) == FILE_REGULAR;
+    SCOPED_FREE char *text = may ? file_read(path, MOST_BYTES, NULL, &ignored) : NULL;
+    return !text || !strstr(text, keys[0]) || !strstr(text, keys[1]) ||
+           error_set(error, ERROR_USAGE,
+               "%s is a mixture of sources, which data.train alone reads: give a token shard, a folder of shards, or text", path);
 }
 
 /* -- Sources ----------------------------------------------------------------------------------------------------- */

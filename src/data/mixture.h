@@ -53,6 +53,8 @@ typedef struct Mixture {
 
 /* Whether data.train names a mixture: by its ending, .yaml or .yml. */
 bool mixture_is(const char *path);
+/* Refuses a mixture where a token shard or text is wanted (ERROR_USAGE); any other file or folder passes, also other YAML. */
+bool mixture_refuse(const char *path, Error *error);
 /* Reads and checks a file: ERROR_USAGE with file, line, key, value and what is allowed. Paths are not opened. */
 bool mixture_read(Mixture *mixture, const char *path, Error *error);
 void mixture_free(Mixture *mixture); /* also of a zeroed or failed one */

@@ -34,7 +34,7 @@ typedef struct PackOptions {
     /* A NULL ends them. Of a folder the regular files are read recursively in byte order of their paths; links are
      * followed where they lead to a place inside the folder; what has a hidden name (.git) is left out. "-" is standard
      * input. What is neither text nor JSON lines, by its first 8 KiB (not_text.c), is ERROR_DATA that says what it is; in
-     * a folder it is skipped with a warning. */
+     * a folder it is skipped with a warning. A mixture (mixture.h) is ERROR_USAGE, in a folder it is text. */
     const char *const *inputs;
     const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. A plain text file gives its tail, cut after a separator line or else at a line end,

@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "data/data.h"
 #include "data/data_internal.h"
+#include "data/mixture.h"
 #include "data/pack_internal.h"
 
 enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* of a tokenizer */ };
@@ -344,6 +345,7 @@ static bool take_text(RecordReader *reader, const char *path, bool *text, Error 
     SCOPED_FREE char *prefix = NULL;
     bool shard = is_shard_file(path, &prefix);
     size_t size = (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES);
+    if (named(reader) && !mixture_refuse(path, error)) return false;
     *text = !shard && !not_text((const unsigned char *)reader->window + reader->begin, size, &found);
     if (*text) return true;
     if (named(reader) && shard)

@@ -251,9 +251,10 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
 
 /* -- What settings leave to the data ------------------------------------------------------------------------------- */
 
-/* A shard that records another tokenizer than the one that is used is a mistake. */
+/* A mixture in place of data is a mistake, and so is a shard that records another tokenizer than the one that is used. */
 static bool check_record(const Config *config, const char *setting, const char *prefix, Error *error) {
     const DataConfig *data = &config->data;
+    if (!mixture_refuse(prefix, error)) return error_context(error, "%s", setting);
     SCOPED_FREE char *place = place_of(config, prefix), *record = prefix[0] && shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
     return !tokenizer_differs(record, data->tokenizer) ||

@@ -63,6 +63,20 @@ static void text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed
     train_says(ERROR_NONE, "the phases of the file come to 33, which steps=33 follows", MIXED "run=r stop_at=7 steps=40");
 }
 
+static void a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text(void **state) {
+    (void)state;
+    static const char refused[] = "mix.yaml is a mixture of sources, which data.train alone reads";
+    train_says(ERROR_USAGE, refused, MIXED "run=r data.valid=mix.yaml");
+    train_says(ERROR_USAGE, refused, MIXED "run=r data.valid=mix.yaml plan=true");
+    smelt_says(ERROR_USAGE, refused, "data pack mix.yaml packed");
+    write_text("outer.yaml", "sources: [{name: inner, path: mix.yaml}]\nphases: [{tokens: 2560, length: 16, weights: {inner: 1}}]\n");
+    train_says(ERROR_USAGE, refused, "data.train=outer.yaml run=r");
+    train_good(MIXED "run=r stop_at=1");
+    smelt_says(ERROR_USAGE, refused, "eval r mix.yaml");
+    write_text("other.yaml", "sources: none, for this is text\n");
+    smelt_good("data pack other.yaml packed");
+}
+
 /* -- Packing ------------------------------------------------------------------------------------------------------- */
 
 static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void **state) {
@@ -235,6 +249,7 @@ int main(void) {
         PHASES_TEST(sources_are_what_they_hold),
         PHASES_TEST(a_mixture_moves_with_its_data),
         PHASES_TEST(text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed),
+        PHASES_TEST(a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text),
         PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
         PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
         PHASES_TEST(a_phase_without_a_name_has_its_number),
