@@ -138,9 +138,9 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
 
 static bool run_pack(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
-    const char *inputs[COMMAND_WORDS] = {NULL}, *output = invocation->words[invocation->word_count - 1];
+    const char **inputs = invocation->words, *output = inputs[invocation->word_count - 1];
     if (invocation->word_count < 2) return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, and one of 2 was given");
-    memcpy(inputs, invocation->words, (size_t)(invocation->word_count - 1) * sizeof *inputs);
+    inputs[invocation->word_count - 1] = NULL;
     PackOptions pack = {.inputs = inputs,
         .output = output,
         .valid_fraction = options->valid,

@@ -18,6 +18,7 @@
 #include "model/llmc.h"
 #include "graph/op.h"
 #include "data/pack.h"
+#include "train/lineage.h"
 #include "train/run.h"
 #include "train/multiple_choice.h"
 #include "train/debug_state.h"
@@ -119,7 +120,10 @@ static char *find_own_data(const char *folder, const Config *config, Error *erro
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     Config here = *config;
     here.run = point.run; /* the folder may have been moved */
-    char *data = source_is_run(folder) ? corpus_valid(&here) : NULL;
+    int64_t step;
+    json_auto_t *checkpoint = source_is_run(folder) ? lineage_at(&point, config, &step, error) : NULL;
+    if (source_is_run(folder) && !checkpoint) return NULL;
+    char *data = checkpoint ? corpus_valid(&here) : NULL;
     if (data) log_info("on the validation data of the run, %s", data);
     else
         error_set(

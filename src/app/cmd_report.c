@@ -1,5 +1,4 @@
 /* `smelt report RUN... [out=FILE]` */
-#include <assert.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +18,6 @@ static const Option rows[] = {
     STRING_OPTION(out, "", "", "the page; empty: RUN/report.html, and of several runs compare.html here"),
 };
 static const OptionTable table = OPTION_TABLE(rows);
-
-static_assert((int)COMMAND_WORDS <= (int)REPORT_RUNS, "each word may be a run");
 
 static void warn_of_ignored(const char *run, int64_t lines) {
     if (lines > 0)
@@ -47,6 +44,7 @@ const Command command_report = {
     .name = "report",
     .summary = "write the page of a run, or of several beside each other",
     .words = "RUN...",
+    .most_words = REPORT_RUNS,
     .explanation = "Writes what a run folder tells as one page of HTML with everything in it. It may be run while the run trains.\n"
                    "Of two to eight runs the page compares figures, settings that differ, and curves.\n",
     .table = &table,

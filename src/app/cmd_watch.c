@@ -73,6 +73,7 @@ const Command command_watch = {
     .name = "watch",
     .summary = "show a run, or several beside each other, while they train",
     .words = "RUN...",
+    .most_words = REPORT_RUNS,
     .explanation =
         "Serves the page of smelt report to browsers of this machine and follows the run each second. From another machine:\n"
         "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. With terminal=true it fills this terminal.\n",

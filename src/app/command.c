@@ -81,8 +81,10 @@ static int count_optional(const char *words) {
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
     const char *takes = *command->words ? command->words : "only key=value";
     int count = 0, named = count_words(command->words), least = named - count_optional(command->words);
-    int most = ends_with(command->words, "...") ? COMMAND_WORDS : named;
+    int most = !ends_with(command->words, "...") ? named : command->most_words ? command->most_words : argc;
     bool options = true;
+    assert(named <= COMMAND_NAMED);
+    invocation->words = memory_allocate((size_t)(argc + COMMAND_NAMED + 1) * sizeof *invocation->words);
     options_defaults(command->table, invocation->options, &invocation->strings);
     for (int at = 0; at < argc;) {
         if (options && !strcmp(argv[at], "--")) {
@@ -91,8 +93,10 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
         } else if (options && (!strncmp(argv[at], "--", 2) || is_assignment(argv[at]))) {
             if (!apply_option(command, argc, argv, &at, invocation, error)) return false;
         } else if (count == most) {
-            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s%s", argv[at], command->name, takes,
-                most > named ? ", eight at most" : "");
+            char limit[32] = "";
+            if (most > named) snprintf(limit, sizeof limit, ", %d at most", most);
+            return error_set(
+                error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s%s", argv[at], command->name, takes, limit);
         } else {
             invocation->words[count++] = argv[at++];
         }
@@ -184,6 +188,7 @@ int command_run(const Command *command, int argc, char **argv) {
     options_free_strings(&invocation.strings);
     options_free_strings(&invocation.settings);
     free(invocation.options);
+    free(invocation.words);
     return done ? invocation.code : (int)error.code;
 }
 

@@ -8,31 +8,32 @@
 #include "base/options.h"
 #include "graph/graph.h"
 
-enum { COMMAND_WORDS = 8, COMMAND_MEMBERS = 32 /* of a group, at most */ };
+enum { COMMAND_NAMED = 8 /* words of Command.words, at most */, COMMAND_MEMBERS = 32 /* of a group, at most */ };
 
 /* One run of a command; command_run owns it. */
 typedef struct Invocation {
     int argc;
-    char **argv;                      /* argv[0] is the command's name */
-    void *options;                    /* the command's own struct, of Command.options_size bytes */
-    const char *words[COMMAND_WORDS]; /* in the order of Command.words */
-    int word_count;                   /* how many were given */
-    OptionStrings settings;           /* "key=value" for the configuration, of a command that takes_config */
-    OptionStrings strings;            /* owns texts of options and of configurations */
-    int code;                         /* the exit code of a run that returned true; 0 unless it says otherwise */
+    char **argv;            /* argv[0] is the command's name */
+    void *options;          /* the command's own struct, of Command.options_size bytes */
+    const char **words;     /* in the order of Command.words, NULL behind the last; command_read allocates them */
+    int word_count;         /* how many were given */
+    OptionStrings settings; /* "key=value" for the configuration, of a command that takes_config */
+    OptionStrings strings;  /* owns texts of options and of configurations */
+    int code;               /* the exit code of a run that returned true; 0 unless it says otherwise */
 } Invocation;
 
 /* A command has `run`, a group of commands has `member`. */
 typedef struct Command {
     const char *name;        /* as it is typed: "data pack" */
     const char *summary;     /* its line in the list of commands */
-    const char *words;       /* demanded arguments besides key=value: "MODEL [DATA]", "", "[FILE]", "RUN..." (one to COMMAND_WORDS);
+    const char *words;       /* demanded arguments besides key=value: "MODEL [DATA]", "", "[FILE]", "RUN..." (one or more);
                                 NULL: `run` reads argv */
     const char *usage;       /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
     const char *explanation; /* the help between the first line and the table */
     const char *hint;        /* at the end of messages about wrong arguments; NULL: none */
     const OptionTable *table;
     size_t options_size;
+    int most_words;    /* where WORDS ends in "..."; 0: any number */
     bool takes_config; /* keys that `table` lacks may be the configuration's */
     bool alone;        /* runs without arguments too; else they print the help */
     bool (*run)(Invocation *invocation, Error *error);

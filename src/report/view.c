@@ -10,6 +10,8 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "train/lineage.h"
+#include "train/run.h"
+#include "train/source.h"
 
 enum { CONFIG_LIMIT = 1 << 20 }; /* bytes, as in base/options.h */
 
@@ -20,6 +22,9 @@ bool view_open(RunView *view, const char *folder, Error *error) {
     view->name = memory_copy_string(slash && slash[1] ? slash + 1 : folder);
     view->history = history_new(metrics);
     options_defaults(&config_table, &view->defaults, &view->strings);
+    SCOPED(run_point_free) RunPoint point = run_point(folder);
+    if (point.step != RUN_NEWEST && source_is_run(point.run))
+        return error_set(error, ERROR_USAGE, "%s is a checkpoint, and the page is that of a whole run: give %s", folder, point.run);
     return file_kind(folder, NULL) == FILE_FOLDER ||
            error_set(error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
 }

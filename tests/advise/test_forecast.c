@@ -531,6 +531,8 @@ static void keys_are_the_commands_own_first_and_the_configurations_else(void **s
     options_free_strings(&good.strings);
     options_free_strings(&good.settings);
     options_free_strings(&bad.strings);
+    free(good.words);
+    free(bad.words);
 }
 
 static void a_model_folder_is_judged_for_sequences_of_its_context(void **state) {

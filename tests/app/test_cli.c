@@ -345,6 +345,10 @@ static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
         " precision=fp32 run=a stop_at=5 eval.every=5 >trained && mv a b && $SMELT eval b precision=fp32 device=cpu >evaluated && %s",
         same);
     expect(split, 0, "on the validation data of the run, b/data/text-valid\n");
+    expect("$SMELT eval b@3", ERROR_CHECKPOINT, "error: b@3: no checkpoint of step 3 is there");
+    expect("$SMELT eval b@3 2>told || ! grep 'on the validation data' told", 0, "");
+    expect("$SMELT report b@best", ERROR_USAGE, "b@best is a checkpoint, and the page is that of a whole run: give b\n");
+    expect("$SMELT watch b/checkpoints/step-00000005", ERROR_USAGE, "is a checkpoint, and the page is that of a whole run: give b\n");
     expect("head -c 5000 text >other && $SMELT train " TINY " run=c stop_at=5 data.valid=other && rm other && $SMELT eval c", 0,
         "on the validation data of the run, c/data/valid-");
     expect("$SMELT train " TINY " run=d stop_at=5 data.valid_fraction=0 && $SMELT eval d", ERROR_USAGE,
@@ -359,6 +363,8 @@ static void a_text_alone_trains(void **state) {
 
 static void standard_input_is_packed(void **state) {
     (void)state;
+    expect("mkdir parts && cd parts && split -n 20 ../text && $SMELT data pack x* ../of_parts >../told && grep -q ': 20 files' ../told", 0,
+        "");
     expect("$SMELT data pack text one && cat text | $SMELT data pack - two && cmp one.bin two.bin && cmp one.idx two.idx", 0, "");
     expect("gzip -c text | $SMELT data pack - packed && cmp one.bin packed.bin", 0, "");
     expect("tar c text | $SMELT data pack - three", ERROR_DATA, "error: standard input is a tar archive, not text: unpack it first");

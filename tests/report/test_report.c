@@ -899,7 +899,7 @@ static void wrong_arguments_are_usage_errors(void **state) {
         {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
         {3, {"report", "run", "extra"}, "there is no extra/metrics.jsonl", ERROR_CHECKPOINT},
         {10, {"report", "run", "run", "run", "run", "run", "run", "run", "run", "run"},
-            "'run' is one argument too many: smelt report takes RUN..., eight at most"},
+            "'run' is one argument too many: smelt report takes RUN..., 8 at most"},
         {3, {"report", "run", "color=1"}, "color"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
