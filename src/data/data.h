@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/stop.h"
 #include "data/mixture.h"
 #include "token/tokenizer.h"
 
@@ -175,12 +176,13 @@ typedef struct LoaderOptions {
      * number, counted from the first sample. NULL: all batches. */
     int64_t (*pick)(void *context);
     void *pick_context;
+    const StopRequest *stop; /* once made, nobody waits for data any longer; NULL: none */
 } LoaderOptions;
 
 typedef struct Loader Loader;
 /* Starts a thread that prepares batches ahead, beginning with sample first_sample of the order, which is of the phase. */
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
 /* Waits for the next batch; the previous one is released. NULL when its data could not be read: ERROR_DATA, and no later
- * batch comes. */
+ * batch comes; or when it is not there and a stop was asked for: ERROR_DATA too. */
 const Batch *loader_next(Loader *loader, Error *error);
 void loader_close(Loader *loader); /* at any moment; NULL is allowed */

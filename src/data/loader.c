@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/math.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/thread.h"
 #include "data/data.h"
@@ -266,17 +267,22 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     return NULL;
 }
 
+static bool is_stop_asked(const Loader *loader) { return loader->options.stop && loader->options.stop->signal; }
+
 const Batch *loader_next(Loader *loader, Error *error) {
+    const double STOP_SECONDS = 0.1; /* a signal wakes no thread */
     pthread_mutex_lock(&loader->mutex);
     if (loader->holding) {
         loader->holding = false;
         loader->released++;
         pthread_cond_broadcast(&loader->changed);
     }
-    while (loader->filled == loader->released && loader->error.code == ERROR_NONE) pthread_cond_wait(&loader->changed, &loader->mutex);
+    while (loader->filled == loader->released && loader->error.code == ERROR_NONE && !is_stop_asked(loader))
+        thread_wait_until(&loader->changed, &loader->mutex, log_seconds() + STOP_SECONDS);
     int64_t number = loader->released;
     loader->holding = loader->filled > number;
     if (!loader->holding) *error = loader->error;
+    if (!loader->holding && error->code == ERROR_NONE) error_set(error, ERROR_DATA, "a stop was asked for while data were waited for");
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
     const Slot *slot = &loader->slots[number % LOADER_RING];

@@ -99,18 +99,19 @@ static bool open_reading(Reading *reading, const EvaluationInput *input, Error *
         .separator = input->bytes ? BYTE_SEPARATOR : -1,
         .document_mask = input->document_mask,
         .pick = pick,
-        .pick_context = reading};
+        .pick_context = reading,
+        .stop = input->stop};
     reading->loader = reading->order ? loader_open(&options, 0, error) : NULL;
     return reading->loader;
 }
 
-/* Sets *stop on all ranks when a request to stop was made on any. False on all when one could not read its batch, whose
- * reason is `unread`. */
+/* Sets *stop on all ranks when a request to stop was made on any, which may be why one did not get its batch. False on all when one
+ * could not read it otherwise; the reason is `unread`. */
 static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bool *stop, Error *error) {
     int64_t votes[2] = {input->stop && input->stop->signal, unread->code != ERROR_NONE};
     bool done = comm_host_all_reduce(input->comm, "go on", votes, 2, COMM_I64, COMM_SUM, error);
     *stop = votes[0];
-    return done && (!votes[1] || corpus_refuse_unread(unread, votes[1], input->comm, error));
+    return done && (*stop || !votes[1] || corpus_refuse_unread(unread, votes[1], input->comm, error));
 }
 
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {

@@ -137,7 +137,8 @@ bool loop_open_loader(Loop *loop, Error *error) {
         .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
         .document_mask = config->data.document_mask,
         .pick = pick,
-        .pick_context = &loop->picker};
+        .pick_context = &loop->picker,
+        .stop = loop->host->stop};
     int rank = comm_rank(loop->comm);
     loop->picker = (BatchPicker){.config = config,
         .rank = rank,

@@ -341,6 +341,16 @@ static bool save_unread(Loop *loop, int64_t saved, Error *error) {
         (long long)loop->session.parent);
 }
 
+/* After a step without data, the reason of which is *error: whether a signal ended the wait for them, which *signal receives.
+ * Otherwise saves the steps before it. */
+static bool stops_unread(Loop *loop, int *signal, int64_t saved, Error *error) {
+    Error unheard = {0};
+    *signal = agree_on_signal(loop, &unheard);
+    if (*signal <= 0) return save_unread(loop, saved, error);
+    *error = (Error){0};
+    return true;
+}
+
 static bool run_steps(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
@@ -354,7 +364,9 @@ static bool run_steps(Loop *loop, Error *error) {
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0) {
         if (loop_ends_phase(loop) && !next_phase(loop, error)) return false;
-        if (!advance(loop, last, &saved, error)) return loop->unread && save_unread(loop, saved, error);
+        if (advance(loop, last, &saved, error)) continue;
+        if (!loop->unread || !stops_unread(loop, &signal, saved, error)) return false;
+        break;
     }
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     if (loop->session.step > end.first) note_mixture(loop);

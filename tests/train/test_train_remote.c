@@ -97,6 +97,20 @@ static void a_server_that_stays_away_ends_training_with_a_checkpoint(void **stat
     assert_true(same_checkpoint("local-run", "away-run", 40));
 }
 
+static void a_signal_ends_the_wait_for_a_server(void **state) {
+    (void)state;
+    Process process = train_start("run=paused-run data.patience=100000 checkpoint.every=1000 " REMOTE " model.vocabulary=257");
+    process_await_steps(&process, 1);
+    server_stop();
+    process_await_text(&process, "does not answer", 1);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    server_start();
+    expect_code(&result, ERROR_PREEMPTED, "a signal without a server");
+    process_free(&result);
+    assert_true(count_records("paused-run", "checkpoint") == 1);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, setup)
 
 int main(void) {
@@ -106,6 +120,7 @@ int main(void) {
         TEST(two_ranks_share_a_cache),
         TEST(a_process_that_is_killed_while_it_fetches_goes_on_with_its_cache),
         TEST(a_server_that_stays_away_ends_training_with_a_checkpoint),
+        TEST(a_signal_ends_the_wait_for_a_server),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
