@@ -27,7 +27,7 @@ typedef struct Row {
     const char *name;
     GemmShape shape;
     int calls;
-    double seconds, flops, rate;
+    double seconds;
 } Row;
 
 static bool same_shape(const GemmShape *a, const GemmShape *b) {
@@ -48,7 +48,6 @@ static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) 
         while (at < count && !(same_shape(&rows[at].shape, &work.gemm) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name))) at++;
         if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm};
         rows[at].calls++;
-        rows[at].flops += work.flops;
         rows[at].seconds += work_seconds(&work, &question->hardware, question->measured);
     }
     qsort(rows, (size_t)count, sizeof *rows, dearest_first);
@@ -59,11 +58,11 @@ static void print_row(const Row *row, const SizeQuestion *question, double total
     const GemmShape *p = &row->shape;
     GemmFit fit = gemm_fit(p, &question->hardware);
     const MeasuredGemm *near = question->measured && p->count == 1 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
-    char tile[16];
-    snprintf(tile, sizeof tile, "%dx%d", fit.tile_rows, fit.tile_columns);
-    fprintf(file, "  %-26s %4d %8lld %7lld %7lld %5lld %7.0f %8s %6.1f%% %6.1f%% %6.1f%% %7.2f ms %5.1f%%", row->name, row->calls,
-        (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->count, 1e-9 * row->flops / row->calls, tile, 100 * fit.tile,
-        100 * fit.wave, 100 * fit.ramp, 1e3 * row->seconds, 100 * row->seconds / total);
+    char batch[24] = "", shape[96];
+    if (p->count > 1) snprintf(batch, sizeof batch, "%lld:", (long long)p->count);
+    snprintf(shape, sizeof shape, "%s%lldx%lldx%lld", batch, (long long)p->m, (long long)p->n, (long long)p->k);
+    fprintf(file, "%-26s %3d %18s %4.0f%% %4.0f%% %3.0f%% %7.2f %4.1f%%", row->name, row->calls, shape, 100 * fit.tile, 100 * fit.wave,
+        100 * fit.ramp, 1e3 * row->seconds, 100 * row->seconds / total);
     if (near) fprintf(file, "  %.0f TFLOP/s at %lldx%lldx%lld", near->tflops, (long long)near->m, (long long)near->n, (long long)near->k);
     fprintf(file, "\n");
 }
@@ -78,8 +77,7 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     int count = collect(rows, model.graph, question);
     fprintf(file, "\nGEMMs of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
         (long long)config->data.length, question->measured ? ", by the measured rates" : "");
-    fprintf(file, "  %-26s %4s %8s %7s %7s %5s %7s %8s %7s %7s %7s %10s %6s\n", "operation", "n", "m", "n", "k", "each", "GFLOP", "tile",
-        "tiles", "waves", "ramp", "time", "share");
+    fprintf(file, "%-26s %3s %18s %5s %5s %4s %7s %5s\n", "operation", "n", "groups: m x n x k", "tiles", "waves", "ramp", "ms", "share");
     for (int i = 0; i < count && i < 16; i++) print_row(&rows[i], question, total, file);
 }
 
@@ -119,16 +117,16 @@ static void print_experts(const SizeQuestion *question, FILE *file) {
     int count = size_experts(question, choices);
     if (count == 0) return;
     fprintf(file,
-        "\nexperts of other widths, as many parameters in all (modelled): training against decoding, whose step reads the weights once\n");
-    fprintf(file, "  %7s %7s %7s %10s %12s %10s %10s %14s %14s\n", "experts", "width", "chosen", "rows each", "first GEMM", "active",
-        "tokens/s", "decode 1 seq", "decode 32 seq");
+        "\nexperts of other widths, as many parameters in all (modelled), below this\nmodel: training against decoding, whose step of 1 or "
+        "32 sequences reads the\nweights once\n");
+    fprintf(file, "%7s %7s %7s %8s %8s %8s %9s %9s %9s\n", "experts", "width", "chosen", "rows", "GEMM 1", "active", "tokens/s", "ms of 1",
+        "ms of 32");
     for (int i = 0; i < count; i++) {
         const ExpertChoice *c = &choices[i];
         char active[32];
         log_format_count(c->active, active);
-        fprintf(file, "  %7lld %7lld %7lld %10.0f %12.1f%% %10s %10.0f %11.2f ms %11.2f ms%s\n", (long long)c->experts, (long long)c->width,
-            (long long)c->chosen, c->tokens, 100 * c->efficiency, active, c->training, 1e3 * c->decode[0], 1e3 * c->decode[1],
-            i == 0 ? "  this model" : "");
+        fprintf(file, "%7lld %7lld %7lld %8.0f %7.1f%% %8s %9.0f %9.2f %9.2f\n", (long long)c->experts, (long long)c->width,
+            (long long)c->chosen, c->tokens, 100 * c->efficiency, active, c->training, 1e3 * c->decode[0], 1e3 * c->decode[1]);
     }
 }
 

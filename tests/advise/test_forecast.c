@@ -169,6 +169,29 @@ static void zaya1_passes_on_the_processor_that_it_was_made_for(void **state) {
     options_free_strings(&given.strings);
 }
 
+static void the_tables_of_a_model_fit_80_columns(void **state) {
+    (void)state;
+    Given given;
+    Sizing sizing;
+    GIVE(&given, "configs/zaya1-8b.yaml", "steps=1000000");
+    SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1};
+    size_check(&sizing, &question);
+    char *text = NULL;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    size_print(&sizing, &question, file);
+    fclose(file);
+    int rows = 0;
+    for (char *line = strtok(strstr(text, "\noperation"), "\n"); line; line = strtok(NULL, "\n")) {
+        bool sentence = strstr(line, "neighbours of");
+        if (!sentence && strlen(line) > 80) fail_msg("%zu columns: %s", strlen(line), line);
+        rows += strchr(line, '%') != NULL;
+    }
+    assert_true(rows > 16); /* of GEMMs and of experts */
+    free(text);
+    options_free_strings(&given.strings);
+}
+
 static void each_fault_of_a_spoiled_copy_is_reported_with_its_cost(void **state) {
     (void)state;
     static const char *const dimensions[] = {"model.vocabulary", "model.head_dim", "model.experts", "model.ffn"};
@@ -560,6 +583,7 @@ int main(void) {
         cmocka_unit_test(bench_results_give_gemms_and_the_copy_in_memory),
         cmocka_unit_test(files_that_are_no_bench_results_are_refused),
         cmocka_unit_test(zaya1_passes_on_the_processor_that_it_was_made_for),
+        cmocka_unit_test(the_tables_of_a_model_fit_80_columns),
         cmocka_unit_test(each_fault_of_a_spoiled_copy_is_reported_with_its_cost),
         cmocka_unit_test(what_costs_nothing_is_no_fault),
         cmocka_unit_test(without_a_name_the_processor_is_the_one_of_this_machine),
