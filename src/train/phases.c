@@ -44,19 +44,41 @@ static bool take_length(Config *config, const Mixture *mixture, Error *error) {
     return true;
 }
 
+/* A setting that every phase gives follows `target`, so that the settings of the run agree with each other. */
+static void follow_phases(const char *name, int64_t *setting, int64_t initial, int64_t target, const char *train) {
+    if (*setting != initial && *setting != target)
+        log_warn(
+            "%s=%lld has no effect, since every phase of data.train=%s gives its own: change them there", name, (long long)*setting, train);
+    *setting = target;
+}
+
+/* batch.tokens is a multiple of the run's microbatch also where the first phase has another one. */
+static void follow_mixture(Config *config, const Mixture *mixture) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    const MixturePhase *first = mixture->phases;
+    const char *train = config->data.train;
+    bool lengths = true, batches = true, sequences = true;
+    Config initial;
+    options_defaults(&config_table, &initial, &strings);
+    for (int i = 0; i < mixture->phase_count; i++) {
+        lengths = lengths && first[i].length;
+        batches = batches && first[i].batch_tokens;
+        sequences = sequences && first[i].sequences;
+    }
+    if (lengths) follow_phases("data.length", &config->data.length, initial.data.length, first->length, train);
+    if (sequences) follow_phases("batch.sequences", &config->batch.sequences, initial.batch.sequences, first->sequences, train);
+    int64_t microbatch = config->batch.sequences * config->data.length;
+    if (batches)
+        follow_phases("batch.tokens", &config->batch.tokens, initial.batch.tokens, round_up(first->batch_tokens, microbatch), train);
+}
+
 bool phases_resolve(Config *config, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
-    bool lengths = true, batches = true;
     int64_t longest = 0;
     if (!mixture_is(config->data.train)) return true;
     if (!mixture_read(&mixture, config->data.train, error)) return false;
-    for (int i = 0; i < mixture.phase_count; i++) {
-        lengths = lengths && mixture.phases[i].length;
-        batches = batches && mixture.phases[i].batch_tokens;
-        longest = int_max(longest, phase_length(&mixture.phases[i], config));
-    }
-    if (lengths) config->data.length = mixture.phases[0].length;
-    if (batches) config->batch.tokens = mixture.phases[0].batch_tokens;
+    for (int i = 0; i < mixture.phase_count; i++) longest = int_max(longest, phase_length(&mixture.phases[i], config));
+    follow_mixture(config, &mixture);
     if (!config->model.context) config->model.context = longest;
     bool given = config->steps > 0 || config->tokens > 0;
     return given || take_length(config, &mixture, error);

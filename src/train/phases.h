@@ -30,8 +30,8 @@ typedef struct Position {
     int64_t phase_step;    /* steps that were done when the phase of the next sample began */
 } Position;
 
-/* Before config_check: what a mixture decides of the settings of its run. data.length and batch.tokens become those of the
- * first phase where every phase gives its own; model.context, when it is 0, the longest length; tokens, where the length of
+/* Before config_check: what a mixture decides of the settings of its run. data.length, batch.sequences and batch.tokens follow
+ * those of the first phase where every phase gives its own, and a given value that differs gets a warning; model.context, when it is 0, the longest length; tokens, where the length of
  * the run is not given, those of all phases. Does nothing without a mixture. ERROR_USAGE. */
 bool phases_resolve(Config *config, Error *error);
 /* Of settings that phases_resolve and config_check have seen. ERROR_USAGE names the phase that has something wrong. */

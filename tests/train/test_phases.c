@@ -45,6 +45,29 @@ static void every_phase_is_checked_before_the_first_step(void **state) {
     smelt_says(ERROR_USAGE, "leave epochs out", "train data.train=mix.yaml run=r epochs=2");
 }
 
+static void the_first_phase_gives_its_own_batch(void **state) {
+    (void)state;
+    static const char batches[] = "sources: [{name: a, path: code, epochs: 9}]\nphases:\n"
+                                  "  - {name: p, tokens: 960, length: 32, weights: {a: 1}, batch: {tokens: 96, sequences: 3}}\n"
+                                  "  - {name: q, tokens: 960, length: 32, weights: {a: 1}, batch: {tokens: 256%s}}\n";
+    SCOPED_FREE char *some = replaced(batches, "%s", ""), *all = replaced(batches, "%s", ", sequences: 4");
+    write_text("mix.yaml", some);
+    train_good("data.train=mix.yaml run=some batch.sequences=8 steps=12");
+    assert_true(recorded("some", "phase", 0, "sequences") == 3 && recorded("some", "phase", 1, "sequences") == 8);
+    write_text("mix.yaml", all);
+    train_good("data.train=mix.yaml run=all steps=12 stop_at=3");
+    assert_true(recorded("all", "phase", 0, "sequences") == 3);
+    static const char *const without[] = {"data.length=128", "batch.tokens=1280", "batch.sequences=5"};
+    for (int i = 0; i < 3; i++) {
+        SCOPED_FREE char *expected = memory_format("%s has no effect, since every phase of data.train=", without[i]);
+        smelt_says(ERROR_NONE, expected, "train all plan=true %s", without[i]);
+    }
+    ProcessResult plain = smelt("train all plan=true");
+    expect_code(&plain, ERROR_NONE, "plain");
+    assert_null(strstr(plain.errors, "no effect"));
+    process_free(&plain);
+}
+
 /* -- Stopping ------------------------------------------------------------------------------------------------------ */
 
 static void a_run_that_stops_anywhere_equals_an_unbroken_one_bit_for_bit(void **state) {
@@ -106,6 +129,7 @@ int main(void) {
     train_main();
     static const struct CMUnitTest tests[] = {
         PHASES_TEST(a_run_goes_through_its_phases_and_ends_with_the_last),
+        PHASES_TEST(the_first_phase_gives_its_own_batch),
         PHASES_TEST(every_phase_is_checked_before_the_first_step),
         PHASES_TEST(a_run_that_stops_anywhere_equals_an_unbroken_one_bit_for_bit),
         PHASES_TEST(a_run_killed_in_every_phase_and_between_them_ends_like_an_unbroken_one),
