@@ -151,9 +151,10 @@ static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **stat
     for (int i = 0; i < KILLS; i++) {
         RngBits bits = rng_bits(7, 1, (uint64_t)i);
         Process process = train_start(settings);
-        /* One in four dies while it starts, the others after some steps: so the run comes forward between two
-         * deaths. */
+        /* One in four dies while it starts, the others after some steps, half of these once a checkpoint is there: so the
+         * run comes forward between two deaths, also where a disk is slow. */
         if (bits.word[0] % 4) process_await_steps(&process, 1 + (int)(bits.word[1] % MOST_STEPS));
+        if (bits.word[0] % 4 > 1) process_await_text(&process, "checkpoint of step", 1);
         process_sleep(rng_uniform(7, 2, (uint64_t)i) * (bits.word[0] % 4 ? 3 * step_seconds : 0.03));
         kill(process.id, SIGKILL);
         ProcessResult result = process_finish(&process);
