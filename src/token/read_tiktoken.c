@@ -76,8 +76,7 @@ static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Err
         const char *newline = memchr(bytes + at, '\n', size - at);
         size_t length = newline ? (size_t)(newline - bytes) - at : size - at;
         bool good = length == 0 || read_line(tokenizer, bytes + at, length, error);
-        if (!good && number == 1)
-            return error_set(error, ERROR_DATA, "it is no " TOKENIZER_FILES ", which would begin with base64, a space and a rank");
+        if (!good && number == 1) return error_set(error, ERROR_DATA, "it is no " TOKENIZER_FILES);
         if (!good) return error_context(error, "line %" PRId64, number);
         at += length + 1;
     }
