@@ -531,18 +531,22 @@ static bool is_partial(const char *name) {
     return *number && number[strspn(number, "0123456789")] == '\0';
 }
 
-void file_remove_partials(const char *folder, const char *prefix) {
+bool file_remove_partials(const char *folder, const char *prefix, const File *own) {
     SCOPED(file_list_free) FileList list;
     Error error = {0};
-    if (!file_list(folder, &list, &error)) return;
+    bool lives = false;
+    if (!file_list(folder, &list, &error)) return false;
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->name);
-        int lock;
-        if (!file_lock(path, &lock)) continue;
-        if (!file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
+        int lock = -1;
+        if (own && file_same(path, own->temporary)) continue;
+        bool held = !file_lock(path, &lock);
+        lives = lives || held;
+        if (!held && !file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
         if (lock >= 0) close(lock);
     }
+    return lives;
 }
 
 /* Moves `to` away where two names cannot be exchanged. */

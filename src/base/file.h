@@ -163,8 +163,9 @@ bool file_list_has(const FileList *list, const char *name);
 void file_list_free(FileList *list);
 
 /* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. Those of living writers,
- * which hold them locked, stay. What cannot be removed only takes space: a warning. */
-void file_remove_partials(const char *folder, const char *prefix);
+ * which hold them locked, stay, and so does that of `own`, which may be NULL. What cannot be removed only takes space: a
+ * warning. Returns whether another writer lives. */
+bool file_remove_partials(const char *folder, const char *prefix, const File *own);
 
 /* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in
  * its place after a failure. Durable. */

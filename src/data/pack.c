@@ -197,7 +197,7 @@ static bool open_folder(Packer *packer, Error *error) {
         return false;
     packer->report.result.resumed = packer->report.result.shards > 0;
     for (const Part *const *part = (const Part *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
-        if ((*part)->name) file_remove_partials((*part)->name, "");
+        if ((*part)->name) file_remove_partials((*part)->name, "", NULL);
     if (!file_open_append(&packer->hashes, hashes, false, error) ||
         !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
         return false;

@@ -150,12 +150,14 @@ static bool check_tokenizer(const char *prefix, Error *error) {
     return true;
 }
 
-/* What a killed writer of the same shard left. */
-static void remove_leftovers(const ShardWriter *writer) {
+/* Removes what a killed writer of the same shard left. Called once the writer's own file is there and locked: so of two
+ * writers that start at once no two go on. */
+static bool be_alone(const ShardWriter *writer, Error *error) {
     const char *slash = strrchr(writer->prefix, '/'), *name = slash ? slash + 1 : writer->prefix;
     SCOPED_FREE char *tokens = memory_format("%s.bin.", name), *index = memory_format("%s.idx.", name);
-    file_remove_partials(writer->folder, tokens);
-    file_remove_partials(writer->folder, index);
+    bool other = file_remove_partials(writer->folder, tokens, &writer->tokens.file);
+    other = file_remove_partials(writer->folder, index, NULL) || other;
+    return !other || error_set(error, ERROR_USAGE, "another process writes %s: wait for it, or name another output", writer->prefix);
 }
 
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {
@@ -166,10 +168,10 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     writer->prefix = memory_copy_string(prefix);
     writer->folder = slash ? memory_format("%.*s", (int)(slash + 1 - prefix), prefix) : memory_copy_string(".");
     writer->token_bytes = token_bytes;
-    remove_leftovers(writer);
     writer->document_hash = new_hash();
     if (!writer->document_hash) error_set(error, ERROR_MEMORY, "no memory to write %s; free some", prefix);
-    else if (output_open(&writer->tokens, prefix, ".bin", writer->folder, &writer->token_blocks, error)) return writer;
+    else if (output_open(&writer->tokens, prefix, ".bin", writer->folder, &writer->token_blocks, error) && be_alone(writer, error))
+        return writer;
     shard_writer_cancel(writer);
     return NULL;
 }

@@ -333,7 +333,7 @@ bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error) {
 /* By the process that holds the run's lock, so that no other packs there. */
 static void remove_leftovers(const Config *config) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
-    file_remove_partials(folder, "");
+    file_remove_partials(folder, "", NULL);
 }
 
 static bool give_file(const char *from, const char *to, Error *error) {

@@ -85,7 +85,7 @@ static bool may_start_anew(const char *path, const Config *config, Error *error)
 /* Of the files that nobody but a training writes, whose lock is held. */
 static void remove_leftovers(const char *run) {
     static const char *const names[] = {"config.yaml", "run.json", "metrics.jsonl", "lease.json"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i], NULL);
 }
 
 bool run_is_ours(const char *run) {

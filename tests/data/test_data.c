@@ -644,10 +644,36 @@ static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) 
     assert_int_equal(status, 0);
     write_text("s.idx.partial-4711", "");
     assert_int_equal(count_entries(), 6);
-    file_remove_partials(".", "");
+    file_remove_partials(".", "", NULL);
     assert_int_equal(count_entries(), 3);
     for (int i = 0; i < 3; i++) assert_int_equal(access(kept[i], F_OK), 0);
-    file_remove_partials("missing", "");
+    file_remove_partials("missing", "", NULL);
+}
+
+/* The first is a process that is killed later, after which the name is free. */
+static void of_two_processes_that_write_one_shard_the_second_is_refused(void **state) {
+    (void)state;
+    Error error = {0};
+    int ready[2], status;
+    char byte = 0;
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        byte = shard_writer_open("s", 2, &error) != NULL;
+        if (write(ready[1], &byte, 1) == 1) pause();
+        _exit(1);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    assert_int_equal(byte, 1);
+    assert_null(shard_writer_open("s", 4, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_string_equal(error.message, "another process writes s: wait for it, or name another output");
+    assert_int_equal(count_entries(), 1);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
+    assert_int_equal(count_entries(), 2);
+    close(ready[0]), close(ready[1]);
 }
 
 static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(void **state) {
@@ -747,6 +773,7 @@ int main(void) {
         IN_FOLDER(a_writer_without_tokens_fails_and_leaves_nothing),
         IN_FOLDER(a_writer_in_a_missing_folder_fails_by_name),
         IN_FOLDER(what_a_killed_writer_left_is_removed_and_nothing_else),
+        IN_FOLDER(of_two_processes_that_write_one_shard_the_second_is_refused),
         IN_FOLDER(a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was),
         IN_FOLDER(a_shard_of_many_documents_keeps_every_end),
         IN_FOLDER(a_document_written_piece_by_piece_is_the_same_shard),
