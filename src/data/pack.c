@@ -471,11 +471,24 @@ static bool make_folder(const char *folder, Error *error) {
     return !*folder || file_make_folder(folder, error) || error_recode(error, ERROR_USAGE);
 }
 
+/* A shard and a folder of shards of one name: who is given the name reads the shard, and not a word of the folder. */
+static bool refuse_twin(const Packer *packer, Error *error) {
+    const char *names[] = {packer->train.name, packer->valid.name};
+    for (int i = 0; i < 2 && names[i]; i++) {
+        SCOPED_FREE char *index = memory_format("%s.idx", names[i]), *folder = memory_format("%s/", names[i]);
+        SCOPED_FREE char *record = memory_format("%s/pack.json", names[i]);
+        if (in_folder(packer) ? file_exists(index) : file_exists(record) || shard_set_exists(folder))
+            return error_set(error, ERROR_USAGE, "%s is %s already: give another name, or move it away", names[i],
+                in_folder(packer) ? "a single shard" : "a folder of shards");
+    }
+    return true;
+}
+
 /* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any text is
  * read, or the folders. */
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = folder_of(packer->train.name);
-    if (!make_folder(beside, error)) return false;
+    if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
     packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".");
     if (in_folder(packer)) return open_folder(packer, error);
     return part_open(packer, &packer->train, error) && (!packer->valid.name || part_open(packer, &packer->valid, error));

@@ -92,6 +92,21 @@ static void a_shard_ends_with_the_document_that_fills_it(void **state) {
     assert_refused(options, ERROR_USAGE, "out holds mine, which packing did not write");
 }
 
+static void a_shard_and_a_folder_of_shards_never_share_a_name(void **state) {
+    (void)state;
+    write_text("in", "one\n%\ntwo\n");
+    static const char *const input[] = {"in", NULL};
+    PackOptions folder = {.inputs = input, .output = "out", .separator = "%", .shard_tokens = 10, .overwrite = true}, shard = folder;
+    shard.shard_tokens = 0;
+    pack(folder);
+    assert_refused(shard, ERROR_USAGE, "out is a folder of shards already: give another name");
+    folder.output = shard.output = "split";
+    folder.valid_fraction = shard.valid_fraction = 0.5;
+    pack(shard);
+    assert_refused(folder, ERROR_USAGE, "split-train is a single shard already: give another name");
+    assert_int_equal(access("split-train", F_OK), -1);
+}
+
 /* A kill can come between the last record and the end of the process. */
 static bool is_complete(void) {
     size_t size = 0;
@@ -172,6 +187,7 @@ static void one_shard_leaves_nothing_of_a_killed_packing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(a_shard_ends_with_the_document_that_fills_it),
+        IN_FOLDER(a_shard_and_a_folder_of_shards_never_share_a_name),
         IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
         IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
         IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
