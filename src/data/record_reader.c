@@ -331,12 +331,25 @@ static bool read_line(RecordReader *reader, Block *block, Error *error) {
 
 static bool named(const RecordReader *reader) { return reader->files->named[reader->at.file]; }
 
-/* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
+/* A file of a token shard or of a folder of them, also its record and its tokenizer. Its bytes would pass for text, and a
+ * model would learn them. */
 static bool is_shard_file(const char *path, char **prefix) {
-    if (!ends_with(path, ".bin") && !ends_with(path, ".idx")) return false;
-    *prefix = memory_format("%.*s", (int)strlen(path) - 4, path);
-    SCOPED_FREE char *tokens = memory_format("%s.bin", *prefix);
-    return file_exists(tokens) && shard_set_exists(*prefix);
+    static const struct {
+        const char *suffix, *tokens; /* behind PREFIX, or behind the name of a folder of shards */
+        bool folder;                 /* of files */
+    } kinds[] = {{".bin", ".bin", false}, {".idx", ".bin", false}, {".pack.json", ".bin", false}, {"/pack.json", "/shard-00000.bin", false},
+        {".tokenizer", ".bin", true}, {"/tokenizer", "/shard-00000.bin", true}};
+    const char *slash = strrchr(path, '/');
+    SCOPED_FREE char *folder = memory_format("%.*s", slash ? (int)(slash - path) : 0, path);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const char *name = kinds[i].folder ? folder : path;
+        if (!ends_with(name, kinds[i].suffix)) continue;
+        free(*prefix);
+        *prefix = memory_format("%.*s", (int)(strlen(name) - strlen(kinds[i].suffix)), name);
+        SCOPED_FREE char *tokens = memory_format("%s%s", *prefix, kinds[i].tokens);
+        if (file_exists(tokens) && shard_set_exists(*prefix)) return true;
+    }
+    return false;
 }
 
 /* Whether the file is text, by its name and the start of what the window holds. A named one must be. */

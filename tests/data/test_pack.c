@@ -256,9 +256,28 @@ static void a_file_of_a_shard_is_no_text_and_its_prefix_is_named(void **state) {
     assert_pack_fails(
         "s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
     assert_pack_fails("./s.idx", 0, "", ERROR_DATA, "as in data.train=./s");
+    assert_pack_fails("s.pack.json", 0, "", ERROR_DATA, "s.pack.json is a file of a token shard");
+    assert_pack_fails("s.tokenizer/tokenizer.json", 0, "", ERROR_DATA, "as in data.train=s");
     assert_int_equal(unlink("s.idx"), 0);
     write_text("s.bin", "text");
     pack("s.bin", 0, ""); /* there is no shard */
+}
+
+/* Into the folder of the text, twice: no record and no tokenizer becomes a document. */
+static void shards_among_the_text_are_left_out_whole(void **state) {
+    (void)state;
+    static const char *const shards[] = {"in/one", "in/folder"};
+    assert_int_equal(mkdir("in", 0777), 0);
+    write_text("in/a", "text");
+    write_text("in/pack.json", "{} of my own");
+    for (int i = 0; i < 2; i++) {
+        PackOptions options = {.inputs = (const char *[]){"in", NULL}, .output = shards[i], .separator = "", .shard_tokens = i};
+        PackResult result;
+        Error error = {0};
+        if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+    }
+    pack("in", 0, "");
+    assert_shard_text("out", "text|{} of my own|");
 }
 
 /* Each begins a file whose rest are zeros, so that ASCII names are not taken for words. */
@@ -437,6 +456,7 @@ int main(void) {
         IN_FOLDER(a_file_or_folder_that_cannot_be_read_is_an_error),
         IN_FOLDER(an_output_that_would_replace_the_input_is_refused),
         IN_FOLDER(a_file_of_a_shard_is_no_text_and_its_prefix_is_named),
+        IN_FOLDER(shards_among_the_text_are_left_out_whole),
         IN_FOLDER(what_is_not_text_is_named_with_what_to_do),
         IN_FOLDER(text_that_resembles_other_formats_is_packed),
         IN_FOLDER(hidden_files_and_folders_are_left_out),
