@@ -207,7 +207,7 @@ static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     bool packed = shard_set_exists(config->data.train) || done_steps(config) > 0;
     bool counted = config->epochs > 0 && packed && config->data.packing == PACKING_CUT && corpus_map_train(&train, config);
-    return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, error);
+    return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, error) && corpus_check_epochs(config, error);
 }
 
 /* One process plans for layout.dp ranks that need not be here, several plan for themselves. */

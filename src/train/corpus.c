@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -191,9 +192,12 @@ static bool remove_split(const Config *config, Error *error) {
 }
 
 /* Text of a mixture is packed under the name of its source and its path: another path is other text. */
+static char *name_of_source(const MixtureSource *source) {
+    return memory_format("source-%s-%016llx", source->name, (unsigned long long)hash_bytes(source->path, strlen(source->path)));
+}
+
 static bool open_source(ShardSet *set, const Config *config, bool made, const MixtureSource *source, Error *error) {
-    SCOPED_FREE char *name =
-        memory_format("source-%s-%016llx", source->name, (unsigned long long)hash_bytes(source->path, strlen(source->path)));
+    SCOPED_FREE char *name = name_of_source(source);
     SCOPED_FREE char *text = memory_format("data.train.source.%s.text", source->name);
     bool again = identity_accepts(config->resume.accept, text);
     return open_input(set, config, made && !again, source->path, name, error) ||
@@ -326,6 +330,31 @@ bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error) {
     config->tokens = 0;
     config->epochs = 0;
     return config_check(config, error);
+}
+
+/* Of a source that is packed already; another may be as long as a source can be. */
+static bool count_source(const Config *config, const MixtureSource *source, int64_t *inputs, Error *error) {
+    const int64_t unknown = (int64_t)1e15;
+    SCOPED(shard_set_close) ShardSet set = {0};
+    SCOPED_FREE char *place = place_of(config, source->path), *name = name_of_source(source);
+    bool shards = shard_set_exists(place), packed = shards || is_in_run(config->run, name);
+    bool known = packed && config->data.packing == PACKING_CUT;
+    if (!known) log_info("how often source %s is read is checked when the run starts, which packs it", source->name);
+    if (known && !(shards ? shard_set_open(&set, place, error) : open_in_run(&set, config, name, error))) return false;
+    *inputs = known ? set.token_count - 1 : unknown;
+    return true;
+}
+
+bool corpus_check_epochs(const Config *config, Error *error) {
+    SCOPED(phases_close) Phases phases = {0};
+    int64_t inputs[MIXTURE_MOST_SOURCES];
+    if (!mixture_is(config->data.train)) return true;
+    bool good = phases_open(&phases, config, error);
+    for (int i = 0; good && i < phases.mixture.source_count; i++)
+        good = count_source(config, &phases.mixture.sources[i], &inputs[i], error);
+    Order *order = good ? phases_order(&phases, inputs, config->steps, error) : NULL;
+    order_free(order);
+    return order != NULL;
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */

@@ -168,6 +168,38 @@ bool phases_set_steps(Phases *phases, int64_t steps, Error *error) {
     return true;
 }
 
+Order *phases_order(const Phases *phases, const int64_t *inputs, int64_t steps, Error *error) {
+    const Mixture *mixture = &phases->mixture;
+    const Config *config = &phases->items[0].config;
+    double allowed[MIXTURE_MOST_SOURCES];
+    const char *names[MIXTURE_MOST_SOURCES];
+    OrderPhase items[MIXTURE_MOST_PHASES];
+    for (int i = 0; i < mixture->source_count; i++) {
+        allowed[i] = mixture->sources[i].epochs;
+        names[i] = mixture->sources[i].name;
+    }
+    for (int i = 0; i < phases->count; i++) {
+        const Phase *phase = &phases->items[i];
+        items[i] = (OrderPhase){.name = phase->name,
+            .samples = phase->samples == INT64_MAX ? 0 : phase->samples,
+            .length = phase->config.data.length,
+            .weights = mixture->phases[i].weights};
+    }
+    OrderOptions options = {.seed = (uint64_t)config->seed,
+        .shuffle = true,
+        .source_count = mixture->source_count,
+        .phase_count = phases->count,
+        .inputs = inputs,
+        .names = names,
+        .phases = items};
+    int64_t samples = phases_advance(phases, (Position){0}, steps).samples;
+    Order *order = order_create(&options, error);
+    if (order && order_check_epochs(order, allowed, samples, error)) return order;
+    order_free(order);
+    error_context(error, "data.train=%s", config->data.train);
+    return NULL;
+}
+
 /* -- Texts --------------------------------------------------------------------------------------------------------- */
 
 char *phases_text(const Phases *phases, int phase) {

@@ -43,6 +43,9 @@ bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Err
 int64_t phases_own_steps(const Phases *phases);
 /* Gives every phase the steps of the run; then config_check. ERROR_USAGE. */
 bool phases_set_steps(Phases *phases, int64_t steps, Error *error);
+/* The order of the samples of a run of so many steps; `inputs` [sources]: the tokens of each that can be inputs. ERROR_USAGE
+ * where a source would be read more often than the mixture allows. The caller frees. */
+Order *phases_order(const Phases *phases, const int64_t *inputs, int64_t steps, Error *error);
 
 /* -- What a phase is, in words and numbers -------------------------------------------------------------------------- */
 

@@ -144,37 +144,11 @@ static bool check_steps(const Config *config, int64_t done, bool forked, Error *
         (long long)config->steps, (long long)done, config->run, config->run);
 }
 
-/* The order of the samples. A source is not to be read more often than its mixture allows, in all of the run. */
 static bool make_order(Loop *loop, Error *error) {
-    const Mixture *mixture = &loop->phases.mixture;
-    const Config *config = &loop->settings;
     int64_t inputs[MIXTURE_MOST_SOURCES];
-    double allowed[MIXTURE_MOST_SOURCES];
-    const char *names[MIXTURE_MOST_SOURCES];
-    OrderPhase phases[MIXTURE_MOST_PHASES];
-    for (int i = 0; i < mixture->source_count; i++) {
-        inputs[i] = corpus_inputs(&loop->corpus, i);
-        allowed[i] = mixture->sources[i].epochs;
-        names[i] = mixture->sources[i].name;
-    }
-    for (int i = 0; i < loop->phases.count; i++) {
-        const Phase *phase = &loop->phases.items[i];
-        phases[i] = (OrderPhase){.name = phase->name,
-            .samples = phase->samples == INT64_MAX ? 0 : phase->samples,
-            .length = phase->config.data.length,
-            .weights = mixture->phases[i].weights};
-    }
-    OrderOptions options = {.seed = (uint64_t)config->seed,
-        .shuffle = true,
-        .source_count = mixture->source_count,
-        .phase_count = loop->phases.count,
-        .inputs = inputs,
-        .names = names,
-        .phases = phases};
-    int64_t samples = phases_advance(&loop->phases, (Position){0}, config->steps).samples;
-    loop->order = order_create(&options, error);
-    return (loop->order && order_check_epochs(loop->order, allowed, samples, error)) ||
-           error_context(error, "data.train=%s", config->data.train);
+    for (int i = 0; i < loop->corpus.train_count; i++) inputs[i] = corpus_inputs(&loop->corpus, i);
+    loop->order = phases_order(&loop->phases, inputs, loop->settings.steps, error);
+    return loop->order != NULL;
 }
 
 /* Whether a path, of which the end need not exist, is that of the folder or leads into it. */

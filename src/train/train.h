@@ -66,6 +66,9 @@ bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over training data of so many inputs, which are 0
  * afterwards; then config_check. Without inputs epochs stay. ERROR_USAGE. */
 bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error);
+/* Whether a run of config->steps reads no source of its mixture more often than that allows, as far as sources are packed:
+ * ERROR_USAGE, ERROR_DATA. A start checks all of them by itself. */
+bool corpus_check_epochs(const Config *config, Error *error);
 /* The error of data that `failed` of the ranks cannot read; `unread` is why this rank could not, or ERROR_NONE. Always
  * false: ERROR_DATA. */
 bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error);

@@ -41,6 +41,12 @@ static void every_phase_is_checked_before_the_first_step(void **state) {
     assert_int_not_equal(access("r", F_OK), 0);
     change_mixture("path: code, epochs: 1000000", "path: code, epochs: 0.01");
     train_says(ERROR_USAGE, "source code", MIXED "run=r");
+    train_says(ERROR_NONE, "how often source code is read is checked when the run starts", MIXED "run=r plan=true");
+    smelt_good("data pack code code-shard");
+    change_mixture("path: code, epochs: 1000000", "path: code-shard, epochs: 0.01");
+    train_says(ERROR_USAGE, "the run reads source code", MIXED "run=r plan=true");
+    change_mixture("path: code, epochs", "path: code-shard, epochs");
+    train_good(MIXED "run=r plan=true");
     write_text("mix.yaml", mixture_text);
     smelt_says(ERROR_USAGE, "leave epochs out", "train data.train=mix.yaml run=r epochs=2");
 }
