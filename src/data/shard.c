@@ -109,8 +109,8 @@ static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *
     bool read = shard->object ? remote_read(shard->object, buffer, size, from, error)
                               : file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
     const int64_t wrong = read && shard->record == SHARD_BLOCKS ? shard_wrong_block(shard->index.token_blocks, buffer, from, size) : -1;
-    if (wrong >= 0) return shard_index_refuse(shard, true, wrong, int_min(SHARD_BLOCK_BYTES, from + size - wrong), error);
-    if (!read) return 0;
+    if (wrong >= 0) shard_index_refuse(shard, true, wrong, int_min(SHARD_BLOCK_BYTES, from + size - wrong), error);
+    if (!read || wrong >= 0) return 0;
     *tokens = (const char *)buffer + (at - from);
     return count;
 }
