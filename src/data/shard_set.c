@@ -8,6 +8,7 @@
 
 #include "base/array.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -131,13 +132,35 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
     return true;
 }
 
+/* Names what lies in a folder of shards and is not read, such as text. */
+static void warn_of_others(const char *path) {
+    static const char *const known[] = {".bin", ".idx", ".mds", ".mds.zstd", "pack.json", "index.json"};
+    SCOPED(file_list_free) FileList list = {0};
+    Error ignored = {0};
+    const char *first = NULL;
+    int64_t count = 0;
+    if (file_kind(path, NULL) != FILE_FOLDER || !file_list(path, &list, &ignored)) return;
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.entries[i].name;
+        bool other = list.entries[i].kind == FILE_REGULAR && name[0] != '.';
+        for (size_t k = 0; k < sizeof known / sizeof *known && other; k++) other = !ends_with(name, known[k]);
+        if (other && (!first || strcmp(name, first) < 0)) first = name;
+        count += other;
+    }
+    if (count > 0)
+        log_warn("%s is read as a folder of token shards: %" PRId64 " file%s in it that %s none %s left out, the first being %s", path,
+            count, plural(count), count == 1 ? "is" : "are", count == 1 ? "is" : "are", first);
+}
+
 bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     SCOPED(file_list_free) FileList prefixes = list_shards(path);
     *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1, .end_token = -1};
     if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
     if (check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
-        remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error))
+        remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error)) {
+        if (!set->remote) warn_of_others(path);
         return true;
+    }
     shard_set_close(set);
     return false;
 }

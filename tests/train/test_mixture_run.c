@@ -77,6 +77,19 @@ static void a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text(void **
     smelt_good("data pack other.yaml packed");
 }
 
+static void text_beside_shards_is_named_as_left_out(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("both", 0777), 0);
+    smelt_good("data pack code both/code");
+    ProcessResult shards = smelt("data show both");
+    assert_null(strstr(shards.errors, "left out"));
+    process_free(&shards);
+    write_text("both/a.txt", "text\n");
+    write_text("both/b.jsonl", "{\"text\": \"text\"}\n");
+    train_says(ERROR_NONE, "both is read as a folder of token shards: 2 files in it that are none are left out, the first being a.txt",
+        "data.train=both run=r stop_at=1");
+}
+
 /* -- Packing ------------------------------------------------------------------------------------------------------- */
 
 static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void **state) {
@@ -250,6 +263,7 @@ int main(void) {
         PHASES_TEST(a_mixture_moves_with_its_data),
         PHASES_TEST(text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed),
         PHASES_TEST(a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text),
+        PHASES_TEST(text_beside_shards_is_named_as_left_out),
         PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
         PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
         PHASES_TEST(a_phase_without_a_name_has_its_number),
