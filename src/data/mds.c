@@ -54,10 +54,32 @@ bool mds_probe(const char *path) {
 
 /* -- Opening --------------------------------------------------------------------------------------------------------- */
 
-static bool copy_unpacked(Input *input, File *target, Error *error) {
+/* The bytes that index.json says a compressed shard unpacks to; INT64_MAX where it does not say. */
+static int64_t unpacked_bytes(const char *shard) {
+    Error ignored = {0};
+    const char *slash = strrchr(shard, '/'), *name = slash ? slash + 1 : shard;
+    SCOPED_FREE char *path = memory_format("%.*sindex.json", (int)(name - shard), shard);
+    SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
+    json_auto_t *index = text ? json_loads(text, 0, NULL) : NULL;
+    const json_t *list = json_object_get(index, "shards");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i), *bytes = json_object_get(json_object_get(entry, "raw_data"), "bytes");
+        if (!strcmp(text_of(json_object_get(entry, "zip_data"), "basename"), name) && json_is_integer(bytes))
+            return json_integer_value(bytes);
+    }
+    return INT64_MAX;
+}
+
+static bool copy_unpacked(Input *input, const char *shard, File *target, Error *error) {
     SCOPED_FREE unsigned char *part = memory_allocate(UNPACK_BYTES);
-    for (size_t count = 1; count > 0;)
-        if (!input_read(input, part, UNPACK_BYTES, &count, error) || !file_append(target, part, (int64_t)count, error)) return false;
+    int64_t most = unpacked_bytes(shard);
+    for (size_t count = 1; count > 0;) {
+        if (!input_read(input, part, UNPACK_BYTES, &count, error)) return false;
+        if ((int64_t)count > most - target->bytes)
+            return error_set(
+                error, ERROR_DATA, "%s unpacks to more than the %" PRId64 " bytes that its index.json says: it is corrupt", shard, most);
+        if (!file_append(target, part, (int64_t)count, error)) return false;
+    }
     return true;
 }
 
@@ -67,7 +89,7 @@ static bool unpack(Shard *shard, Error *error) {
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-mds", error);
     if (!folder) return false;
     Input *input = input_open(shard->prefix, error);
-    bool good = input && file_open_unnamed(&shard->file, folder, error) && copy_unpacked(input, &shard->file, error);
+    bool good = input && file_open_unnamed(&shard->file, folder, error) && copy_unpacked(input, shard->prefix, &shard->file, error);
     input_close(input);
     file_remove(folder, &ignored);
     if (!shard->file.path) return good;

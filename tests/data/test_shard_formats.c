@@ -192,6 +192,15 @@ static void mds_that_is_damaged_missing_or_without_tokens_is_refused_by_name(voi
     take("mds_bytes/shard.00001.mds.zstd", "packed/shard.00001.mds.zstd");
     ShardSet set = open_set("packed");
     shard_set_close(&set);
+    size_t index_size;
+    unsigned char *index = read_bytes("packed/index.json", &index_size);
+    char *raw = memmem(index, index_size, "\"bytes\": 931", 12);
+    assert_non_null(raw);
+    memcpy(raw, "\"bytes\": 930", 12);
+    write_bytes("packed/index.json", index, index_size);
+    free(index);
+    assert_refused("packed", "shard.00000.mds.zstd unpacks to more than the 930 bytes");
+    take("mds_bytes/index.json", "packed/index.json");
     assert_int_equal(truncate("packed/shard.00001.mds.zstd", 100), 0);
     assert_refused("packed", "shard.00001.mds.zstd");
 }
