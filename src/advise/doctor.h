@@ -35,8 +35,8 @@ typedef struct Doctor {
     bool loadable[GPU_VENDORS]; /* the vendor's runtime library loads */
 } Doctor;
 
-/* All checks, of the disk under `folder` unless that is "", and with `self_test` also computing, copying and communicating.
- * The caller frees with doctor_free. */
+/* All checks, of the disk under `folder` unless that is "", and with `self_test` also computing, copying and
+ * communicating. The caller frees with doctor_free. */
 void doctor_examine(Doctor *doctor, const char *root, const char *folder, bool self_test);
 /* Adds a line for each variable or tool of CUDA, beside that of ROCm which serves the same purpose. */
 void doctor_list_names(Doctor *doctor);

@@ -9,8 +9,8 @@
 #include "train/source.h"
 #include "train/train.h"
 
-/* A model folder says nothing of how it is trained: sequences as long as the model knows, up to what is usual, and steps of
- * many of them, unless settings say otherwise. */
+/* A model folder says nothing of how it is trained: sequences as long as the model knows, up to what is usual, and
+ * steps of many of them, unless settings say otherwise. */
 static void assume(Config *config, const char *path) {
     enum { LENGTH = 8192, SEQUENCES = 64 };
     bool all = config->data.length && config->batch.sequences && config->batch.tokens;

@@ -5,8 +5,9 @@
 #include "advise/hardware.h"
 #include "advise/measured.h"
 
-/* *config from a configuration file, a run folder or a model folder, then "key=value" of `settings`; checked. What a model
- * folder leaves open is assumed, and printed. `strings` owns the texts. ERROR_USAGE, and what reading the configuration gives. */
+/* *config from a configuration file, a run folder or a model folder, then "key=value" of `settings`; checked. What a
+ * model folder leaves open is assumed, and printed. `strings` owns the texts. ERROR_USAGE, and what reading the
+ * configuration gives. */
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error);
 
 /* The processor `gpu` of the table, "" for this machine's device, its rates calibrated by what `bench`, a file, has

@@ -41,7 +41,8 @@ void size_check(Sizing *sizing, const SizeQuestion *question);
 typedef struct SizeEstimate { double seconds, parameters, active; } SizeEstimate;
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model);
 
-/* Gives the model heads of `head_dim` columns: about `queries` columns in all, and as many queries for each key as before. */
+/* Gives the model heads of `head_dim` columns: about `queries` columns in all, and as many queries for each key as
+ * before. */
 void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries);
 
 /* Models without faults, quicker than this one unless it has faults itself, and with the same number of parameters,

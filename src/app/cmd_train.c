@@ -62,8 +62,8 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
     return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
 }
 
-/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come from
- * elsewhere; text is never bytes to a model that is not known to read them. */
+/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come
+ * from elsewhere; text is never bytes to a model that is not known to read them. */
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     if (config->data.tokenizer[0]) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);

@@ -1,5 +1,5 @@
-/* Configurations to start from: `smelt train --example llama`. They are files of configs/, kept in the program, since what
- * is installed may have no such folder. */
+/* Configurations to start from: `smelt train --example llama`. They are files of configs/, kept in the program, since
+ * what is installed may have no such folder. */
 #include <stdio.h>
 #include <string.h>
 

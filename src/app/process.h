@@ -17,7 +17,8 @@ void process_catch_file_faults(void);
 void process_open_many_files(void);
 void process_shorten_spinning(char **argv); /* starts the program again, once */
 
-/* OpenMP's threads, with a warning where they are far more than the processors; 0: all, but the `ranks` of a node share its processors unless OMP_NUM_THREADS says otherwise. */
+/* OpenMP's threads, with a warning where they are far more than the processors; 0: all, but the `ranks` of a node share
+ * its processors unless OMP_NUM_THREADS says otherwise. */
 void process_set_threads(int64_t threads, int ranks);
 /* Sets an environment variable unless the user did (CommOptions.recommend). */
 void process_recommend(const char *name, const char *value);

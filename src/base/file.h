@@ -108,8 +108,8 @@ bool file_replace_commit(File *file, Error *error);
 
 /* Appends to a journal, which may be absent. `exclusive`: fails with errno EEXIST unless it is absent. */
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error);
-/* A file that is open for appending and has lost its last name, since it was removed or another was renamed over it, would
- * be lost with the process: opens what has the name now, or a new file. `*lost`: it had. */
+/* A file that is open for appending and has lost its last name, since it was removed or another was renamed over it,
+ * would be lost with the process: opens what has the name now, or a new file. `*lost`: it had. */
 bool file_follow_name(File *file, bool *lost, Error *error);
 /* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */
 bool file_append(File *file, const void *data, int64_t bytes, Error *error);
@@ -135,8 +135,8 @@ bool file_truncate(const File *file, int64_t bytes, Error *error);
 /* A file for reading and writing that has no name, so that nothing is left of it. Its `path` is the folder. */
 bool file_open_unnamed(File *file, const char *folder, Error *error);
 
-/* Opens a file of exactly `bytes` for reading and writing in place, by several processes at once. Where it is absent or has
- * another size it is made anew, with all its space, and no content to rely on. */
+/* Opens a file of exactly `bytes` for reading and writing in place, by several processes at once. Where it is absent or
+ * has another size it is made anew, with all its space, and no content to rely on. */
 bool file_open_shared(File *file, const char *path, int64_t bytes, Error *error);
 
 /* -- Folders ------------------------------------------------------------------------------------------------------- */

@@ -10,5 +10,6 @@
 
 static inline uint64_t hash_bytes(const void *data, size_t bytes) { return XXH3_64bits(data, bytes); }
 
-/* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small file. */
+/* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small
+ * file. */
 bool hash_file_samples(const char *path, XXH3_state_t *hash, Error *error);

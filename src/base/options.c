@@ -1,7 +1,7 @@
 /* Options: one table of rows drives every way in which a setting is read, written and explained. This file holds the
  * rows' values: parsing and formatting text, key=value, differences. On top of it stand options_names.c (which row a name
- * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the user
- * are copied into the caller's OptionStrings. Called by commands. */
+ * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the
+ * user are copied into the caller's OptionStrings. Called by commands. */
 #include "base/options.h"
 
 #include <assert.h>

@@ -29,8 +29,8 @@ static bool is_program(const char *text, size_t length) {
     return false;
 }
 
-/* The bytes of a word, or of a command that messages name, which is to be copied and so is not broken: its name, words after it, and
- * arguments behind them, "smelt launch -n 2 -- train RUN steps=700", up to punctuation or two blanks. */
+/* The bytes of a word, or of a command that messages name, which is to be copied and so is not broken: its name, words
+ * after it, and arguments behind them, "smelt launch -n 2 -- train RUN steps=700", up to punctuation or two blanks. */
 static size_t word_length(const char *text, size_t length) {
     enum { PLAIN = 4 /* "data pack INPUT OUTPUT" */ };
     size_t bracket = length && *text == '(', all = plain_length(text, length);

@@ -1,5 +1,5 @@
-/* Line breaks at words, never inside a command, which people copy: texts of help, for 80 columns, and lines that a program
- * prints, for the width of its terminal. */
+/* Line breaks at words, never inside a command, which people copy: texts of help, for 80 columns, and lines that a
+ * program prints, for the width of its terminal. */
 #pragma once
 
 #include <stdio.h>
@@ -7,7 +7,8 @@
 enum { WRAP_WIDTH = 80 };
 
 /* Prints the words of `text` and a newline. The cursor is at `column` (0 based); lines after the first begin at
- * `indent`, and none is wider than WRAP_WIDTH unless a word is; "a|b|c" may be broken behind a bar. Newlines in the text are spaces. */
+ * `indent`, and none is wider than WRAP_WIDTH unless a word is; "a|b|c" may be broken behind a bar. Newlines in the
+ * text are spaces. */
 void wrap_words(FILE *file, const char *text, int column, int indent);
 /* Prints paragraphs. An empty line separates two; a line that begins with a space stays a line of its own, and what
  * does not fit continues below its second column, that after two or more spaces. */

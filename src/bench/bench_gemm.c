@@ -73,8 +73,8 @@ static void add_shape(Shapes *shapes, const Shape *shape) {
     array_append(shapes->items, shapes->count, *shape);
 }
 
-/* The GEMM of a layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn). `name` is shortened:
- * "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
+/* The GEMM of a layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn). `name` is
+ * shortened: "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
 static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, GemmShape gemm) {
     Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .gemm = gemm};
     const char *layers = strstr(name, "layers.");
@@ -90,7 +90,8 @@ static int layout_of(int op) {
     return op == OP_linear_grad_input || op == OP_grouped_linear_grad_input ? LAYOUT_NN : LAYOUT_TN;
 }
 
-/* The GEMMs of a node: the LM head's in chunks of at most 4,096 rows, as on GPUs; experts get equal shares of the tokens. */
+/* The GEMMs of a node: the LM head's in chunks of at most 4,096 rows, as on GPUs; experts get equal shares of the
+ * tokens. */
 static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
     const int64_t head_rows = 4096;
     Work work = work_of_node(graph, node);
@@ -287,7 +288,8 @@ static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error
     return true;
 }
 
-/* Who has GEMMs of a type on a device: of fp8 the vendor alone; on a CPU smelt's own, which training runs, and oneDNN's. */
+/* Who has GEMMs of a type on a device: of fp8 the vendor alone; on a CPU smelt's own, which training runs, and
+ * oneDNN's. */
 static bool is_wanted(const Trial *trial, int provider_option) {
     bool fp8 = trial->type == GEMM_FP8, cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;

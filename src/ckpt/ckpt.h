@@ -128,7 +128,8 @@ bool checkpoint_annotate(const char *where, int64_t step, json_t *members, Error
 /* Writes an object and removes it, so that a store that cannot be written is found before the first step. */
 bool checkpoint_probe(const char *where, Error *error);
 
-/* Names the half-written checkpoints with log_warn. The caller holds the run: to others a save in progress looks the same. */
+/* Names the half-written checkpoints with log_warn. The caller holds the run: to others a save in progress looks the
+ * same. */
 void checkpoint_report_leftovers(const char *where);
 
 /* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else

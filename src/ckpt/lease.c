@@ -176,8 +176,8 @@ static bool is_own_run(const Lease *lease, const json_t *found) {
     return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
 }
 
-/* In place of a lease that has ended. In a folder, who holds the lock of its file removes it, after another look: it may be
- * a new one by then. In a bucket the one whose lease is there a moment later has it. */
+/* In place of a lease that has ended. In a folder, who holds the lock of its file removes it, after another look: it
+ * may be a new one by then. In a bucket the one whose lease is there a moment later has it. */
 static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
     int lock = -1;
     bool folder = store_renames(lease->store), alone = !ended || !folder || file_lock(store_path(lease->store, object).text, &lock);

@@ -26,8 +26,8 @@ typedef struct Store Store;
 Store *store_open(const char *where, Error *error);
 void store_close(Store *store);
 static inline void store_release(Store **store) { store_close(*store); } /* for SCOPED */
-/* Makes the folder of a store on a file system, with parents. The other functions never do, so that a folder that is moved
- * away while they write into it is not made again. */
+/* Makes the folder of a store on a file system, with parents. The other functions never do, so that a folder that is
+ * moved away while they write into it is not made again. */
 bool store_make(Store *store, Error *error);
 /* "WHERE/NAME", for messages. */
 StorePath store_path(const Store *store, const char *name);

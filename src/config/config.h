@@ -128,7 +128,8 @@ extern const OptionTable config_table;
 void config_family_name(const Config *config, char name[16]);
 
 /* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
- * was applied to; 0: not given. Where all three are 0, config_check takes the default. ERROR_USAGE when several are given. */
+ * was applied to; 0: not given. Where all three are 0, config_check takes the default. ERROR_USAGE when several are
+ * given. */
 bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */

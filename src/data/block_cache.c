@@ -1,9 +1,9 @@
 /* A cache of blocks in one file of fixed size, which any number of threads and processes read and write without a lock.
  *
- * The file is SETS x WAYS entries, then as many blocks. A block may lie in each slot of one set, which its key chooses; a new
- * one takes the place of the set's oldest. An entry holds a checksum over key and bytes, and is written after its block. So
- * whatever is torn, by a writer that was killed or by two that met, is a block that is not there. Nothing else is recorded,
- * and nothing has to be repaired or read when the cache is opened. Called by remote.c. */
+ * The file is SETS x WAYS entries, then as many blocks. A block may lie in each slot of one set, which its key chooses;
+ * a new one takes the place of the set's oldest. An entry holds a checksum over key and bytes, and is written after its
+ * block. So whatever is torn, by a writer that was killed or by two that met, is a block that is not there. Nothing
+ * else is recorded, and nothing has to be repaired or read when the cache is opened. Called by remote.c. */
 #include <time.h>
 
 #include "base/hash.h"

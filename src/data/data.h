@@ -29,11 +29,11 @@ bool byte_tokenizer_is(const char *folder);
 
 typedef struct Shard Shard; /* one of its files (data_internal.h) */
 
-/* What a path names: one shard (PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a file of llm.c or llmq), a folder whose
- * shards follow one another in byte order of their names, those of its .bin files that match FOLDER/PATTERN with a *, or a
- * folder of Mosaic's MDS. Either is one stream of tokens and of documents, counted from 0 across its shards; a shard's end is a
- * document's end. Files stay open: nothing is allocated for a token or a document. An open shard must not be
- * overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
+/* What a path names: one shard (PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a file of llm.c or llmq), a folder
+ * whose shards follow one another in byte order of their names, those of its .bin files that match FOLDER/PATTERN with
+ * a *, or a folder of Mosaic's MDS. Either is one stream of tokens and of documents, counted from 0 across its shards;
+ * a shard's end is a document's end. Files stay open: nothing is allocated for a token or a document. An open shard
+ * must not be overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
 typedef struct ShardSet {
     char *path;    /* as given, for messages; owned */
     Shard *shards; /* owned */
@@ -59,9 +59,9 @@ bool shard_set_open(ShardSet *set, const char *path, Error *error);
 bool shard_set_verify(ShardSet *set, Error *error);
 void shard_set_close(ShardSet *set); /* also of a zeroed or failed one */
 
-/* Copies the tokens [first, first + count) of the stream to `tokens`; `ends` (may be NULL) receives 1 for each token behind
- * which a document ends, else 0. Tokens must be below `vocabulary`, and bytes as they were written where checksums of
- * blocks are recorded. ERROR_DATA names file and place. Any thread may call. */
+/* Copies the tokens [first, first + count) of the stream to `tokens`; `ends` (may be NULL) receives 1 for each token
+ * behind which a document ends, else 0. Tokens must be below `vocabulary`, and bytes as they were written where
+ * checksums of blocks are recorded. ERROR_DATA names file and place. Any thread may call. */
 bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
 /* Asks the system to read what shard_set_read will need, and returns at once. */
 void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
@@ -111,8 +111,8 @@ bool remote_mirror(const RemoteOptions *options, const char *path, Error *error)
  * that name is replaced; a PREFIX.tokenizer with other files than a tokenizer's is refused (ERROR_USAGE). */
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
-/* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which appears
- * before the shard does. A shard that is written without has no such folder. */
+/* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which
+ * appears before the shard does. A shard that is written without has no such folder. */
 void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */

@@ -1,5 +1,5 @@
-/* What the files of the data module share among themselves: one shard of a set, and the constants of the shard format that
- * its reader (shard_index.c, where the format is described) and its writer (shard_writer.c) must agree on. */
+/* What the files of the data module share among themselves: one shard of a set, and the constants of the shard format
+ * that its reader (shard_index.c, where the format is described) and its writer (shard_writer.c) must agree on. */
 #pragma once
 
 #include <stdbool.h>
@@ -49,7 +49,8 @@ typedef struct ShardRows {
 typedef struct ShardFormat {
     const char *name;
     bool (*probe)(const char *path); /* whether a path names such a shard, by content */
-    /* Opens shard->file, unless shard->object is set (Megatron's alone), and sets what is known of it, by shard->prefix. On failure the caller closes it. */
+    /* Opens shard->file, unless shard->object is set (Megatron's alone), and sets what is known of it, by
+     * shard->prefix. On failure the caller closes it. */
     bool (*open)(Shard *shard, Error *error);
     /* The byte at which a token lies, and how many tokens lie from there on end to end. NULL: all from Shard.start on. */
     bool (*locate)(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error);
@@ -59,7 +60,8 @@ struct Shard {
     const ShardFormat *format;
     char *prefix; /* its name, for messages; owned */
     File file;    /* PREFIX.bin, or the file itself in the formats that have no prefix */
-    /* Where PREFIX.bin lies when the set is that of a bucket, else NULL: then `file` is not open, and has path and size alone. */
+    /* Where PREFIX.bin lies when the set is that of a bucket, else NULL: then `file` is not open, and has path and size
+     * alone. */
     RemoteObject *object;
     int64_t start; /* the byte of its first token */
     ShardIndex index;
@@ -100,11 +102,11 @@ bool mds_locate(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Er
 bool shard_index_open(Shard *shard, Error *error);
 /* Walks all sequences and documents; *documents is the XXH3 of their ends. */
 bool shard_index_verify(const Shard *shard, uint64_t *documents, Error *error);
-/* The tokens [*start, *end) of a document. What is read is checked, but for the blocks `checked`, where the last call left
- * what it has checked: two NULLs at first. */
+/* The tokens [*start, *end) of a document. What is read is checked, but for the blocks `checked`, where the last call
+ * left what it has checked: two NULLs at first. */
 bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, int64_t *end, const void *checked[2], Error *error);
-/* Where the first block begins that has not its checksum, of bytes of a file from `start` on, which is the start of a block;
- * -1: all have. `sums` are those of all the file's blocks. */
+/* Where the first block begins that has not its checksum, of bytes of a file from `start` on, which is the start of a
+ * block; -1: all have. `sums` are those of all the file's blocks. */
 int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t start, int64_t size);
 /* Refuses bytes of PREFIX.bin (`tokens`) or of the index that do not have the checksum of their block. What is wrong may
  * be the checksums, which are named then. */

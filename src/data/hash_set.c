@@ -1,6 +1,6 @@
-/* A set of 64-bit hashes by open addressing, at most half full. 0 marks an empty slot, so the hash 0 is kept as 1: one more
- * of the collisions that 64 bits have anyhow (among n different texts one is expected at n = 6e9). A HashSet owns its
- * table and, once that is large, the file behind it. */
+/* A set of 64-bit hashes by open addressing, at most half full. 0 marks an empty slot, so the hash 0 is kept as 1: one
+ * more of the collisions that 64 bits have anyhow (among n different texts one is expected at n = 6e9). A HashSet owns
+ * its table and, once that is large, the file behind it. */
 #include <stdlib.h>
 
 #include "base/file.h"

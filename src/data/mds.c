@@ -2,9 +2,9 @@
  *
  * A shard, little-endian: u32 samples, u32 offset[samples + 1] in the file, JSON that describes the columns, samples. A
  * sample: u32 size of each column whose encoding has no fixed size, then the columns in order. The tokens are the column
- * "tokens" or "input_ids": "ndarray:TYPE:SHAPE", the same number in each sample, or "bytes", which hold i64 as LLM Foundry
- * writes them. Nothing is kept of a sample: where it lies is read from the offsets. A compressed shard is unpacked, when it
- * is opened, to a file in $TMPDIR that has no name, so that nothing is left of it. */
+ * "tokens" or "input_ids": "ndarray:TYPE:SHAPE", the same number in each sample, or "bytes", which hold i64 as LLM
+ * Foundry writes them. Nothing is kept of a sample: where it lies is read from the offsets. A compressed shard is
+ * unpacked, when it is opened, to a file in $TMPDIR that has no name, so that nothing is left of it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Keys by which documents that share most of their text are found: MinHash over runs of five words, in bands (Broder, "On
  * the resemblance and containment of documents", 1997; Leskovec et al., "Mining of Massive Datasets", section 3.4). Two
  * documents whose sets of runs have the Jaccard similarity s share a key with probability 1 - (1 - s^8)^14: 0.05 at 0.5,
- * 0.92 at 0.8, 0.9996 at 0.9. A word is a run of letters and digits, in any case; bytes above ASCII count as letters, so a
- * text without spaces between words is one word, and only its equal is found. */
+ * 0.92 at 0.8, 0.9996 at 0.9. A word is a run of letters and digits, in any case; bytes above ASCII count as letters,
+ * so a text without spaces between words is one word, and only its equal is found. */
 #include <string.h>
 
 #include <xxhash.h>

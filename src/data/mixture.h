@@ -1,15 +1,15 @@
 /* Mixtures of corpora, and the order in which a run reads them.
  *
  * A mixture is a YAML file (data.train=MIXTURE.yaml). It names *sources* (a token shard, a folder of shards, or text)
- * and *phases*; a phase is a number of tokens with the share that each source has in them, the length of its sequences and a
- * few settings of training that change with it:
+ * and *phases*; a phase is a number of tokens with the share that each source has in them, the length of its sequences
+ * and a few settings of training that change with it:
  *
  *     sources:
  *       - {name: web, path: /data/web, epochs: 1}
  *       - {name: code, path: /data/code, epochs: 4}
  *     phases:
  *       - {name: pretrain, tokens: 8T, length: 4096, weights: {web: 90, code: 10}}
- *       - {name: midtrain, tokens: 1.2T, length: 32768, rope_theta: 1M, batch: {tokens: 16Mi}, weights: {web: 30, code: 70}}
+ * - {name: midtrain, tokens: 1.2T, length: 32768, rope_theta: 1M, batch: {tokens: 16Mi}, weights: {web: 30, code: 70}}
  *
  * The *order* says what sample n of a run is: which source, and which of its tokens. It is a pure function of the seed,
  * the mixture and the sizes of the sources; ranks, threads, microbatches and prefetching do not enter, nothing is stored
@@ -53,7 +53,8 @@ typedef struct Mixture {
 
 /* Whether data.train names a mixture: by its ending, .yaml or .yml. */
 bool mixture_is(const char *path);
-/* Refuses a mixture where a token shard or text is wanted (ERROR_USAGE); any other file or folder passes, also other YAML. */
+/* Refuses a mixture where a token shard or text is wanted (ERROR_USAGE); any other file or folder passes, also other
+ * YAML. */
 bool mixture_refuse(const char *path, Error *error);
 /* Reads and checks a file: ERROR_USAGE with file, line, key, value and what is allowed. Paths are not opened. */
 bool mixture_read(Mixture *mixture, const char *path, Error *error);
@@ -100,7 +101,8 @@ Order *order_of_one(uint64_t seed, bool shuffle, const char *name, int64_t input
 void order_free(Order *order); /* NULL is fine */
 /* Sample n of the run, from 0 and below order_phase_start(order, phase_count). */
 Draw order_draw(const Order *order, int64_t n);
-/* The phase of sample n, and the first sample of a phase (of phase_count: the number of samples; INT64_MAX without end). */
+/* The phase of sample n, and the first sample of a phase (of phase_count: the number of samples; INT64_MAX without
+ * end). */
 int order_phase(const Order *order, int64_t n);
 int64_t order_phase_start(const Order *order, int phase);
 int64_t order_phase_length(const Order *order, int phase);

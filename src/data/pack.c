@@ -1,6 +1,6 @@
-/* Packs text into shards of tokens, or gives it to the training of a tokenizer. pack_internal.h says which way text takes;
- * here its documents arrive in order, encoded. They are counted, dropped where that is asked for, and written: to one
- * shard for each part, or to folders of shards of a given size.
+/* Packs text into shards of tokens, or gives it to the training of a tokenizer. pack_internal.h says which way text
+ * takes; here its documents arrive in order, encoded. They are counted, dropped where that is asked for, and written:
+ * to one shard for each part, or to folders of shards of a given size.
  *
  * A folder is made so that a kill at any moment costs no more than the open shards. Whenever a shard of the training part
  * is full, the open one of the validation part ends too; both get their names, and then pack.json says which document
@@ -484,8 +484,8 @@ static bool refuse_twin(const Packer *packer, Error *error) {
     return true;
 }
 
-/* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any text is
- * read, or the folders. */
+/* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any
+ * text is read, or the folders. */
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = folder_of(packer->train.name);
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;

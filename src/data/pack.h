@@ -26,7 +26,8 @@ typedef enum PackInvalid {
 } PackInvalid;
 #define PACK_INVALIDS "replace|keep|skip|stop"
 
-/* Which documents are left out: none, those whose text was there before, or also those that share most of it (minhash.c). */
+/* Which documents are left out: none, those whose text was there before, or also those that share most of it
+ * (minhash.c). */
 typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } PackDedup;
 #define PACK_DEDUPS "none|exact|near"
 
@@ -37,9 +38,9 @@ typedef struct PackOptions {
      * a folder it is skipped with a warning. A mixture (mixture.h) is ERROR_USAGE, in a folder it is text. */
     const char *const *inputs;
     const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
-    /* 0 to 0.5. 0: no validation part. A plain text file gives its tail, cut after a separator line or else at a line end,
-     * so that both parts see every source; a file of one line is training data only. JSON lines and compressed text,
-     * whose end is not known before it is read, give every 1/fraction-th document. */
+    /* 0 to 0.5. 0: no validation part. A plain text file gives its tail, cut after a separator line or else at a line
+     * end, so that both parts see every source; a file of one line is training data only. JSON lines and compressed
+     * text, whose end is not known before it is read, give every 1/fraction-th document. */
     double valid_fraction;
     const char *separator; /* of text. "": one document per file; else a line equal to it ends a document ("%" for fortunes) */
     const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
@@ -78,10 +79,10 @@ typedef struct PackResult {
     bool resumed;
 } PackResult;
 
-/* Text to tokens. The tokenizer is recorded beside them, as is a description of the packing (pack_report.c): OUTPUT.pack.json,
- * or pack.json in a folder of shards. Shows progress. Empty corpora, or an empty validation part where one was asked for, are
- * ERROR_DATA, as is what cannot be read. A folder of shards that a killed job left is continued: with other inputs or
- * settings that is ERROR_USAGE, which names what differs. */
+/* Text to tokens. The tokenizer is recorded beside them, as is a description of the packing (pack_report.c):
+ * OUTPUT.pack.json, or pack.json in a folder of shards. Shows progress. Empty corpora, or an empty validation part
+ * where one was asked for, are ERROR_DATA, as is what cannot be read. A folder of shards that a killed job left is
+ * continued: with other inputs or settings that is ERROR_USAGE, which names what differs. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
 /* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free. ERROR_DATA. */

@@ -1,6 +1,7 @@
-/* What the files of packing share. Text takes this way: pack_files.c lists files; input.c gives their bytes, decompressed;
- * record_reader.c cuts these into blocks of records; pipeline.c hands the blocks to threads, which make each record a
- * document (record.c) and encode it, and back in order to pack.c, which writes shards and keeps count (pack_report.c). */
+/* What the files of packing share. Text takes this way: pack_files.c lists files; input.c gives their bytes,
+ * decompressed; record_reader.c cuts these into blocks of records; pipeline.c hands the blocks to threads, which make
+ * each record a document (record.c) and encode it, and back in order to pack.c, which writes shards and keeps count
+ * (pack_report.c). */
 #pragma once
 
 #include <jansson.h>
@@ -92,7 +93,8 @@ void block_clear(Block *block);
 void block_free(Block *block);
 
 typedef struct RecordReader RecordReader;
-/* Where a document of `size` bytes or more may be cut so that its pieces can be encoded apart: at most `size`, 0: nowhere. */
+/* Where a document of `size` bytes or more may be cut so that its pieces can be encoded apart: at most `size`, 0:
+ * nowhere. */
 typedef size_t PieceCut(const void *context, const char *text, size_t size);
 RecordReader *record_reader_open(const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, Position start);
 /* Fills an empty block with the next records; none: the end. ERROR_DATA. */
@@ -106,8 +108,8 @@ void record_reader_free(RecordReader *reader); /* NULL is fine */
 /* Says what is bad. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a line of JSON, and of a document that is judged as a whole */ };
-/* Makes `record` a document: takes the text out of JSON, and does with invalid UTF-8 what is asked. Sets `bad`, and text and
- * text_size where something is left to be encoded. */
+/* Makes `record` a document: takes the text out of JSON, and does with invalid UTF-8 what is asked. Sets `bad`, and
+ * text and text_size where something is left to be encoded. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid);
 /* A copy with U+FFFD for each ill-formed sequence, and a NUL behind its `*result` bytes; the caller frees. */
 char *utf8_replace(const char *text, size_t size, size_t *result);

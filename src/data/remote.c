@@ -1,16 +1,17 @@
 /* Reads shards that lie in a bucket, through a cache of blocks on local disk.
  *
- * The order of the samples is a permutation of a whole source, so that a cache which holds whole shards would fetch a shard
- * for a few samples of it and drop it before the next ones. What is fetched is therefore ranges of blocks of 16 KiB, as
- * the loader will read them: it knows the order for ever, and asks thousands of sequences ahead
- * (remote_prefetch). WORKERS threads with a connection each fetch them in that order, a request for a sequence. A block is
- * needed about once in an epoch, memory does not grow with the source, and a cache that is smaller than it serves as well.
+ * The order of the samples is a permutation of a whole source, so that a cache which holds whole shards would fetch a
+ * shard for a few samples of it and drop it before the next ones. What is fetched is therefore ranges of blocks of 16
+ * KiB, as the loader will read them: it knows the order for ever, and asks thousands of sequences ahead
+ * (remote_prefetch). WORKERS threads with a connection each fetch them in that order, a request for a sequence. A block
+ * is needed about once in an epoch, memory does not grow with the source, and a cache that is smaller than it serves as
+ * well.
  *
- * A Remote owns the queue of ranges, the threads, the connections to the bucket and the open cache; RemoteObjects are parts
- * of it. `queue` holds ranges head to head + count - 1 of a ring of `capacity`. A block that is not there when it is read is
- * fetched by the reader itself, unless a thread has it under way. `away_since` is when requests began to fail, 0 while they
- * succeed: workers try again for ever, readers until the patience of the source is over. Requests name the ETag of the
- * listing, so that an object that was replaced is an error and not a mixture of two. */
+ * A Remote owns the queue of ranges, the threads, the connections to the bucket and the open cache; RemoteObjects are
+ * parts of it. `queue` holds ranges head to head + count - 1 of a ring of `capacity`. A block that is not there when it
+ * is read is fetched by the reader itself, unless a thread has it under way. `away_since` is when requests began to
+ * fail, 0 while they succeed: workers try again for ever, readers until the patience of the source is over. Requests
+ * name the ETag of the listing, so that an object that was replaced is an error and not a mixture of two. */
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -167,8 +168,8 @@ static Fetched request(const Range *range, void *buffer, int64_t *got, Error *er
     return reply.passing ? FETCH_AGAIN : FETCH_FAILED;
 }
 
-/* Fetches what of a range is not in the cache, for as long as it takes. A failure that does not pass is left to the reader,
- * who meets it too. */
+/* Fetches what of a range is not in the cache, for as long as it takes. A failure that does not pass is left to the
+ * reader, who meets it too. */
 static void fetch(Range range, unsigned char *buffer) {
     Remote *remote = range.object->remote;
     for (int attempt = 0; range.count > 0 && !stopped(remote);) {

@@ -1,8 +1,8 @@
-/* The folder that stands for a source in a bucket: CACHE/HASH has its indexes, tokenizer and record of packing, copied whole,
- * and REMOTE_RECORD, which lists the objects that hold tokens and says through which cache they are read. To everything else
- * it is a folder of shards (shard_set.c). A file is fetched again when its ETag is another one. The folder is made under a
- * lock by the first process of the node that asks, and the others find it done; one that was made before serves when the
- * store does not answer. */
+/* The folder that stands for a source in a bucket: CACHE/HASH has its indexes, tokenizer and record of packing, copied
+ * whole, and REMOTE_RECORD, which lists the objects that hold tokens and says through which cache they are read. To
+ * everything else it is a folder of shards (shard_set.c). A file is fetched again when its ETag is another one. The
+ * folder is made under a lock by the first process of the node that asks, and the others find it done; one that was
+ * made before serves when the store does not answer. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
-/* One token shard, in whatever format (shard_format.c): a file of tokens, and in Megatron's an index. Tokens are read block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is
- * compared with the checksum that smelt's writer recorded, and tokens with the vocabulary, each time. A Shard owns an open
- * file, a map of the index, and nothing that grows with them. shard_set.c, through which everything else reads, calls; the
+/* One token shard, in whatever format (shard_format.c): a file of tokens, and in Megatron's an index. Tokens are read
+ * block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is compared
+ * with the checksum that smelt's writer recorded, and tokens with the vocabulary, each time. A Shard owns an open file,
+ * a map of the index, and nothing that grows with them. shard_set.c, through which everything else reads, calls; the
  * writing half is shard_writer.c. */
 #include <assert.h>
 #include <inttypes.h>
@@ -98,8 +99,8 @@ static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, 
         shard->file.path, token, first + i, vocabulary);
 }
 
-/* Points *tokens at the tokens from `first` on, at most `most`, as far as `buffer` holds READ_BYTES of the file. Returns how
- * many there are; 0: an error. Where checksums are recorded, whole blocks are read. */
+/* Points *tokens at the tokens from `first` on, at most `most`, as far as `buffer` holds READ_BYTES of the file.
+ * Returns how many there are; 0: an error. Where checksums are recorded, whole blocks are read. */
 static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
     int64_t width = shard->token_bytes, at = shard->start + first * width, run = most;
     if (shard->format->locate && !shard->format->locate(shard, first, &at, &run, error)) return 0;

@@ -1,6 +1,6 @@
-/* The formats of token shards: which one a path has, by content, and how it is opened. A format says where tokens lie in one
- * open file; all else is common (shard.c). Megatron's has an index of documents (shard_index.c); in the others documents end
- * at the tokenizer's end token, which is looked for as tokens are read. Mosaic's MDS is in mds.c. */
+/* The formats of token shards: which one a path has, by content, and how it is opened. A format says where tokens lie
+ * in one open file; all else is common (shard.c). Megatron's has an index of documents (shard_index.c); in the others
+ * documents end at the tokenizer's end token, which is looked for as tokens are read. Mosaic's MDS is in mds.c. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -32,7 +32,8 @@ static bool open_megatron(Shard *shard, Error *error) {
     return opened && shard_index_open(shard, error);
 }
 
-/* -- A header of 1,024 bytes, then tokens end to end: llm.c and llmq ----------------------------------------------------- */
+/* -- A header of 1,024 bytes, then tokens end to end: llm.c and llmq
+ * ----------------------------------------------------- */
 
 enum { HEADER_BYTES = 1024 };
 

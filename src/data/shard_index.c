@@ -2,10 +2,11 @@
  *
  * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64 document entries,
  * i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The last array holds sequence numbers: 0,
- * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of each
- * 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token, u64 XXH3
- * of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the trailer up to here.
- * smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this field.
+ * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of
+ * each 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token,
+ * u64 XXH3 of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the
+ * trailer up to here. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
+ * field.
  *
  * Sequences must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one
  * array of tokens. The arrays stay mapped and are read where a document is asked for, so memory does not grow with their
@@ -144,8 +145,8 @@ int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t s
     return -1;
 }
 
-/* Compares the blocks that hold `bytes` bytes at `place` with what was written, but for the block that begins at *checked,
- * which becomes the last one of them. */
+/* Compares the blocks that hold `bytes` bytes at `place` with what was written, but for the block that begins at
+ * *checked, which becomes the last one of them. */
 static bool check_blocks(const Shard *shard, const void *place, int64_t bytes, const void **checked, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t at = (const unsigned char *)place - index->map.bytes;
@@ -246,8 +247,8 @@ bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, 
                shard->prefix, document, last, first);
 }
 
-/* The first document that ends behind `token`. What is wrong in the index on the way there misleads, so the caller compares
- * and checks what it says of this document. */
+/* The first document that ends behind `token`. What is wrong in the index on the way there misleads, so the caller
+ * compares and checks what it says of this document. */
 static int64_t find_document(const Shard *shard, int64_t token) {
     int64_t low = 0, high = shard->document_count - 1;
     while (low < high) {

@@ -219,7 +219,8 @@ void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
     }
 }
 
-/* Where documents have no index: looks for the next end, in parts that grow, so that a short document costs a short read. */
+/* Where documents have no index: looks for the next end, in parts that grow, so that a short document costs a short
+ * read. */
 static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
     enum { MOST = 4096 };
     int32_t tokens[MOST];

@@ -1,8 +1,9 @@
-/* Writes token shards (the format is described in shard_index.c) in constant memory. Tokens stream through one buffer into
- * a temporary file beside the final one; what the index says of each sequence, document and block of bytes waits in spools,
- * files without names. Both files are synced before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
- * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished
- * together appear after the older ones of all of them have gone. pack.c writes shards. */
+/* Writes token shards (the format is described in shard_index.c) in constant memory. Tokens stream through one buffer
+ * into a temporary file beside the final one; what the index says of each sequence, document and block of bytes waits
+ * in spools, files without names. Both files are synced before they get their names, and the index comes last, after an
+ * older one has gone: so an index belongs to the tokens beside it wherever the process stops or the power fails, and
+ * its checksum proves it. Shards that are finished together appear after the older ones of all of them have gone.
+ * pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -7,7 +7,8 @@
  *
  * Parameters lie in buckets, a bucket being what one collective moves, and a bucket is cut into one shard for each
  * rank. The parameters are ordered by class, each class in layer order and in buckets of its own:
- *   vectors   (read in the WIDE type: norms, biases, load-balancing biases) whole on every rank, as they are small; updated everywhere
+ * vectors   (read in the WIDE type: norms, biases, load-balancing biases) whole on every rank, as they are small;
+ * updated everywhere
  *             alike;
  *   AdamW's   equal shards, buckets padded so that they are;
  *   Muon's    shards that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all

@@ -204,7 +204,8 @@ static float rope_divisor(const RopeSpec *spec, int64_t i) {
     return (float)(pow(spec->theta, -2.0 * (double)i / (double)spec->dimensions) / rope_frequency(spec, i, 0));
 }
 
-/* The original context with which a pair of channels between the two bounds has its divisor: rope_llama3, solved for it. */
+/* The original context with which a pair of channels between the two bounds has its divisor: rope_llama3, solved for
+ * it. */
 static int64_t original_context(RopeSpec spec, int64_t i, double divisor) {
     double smooth = (1 / divisor - 1 / spec.factor) / (1 - 1 / spec.factor);
     double turns = spec.low_frequency + smooth * (spec.high_frequency - spec.low_frequency);

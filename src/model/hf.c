@@ -273,8 +273,8 @@ static bool write_missing(const char *folder, const char *name, json_t *content,
     return true;
 }
 
-/* The copy of a folder has what the folder has; a GGUF file's tokenizer is made into files. A run's tokenizer may lack a tokenizer_config.json, without which
- * transformers would divide text as the class's usual tokenizer does. */
+/* The copy of a folder has what the folder has; a GGUF file's tokenizer is made into files. A run's tokenizer may lack
+ * a tokenizer_config.json, without which transformers would divide text as the class's usual tokenizer does. */
 static bool write_tokenizer(const HfExport *export, const char *folder, Error *error) {
     bool file = export->source && gguf_is_file(export->source), written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)

@@ -23,8 +23,8 @@ typedef struct HfModel {
 
 /* Whether `folder` has a config.json, or is a GGUF file. */
 bool hf_is_model(const char *folder);
-/* Reads config.json as transformers does (hf_fields.c), or the keys of a GGUF file (gguf_config.c); what our models cannot compute is refused by field and file.
- * ERROR_CHECKPOINT. */
+/* Reads config.json as transformers does (hf_fields.c), or the keys of a GGUF file (gguf_config.c); what our models
+ * cannot compute is refused by field and file. ERROR_CHECKPOINT. */
 bool hf_read(const char *folder, HfModel *model, Error *error);
 void hf_release(HfModel *model);
 
@@ -72,7 +72,7 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
  * expressed. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);
 
-/* Writes a GGUF file whose matrices have `type`, one with an encoder (gguf_export.c). `source` may be a GGUF file. `keep`,
- * `precision` and `shard_bytes` mean nothing. ERROR_USAGE naming what llama.cpp cannot compute or tokenize, or when the
- * file is there and `overwrite` is false; ERROR_NUMERICS when a value is not finite or too large for the type. */
+/* Writes a GGUF file whose matrices have `type`, one with an encoder (gguf_export.c). `source` may be a GGUF file.
+ * `keep`, `precision` and `shard_bytes` mean nothing. ERROR_USAGE naming what llama.cpp cannot compute or tokenize, or
+ * when the file is there and `overwrite` is false; ERROR_NUMERICS when a value is not finite or too large for the type. */
 bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error);

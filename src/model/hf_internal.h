@@ -101,8 +101,8 @@ bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error);
 bool gguf_read_model(const char *path, HfModel *model, Error *error);
 /* Puts the architecture and its keys. */
 void gguf_put_model(GgufWriter *writer, const ModelConfig *config);
-/* Whether a file of the model has a tensor of divisors of rotary frequencies, [head_dim / 2] in F32, which `divisors` (may
- * be NULL) receives. */
+/* Whether a file of the model has a tensor of divisors of rotary frequencies, [head_dim / 2] in F32, which `divisors`
+ * (may be NULL) receives. */
 bool gguf_rope_factors(const ModelConfig *config, float *divisors);
 #define GGUF_ROPE_FACTORS "rope_freqs.weight" /* its name */
 

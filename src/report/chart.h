@@ -1,6 +1,6 @@
 /* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width; labels are HTML, so
- * text has the same size on every screen. Colours are CSS classes of the page (report_style_internal.h). Owns nothing; called
- * by report.c. */
+ * text has the same size on every screen. Colours are CSS classes of the page (report_style_internal.h). Owns nothing;
+ * called by report.c. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* The page: its parts, and its file. A Report owns the views of its runs and the text of each part. Parts that have nothing to
- * show are empty. Called by `smelt report` and by watch.c. */
+/* The page: its parts, and its file. A Report owns the views of its runs and the text of each part. Parts that have
+ * nothing to show are empty. Called by `smelt report` and by watch.c. */
 #include "report/report.h"
 
 #include <assert.h>

@@ -39,6 +39,6 @@ typedef struct ReportResult {
     int64_t ignored[REPORT_RUNS]; /* lines of each run's metrics.jsonl that could not be read */
 } ReportResult;
 
-/* Writes the page of these runs, replacing `output` atomically. The same runs give the same bytes. ERROR_USAGE when one is
- * not a run. */
+/* Writes the page of these runs, replacing `output` atomically. The same runs give the same bytes. ERROR_USAGE when one
+ * is not a run. */
 bool report_write(const char *const *runs, int count, const char *output, ReportResult *result, Error *error);

@@ -1,5 +1,5 @@
-/* Reads a run folder for the pages. Whoever wrote it is not trusted: texts are kept as they are, and escaped where they are
- * printed. A RunView owns all that it points to. Called by report.c. */
+/* Reads a run folder for the pages. Whoever wrote it is not trusted: texts are kept as they are, and escaped where they
+ * are printed. A RunView owns all that it points to. Called by report.c. */
 #include "report/view_internal.h"
 
 #include <errno.h>

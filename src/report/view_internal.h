@@ -28,7 +28,7 @@ bool view_update(RunView *view);
 void view_free(RunView *view);
 /* "/runs/a after step 20": what the run was forked from, by run.json; NULL: it is no fork. The caller frees. */
 char *view_origin(const RunView *view);
-/* [{"first": 21, "time": "2026-01-31T12:00:00Z", "change": "optimizer.lr: 0.001 -> 0.0005"}, ...]: the changes of settings
- * by run.json, with the first step that each holds for, newest start first. The caller owns the reference. */
+/* [{"first": 21, "time": "2026-01-31T12:00:00Z", "change": "optimizer.lr: 0.001 -> 0.0005"}, ...]: the changes of
+ * settings by run.json, with the first step that each holds for, newest start first. The caller owns the reference. */
 json_t *view_changes(const RunView *view);
 static inline bool view_knows_settings(const RunView *view) { return view->config && !view->unreadable.code; }

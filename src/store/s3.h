@@ -1,12 +1,12 @@
 /* A client of S3 servers: requests (s3_request.c), listings (s3_list.c), and which server and credentials they use
- * (s3_settings.c). Checkpoints and training data lie behind it. Failures are ERROR_CHECKPOINT, which readers of data change
- * with error_recode.
+ * (s3_settings.c). Checkpoints and training data lie behind it. Failures are ERROR_CHECKPOINT, which readers of data
+ * change with error_recode.
  *
  * It uses libcurl, opened at run time, so that the program starts where it is missing, and signs with AWS Signature 4. As
  * with Amazon's own tools: credentials are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the
  * AWS_PROFILE (default "default") of ~/.aws/credentials and ~/.aws/config; AWS_REGION or AWS_DEFAULT_REGION;
- * AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for other servers than Amazon's; AWS_CA_BUNDLE; AWS_MAX_ATTEMPTS. None of them is
- * ever printed. */
+ * AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for other servers than Amazon's; AWS_CA_BUNDLE; AWS_MAX_ATTEMPTS. None of
+ * them is ever printed. */
 #pragma once
 
 #include <stdbool.h>

@@ -73,7 +73,8 @@ static bool is_true(const json_t *object, const char *key, bool usual) {
 
 static bool is_type(const json_t *object, const char *type) { return !strcmp(string_of(object, "type"), type); }
 
-/* The step of a part of a tokenizer.json at `index`: of a Sequence a member, else the part itself. NULL behind the last. */
+/* The step of a part of a tokenizer.json at `index`: of a Sequence a member, else the part itself. NULL behind the
+ * last. */
 static const json_t *step_of(const json_t *part, const char *members, size_t index) {
     if (is_type(part, "Sequence")) return json_array_get(json_object_get(part, members), index);
     return index == 0 && !json_is_null(part) ? part : NULL;

@@ -1,7 +1,8 @@
 /* Reads a .tiktoken file: lines of a token in base64 and its rank, which is also its id. The file holds no merges:
  * two tokens merge when their bytes together are a token, by the rank of that token. All such pairs are listed once,
- * so that merging is the same for all files. Pre-tokenizer and special tokens are not in the file either; they are those of
- * a tokenizer_config.json beside it ("pattern", "added_tokens_decoder"), else they go by the number of ranks. Owns nothing after it returns. */
+ * so that merging is the same for all files. Pre-tokenizer and special tokens are not in the file either; they are
+ * those of a tokenizer_config.json beside it ("pattern", "added_tokens_decoder"), else they go by the number of ranks.
+ * Owns nothing after it returns. */
 #include <inttypes.h>
 #include <stdlib.h>
 

@@ -33,12 +33,13 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a file, a GGUF file too, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or lines of base64 and
- * rank) or tekken.json. What a .tiktoken file leaves out is read from the tokenizer_config.json beside it: "pattern", which
- * is a regular expression or gpt2, cl100k, o200k, llama3 or qwen, and added_tokens_decoder, as Hugging Face's; without them
- * the number of ranks tells. NULL with ERROR_DATA or ERROR_USAGE. */
+/* `path`: a file, a GGUF file too, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or
+ * lines of base64 and rank) or tekken.json. What a .tiktoken file leaves out is read from the tokenizer_config.json
+ * beside it: "pattern", which is a regular expression or gpt2, cl100k, o200k, llama3 or qwen, and added_tokens_decoder,
+ * as Hugging Face's; without them the number of ranks tells. NULL with ERROR_DATA or ERROR_USAGE. */
 Tokenizer *tokenizer_open(const char *path, Error *error);
-/* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller frees. */
+/* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller
+ * frees. */
 char *tokenizer_find(const char *folder);
 /* The bytes of one of a tokenizer's two files, for free(), with a NUL behind them: the one that `path` names as for
  * tokenizer_open, or the tokenizer_config.json beside it, which may be absent: then they are none. Of a GGUF file, what
@@ -97,9 +98,9 @@ size_t tokenizer_spell_byte(int byte, char out[5]);
 
 /* Whether `path` is a GGUF file that has tokens. */
 bool gguf_has_tokenizer(const char *path);
-/* Puts a tokenizer.json, whose tokens are those of a table of `rows` rows, as llama.cpp's keys, with the special tokens and
- * the chat template of a tokenizer_config.json (may be NULL), and where that does not name them with the special tokens
- * of a config.json (may be NULL). ERROR_USAGE names what llama.cpp could not do with it. */
+/* Puts a tokenizer.json, whose tokens are those of a table of `rows` rows, as llama.cpp's keys, with the special tokens
+ * and the chat template of a tokenizer_config.json (may be NULL), and where that does not name them with the special
+ * tokens of a config.json (may be NULL). ERROR_USAGE names what llama.cpp could not do with it. */
 bool gguf_put_tokenizer(
     GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error);
 

@@ -1,8 +1,8 @@
 /* Unigram models: of all ways to divide a text into tokens the one of the greatest sum of scores, by Viterbi's algorithm
  * over the bytes of the text. SentencePiece adds scores in single precision from the start of a text, so rounding decides
- * between sums that are nearly equal; to give its ids (those of its version 0.2.3) the same sums are made here, also across
- * words that are taken from the encoder's cache. A sum beyond 100,000 starts again at zero. `tokenizers` adds in double precision and
- * begins anew with every word. A Lattice is the scratch space of one encoder. */
+ * between sums that are nearly equal; to give its ids (those of its version 0.2.3) the same sums are made here, also
+ * across words that are taken from the encoder's cache. A sum beyond 100,000 starts again at zero. `tokenizers` adds in
+ * double precision and begins anew with every word. A Lattice is the scratch space of one encoder. */
 #include <math.h>
 #include <stdlib.h>
 

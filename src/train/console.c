@@ -1,7 +1,7 @@
 /* The console of a training. Steps have one table of columns, of which a terminal gets those that fit its width, now
  * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts; a pipe to
- * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the log
- * file. Called by the training loop. */
+ * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the
+ * log file. Called by the training loop. */
 #include "train/console.h"
 
 #include <math.h>

@@ -20,7 +20,8 @@ void console_open_log(Console *console, const char *run);
 /* Prints a line on stdout and in the log; control characters become '?'. */
 void console_print(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The beginning of a text, at most `most` characters of UTF-8, for console_print: line ends and tabs are written as in C,
- * "?" stands for what turns the direction of a text, and "..." for what was cut. `shown` has room for 4 * most + 4 bytes. */
+ * "?" stands for what turns the direction of a text, and "..." for what was cut. `shown` has room for 4 * most + 4
+ * bytes. */
 void console_shorten(const char *text, size_t most, char *shown);
 /* Prints a step's line, when it is due, and draws the status line. */
 void console_step(Console *console, const StepMetrics *step);

@@ -238,8 +238,8 @@ static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixt
     return opened || error_context(error, "data.train=%s", data->train);
 }
 
-/* Without data.valid, a fraction of text is the validation part, but not of a mixture. A run whose text was split keeps the
- * training part when it gets other validation data. */
+/* Without data.valid, a fraction of text is the validation part, but not of a mixture. A run whose text was split keeps
+ * the training part when it gets other validation data. */
 static bool open_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
     const DataConfig *data = &config->data;
     bool split = !mixture_is(data->train) && is_split(config, made);

@@ -33,8 +33,8 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 /* Integers only, as one collective has one type. */
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies a batch, dropping the samples from number `samples` on; counts targets and, with `text`, the bytes that they stand for.
- * NULL: a batch without targets. */
+/* Copies a batch, dropping the samples from number `samples` on; counts targets and, with `text`, the bytes that they
+ * stand for. NULL: a batch without targets. */
 static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
     int64_t rows = model->sequences * model->length;
@@ -105,8 +105,8 @@ static bool open_reading(Reading *reading, const EvaluationInput *input, Error *
     return reading->loader;
 }
 
-/* Sets *stop on all ranks when a request to stop was made on any, which may be why one did not get its batch. False on all when one
- * could not read it otherwise; the reason is `unread`. */
+/* Sets *stop on all ranks when a request to stop was made on any, which may be why one did not get its batch. False on
+ * all when one could not read it otherwise; the reason is `unread`. */
 static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bool *stop, Error *error) {
     int64_t votes[2] = {input->stop && input->stop->signal, unread->code != ERROR_NONE};
     bool done = comm_host_all_reduce(input->comm, "go on", votes, 2, COMM_I64, COMM_SUM, error);

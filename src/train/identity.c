@@ -308,8 +308,8 @@ static bool is_bound(const Option *option, const char *saved, const char *now, b
     return strcmp(option->name, "init") != 0 || !adapters;
 }
 
-/* The differences of a check: those that are allowed, and the others as lines, and as words for resume.accept or, where it
- * cannot help, by themselves. */
+/* The differences of a check: those that are allowed, and the others as lines, and as words for resume.accept or, where
+ * it cannot help, by themselves. */
 typedef struct Differences {
     const char *accepted;
     bool adapters;

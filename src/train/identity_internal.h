@@ -8,9 +8,9 @@
  * order of its pieces depends on beside it, and data.train.phase.N and data.train.phase.N.batch of each phase.
  *
  * Texts are compared byte by byte, contents with checksums by these, and shown in messages. What a path names is compared
- * in its place: data.train and init may move. Every checkpoint keeps the identity of the run that wrote it in its metadata;
- * RUN/run.json keeps that of the last start. A start compares its own identity with the newest checkpoint's, and all ranks
- * compare theirs with rank 0's. */
+ * in its place: data.train and init may move. Every checkpoint keeps the identity of the run that wrote it in its
+ * metadata; RUN/run.json keeps that of the last start. A start compares its own identity with the newest checkpoint's,
+ * and all ranks compare theirs with rank 0's. */
 #pragma once
 
 #include <jansson.h>
@@ -24,11 +24,12 @@
 json_t *identity_settings(const Config *config, bool all);
 /* Those of a saved identity that decide results. What the program that saved it did not know has its default of now. */
 json_t *identity_saved_settings(const json_t *saved);
-/* Gives `config` the settings of a saved identity that decide results; those that this program does not know stay. A path is
- * left as it is where `now`, a later identity of the run (NULL: none is known), has the same content there. ERROR_USAGE. */
+/* Gives `config` the settings of a saved identity that decide results; those that this program does not know stay. A
+ * path is left as it is where `now`, a later identity of the run (NULL: none is known), has the same content there.
+ * ERROR_USAGE. */
 bool identity_restore(const json_t *saved, const json_t *now, Config *config, OptionStrings *strings, Error *error);
-/* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of its
- * files, of which only samples are read. NULL on failure. */
+/* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of
+ * its files, of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
 /* The content of a file or folder of text: names, sizes, and samples of the files. NULL on failure. */
 json_t *identity_of_text(const char *path, Error *error);

@@ -166,8 +166,8 @@ static bool compare_settings(const Config *config, const json_t *newest, Error *
     return identity_check(config->run, saved, now, config->resume.accept, changes, error);
 }
 
-/* The metadata of what a start goes on from: the newest checkpoint of the run, or, of a fork that has none, the chosen one
- * of the run that it is forked from; {} of a new run. NULL on failure. */
+/* The metadata of what a start goes on from: the newest checkpoint of the run, or, of a fork that has none, the chosen
+ * one of the run that it is forked from; {} of a new run. NULL on failure. */
 static json_t *find_start(const Config *config, Origin *origin, Error *error) {
     Config base;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -245,8 +245,8 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
     return true;
 }
 
-/* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be another
- * run's. */
+/* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be
+ * another run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
     Error absent = {0};
     json_auto_t *newest = find_start(config, origin, error);

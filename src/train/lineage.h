@@ -35,9 +35,9 @@ typedef struct Computer {
 bool lineage_find(const Config *config, Origin *origin, Error *error);
 /* Where the checkpoint of `origin` is (ckpt.h); the caller frees. NULL on failure. */
 char *lineage_store(const Config *config, const Origin *origin, Error *error);
-/* By the same process, with the identity of this start: compares it with that of the checkpoint, and takes over from there
- * what only the first start could read. Appends what has changed and may to the array `changes`; other differences are
- * ERROR_USAGE. */
+/* By the same process, with the identity of this start: compares it with that of the checkpoint, and takes over from
+ * there what only the first start could read. Appends what has changed and may to the array `changes`; other
+ * differences are ERROR_USAGE. */
 bool lineage_compare(const Config *config, const Phases *phases, const Origin *origin, json_t *identity, json_t *changes, Error *error);
 /* Says what has changed, and writes RUN/run.json, and config.yaml where it says something else: by the same process, once
  * everything is loaded, so that a start that fails leaves the run as it was. */
@@ -55,9 +55,9 @@ const char *lineage_number(const json_t *identity);
 /* The metadata of the newest checkpoint at `where` that has an intact manifest, and its step; {} and 0 when there is no
  * checkpoint. The caller owns the reference. NULL on failure. */
 json_t *lineage_newest(const char *where, int64_t *step, Error *error);
-/* The metadata of a checkpoint of a run configured so, and its step. Of RUN_NEWEST lineage_newest; RUN_BEST: of those that
- * were evaluated over the newest one's targets, that with the lowest loss, the oldest of equals. ERROR_CHECKPOINT when
- * there is none such, naming those that there are. */
+/* The metadata of a checkpoint of a run configured so, and its step. Of RUN_NEWEST lineage_newest; RUN_BEST: of those
+ * that were evaluated over the newest one's targets, that with the lowest loss, the oldest of equals. ERROR_CHECKPOINT
+ * when there is none such, naming those that there are. */
 json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error);
 /* Gives `config`, read from the config.yaml of a run, the settings that decide results as this checkpoint of it was saved
  * with them; what has moved since is where the last start found it. */

@@ -1,5 +1,5 @@
-/* The phases of a run, as pure functions of settings and mixture. Owns what Phases says. Called where a run is planned and
- * started, and by the training loop. */
+/* The phases of a run, as pure functions of settings and mixture. Owns what Phases says. Called where a run is planned
+ * and started, and by the training loop. */
 #include "train/phases.h"
 
 #include <assert.h>

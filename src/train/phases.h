@@ -30,9 +30,10 @@ typedef struct Position {
     int64_t phase_step;    /* steps that were done when the phase of the next sample began */
 } Position;
 
-/* Before config_check: what a mixture decides of the settings of its run. data.length, batch.sequences and batch.tokens follow
- * those of the first phase where every phase gives its own, and a given value that differs gets a warning; model.context, when it is 0, the longest length; tokens, where the length of
- * the run is not given, those of all phases. Does nothing without a mixture. ERROR_USAGE. */
+/* Before config_check: what a mixture decides of the settings of its run. data.length, batch.sequences and batch.tokens
+ * follow those of the first phase where every phase gives its own, and a given value that differs gets a warning;
+ * model.context, when it is 0, the longest length; tokens, where the length of the run is not given, those of all
+ * phases. Does nothing without a mixture. ERROR_USAGE. */
 bool phases_resolve(Config *config, Error *error);
 /* Of settings that phases_resolve and config_check have seen. ERROR_USAGE names the phase that has something wrong. */
 bool phases_open(Phases *phases, const Config *config, Error *error);
@@ -43,25 +44,25 @@ bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Err
 int64_t phases_own_steps(const Phases *phases);
 /* Gives every phase the steps of the run; then config_check. ERROR_USAGE. */
 bool phases_set_steps(Phases *phases, int64_t steps, Error *error);
-/* The order of the samples of a run of so many steps; `inputs` [sources]: the tokens of each that can be inputs. ERROR_USAGE
- * where a source would be read more often than the mixture allows. The caller frees. */
+/* The order of the samples of a run of so many steps; `inputs` [sources]: the tokens of each that can be inputs.
+ * ERROR_USAGE where a source would be read more often than the mixture allows. The caller frees. */
 Order *phases_order(const Phases *phases, const int64_t *inputs, int64_t steps, Error *error);
 
 /* -- What a phase is, in words and numbers -------------------------------------------------------------------------- */
 
-/* "pretrain, 8000000 tokens in sequences of 4096, RoPE base 10000: web 90, code 10": what decides the order of the data and
- * the program. The caller frees. */
+/* "pretrain, 8000000 tokens in sequences of 4096, RoPE base 10000: web 90, code 10": what decides the order of the data
+ * and the program. The caller frees. */
 char *phases_text(const Phases *phases, int phase);
 /* "16384 tokens, 4 sequences at once, from 4096 over 30 steps": how it is computed. The caller frees. */
 char *phases_batch_text(const Phases *phases, int phase);
-/* "1 pretrain: steps 1 to 30, 8.0k tokens in sequences of 32, 256 a step, RoPE base 10000: web 90%, code 10%", of the phase of
- * the next sample, in a run of so many steps. The caller frees. */
+/* "1 pretrain: steps 1 to 30, 8.0k tokens in sequences of 32, 256 a step, RoPE base 10000: web 90%, code 10%", of the
+ * phase of the next sample, in a run of so many steps. The caller frees. */
 char *phases_line(const Phases *phases, const Position *position, int64_t steps);
-/* "web 90.01% of 90%, code 9.99% of 10%": what a phase that has begun has read in the first so many samples of the run. The
- * caller frees. */
+/* "web 90.01% of 90%, code 9.99% of 10%": what a phase that has begun has read in the first so many samples of the run.
+ * The caller frees. */
 char *phases_read_text(const Phases *phases, const Order *order, int phase, int64_t samples);
-/* The same for a record: [{"phase": "pretrain", "sources": {"web": {"asked": 0.9, "read": 0.9001, "samples": 1234}}}, ...] of the
- * first `begun` phases. The caller owns the reference. */
+/* The same for a record: [{"phase": "pretrain", "sources": {"web": {"asked": 0.9, "read": 0.9001, "samples": 1234}}},
+ * ...] of the first `begun` phases. The caller owns the reference. */
 json_t *phases_read(const Phases *phases, const Order *order, int begun, int64_t samples);
 /* Tokens of the longest sequence in which any phase reads a source: its order is one of such pieces (data/mixture.h). */
 int64_t phases_piece(const Phases *phases, int source);

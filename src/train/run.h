@@ -14,8 +14,8 @@ bool run_is_ours(const char *run);
 bool run_started(const Config *config, bool *started, Error *error);
 /* Where the checkpoints of `run`, configured so, are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
-/* Makes the folder, and, but for a fork, its config.yaml before the first checkpoint. Settings that a run keeps must be those of a
- * config.yaml that is there, but for those that resume.accept names: ERROR_USAGE. */
+/* Makes the folder, and, but for a fork, its config.yaml before the first checkpoint. Settings that a run keeps must be
+ * those of a config.yaml that is there, but for those that resume.accept names: ERROR_USAGE. */
 bool run_open(const Config *config, Error *error);
 bool run_write_config(const Config *config, Error *error);
 /* Reads RUN/config.yaml, as a run remembers it (options_remember); strings go to `strings`. ERROR_CHECKPOINT when it is

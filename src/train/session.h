@@ -15,9 +15,9 @@ typedef struct Saver Saver;
  * saved with row 0 (0: none), which later ones do not push out. Checkpoints keep this. */
 typedef struct Skips { int64_t row, all, sound; } Skips;
 
-/* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets in sequences
- * of the same length alone: other data, eval.sequences or phases of another length begin anew. Steps are 0 where there is
- * none. */
+/* What evaluations came to, the same on all ranks; checkpoints keep this. Losses compare over the same targets in
+ * sequences of the same length alone: other data, eval.sequences or phases of another length begin anew. Steps are 0
+ * where there is none. */
 typedef struct Validation {
     int64_t step, best_step; /* of the newest evaluation, and of that with the lowest loss */
     double loss, best_loss;  /* nats per token */

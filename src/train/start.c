@@ -190,7 +190,8 @@ static bool lock_run(Loop *loop, Error *error) {
     return true;
 }
 
-/* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it made. */
+/* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it
+ * made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
@@ -321,8 +322,8 @@ static bool start_phase(Loop *loop, int phase, Error *error) {
     return session_start(session, loop->comm, error) && resume(loop, error) && load_initial(loop, error);
 }
 
-/* A session with the state of the newest good checkpoint, for the phase of its next sample. That is the phase of `sample`,
- * unless the checkpoint which says so is damaged and an older one takes its place. */
+/* A session with the state of the newest good checkpoint, for the phase of its next sample. That is the phase of
+ * `sample`, unless the checkpoint which says so is damaged and an older one takes its place. */
 static bool open_phase(Loop *loop, int64_t sample, Error *error) {
     int phase = phases_find(&loop->phases, sample), planned;
     do {

@@ -374,8 +374,8 @@ bool session_write_note(Session *session, Error *error) {
 
 enum { MOST_CANDIDATES = 1000 };
 
-/* The steps of complete checkpoints, newest first, as rank 0 sees them, or `only` one of them (0: all); -1 after a failure
- * on any rank. */
+/* The steps of complete checkpoints, newest first, as rank 0 sees them, or `only` one of them (0: all); -1 after a
+ * failure on any rank. */
 static int list_steps(const char *where, int64_t only, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
     SCOPED_FREE int64_t *found = NULL;
     int64_t result = 0;

@@ -1,8 +1,9 @@
 /* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients are checked for NaN,
  * the weights are updated, and the step is reported.
  *
- * Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which add zeros, since
- * what travels between ranks in a run of the program does so on all of them. Owns nothing. Called by the training loop. */
+ * Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which add zeros,
+ * since what travels between ranks in a run of the program does so on all of them. Owns nothing. Called by the training
+ * loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -70,8 +71,8 @@ static void note_wait(DataWait *wait, double seconds) {
     if (wait->steps > 1 && seconds > wait->longest) wait->longest = seconds;
 }
 
-/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. Where a rank cannot read its
- * data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
+/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. Where a rank cannot read
+ * its data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
     loop->inputs.rows = share->mine * rows;

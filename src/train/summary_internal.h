@@ -8,8 +8,8 @@ void summary_start(const Loop *loop);
 /* The phase of a mixture that begins at the loop's position. */
 void summary_phase(const Loop *loop);
 
-/* "smelt train RUN" with more words, for a shell, and with as many ranks as there are, where it is given on each of several
- * nodes with words that say so; the caller frees. */
+/* "smelt train RUN" with more words, for a shell, and with as many ranks as there are, where it is given on each of
+ * several nodes with words that say so; the caller frees. */
 char *summary_command(const Config *config, const Comm *comm, const char *words);
 
 /* What was done since the process started. */

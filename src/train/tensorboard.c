@@ -1,6 +1,6 @@
 /* TensorBoard event files. A file is a row of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of
- * the data; little endian, as this machine is), each holding one Event in protobuf encoding. Of tensorflow/core/util/event.proto and
- * framework/summary.proto we need:
+ * the data; little endian, as this machine is), each holding one Event in protobuf encoding. Of
+ * tensorflow/core/util/event.proto and framework/summary.proto we need:
  *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
  *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float, 8 tensor, 9 metadata;
  *               metadata 1 plugin_data, whose 1 is a plugin's name;   SessionLog  1 status (1: START)

@@ -1,11 +1,11 @@
-/* Text that the model writes at an evaluation, so that people see what it has learnt. A MODEL_SCORE program of the session,
- * which shares its weights and activations, computes the whole text anew for each token: no cache takes memory, and each
- * layout of the weights works as it does in an evaluation. Texts are shorter than the program's sequence: they are its last
- * rows, and each row before is a document of its own, which no other row sees.
+/* Text that the model writes at an evaluation, so that people see what it has learnt. A MODEL_SCORE program of the
+ * session, which shares its weights and activations, computes the whole text anew for each token: no cache takes
+ * memory, and each layout of the weights works as it does in an evaluation. Texts are shorter than the program's
+ * sequence: they are its last rows, and each row before is a document of its own, which no other row sees.
  *
- * Rank 0 draws and tells the others. With ZeRO 3 all ranks run the program, since each has a part of the weights; else rank
- * 0 alone does. The draws are a function of the seed and the place in the text: training's random streams stay as they are,
- * and evaluations differ by their weights alone. Called by the training loop. */
+ * Rank 0 draws and tells the others. With ZeRO 3 all ranks run the program, since each has a part of the weights; else
+ * rank 0 alone does. The draws are a function of the seed and the place in the text: training's random streams stay as
+ * they are, and evaluations differ by their weights alone. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>

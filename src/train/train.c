@@ -341,8 +341,8 @@ static bool save_unread(Loop *loop, int64_t saved, Error *error) {
         (long long)loop->session.parent);
 }
 
-/* After a step without data, the reason of which is *error: whether a signal ended the wait for them, which *signal receives.
- * Otherwise saves the steps before it. */
+/* After a step without data, the reason of which is *error: whether a signal ended the wait for them, which *signal
+ * receives. Otherwise saves the steps before it. */
 static bool stops_unread(Loop *loop, int *signal, int64_t saved, Error *error) {
     Error unheard = {0};
     *signal = agree_on_signal(loop, &unheard);

@@ -40,9 +40,10 @@ typedef struct Corpus {
 #define NO_TOKENIZER "none"
 /* The byte tokenizer by name, where an empty data.tokenizer would leave the choice to something else. */
 #define BYTE_TOKENIZER "bytes"
-/* Before config_check: sets what the settings leave to the data. BYTE_TOKENIZER becomes "". data.tokenizer, when it is empty, becomes the one that
- * the shard of data.train records, or NO_TOKENIZER; text is bytes then. model.vocabulary 0 becomes the tokens of a
- * tokenizer, rounded up to a multiple of 64. ERROR_USAGE when a shard records another tokenizer. */
+/* Before config_check: sets what the settings leave to the data. BYTE_TOKENIZER becomes "". data.tokenizer, when it is
+ * empty, becomes the one that the shard of data.train records, or NO_TOKENIZER; text is bytes then. model.vocabulary 0
+ * becomes the tokens of a tokenizer, rounded up to a multiple of 64. ERROR_USAGE when a shard records another
+ * tokenizer. */
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 
 /* What RUN/data holds: nothing that binds, what an earlier start packed, or what another process has just packed. */
@@ -54,8 +55,8 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
 int64_t corpus_inputs(const Corpus *corpus, int source);
 /* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
 char *corpus_valid(const Config *config);
-/* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that absolute
- * path. */
+/* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that
+ * absolute path. */
 bool corpus_keeps(const char *run, const char *valid);
 /* Maps the training part where it is packed already: a shard, or RUN/data. */
 bool corpus_map_train(ShardSet *train, const Config *config);
@@ -66,8 +67,8 @@ bool corpus_fork(const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over training data of so many inputs, which are 0
  * afterwards; then config_check. Without inputs epochs stay. ERROR_USAGE. */
 bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error);
-/* Whether a run of config->steps reads no source of its mixture more often than that allows, as far as sources are packed:
- * ERROR_USAGE, ERROR_DATA. A start checks all of them by itself. */
+/* Whether a run of config->steps reads no source of its mixture more often than that allows, as far as sources are
+ * packed: ERROR_USAGE, ERROR_DATA. A start checks all of them by itself. */
 bool corpus_check_epochs(const Config *config, Error *error);
 /* The error of data that `failed` of the ranks cannot read; `unread` is why this rank could not, or ERROR_NONE. Always
  * false: ERROR_DATA. */
@@ -109,8 +110,8 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error);
 
 /* Rows of the program that writes samples: 0 where a run of these settings makes none. */
 int64_t text_sample_rows(const Config *config);
-/* Appends the tokens that samples go on from: those of eval.prompt, else the first ones of the validation data; none where
- * the run makes no samples. ERROR_USAGE, ERROR_DATA. */
+/* Appends the tokens that samples go on from: those of eval.prompt, else the first ones of the validation data; none
+ * where the run makes no samples. ERROR_USAGE, ERROR_DATA. */
 bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *prompt, Error *error);
 
 typedef struct TextSampleInput {

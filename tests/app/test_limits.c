@@ -65,8 +65,8 @@ static ProcessResult train_within(int megabytes) {
     return result;
 }
 
-/* From a limit at which the program does not start to one at which it trains: wherever memory runs out, be it for threads,
- * arenas or the scratch of a GEMM, the program says so and ends by itself. */
+/* From a limit at which the program does not start to one at which it trains: wherever memory runs out, be it for
+ * threads, arenas or the scratch of a GEMM, the program says so and ends by itself. */
 static void memory_that_is_refused_is_an_error_wherever_it_is_needed(void **state) {
     (void)state;
 #ifdef __SANITIZE_ADDRESS__

@@ -83,8 +83,8 @@ static void an_echoed_access_key_is_not_printed(void **state) {
     assert_non_null(strstr(error.message, "Credential=**************/x"));
 }
 
-/* Amazon's answers to If-None-Match where the object exists, or another request creates it; 501 is a server's that does not
- * know it, which is then asked without. */
+/* Amazon's answers to If-None-Match where the object exists, or another request creates it; 501 is a server's that does
+ * not know it, which is then asked without. */
 static void an_object_that_exists_is_not_created(void **state) {
     (void)state;
     static const struct {

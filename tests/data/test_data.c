@@ -15,7 +15,8 @@
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Opening, or reading everything, must fail as bad data, with a message that contains `part`, and must leave nothing to close. */
+/* Opening, or reading everything, must fail as bad data, with a message that contains `part`, and must leave nothing to
+ * close. */
 static void assert_refused(const char *prefix, const char *part) {
     ShardSet set;
     Error error = {0};

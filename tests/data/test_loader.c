@@ -317,7 +317,8 @@ static void what_cannot_be_read_ends_the_batches_after_those_before(void **state
     shard_set_close(&set);
 }
 
-/* A shard of another program whose tokens are a hole in the file: u16, in sequences and documents of 2^30 tokens at most. */
+/* A shard of another program whose tokens are a hole in the file: u16, in sequences and documents of 2^30 tokens at
+ * most. */
 static void write_hole(const char *prefix, int64_t tokens) {
     enum { LONGEST = 1 << 30 };
     int64_t sequences = (tokens + LONGEST - 1) / LONGEST;

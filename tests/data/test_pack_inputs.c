@@ -1,5 +1,5 @@
-/* Tests of what packing takes in: JSON lines, compressed files, long documents, bad records, special tokens. Each test runs
- * in a temporary folder of its own; run by `make test`. */
+/* Tests of what packing takes in: JSON lines, compressed files, long documents, bad records, special tokens. Each test
+ * runs in a temporary folder of its own; run by `make test`. */
 #include <lzma.h>
 #include <omp.h>
 #include <zlib.h>

@@ -1,5 +1,5 @@
-/* Tests of folders of shards: their sizes, and that a packing which is killed and started again writes what an undisturbed
- * one does. Each test runs in a temporary folder of its own; run by `make test`. */
+/* Tests of folders of shards: their sizes, and that a packing which is killed and started again writes what an
+ * undisturbed one does. Each test runs in a temporary folder of its own; run by `make test`. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <zlib.h>

@@ -1,5 +1,6 @@
 /* Tests of the formats of token shards, with files that their programs wrote (tests/golden/shards, made by
- * tests/golden/shards.py, which also has Megatron read a shard of ours). Each test works in a folder of its own, on a copy. */
+ * tests/golden/shards.py, which also has Megatron read a shard of ours). Each test works in a folder of its own, on a
+ * copy. */
 #include <limits.h>
 
 #include "support/data_files.h"

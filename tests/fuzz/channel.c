@@ -1,5 +1,6 @@
 /* A libFuzzer entry for what strangers send over the network: as clients to an acceptor, and as servers to what
- * connects to them. Any bytes must be refused, by every length that they come in, and none may prove a secret. Owns nothing beyond one call. */
+ * connects to them. Any bytes must be refused, by every length that they come in, and none may prove a secret. Owns
+ * nothing beyond one call. */
 #include <string.h>
 #include <unistd.h>
 

@@ -1,6 +1,7 @@
-/* A libFuzzer entry for what is packed: the first byte chooses settings, the rest is a file of text or JSON lines, plain or
- * compressed. The file is refused with one line, or gives documents of well-formed UTF-8, whose places follow one another;
- * and a reader that starts at the end of any document gives the next one, as a packing does that was killed. */
+/* A libFuzzer entry for what is packed: the first byte chooses settings, the rest is a file of text or JSON lines,
+ * plain or compressed. The file is refused with one line, or gives documents of well-formed UTF-8, whose places follow
+ * one another; and a reader that starts at the end of any document gives the next one, as a packing does that was
+ * killed. */
 #include <utf8proc.h>
 
 #include "base/memory.h"

@@ -1,5 +1,5 @@
-/* A libFuzzer entry for GGUF files: a file is refused, or its tensors decode, and its model, which need not be that of its
- * tensors, and its tokenizer are read or refused, each with one line. Owns a file in the entries' folder. */
+/* A libFuzzer entry for GGUF files: a file is refused, or its tensors decode, and its model, which need not be that of
+ * its tensors, and its tokenizer are read or refused, each with one line. Owns a file in the entries' folder. */
 #include "fuzz.h"
 #include "gguf/gguf.h"
 #include "model/hf.h"

@@ -1,6 +1,6 @@
 /* A libFuzzer entry for what the supervisors of other nodes say once they have proved the secret: the input is the hello
- * of node 1 to node 0. It is refused, or node 0 decides, and the answer has the numbers of a run. Owns a rendezvous on the
- * loopback as long as the program lives. */
+ * of node 1 to node 0. It is refused, or node 0 decides, and the answer has the numbers of a run. Owns a rendezvous on
+ * the loopback as long as the program lives. */
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -1,6 +1,6 @@
 /* A libFuzzer entry for SentencePiece models and text: two bytes say how long the model is, the text follows it. A model
- * is refused with a line, or gives a tokenizer whose ids of the text are tokens; where the text may be cut, its parts give
- * the ids of the whole. Owns nothing beyond one call. */
+ * is refused with a line, or gives a tokenizer whose ids of the text are tokens; where the text may be cut, its parts
+ * give the ids of the whole. Owns nothing beyond one call. */
 #include "fuzz.h"
 #include "token/token_internal.h"
 

@@ -1,5 +1,6 @@
 /* A libFuzzer entry for token shards of other programs: the first byte names the format (llm.c or llmq, MDS raw and
- * compressed, the index.json of MDS), the rest is the file. It is refused, or read whole. Owns a file in the entries' folder. */
+ * compressed, the index.json of MDS), the rest is the file. It is refused, or read whole. Owns a file in the entries'
+ * folder. */
 #include "token_sets.h"
 
 FUZZ(shard_file) {

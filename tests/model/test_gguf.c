@@ -1,6 +1,6 @@
 /* GGUF files: what llama.cpp's converter and its Python library write is what smelt writes and reads (golden vectors of
- * tests/golden/gguf_vectors.py; tests/golden/check_gguf.py runs llama.cpp itself), models and tokenizers come back as they
- * were, and what llama.cpp cannot do, or a damaged file, is refused by name. */
+ * tests/golden/gguf_vectors.py; tests/golden/check_gguf.py runs llama.cpp itself), models and tokenizers come back as
+ * they were, and what llama.cpp cannot do, or a damaged file, is refused by name. */
 #include "support/files.h"
 
 #include <math.h>

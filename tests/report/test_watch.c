@@ -1,4 +1,5 @@
-/* `smelt watch` as a process of its own, asked over HTTP, while its run is written. Each test works in a folder of its own. */
+/* `smelt watch` as a process of its own, asked over HTTP, while its run is written. Each test works in a folder of its
+ * own. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <jansson.h>

@@ -2,7 +2,8 @@
  * for the host. The device file makes a kernel of every row, the test compares its results with the expression's
  * over random and special values.
  *
- *   X(name, kind, D, A, B, C, assembly, ulps, expression)   vector: the result is in v2 (and v3), a in v4, b in v6, c in v8; each u32 or u64
+ * X(name, kind, D, A, B, C, assembly, ulps, expression)   vector: the result is in v2 (and v3), a in v4, b in v6, c in
+ * v8; each u32 or u64
  *   X(name, D, A, B, assembly, expression)                  scalar: the result is in s12 (and s13), a in s14, b in s16
  *
  * The expression sees a, b, c; f(x) and g(x) read bits as float and double, fb and gb give them back. Kinds: I bits

@@ -1,6 +1,6 @@
 /* A real S3 server (tests/support/s3_server.py) that a group of tests starts, and may kill and start again: server_setup,
- * server_teardown. Where its packages are missing server_need skips a test. Everything is static inline, so a test program
- * uses what it needs. */
+ * server_teardown. Where its packages are missing server_need skips a test. Everything is static inline, so a test
+ * program uses what it needs. */
 #pragma once
 
 #include <fcntl.h>

@@ -142,8 +142,8 @@ __attribute__((format(printf, 1, 2))) static inline void train_good(const char *
     process_free(&result);
 }
 
-/* Trains and demands this exit code, `fragment` on stdout or stderr, and (unless the code is 0) exactly one line that is an
- * error. */
+/* Trains and demands this exit code, `fragment` on stdout or stderr, and (unless the code is 0) exactly one line that
+ * is an error. */
 __attribute__((format(printf, 3, 4))) static inline void train_says(int code, const char *fragment, const char *format, ...) {
     va_list values;
     va_start(values, format);

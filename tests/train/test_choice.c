@@ -100,8 +100,8 @@ static void the_best_checkpoint_is_saved_kept_and_found(void **state) {
     assert_true(has_checkpoint("run", best) && has_checkpoint("run", 42) && !has_checkpoint("run", 40));
 }
 
-/* Every evaluation before the newest checkpoint is known from it, and the lowest of them has a checkpoint. That of its own
- * step may be unknown, as it follows the save: then the next start makes it again. */
+/* Every evaluation before the newest checkpoint is known from it, and the lowest of them has a checkpoint. That of its
+ * own step may be unknown, as it follows the save: then the next start makes it again. */
 static void the_best_survives_kills(void **state) {
     (void)state;
     enum { KILLS = 4 };

@@ -438,7 +438,8 @@ static void events_hold_the_scalars_of_steps_and_evaluations(void **state) {
     free(records.file);
 }
 
-/* The bytes that protobuf's own encoder gives: Value {tag, tensor {dtype: string, string_val}, metadata {plugin_data {plugin_name}}}. */
+/* The bytes that protobuf's own encoder gives: Value {tag, tensor {dtype: string, string_val}, metadata {plugin_data
+ * {plugin_name}}}. */
 static void a_sample_is_a_record_and_a_text_of_tensorboard(void **state) {
     (void)state;
     static const char value[] = "\x0a\x25\x0a\x06sample\x42\x11\x08\x07\x42\x0d    a\"\n    \x01"

@@ -1,5 +1,5 @@
-/* End to end: runs that read a mixture of sources in phases of different lengths. A phase's end is a place like any other:
- * whoever stops, kills or resumes there or elsewhere gets the bits of an unbroken run. */
+/* End to end: runs that read a mixture of sources in phases of different lengths. A phase's end is a place like any
+ * other: whoever stops, kills or resumes there or elsewhere gets the bits of an unbroken run. */
 #include "support/mixture_run.h"
 
 /* -- Phases -------------------------------------------------------------------------------------------------------- */

@@ -43,8 +43,8 @@ static bool reports(const char *text, const char *folder) {
 }
 
 /* A recorded run in the folder disk/run, so in cut/run after a power cut. What its checkpoints must hold is in truth/,
- * and in old/run/checkpoints/ what was there before. An evaluation may be added to a manifest after the report: noted/ has
- * what each checkpoint held in the end. */
+ * and in old/run/checkpoints/ what was there before. An evaluation may be added to a manifest after the report: noted/
+ * has what each checkpoint held in the end. */
 typedef struct Run {
     int64_t before;      /* the last step that was reported before */
     const char *resumed; /* words that train on in "cut"; NULL: nothing does */
