@@ -222,23 +222,26 @@ static bool find_sample(const Shard *shard, int64_t token, int64_t *sample, Erro
     return true;
 }
 
-/* The byte of a sample's tokens. */
-static bool find_column(const Shard *shard, const uint32_t offsets[2], int64_t *at, Error *error) {
+/* The byte of a sample's tokens. What the columns say must be as long as the sample is. */
+static bool find_column(const Shard *shard, int64_t sample, const uint32_t offsets[2], int64_t *at, Error *error) {
     const ShardRows *rows = &shard->rows;
     uint32_t sizes[MOST_COLUMNS];
-    int64_t table = rows->varying * (int64_t)sizeof *sizes;
+    int64_t table = rows->varying * (int64_t)sizeof *sizes, bytes = (int64_t)offsets[1] - offsets[0], described = table + rows->fixed;
     *at = offsets[0] + table + rows->before;
-    if (offsets[0] > offsets[1] || table > (int64_t)offsets[1] - offsets[0]) return true; /* the caller refuses the place */
-    if (rows->varying_before && !file_read_at(&shard->file, sizes, table, offsets[0], error)) return error_recode(error, ERROR_DATA);
-    for (int i = 0; i < rows->varying_before; i++) *at += sizes[i];
-    return true;
+    if (table > bytes) return refuse_offsets(shard, sample, error);
+    if (table && !file_read_at(&shard->file, sizes, table, offsets[0], error)) return error_recode(error, ERROR_DATA);
+    for (int i = 0; i < rows->varying; i++) {
+        described += sizes[i];
+        if (i < rows->varying_before) *at += sizes[i];
+    }
+    return described == bytes || refuse_offsets(shard, sample, error);
 }
 
 bool mds_locate(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error) {
     uint32_t offsets[2];
     int64_t sample, start;
     if (!find_sample(shard, token, &sample, error) || !read_offsets(shard, sample, offsets, error) ||
-        !find_column(shard, offsets, &start, error))
+        !find_column(shard, sample, offsets, &start, error))
         return false;
     int64_t first = tokens_before(shard, sample, offsets[0]), next = tokens_before(shard, sample + 1, offsets[1]);
     *at = start + (token - first) * shard->token_bytes;

@@ -184,9 +184,16 @@ static void mds_that_is_damaged_missing_or_without_tokens_is_refused_by_name(voi
     unsigned char *bytes = read_bytes("raw/shard.00000.mds", &size);
     write_bytes("raw/shard.00000.mds", bytes, size - 1);
     assert_refused("raw", "raw/shard.00000.mds has sample 5 of 6 elsewhere");
-    bytes[12]++; /* the offset of sample 2 */
+    bytes[12]++; /* the offset of sample 2, where sample 1 ends */
     write_bytes("raw/shard.00000.mds", bytes, size);
-    assert_refused("raw", "raw/shard.00000.mds has sample 2 of 6 elsewhere");
+    assert_refused("raw", "raw/shard.00000.mds has sample 1 of 6 elsewhere");
+    bytes[12]--;
+    char *sizes = memmem(bytes, size, "\"column_sizes\": [", 17);
+    assert_non_null(sizes);
+    char *last = strchr(sizes, ']') - 1; /* a digit of the tokens' bytes, which the offsets contradict */
+    *last = '8';
+    write_bytes("raw/shard.00000.mds", bytes, size);
+    assert_refused("raw", "raw/shard.00000.mds has sample 0 of 6 elsewhere");
     free(bytes);
     take("mds_bytes/index.json", "packed/index.json");
     take("mds_bytes/shard.00000.mds.zstd", "packed/shard.00000.mds.zstd");
