@@ -349,6 +349,7 @@ static Terminal open_terminal(const char *run, int columns, int rows) {
     terminal.child = fork();
     assert_true(terminal.child >= 0);
     if (terminal.child == 0) {
+        process_heed_signals();
         setenv("TERM", "xterm", 1);
         if (login_tty(terminal.child_end) == 0) execl(smelt, smelt, "watch", run, "terminal=true", (char *)NULL);
         _exit(127);

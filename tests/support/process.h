@@ -63,6 +63,12 @@ static inline char *process_smelt(void) {
     return path;
 }
 
+/* In a child: signals have their usual effect, also where the tests were started by nohup, or in the background. */
+static inline void process_heed_signals(void) {
+    static const int signals[] = {SIGHUP, SIGINT, SIGQUIT};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+}
+
 static inline Process process_start(char *const *arguments) {
     Process process = {.output = memfd_create("output", MFD_CLOEXEC), .errors = memfd_create("errors", MFD_CLOEXEC)};
     assert_true(process.output >= 0 && process.errors >= 0);
@@ -70,6 +76,7 @@ static inline Process process_start(char *const *arguments) {
     process.id = fork();
     assert_true(process.id >= 0);
     if (process.id > 0) return process;
+    process_heed_signals();
     setenv("OMP_WAIT_POLICY", "passive", 1);
     setenv("SMELT_SECRET", PROCESS_SECRET, 0);
     if (dup2(process.output, STDOUT_FILENO) >= 0 && dup2(process.errors, STDERR_FILENO) >= 0) execv(arguments[0], arguments);
