@@ -225,7 +225,7 @@ static bool find_sample(const Shard *shard, int64_t token, int64_t *sample, Erro
 /* The byte of a sample's tokens. What the columns say must be as long as the sample is. */
 static bool find_column(const Shard *shard, int64_t sample, const uint32_t offsets[2], int64_t *at, Error *error) {
     const ShardRows *rows = &shard->rows;
-    uint32_t sizes[MOST_COLUMNS];
+    uint32_t sizes[MOST_COLUMNS] = {0};
     int64_t table = rows->varying * (int64_t)sizeof *sizes, bytes = (int64_t)offsets[1] - offsets[0], described = table + rows->fixed;
     *at = offsets[0] + table + rows->before;
     if (table > bytes) return refuse_offsets(shard, sample, error);
