@@ -27,11 +27,16 @@ static const char *text_of(const json_t *object, const char *key) {
 
 /* -- The folder ------------------------------------------------------------------------------------------------------ */
 
-bool mds_list(const char *folder, FileList *shards) {
+/* The index.json of a folder, whose name has `length` bytes; NULL: it has none. The caller owns the reference. */
+static json_t *read_index(const char *folder, size_t length) {
     Error ignored = {0};
-    SCOPED_FREE char *path = memory_format("%s/index.json", folder);
+    SCOPED_FREE char *path = memory_format("%.*s/index.json", (int)length, folder);
     SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
-    json_auto_t *index = text ? json_loads(text, 0, NULL) : NULL;
+    return text ? json_loads(text, 0, NULL) : NULL;
+}
+
+bool mds_list(const char *folder, FileList *shards) {
+    json_auto_t *index = read_index(folder, strlen(folder));
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *shard = json_array_get(list, i);
@@ -56,11 +61,8 @@ bool mds_probe(const char *path) {
 
 /* The bytes that index.json says a compressed shard unpacks to; INT64_MAX where it does not say. */
 static int64_t unpacked_bytes(const char *shard) {
-    Error ignored = {0};
     const char *slash = strrchr(shard, '/'), *name = slash ? slash + 1 : shard;
-    SCOPED_FREE char *path = memory_format("%.*sindex.json", (int)(name - shard), shard);
-    SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
-    json_auto_t *index = text ? json_loads(text, 0, NULL) : NULL;
+    json_auto_t *index = slash ? read_index(shard, (size_t)(slash - shard)) : read_index(".", 1);
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *entry = json_array_get(list, i), *bytes = json_object_get(json_object_get(entry, "raw_data"), "bytes");

@@ -17,8 +17,6 @@
 
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
-static int64_t samples_of(int64_t tokens, int64_t length) { return (tokens + length - 1) / length; }
-
 static int64_t phase_length(const MixturePhase *phase, const Config *config) { return phase->length ? phase->length : config->data.length; }
 
 /* Of all phases of a mixture, as they are counted in whole samples; 0: the last one has no end. */
@@ -27,7 +25,7 @@ static int64_t total_tokens(const Mixture *mixture, const Config *config) {
     if (!mixture->phases[mixture->phase_count - 1].tokens) return 0;
     for (int i = 0; i < mixture->phase_count; i++) {
         int64_t length = phase_length(&mixture->phases[i], config);
-        total += samples_of(mixture->phases[i].tokens, length) * length;
+        total += divide_up(mixture->phases[i].tokens, length) * length;
     }
     return total;
 }
@@ -144,7 +142,7 @@ bool phases_open(Phases *phases, const Config *config, Error *error) {
         take_settings(&phase->config, given, i == 0);
         if (mixed && !check_phase(phase, given, config->data.train, error)) return false;
         if (i + 1 == phases->count) continue;
-        phase->samples = samples_of(given->tokens, phase->config.data.length);
+        phase->samples = divide_up(given->tokens, phase->config.data.length);
         sample += phase->samples;
         token += phase->samples * phase->config.data.length;
     }
@@ -411,7 +409,7 @@ bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Err
     *steps = 0;
     for (int i = 0; i < phases->count; i++) {
         const Phase *phase = &phases->items[i];
-        int64_t left = samples_of((int64_t)tokens - phase->first_token, phase->config.data.length);
+        int64_t left = divide_up((int64_t)tokens - phase->first_token, phase->config.data.length);
         if (left > 0) *steps += steps_for(phase, 0, int_min(left, phase->samples));
     }
     return true;

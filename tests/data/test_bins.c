@@ -4,16 +4,6 @@
 
 #include "base/rng.h"
 
-static ShardSet write_set(const int64_t *lengths, int64_t documents) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < documents; i++) total += lengths[i];
-    int32_t *tokens = memory_allocate((size_t)total * sizeof *tokens);
-    for (int64_t i = 0; i < total; i++) tokens[i] = (int32_t)i;
-    write_shard("c", 4, tokens, lengths, documents);
-    free(tokens);
-    return open_set("c");
-}
-
 static BinPlan open_plan(const ShardSet *set, int64_t length) {
     Error error = {0};
     BinPlan plan;
@@ -23,7 +13,7 @@ static BinPlan open_plan(const ShardSet *set, int64_t length) {
 
 static void documents_go_where_they_fit_best(void **state) {
     (void)state;
-    ShardSet set = write_set((const int64_t[]){3, 6, 19, 2, 5, 4, 1}, 7); /* from tokens 0, 3, 9, 28, 30, 35, 39 on */
+    ShardSet set = counting_set((const int64_t[]){3, 6, 19, 2, 5, 4, 1}, 7); /* from tokens 0, 3, 9, 28, 30, 35, 39 on */
     BinPlan plan = open_plan(&set, 8);
     static const BinPart parts[] = {{9, 8}, {17, 8}, {3, 6}, {28, 2}, {30, 5}, {0, 3}, {35, 4}, {25, 3}, {39, 1}};
     static const int64_t first_part[] = {0, 1, 2, 4, 6, 9};
@@ -42,7 +32,7 @@ static ShardSet random_set(uint64_t seed, int64_t documents, int64_t most) {
         double u = rng_uniform(seed, 99, (uint64_t)i);
         lengths[i] = (int64_t)(u * u * u * (double)most);
     }
-    ShardSet set = write_set(lengths, documents);
+    ShardSet set = counting_set(lengths, documents);
     free(lengths);
     return set;
 }
@@ -143,7 +133,7 @@ static void damage_and_other_contents_make_the_plan_anew(void **state) {
 
 static void a_batch_of_bins_restarts_at_each_document(void **state) {
     (void)state;
-    ShardSet set = write_set((const int64_t[]){3, 6, 10}, 3); /* bins of tokens 9..16; 3..8; 0..2 with 17 and 18 */
+    ShardSet set = counting_set((const int64_t[]){3, 6, 10}, 3); /* bins of tokens 9..16; 3..8; 0..2 with 17 and 18 */
     BinPlan plan = open_plan(&set, 8);
     Error error = {0};
     LoaderSource source = {&set, &plan};

@@ -5,17 +5,6 @@
 #include "base/rng.h"
 #include "base/scope.h"
 
-/* Tokens 0, 1, 2, ... in documents of the given lengths. */
-static ShardSet counting_set(const int64_t *lengths, int64_t documents) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < documents; i++) total += lengths[i];
-    int32_t *tokens = memory_allocate((size_t)total * sizeof *tokens);
-    for (int64_t i = 0; i < total; i++) tokens[i] = (int32_t)i;
-    write_shard("c", 4, tokens, lengths, documents);
-    free(tokens);
-    return open_set("c");
-}
-
 /* Batches of one source in one phase. */
 typedef struct Reading {
     const ShardSet *set;

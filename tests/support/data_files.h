@@ -33,6 +33,17 @@ static inline ShardSet open_set(const char *path) {
     return set;
 }
 
+/* Shard "c": tokens 0, 1, 2, ... in documents of the given lengths. */
+static inline ShardSet counting_set(const int64_t *lengths, int64_t documents) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < documents; i++) total += lengths[i];
+    int32_t *tokens = memory_allocate((size_t)total * sizeof *tokens);
+    for (int64_t i = 0; i < total; i++) tokens[i] = (int32_t)i;
+    write_shard("c", 4, tokens, lengths, documents);
+    free(tokens);
+    return open_set("c");
+}
+
 enum { ANY_TOKEN = INT32_MAX };
 
 /* All tokens, for the caller to free. `ends` may be NULL, or receives where documents end, for the caller to free too. */
