@@ -195,6 +195,13 @@ CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const
         comm, name, (Task){.operation = REDUCE_SCATTER, .type = type, .buffer = buffer, .shards = shards, .reduce = reduce}, false);
 }
 
+CommTicket comm_reduce_scatter_to(
+    Comm *comm, const char *name, const void *buffer, void *result, const int64_t *shards, CommType type, CommReduce reduce) {
+    assert(comm->size > 1 && result);
+    Task task = {.operation = REDUCE_SCATTER, .type = type, .buffer = (char *)buffer, .result = result, .shards = shards, .reduce = reduce};
+    return queue(comm, name, task, false);
+}
+
 CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type) {
     return queue(comm, name, (Task){.operation = ALL_GATHER, .type = type, .buffer = buffer, .shards = shards}, false);
 }

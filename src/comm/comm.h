@@ -89,6 +89,9 @@ void comm_describe(const Comm *comm, char *text, size_t size);
 CommTicket comm_all_reduce(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, CommReduce reduce);
 /* In place: afterwards this rank's shard is reduced over all ranks; the other shards are undefined. */
 CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type, CommReduce reduce);
+/* The same, but the reduced shard goes to `result`, and the buffer stays as it is. Of more than one rank. */
+CommTicket comm_reduce_scatter_to(
+    Comm *comm, const char *name, const void *buffer, void *result, const int64_t *shards, CommType type, CommReduce reduce);
 /* In place: every rank brings its shard and has all of them afterwards. */
 CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type);
 CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root);

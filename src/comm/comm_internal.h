@@ -90,6 +90,7 @@ typedef struct Task {
     uint64_t sequence, receive_sequence; /* these differ for exchanges only */
     int64_t record;                      /* its number among all records */
     char *buffer;                        /* in place; of ALL_TO_ALL and EXCHANGE what is received */
+    char *result;                        /* of REDUCE_SCATTER: where this rank's shard goes; NULL: in place */
     const char *send;
     int64_t count, send_count;           /* elements */
     const int64_t *shards, *send_shards; /* owned once queued */

@@ -87,6 +87,12 @@ static Interval segment_of(const int64_t *shards, int rank, int64_t segment, int
     return (Interval){start, left < 0 ? 0 : left < segment ? left : segment};
 }
 
+/* Where the reduced elements from `start` on go, which are of this rank's shard. */
+static char *reduced_at(const Task *task, const int64_t *shards, int64_t start) {
+    int64_t width = type_bytes(task->type);
+    return task->result ? task->result + (start - shards[task->comm->rank]) * width : task->buffer + start * width;
+}
+
 /* Reduces one segment of every rank's shard: receives the other ranks' inputs of this rank's segment into scratch,
  * and adds them. */
 static bool reduce_segment(const Task *task, const int64_t *shards, int64_t segment, int64_t index, char *scratch, Error *error) {
@@ -104,7 +110,7 @@ static bool reduce_segment(const Task *task, const int64_t *shards, int64_t segm
         if (mine.count || index == 0) add_receive(&round, i, scratch, (Interval){segment * i, mine.count});
     }
     if (!run_round(&round, error)) return false;
-    if (mine.count) reduce_inputs(task->type, task->reduce, mine.count, size, inputs, task->buffer + mine.start * width);
+    if (mine.count) reduce_inputs(task->type, task->reduce, mine.count, size, inputs, reduced_at(task, shards, mine.start));
     return true;
 }
 

@@ -182,18 +182,18 @@ static int issue_shards(const Nccl *nccl, const Task *task) {
     const int64_t *shards = task->shards;
     int type = types[task->type], reduce = reductions[task->reduce], size = task->comm->size, result = 0;
     void *group = task->comm->nccl;
-    char *first = shard_at(task, 0), *mine = shard_at(task, task->comm->rank);
+    char *first = shard_at(task, 0), *mine = task->result ? task->result : shard_at(task, task->comm->rank);
     size_t count = (size_t)(shards[1] - shards[0]);
     if (are_even(shards, size))
         return gather ? nccl->call.all_gather(mine, first, count, type, group, nccl->stream)
                       : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, nccl->stream);
     nccl->call.begin();
     for (int i = 0; i < size && !result; i++) {
-        char *shard = shard_at(task, i);
+        char *shard = shard_at(task, i), *to = i == task->comm->rank ? mine : shard;
         count = (size_t)(shards[i + 1] - shards[i]);
         if (count == 0) continue;
         result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, nccl->stream)
-                        : nccl->call.reduce(shard, shard, count, type, reduce, i, group, nccl->stream);
+                        : nccl->call.reduce(shard, to, count, type, reduce, i, group, nccl->stream);
     }
     return end_group(nccl, result);
 }

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "graph/graph.h"
@@ -52,8 +53,9 @@ static int add_extent(Extent *alive, int count, int index, Extent extent) {
 static void find_last_uses(const Graph *graph, int *last) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        for (int j = 0; j < node->inputs; j++) last[node->in[j]] = i;
-        for (int j = 0; j < node->outputs; j++) last[node->out[j]] = i;
+        int end = graph_node_end(graph, i);
+        for (int j = 0; j < node->inputs; j++) last[node->in[j]] = int_max(end, last[node->in[j]]);
+        for (int j = 0; j < node->outputs; j++) last[node->out[j]] = int_max(end, last[node->out[j]]);
         if (op_in_place(graph, node)) last[op_in_place_input(node)] = i - 1;
     }
     for (int i = 1; i < graph->tensor_count; i++)
@@ -78,6 +80,8 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
             alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});
         }
         assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
-        if (workspace) alive_count = add_extent(alive, alive_count, i, (Extent){node->workspace, node->workspace + workspace, i});
+        if (workspace)
+            alive_count =
+                add_extent(alive, alive_count, i, (Extent){node->workspace, node->workspace + workspace, graph_node_end(graph, i)});
     }
 }

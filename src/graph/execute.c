@@ -11,6 +11,15 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
+/* Where the program is interrupted, before a node: to call the comm point of that number (-1: none), to wait for the
+ * collectives that the node needs, and to run the node by itself where it communicates. What it starts then ends before
+ * node `end`. */
+typedef struct Stop {
+    int node, point;
+    bool runs;
+    int end;
+} Stop;
+
 /* Invariants: calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
  * written by one node of `overwrites`, before any other node adds to it. */
 struct Executor {
@@ -21,7 +30,10 @@ struct Executor {
     int64_t bytes[ARENA_COUNT];
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
-    int *points, point_count; /* comm points: segment s ends before node points[s], the last one after the last node */
+    int *points, point_count; /* comm points */
+    Stop *stops;              /* segment s ends before node stops[s].node, the last one after the last node */
+    int stop_count;
+    CommTicket *tickets; /* by node: of the collective that it has started; 0: none */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
     bool overwrite;   /* the next run is the first of a step, in which nodes of `overwrites` write gradients */
@@ -87,6 +99,8 @@ static void bind(Executor *executor) {
         call->compute_gradients = precision_state_type(graph->precision, TYPE_COMPUTE) == TYPE_COMPUTE;
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
         call->device = executor->backend.device;
+        call->mesh = graph->mesh;
+        call->ticket = &executor->tickets[i];
     }
 }
 
@@ -167,7 +181,8 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
 /* Loads all kernels at once, by a dry run of all nodes. */
 static void prepare(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
-    run_nodes(executor, 0, executor->graph->node_count);
+    for (int i = 0; i < executor->graph->node_count; i++)
+        if (!op_table[executor->graph->nodes[i].op]->communicates) run_nodes(executor, i, i + 1);
     device_prepare_end(executor->backend.device);
 }
 
@@ -181,6 +196,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
         return NULL;
     }
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
+    executor->tickets = memory_allocate((graph->node_count + 1) * sizeof *executor->tickets);
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
     find_overwrites(executor);
@@ -194,7 +210,7 @@ void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
     for (int overwrite = 0; overwrite < 2; overwrite++) {
-        for (int i = 0; i <= executor->point_count && executor->recordings[overwrite]; i++)
+        for (int i = 0; i <= executor->stop_count && executor->recordings[overwrite]; i++)
             device_recording_free(device, executor->recordings[overwrite][i]);
         free(executor->recordings[overwrite]);
     }
@@ -205,6 +221,8 @@ void executor_free(Executor *executor) {
     free(executor->overwrites);
     free(executor->gaps);
     free(executor->points);
+    free(executor->stops);
+    free(executor->tickets);
     free(executor->calls);
     free(executor);
 }
@@ -216,16 +234,55 @@ static void upload_inputs(Executor *executor) {
         device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
 }
 
+static bool communicates(const Executor *executor, int node) {
+    return node < executor->graph->node_count && op_table[executor->graph->nodes[node].op]->communicates;
+}
+
+/* One stop for each node that has a reason to. */
+static void list_stops(Executor *executor) {
+    int nodes = executor->graph->node_count, point = 0;
+    SCOPED_FREE bool *awaits = memory_allocate(nodes + 1);
+    for (int i = 0; i < nodes; i++)
+        if (communicates(executor, i)) awaits[graph_await(executor->graph, i)] = true;
+    free(executor->stops);
+    executor->stops = memory_allocate((nodes + 1) * sizeof *executor->stops);
+    executor->stop_count = 0;
+    for (int i = 0; i <= nodes; i++) {
+        bool calls = point < executor->point_count && executor->points[point] == i;
+        if (calls || awaits[i] || communicates(executor, i))
+            executor->stops[executor->stop_count++] = (Stop){.node = i,
+                .point = calls ? point : -1,
+                .runs = communicates(executor, i),
+                .end = i < nodes ? graph_await(executor->graph, i) : nodes};
+        point += calls;
+    }
+}
+
+/* Waits for the collective that a node has started, if it still runs. */
+static void await_node(Executor *executor, int node) {
+    CommTicket *ticket = &executor->tickets[node];
+    if (*ticket) comm_wait(executor->graph->mesh->all, *ticket);
+    *ticket = 0;
+}
+
+/* Everything at a stop but running its node. */
+static void prepare_stop(Executor *executor, const Stop *stop) {
+    if (stop->point >= 0) executor->comm_point(executor->comm_point_context, stop->point);
+    for (const Stop *before = executor->stops; before < stop; before++)
+        if (before->runs && before->end == stop->node) await_node(executor, before->node);
+}
+
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context) {
     assert(executor->runs[0] + executor->runs[1] == 0);
     free(executor->points);
     executor->points = memory_allocate((count + 1) * sizeof *executor->points);
-    for (int overwrite = 0; overwrite < 2; overwrite++) {
-        free(executor->recordings[overwrite]);
-        executor->recordings[overwrite] = memory_allocate((count + 1) * sizeof(DeviceRecording *));
-    }
     if (count) memcpy(executor->points, points, count * sizeof *points);
     executor->point_count = count;
+    list_stops(executor);
+    for (int overwrite = 0; overwrite < 2; overwrite++) {
+        free(executor->recordings[overwrite]);
+        executor->recordings[overwrite] = memory_allocate((executor->stop_count + 1) * sizeof(DeviceRecording *));
+    }
     executor->comm_point = comm_point;
     executor->comm_point_context = context;
 }
@@ -247,11 +304,14 @@ void executor_run(Executor *executor) {
     int first = 0;
     upload_inputs(executor);
     set_overwrites(executor);
-    for (int i = 0; i < executor->point_count; first = executor->points[i++]) {
-        run_segment(executor, i, first, executor->points[i]);
-        executor->comm_point(executor->comm_point_context, i);
+    for (int i = 0; i < executor->stop_count; i++) {
+        const Stop *stop = &executor->stops[i];
+        run_segment(executor, i, first, stop->node);
+        prepare_stop(executor, stop);
+        if (stop->runs) run_nodes(executor, stop->node, stop->node + 1);
+        first = stop->node + stop->runs;
     }
-    run_segment(executor, executor->point_count, first, executor->graph->node_count);
+    run_segment(executor, executor->stop_count, first, executor->graph->node_count);
     executor->runs[executor->overwrite]++;
     executor->overwrite = false;
 }
@@ -259,17 +319,17 @@ void executor_run(Executor *executor) {
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     const Graph *graph = executor->graph;
     Device *device = executor->backend.device;
-    int point = 0;
+    int stop = 0;
     upload_inputs(executor);
     set_overwrites(executor);
     executor->overwrite = false;
     for (int i = 0;; i++) {
-        for (; point < executor->point_count && executor->points[point] == i; point++)
-            executor->comm_point(executor->comm_point_context, point);
+        for (; stop < executor->stop_count && executor->stops[stop].node == i; stop++) prepare_stop(executor, &executor->stops[stop]);
         if (i == graph->node_count) return -1;
         if (op_table[graph->nodes[i].op]->once) continue;
         device_timer_start(device);
         executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
+        await_node(executor, i);
         double seconds = device_timer_stop(device);
         if (!hook(context, graph, i, seconds)) return i;
     }

@@ -39,6 +39,7 @@ Graph *graph_create(Precision precision, bool training) {
     Graph *graph = memory_allocate(sizeof *graph);
     graph->precision = precision;
     graph->training = training;
+    graph->mesh = &mesh_alone;
     graph->layer = -1;
     array_append(graph->tensors, graph->tensor_count, (Tensor){.name = own(graph, memory_copy_string("none")), .producer = -1});
     return graph;
@@ -82,8 +83,24 @@ TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, cons
     return graph_tensor(graph, ARENA_ACTIVATION, type, tensor.rank, tensor.shape, name);
 }
 
+static void cut_shape(const Mesh *mesh, const Cut *cut, int64_t *shape) {
+    int index = mesh_index(mesh, cut->axes), size = mesh_size(mesh, cut->axes);
+    int64_t rows = 0;
+    if (size == 1) return;
+    for (int i = 0; i < cut->blocks; i++) rows += cut_share(cut->rows[i], index, size).count;
+    shape[cut->dimension] = rows;
+}
+
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused) {
+    return graph_cut_parameter(graph, name, kind, rank, shape, &(Cut){0}, init_mean, init_std, fused);
+}
+
+TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
+    double init_mean, double init_std, bool fused) {
+    int64_t shape[TENSOR_MAX_RANK];
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) shape[i] = i < rank ? whole[i] : 1;
+    cut_shape(graph->mesh, cut, shape);
     bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
     int64_t offset = graph->parameter_bytes, alignment = precision_alignment(graph->precision), count = 1;
     if (!fused) offset = (offset + alignment - 1) / alignment * alignment;
@@ -98,8 +115,10 @@ TensorId graph_parameter(
         .init_mean = init_mean,
         .init_std = init_std,
         .fused = fused,
+        .cut = *cut,
         .frozen = graph->frozen};
-    for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.shape[i] = i < rank ? shape[i] : 1;
+    memcpy(parameter.shape, shape, sizeof shape);
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.whole[i] = i < rank ? whole[i] : 1;
     parameter.tensor = append_tensor(graph,
         (Tensor){.name = parameter.name,
             .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
@@ -172,6 +191,25 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
     if (attribute_bytes) node.attributes = memcpy(own(graph, memory_allocate(attribute_bytes)), attributes, attribute_bytes);
     node.name = own(graph, memory_format("%s%s", graph->scope, op_table[op]->name));
     return graph_append(graph, &node);
+}
+
+static bool reads_any(const Node *node, const TensorId *tensors, int count) {
+    for (int i = 0; i < node->inputs; i++)
+        for (int j = 0; j < count && node->in[i]; j++)
+            if (node->in[i] == tensors[j]) return true;
+    return false;
+}
+
+int graph_await(const Graph *graph, int node) {
+    const Node *starting = &graph->nodes[node];
+    int at = node + 1;
+    while (at < graph->node_count && !reads_any(&graph->nodes[at], starting->out, starting->outputs)) at++;
+    return at;
+}
+
+int graph_node_end(const Graph *graph, int node) {
+    int end = op_table[graph->nodes[node].op]->communicates ? graph_await(graph, node) : node;
+    return end < graph->node_count ? end : graph->node_count - 1;
 }
 
 int64_t graph_elements(const Graph *graph, TensorId tensor) {

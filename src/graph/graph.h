@@ -29,6 +29,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "comm/mesh.h"
 #include "device/device.h"
 
 typedef int TensorId;
@@ -100,13 +101,30 @@ typedef enum ParameterKind {
 } ParameterKind;
 const char *parameter_kind_name(ParameterKind kind);
 
+/* How ranks share a parameter out. Dimension `dimension` of its whole shape consists of `blocks` blocks of so many rows,
+ * and of each block the rank that is number i of n on `axes` has rows [i B / n, (i + 1) B / n). Without axes every rank
+ * has it whole. */
+enum { CUT_MAX_BLOCKS = 4 };
+typedef struct Cut {
+    MeshAxes axes;
+    int dimension, blocks;
+    int64_t rows[CUT_MAX_BLOCKS]; /* of the whole parameter */
+} Cut;
+/* The share of `count` rows that number `index` of `size` has. */
+typedef struct CutShare { int64_t first, count; } CutShare;
+static inline CutShare cut_share(int64_t count, int index, int size) {
+    return (CutShare){index * count / size, (index + 1) * count / size - index * count / size};
+}
+
 /* A parameter's name is its tensor name in the family's Hugging Face folder. Parameters lie one after another in
  * declaration order; each starts at a multiple of precision_alignment unless it is `fused` to the one before it. */
 typedef struct Parameter {
     char *name;
     ParameterKind kind;
     int rank;
-    int64_t shape[TENSOR_MAX_RANK];
+    int64_t shape[TENSOR_MAX_RANK]; /* of what this rank has of it */
+    int64_t whole[TENSOR_MAX_RANK]; /* of the whole one, which names, files and initial values are about */
+    Cut cut;
     int64_t offset;        /* in the MASTER arena */
     int64_t count;         /* elements */
     int64_t element_bytes; /* of the state dtype */
@@ -160,8 +178,9 @@ typedef struct Graph {
     int64_t trained_bytes;   /* of these, what training changes: a layout puts frozen matrices behind it */
     bool frozen;             /* given to new parameters */
     Precision precision;
-    bool training; /* builders may skip what only gradients need */
-    int layer;     /* given to new nodes */
+    const Mesh *mesh; /* of the rank that it is for; mesh_alone unless the builder of a model has another */
+    bool training;    /* builders may skip what only gradients need */
+    int layer;        /* given to new nodes */
     bool backward;
     char scope[64]; /* put before the names of new tensors and nodes */
     void **owned;
@@ -182,6 +201,12 @@ TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, cons
 /* Declares a parameter. MATRIX, EMBEDDING and CONVOLUTION are read in the COMPUTE type, the others in the WIDE type. */
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
+/* The same, of which this rank has the share that `cut` gives it in graph->mesh; `whole` is the shape of all of it. */
+TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
+    double init_mean, double init_std, bool fused);
+/* The axes over which a parameter's gradient is summed: it is partial on each rank of those that do not cut it. Stages of
+ * a pipeline have parameters of their own. */
+static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return AXES_ALL & ~MESH(AXIS_PP) & ~parameter->cut.axes; }
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
 /* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen. */
@@ -200,6 +225,11 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
 int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
+/* The node before which a collective has ended that `node` started (Op.communicates): the first one that reads an output
+ * of it, or node_count. */
+int graph_await(const Graph *graph, int node);
+/* The last node during which `node` works on its operands and scratch: itself, or the one of graph_await. */
+int graph_node_end(const Graph *graph, int node);
 /* Size of a tensor; 0 for TENSOR_NONE. */
 int64_t graph_elements(const Graph *graph, TensorId tensor);
 int64_t graph_bytes(const Graph *graph, TensorId tensor);

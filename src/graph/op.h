@@ -31,6 +31,8 @@ typedef struct OpCall {
     bool overwrite;         /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
     bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device;         /* whose memory it is */
+    const Mesh *mesh;       /* groups of ranks */
+    CommTicket *ticket;     /* of an operation that communicates: a collective that has not ended yet, if it starts one */
 } OpCall;
 
 /* How one back end runs an operation. cpu.c and gpu.c each define one per operation, by CPU_OP and GPU_OP. */
@@ -62,6 +64,10 @@ typedef struct Op {
     uint32_t in_place;
     bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool loss; /* adds to a loss metric: differentiation starts here */
+    /* Its kernel issues collectives, the same on all ranks of their groups, and is not recorded. One may be under way when
+     * the kernel returns, given by OpCall.ticket: until the first node that reads an output, nothing that it works on is
+     * touched. */
+    bool communicates;
     /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets
      * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a
      * parameter's gradient. NULL: no gradient flows. */

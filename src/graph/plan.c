@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "graph/graph.h"
@@ -99,7 +100,7 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
 typedef struct Listing {
     PlanBlock *blocks;
     int count;
-    int *last;        /* last reader */
+    int *last;        /* last node that works on it */
     int *block;       /* index of its block */
     TensorId *source; /* the tensor whose memory it takes, or TENSOR_NONE */
 } Listing;
@@ -118,13 +119,20 @@ static void list_output(Listing *list, Graph *graph, int node, int index) {
 
 /* Lists one block per scratch and per activation; activations that take each other's memory share one. */
 static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
-    for (int i = 0; i < graph->node_count; i++)
-        for (int j = 0; j < graph->nodes[i].inputs; j++) list->last[graph->nodes[i].in[j]] = i;
+    for (int i = 0; i < graph->node_count; i++) {
+        int end = graph_node_end(graph, i);
+        for (int j = 0; j < graph->nodes[i].inputs; j++)
+            list->last[graph->nodes[i].in[j]] = int_max(end, list->last[graph->nodes[i].in[j]]);
+        for (int j = 0; j < graph->nodes[i].outputs; j++)
+            list->last[graph->nodes[i].out[j]] = int_max(end, list->last[graph->nodes[i].out[j]]);
+    }
     for (int i = 0; i < graph->node_count; i++) {
         for (int j = 0; j < graph->nodes[i].outputs; j++) list_output(list, graph, i, j);
         int64_t bytes = align(op_workspace(backend, graph, &graph->nodes[i]));
         if (bytes > *workspace) *workspace = bytes;
-        if (bytes) list->blocks[list->count++] = (PlanBlock){.bytes = bytes, .life = {{i, i}, NEVER}, .target = &graph->nodes[i].workspace};
+        if (bytes)
+            list->blocks[list->count++] =
+                (PlanBlock){.bytes = bytes, .life = {{i, graph_node_end(graph, i)}, NEVER}, .target = &graph->nodes[i].workspace};
     }
 }
 

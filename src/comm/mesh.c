@@ -1,0 +1,84 @@
+/* Coordinates of ranks in the mesh, and its groups, each opened once whatever set of axes names it. Owns the groups.
+ * Called by whoever lays out a run. */
+#include "comm/mesh.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+const Mesh mesh_alone = {.size = {1, 1, 1, 1, 1, 1, 1}, .row_blocks = 1};
+
+static const char *const names[] = {"replica", "dp", "pp", "cp", "ep", "tp", "copy"};
+static_assert(sizeof names / sizeof *names == AXIS_COUNT, "every axis has a name");
+
+const char *mesh_axis_name(MeshAxis axis) { return names[axis]; }
+
+int mesh_size(const Mesh *mesh, MeshAxes axes) {
+    int size = 1;
+    for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
+        if (axes & MESH(axis)) size *= mesh->size[axis];
+    return size;
+}
+
+int mesh_index(const Mesh *mesh, MeshAxes axes) {
+    int index = 0;
+    for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
+        if (axes & MESH(axis)) index = index * mesh->size[axis] + mesh->at[axis];
+    return index;
+}
+
+void mesh_place(Mesh *mesh, int rank) {
+    for (int axis = AXIS_COUNT - 1; axis >= 0; axis--) {
+        mesh->at[axis] = rank % mesh->size[axis];
+        rank /= mesh->size[axis];
+    }
+    assert(rank == 0);
+}
+
+/* -- Groups -------------------------------------------------------------------------------------------------------- */
+
+/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
+static MeshAxes significant(const Mesh *mesh, MeshAxes axes) {
+    for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
+        if (mesh->size[axis] == 1) axes &= ~MESH(axis);
+    return axes;
+}
+
+/* "cp.tp"; "copy" is part of the user's tp. */
+static void name_group(MeshAxes axes, char *name, size_t size) {
+    size_t used = 0;
+    name[0] = 0;
+    for (MeshAxis axis = 0; axis < AXIS_COUNT && used < size; axis++)
+        if (axes & MESH(axis)) used += (size_t)snprintf(name + used, size - used, "%s%s", used ? "." : "", names[axis]);
+}
+
+static bool open_group(Mesh *mesh, MeshAxes axes, Error *error) {
+    char name[64];
+    axes = significant(mesh, axes);
+    if (!axes || axes == significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
+    name_group(axes, name, sizeof name);
+    return (mesh->groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
+}
+
+bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error) {
+    assert(comm_size(comm) == mesh_size(mesh, AXES_ALL) && comm_rank(comm) == mesh_rank(mesh));
+    mesh->all = comm;
+    for (int i = 0; i < count; i++)
+        if (!open_group(mesh, axes[i], error)) return false;
+    return true;
+}
+
+void mesh_close(Mesh *mesh) {
+    for (MeshAxes axes = 0; axes <= AXES_ALL; axes++) {
+        comm_close(mesh->groups[axes]);
+        mesh->groups[axes] = NULL;
+    }
+    mesh->all = NULL;
+}
+
+Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
+    axes = significant(mesh, axes);
+    if (!axes) return comm_alone();
+    Comm *group = axes == significant(mesh, AXES_ALL) ? mesh->all : mesh->groups[axes];
+    assert(group);
+    return group;
+}

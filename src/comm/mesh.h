@@ -1,0 +1,52 @@
+/* The ranks of a run as a grid of axes, and the groups of ranks along some of them. A rank's number has its coordinates
+ * as digits, the first axis the slowest: the ranks of a tensor-parallel group are neighbours, which share a node, then
+ * come experts and context, then pipeline stages, then copies of the model.
+ *
+ * A user's layout.dp is REPLICA x DP, where ZeRO shares out among the DP ranks of a replica; layout.tp is TP x COPY,
+ * where COPY exceeds 1 only for a model with fewer key heads than layout.tp: these are cut by TP alone.
+ *
+ * A mesh without groups serves plans, for any rank of ranks that need not exist. Sizes and coordinates are plain
+ * fields; groups belong to the mesh. Opened by the session. */
+#pragma once
+
+#include "comm/comm.h"
+
+typedef enum MeshAxis { AXIS_REPLICA, AXIS_DP, AXIS_PP, AXIS_CP, AXIS_EP, AXIS_TP, AXIS_COPY, AXIS_COUNT } MeshAxis;
+
+/* Sets of axes: MESH(AXIS_TP) | MESH(AXIS_COPY). */
+typedef unsigned MeshAxes;
+#define MESH(axis) (1u << (axis))
+enum {
+    AXES_ALL = (1 << AXIS_COUNT) - 1,
+    AXES_TENSOR = 1 << AXIS_TP | 1 << AXIS_COPY,                 /* the same rows, other heads and columns */
+    AXES_DATA = 1 << AXIS_REPLICA | 1 << AXIS_DP | 1 << AXIS_EP, /* other sequences */
+    AXES_EXPERTS = 1 << AXIS_EP | AXES_TENSOR,                   /* other rows and other experts */
+    AXES_ROWS = 1 << AXIS_CP | AXES_TENSOR,                      /* other rows of the same sequences */
+};
+
+typedef struct Mesh {
+    int size[AXIS_COUNT], at[AXIS_COUNT]; /* of this rank: 0 <= at < size */
+    int row_blocks; /* a microbatch's rows are in so many blocks, each shared out over AXES_TENSOR (ops/collective/collective.h) */
+    Comm *all;      /* borrowed; NULL: a plan */
+    Comm *groups[1 << AXIS_COUNT]; /* by axes of more than one rank; NULL: none was opened */
+} Mesh;
+
+/* A mesh of one rank, without groups. */
+extern const Mesh mesh_alone;
+
+/* How many ranks differ from this one on these axes alone, itself included; and its number among them. */
+int mesh_size(const Mesh *mesh, MeshAxes axes);
+int mesh_index(const Mesh *mesh, MeshAxes axes);
+/* Sets `at` to the coordinates of a rank of the whole mesh. */
+void mesh_place(Mesh *mesh, int rank);
+/* The rank in the run that this mesh is for. */
+static inline int mesh_rank(const Mesh *mesh) { return mesh_index(mesh, AXES_ALL); }
+
+/* Opens the groups of all sets in `axes` over `comm`, whose ranks are the mesh's. Collective. ERROR_COMMUNICATION. */
+bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error);
+void mesh_close(Mesh *mesh);
+/* The group of these axes, which was opened; comm_alone where it has one rank. */
+Comm *mesh_group(const Mesh *mesh, MeshAxes axes);
+
+/* "tp", "dp" ...: the user's word for an axis. */
+const char *mesh_axis_name(MeshAxis axis);

@@ -1,0 +1,7 @@
+/* Collectives on a CPU. */
+#include "backend/cpu/kernel.h"
+#include "ops/collective/collective.h"
+
+CPU_OP(all_gather) { collective_all_gather(call, sizeof(T), sizeof(W)); }
+CPU_OP(reduce_scatter) { collective_reduce_scatter(call, sizeof(T), sizeof(W)); }
+CPU_OP(all_reduce) { collective_all_reduce(call, sizeof(T), sizeof(W)); }

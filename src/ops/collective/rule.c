@@ -1,0 +1,112 @@
+/* Collectives over groups of the mesh: all_gather and reduce_scatter of rows, and all_reduce of a whole tensor. Kernels
+ * start the collective and leave its ticket with the executor. They are the same on every device, whose memory the comm
+ * works on. */
+#include "ops/collective/collective.h"
+
+/* -- Builders ------------------------------------------------------------------------------------------------------ */
+
+static TensorId append(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t rows, const char *name) {
+    const Tensor *tensor = graph_get(graph, x);
+    int64_t shape[TENSOR_MAX_RANK] = {rows, graph_columns(graph, x)};
+    CollectiveAttributes attributes = {.axes = axes, .blocks = axes == AXES_TENSOR ? graph->mesh->row_blocks : 1, .type = tensor->type};
+    assert(tensor->rank <= 2);
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, tensor->type, 2, shape, name);
+    graph_node(graph, op, (Inputs){[COLLECTIVE_X] = x}, (Outputs){[COLLECTIVE_Y] = y}, &attributes, sizeof attributes);
+    return y;
+}
+
+TensorId op_all_gather(Graph *graph, TensorId x, MeshAxes axes) {
+    int size = mesh_size(graph->mesh, axes);
+    return size == 1 ? x : append(graph, OP_all_gather, x, axes, graph_rows(graph, x) * size, "gathered");
+}
+
+TensorId op_reduce_scatter(Graph *graph, TensorId x, MeshAxes axes) {
+    int size = mesh_size(graph->mesh, axes);
+    assert(graph_rows(graph, x) % ((int64_t)size * graph->mesh->row_blocks) == 0 || axes != AXES_TENSOR);
+    return size == 1 ? x : append(graph, OP_reduce_scatter, x, axes, graph_rows(graph, x) / size, "scattered");
+}
+
+TensorId op_all_reduce(Graph *graph, TensorId x, MeshAxes axes) {
+    return mesh_size(graph->mesh, axes) == 1 ? x : append(graph, OP_all_reduce, x, axes, graph_rows(graph, x), "reduced");
+}
+
+static void gather_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const CollectiveAttributes *attributes = node->attributes;
+    if (attributes->type != TYPE_INT32) d_in[COLLECTIVE_X] = op_reduce_scatter(graph, d_out[COLLECTIVE_Y], attributes->axes);
+}
+
+static void scatter_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const CollectiveAttributes *attributes = node->attributes;
+    d_in[COLLECTIVE_X] = op_all_gather(graph, d_out[COLLECTIVE_Y], attributes->axes);
+}
+
+static void reduce_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const CollectiveAttributes *attributes = node->attributes;
+    d_in[COLLECTIVE_X] = op_all_reduce(graph, d_out[COLLECTIVE_Y], attributes->axes);
+}
+
+/* -- Kernels ------------------------------------------------------------------------------------------------------- */
+
+/* A call, as the kernels see it. */
+typedef struct Collective {
+    Comm *group;
+    int size, index, blocks;
+    CommType type;
+    int64_t columns, element; /* of a row; bytes */
+} Collective;
+
+static CommType comm_type(TypeClass type, size_t bytes) {
+    if (type == TYPE_INT32) return COMM_U8;
+    return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16;
+}
+
+static Collective collective_of(const OpCall *call, size_t compute, size_t wide) {
+    const CollectiveAttributes *attributes = call->attributes;
+    size_t bytes = attributes->type == TYPE_COMPUTE ? compute : attributes->type == TYPE_WIDE ? wide : 1;
+    const int64_t *shape = call->in_shape[COLLECTIVE_X];
+    return (Collective){.group = mesh_group(call->mesh, attributes->axes),
+        .size = mesh_size(call->mesh, attributes->axes),
+        .index = mesh_index(call->mesh, attributes->axes),
+        .blocks = attributes->blocks,
+        .type = comm_type(attributes->type, bytes),
+        .columns = attributes->type == TYPE_INT32 ? shape[1] * (int64_t)sizeof(int32_t) : shape[1],
+        .element = (int64_t)bytes};
+}
+
+/* Elements of one rank's part of a block of `rows` rows, and the shards of all. */
+static int64_t cut_block(const Collective *c, int64_t rows, int64_t *shards) {
+    int64_t part = rows / c->blocks / c->size * c->columns;
+    for (int i = 0; i <= c->size; i++) shards[i] = i * part;
+    return part;
+}
+
+void collective_all_gather(const OpCall *call, size_t compute, size_t wide) {
+    Collective c = collective_of(call, compute, wide);
+    int64_t shards[c.size + 1], part = cut_block(&c, call->out_shape[COLLECTIVE_Y][0], shards), bytes = part * c.element;
+    const char *x = call->in[COLLECTIVE_X];
+    char *y = call->out[COLLECTIVE_Y];
+    for (int b = 0; b < c.blocks; b++, x += bytes, y += bytes * c.size) {
+        device_copy(call->device, y + bytes * c.index, x, bytes);
+        *call->ticket = comm_all_gather(c.group, "gather", y, shards, c.type);
+    }
+}
+
+void collective_reduce_scatter(const OpCall *call, size_t compute, size_t wide) {
+    Collective c = collective_of(call, compute, wide);
+    int64_t shards[c.size + 1], part = cut_block(&c, call->in_shape[COLLECTIVE_X][0], shards), bytes = part * c.element;
+    const char *x = call->in[COLLECTIVE_X];
+    char *y = call->out[COLLECTIVE_Y];
+    for (int b = 0; b < c.blocks; b++, x += bytes * c.size, y += bytes)
+        *call->ticket = comm_reduce_scatter_to(c.group, "scatter", x, y, shards, c.type, COMM_SUM);
+}
+
+void collective_all_reduce(const OpCall *call, size_t compute, size_t wide) {
+    Collective c = collective_of(call, compute, wide);
+    int64_t count = call->in_shape[COLLECTIVE_X][0] * c.columns;
+    device_copy(call->device, call->out[COLLECTIVE_Y], call->in[COLLECTIVE_X], count * c.element);
+    *call->ticket = comm_all_reduce(c.group, "reduce", call->out[COLLECTIVE_Y], count, c.type, COMM_SUM);
+}
+
+const Op op_rule_all_gather = {.name = "all_gather", .communicates = true, .gradient = gather_gradient};
+const Op op_rule_reduce_scatter = {.name = "reduce_scatter", .communicates = true, .gradient = scatter_gradient};
+const Op op_rule_all_reduce = {.name = "all_reduce", .communicates = true, .gradient = reduce_gradient};
