@@ -36,7 +36,6 @@ static TensorId declare_convolution(Builder *b, const char *name, int64_t channe
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    Heads heads = {c->heads, c->kv_heads, c->head_dim};
     int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim, channels = queries + keys;
     const Stacked projections[] = {
         {"self_attn.qkv_proj.q_proj", queries},
@@ -56,7 +55,8 @@ static TensorId attention(Builder *b, TensorId x) {
     TensorId state = TENSOR_NONE;
     if (b->mode == MODEL_GENERATE)
         state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
-    TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &heads);
+    CcaSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .delayed = keys / 2};
+    TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &spec);
     return builder_linear(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
 }
 

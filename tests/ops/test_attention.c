@@ -331,6 +331,7 @@ static const Shape shapes[] = {
     {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
     {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
     {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
+    {1, {{2, 1, 8}, 70, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
 };
 
 /* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every
@@ -348,7 +349,7 @@ static double reference_slope(const AttentionSpec *spec, int64_t head) {
         {5, {4, 8, 12, 16, 2}},
         {6, {4, 8, 12, 16, 2, 6}},
     };
-    return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[spec->heads.heads - 1].sixteenths[head]) : 0;
+    return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[attention_all_heads(spec) - 1].sixteenths[spec->first_head + head]) : 0;
 }
 
 static void build_attention(Check *check, const void *argument) {
@@ -377,6 +378,7 @@ static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **
         {2, {{3, 1, 32}, 140, 0}, 50},
         {1, {{2, 1, 64}, 200, 70}, 0},
         {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 64}, 140, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
         {1, {{2, 1, 96}, 140, 0}, 0},
         {1, {{2, 1, 128}, 200, 0}, 90},
         {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
@@ -564,6 +566,7 @@ static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
         {1, {{70, 1, 4}, CONTEXT, 0}, 0},
         {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
         {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
+        {1, {{2, 1, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
     };
     static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
     for (size_t i = 0; i < COUNT(cached); i++) {
@@ -598,6 +601,7 @@ static void cached_attention_agrees_in_all_precisions(void **state) {
         {1, {{8, 2, 17}, 21, 0}, 0},
         {1, {{3, 3, 64}, 20, 6}, 0},
         {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 9}, 21, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
         {1, {{4, 1, 128}, 1, 0}, 700},
         {1, {{4, 2, 256}, 21, 0}, 300},
     };

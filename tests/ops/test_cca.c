@@ -24,24 +24,28 @@ static const double THETA = 100;
 
 /* Documents end where `lengths` says, over and over. */
 typedef struct Case {
-    Heads heads;
+    CcaSpec spec;
     int64_t rotated, rows;
     int lengths[6];
 } Case;
 
 static const Case cases[] = {
-    {{1, 1, 2}, 2, 1, {1}},
-    {{2, 1, 6}, 4, 1, {1}},
-    {{4, 2, 16}, 8, 21, {1, 2, 3, 4, 11}},
-    {{3, 1, 10}, 10, 33, {1, 1, 2, 1, 3, 5}},
-    {{2, 2, 18}, 2, 65, {65}},
+    {{{1, 1, 2}, 1}, 2, 1, {1}},
+    {{{2, 1, 6}, 3}, 4, 1, {1}},
+    {{{4, 2, 16}, 16}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{3, 1, 10}, 5}, 10, 33, {1, 1, 2, 1, 3, 5}},
+    {{{2, 2, 18}, 18}, 2, 65, {65}},
+    /* Heads of a larger model, of whose values none, all or an odd part is delayed. */
+    {{{2, 1, 8}, 0}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{2, 1, 8}, 8}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{2, 2, 6}, 3}, 4, 9, {2, 7}},
 };
 /* Documents that lie across blocks of 256 rows (products) and of 1024 (sums of parameter gradients): rows 256, 512
  * and 768 are a first, a second and a later token. */
-static const Case long_case = {{2, 1, 4}, 2, 1290, {256, 1, 254, 779}};
+static const Case long_case = {{{2, 1, 4}, 2}, 2, 1290, {256, 1, 254, 779}};
 
-enum { LONG = 6, GENERATED = 7 };
-static int32_t positions[8][MAX_ROWS];
+enum { LONG = sizeof cases / sizeof *cases, GENERATED };
+static int32_t positions[GENERATED + 1][MAX_ROWS];
 
 static const int32_t *positions_of(const Case *c, int index) {
     int32_t *p = positions[index];
@@ -61,7 +65,7 @@ typedef struct Argument {
 
 static void build(Check *check, const void *argument) {
     const Argument *a = argument;
-    const Heads *h = &a->c->heads;
+    const Heads *h = &a->c->spec.heads;
     int64_t convolved = (h->heads + h->kv_heads) * h->head_dim, columns = convolved + h->kv_heads * h->head_dim;
     TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){a->c->rows, columns}, 0.1, 1);
     TensorId p = check_integers(check, 1, &a->c->rows, a->positions);
@@ -75,7 +79,7 @@ static void build(Check *check, const void *argument) {
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
-    check_output(check, op_cca(check->graph, u, p, table, &parameters, TENSOR_NONE, h));
+    check_output(check, op_cca(check->graph, u, p, table, &parameters, TENSOR_NONE, &a->c->spec));
 }
 
 /* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do
@@ -108,7 +112,7 @@ static double *normal(int64_t count, uint64_t stream, double shift, double scale
 }
 
 static Problem problem_create(const Case *c, const int32_t *p) {
-    const Heads *h = &c->heads;
+    const Heads *h = &c->spec.heads;
     Problem problem = {.c = c, .positions = p, .convolved = (h->heads + h->kv_heads) * h->head_dim};
     problem.columns = problem.convolved + h->kv_heads * h->head_dim;
     problem.u = normal(c->rows * problem.columns, 1, 0, 1);
@@ -142,7 +146,7 @@ static double depthwise(const Problem *p, int64_t r, int back, int64_t channel) 
 }
 
 static double grouped(const Problem *p, int64_t r, int64_t channel) {
-    int64_t dim = p->c->heads.head_dim, head = channel / dim;
+    int64_t dim = p->c->spec.heads.head_dim, head = channel / dim;
     double sum = p->grouped_bias[channel];
     for (int64_t i = 0; i < dim; i++) {
         const double *w = p->grouped + (channel * dim + i) * 2;
@@ -152,7 +156,7 @@ static double grouped(const Problem *p, int64_t r, int64_t channel) {
 }
 
 static double qk_mean(const Problem *p, int64_t r, int64_t channel) {
-    const Heads *h = &p->c->heads;
+    const Heads *h = &p->c->spec.heads;
     int64_t dim = h->head_dim, head = channel / dim, i = channel % dim, group = h->heads / h->kv_heads;
     if (head < h->heads) return (raw(p, r, 0, channel) + raw(p, r, 0, (h->heads + head / group) * dim + i)) / 2;
     double sum = 0;
@@ -161,7 +165,7 @@ static double qk_mean(const Problem *p, int64_t r, int64_t channel) {
 }
 
 static void reference_row(const Problem *p, int64_t r, double *out) {
-    const Heads *h = &p->c->heads;
+    const Heads *h = &p->c->spec.heads;
     int64_t dim = h->head_dim, half = p->c->rotated / 2, values = h->kv_heads * dim;
     for (int64_t head = 0; head < h->heads + h->kv_heads; head++) {
         double x[64], sum = 0;
@@ -178,7 +182,7 @@ static void reference_row(const Problem *p, int64_t r, double *out) {
             out[head * dim + i] = factor * turned;
         }
     }
-    for (int64_t i = 0; i < values; i++) out[p->convolved + i] = raw(p, r, i >= values / 2, p->convolved + i);
+    for (int64_t i = 0; i < values; i++) out[p->convolved + i] = raw(p, r, i >= values - p->c->spec.delayed, p->convolved + i);
 }
 
 static void fill(const Executor *executor, const Graph *graph, TensorId tensor, const double *values) {
@@ -193,7 +197,7 @@ static void fill(const Executor *executor, const Graph *graph, TensorId tensor, 
  * in the graph's type. */
 static void run_rows(const Problem *p, int64_t first, int64_t count, Precision precision, bool training, void *state, void *out) {
     Graph *graph = graph_create(precision, training);
-    const Heads *h = &p->c->heads;
+    const Heads *h = &p->c->spec.heads;
     TensorId u = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){count, p->columns}, "u");
     TensorId at = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, "positions");
     TensorId table = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){p->c->rows, p->c->rotated}, "table");
@@ -205,7 +209,7 @@ static void run_rows(const Problem *p, int64_t first, int64_t count, Precision p
         .grouped_bias = graph_parameter(graph, "gb", PARAMETER_BIAS, 1, &p->convolved, 0, 1, false),
         .temperature = graph_parameter(graph, "temp", PARAMETER_NORM, 1, &h->kv_heads, 1, 0, false),
     };
-    TensorId qkv = op_cca(graph, u, at, table, &parameters, kept, h);
+    TensorId qkv = op_cca(graph, u, at, table, &parameters, kept, &p->c->spec);
     graph->tensors[qkv].keep = true;
     Backend backend = op_cpu_backend(precision);
     Plan plan = graph_plan(graph, &backend);
@@ -268,7 +272,7 @@ static void expect_chunks_equal_whole(const Problem *p, const float *whole, cons
 /* The same bits: an element's sums do not depend on the number of rows. Documents begin at rows 0, 1, 3, 6, 31. */
 static void a_sequence_in_chunks_equals_the_whole(void **state) {
     (void)state;
-    static const Case c = {{4, 2, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
+    static const Case c = {{{4, 2, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
     Problem problem = problem_create(&c, positions_of(&c, GENERATED));
     float *whole = memory_allocate(SEQUENCE * problem.columns * sizeof *whole);
     run_rows(&problem, 0, SEQUENCE, PRECISION_FP32, true, NULL, whole);

@@ -50,7 +50,8 @@ static CcaParameters cca_parameters(Check *check, const Heads *h) {
 static void add_cca(Check *check, const Cca *c, const int32_t *at, TensorId table, const CcaParameters *parameters, TensorId kept) {
     TensorId u =
         check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
-    check_output(check, op_cca(check->graph, u, check_integers(check, 1, &c->rows, at), table, parameters, kept, &c->heads));
+    CcaSpec spec = {.heads = c->heads, .delayed = c->heads.kv_heads * c->heads.head_dim / 2};
+    check_output(check, op_cca(check->graph, u, check_integers(check, 1, &c->rows, at), table, parameters, kept, &spec));
 }
 
 static TensorId rope_table(Check *check, const Cca *c) {

@@ -7,15 +7,19 @@
 
 /* Sequences lie after one another, `length` rows each. Row r attends to rows r - positions[r] .. r of its sequence, so
  * positions that restart at 0 are the document mask; with window > 0 to the last `window` of these. With alibi > 0 the
- * score of the key d rows back is lowered by d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads rounded
- * up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n; where n != heads, heads take those of even i first,
- * then those of odd i (as MPT does). */
+ * score of the key d rows back is lowered by d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads of the
+ * model rounded up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n; where n != heads, heads take those of
+ * even i first, then those of odd i (as MPT does). */
 typedef struct AttentionSpec {
     Heads heads;
     int64_t length, window; /* window 0: no limit */
     double scale;           /* of scores; 0: 1 / sqrt(head_dim) */
     double alibi;           /* 0: no bias */
+    /* For slopes: which of how many heads of the model the first one here is. 0 of 0: all of them are here. */
+    int64_t first_head, all_heads;
 } AttentionSpec;
+
+static inline int64_t attention_all_heads(const AttentionSpec *spec) { return spec->all_heads ? spec->all_heads : spec->heads.heads; }
 
 /* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
  * head_dim]. */

@@ -98,9 +98,9 @@ static inline W attention_scale(const AttentionSpec *spec) {
 }
 /* ALiBi slope of a head, times log2(e): by how much a score falls per row of distance. */
 static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
-    int64_t count = 1;
-    while (count < spec->heads.heads) count *= 2;
-    int64_t i = count == spec->heads.heads ? head + 1 : head < count / 2 ? 2 * head + 2 : 2 * head + 1 - count;
+    int64_t count = 1, heads = attention_all_heads(spec), n = spec->first_head + head;
+    while (count < heads) count *= 2;
+    int64_t i = count == heads ? n + 1 : n < count / 2 ? 2 * n + 2 : 2 * n + 1 - count;
     return (W)(M_LOG2E * exp2(-spec->alibi * i / count));
 }
 

@@ -213,7 +213,7 @@ Attention attention_of(const OpCall *call) {
     const bf16 *queries = call->in[ATTENTION_QKV], *keys = queries + h->heads * h->head_dim;
     double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->head_dim);
     int32_t slopes = 1;
-    while (slopes < h->heads) slopes *= 2;
+    while (slopes < attention_all_heads(spec)) slopes *= 2;
     assert(h->head_dim <= 256);
     return (Attention){.queries = queries,
         .keys = keys,
@@ -228,6 +228,8 @@ Attention attention_of(const OpCall *call) {
         .window = (int32_t)spec->window,
         .packed = 1,
         .slopes = slopes,
+        .first_head = (int32_t)spec->first_head,
+        .all_heads = (int32_t)attention_all_heads(spec),
         .scale = (float)(M_LOG2E * scale),
         .alibi = (float)spec->alibi};
 }

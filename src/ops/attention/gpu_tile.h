@@ -23,7 +23,8 @@ typedef struct Attention {
     int32_t heads, kv_heads, head_dim, window;
     int32_t cached; /* keys are the rows of a cache up to positions[row], not those of the sequence */
     int32_t packed; /* heads that share a tile: its row i is head i % packed of token i / packed */
-    int32_t slopes; /* heads rounded up to a power of two */
+    int32_t slopes; /* heads of the model rounded up to a power of two */
+    int32_t first_head, all_heads;
     float scale, alibi;
 } Attention;
 
@@ -76,7 +77,8 @@ INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
 /* ALiBi slope of a head (AttentionSpec), in units of raw scores: by how much a score falls per key of distance. */
 INLINE float attention_slope(const Attention *a, int head) {
     if (a->alibi <= 0) return 0;
-    int i = a->slopes == a->heads ? head + 1 : head < a->slopes / 2 ? 2 * head + 2 : 2 * head + 1 - a->slopes;
+    head += a->first_head;
+    int i = a->slopes == a->all_heads ? head + 1 : head < a->slopes / 2 ? 2 * head + 2 : 2 * head + 1 - a->slopes;
     return fast_exp2(-a->alibi * i * fast_reciprocal(a->slopes)) * LOG2_E * fast_reciprocal(a->scale);
 }
 

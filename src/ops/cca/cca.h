@@ -11,11 +11,18 @@ typedef struct CcaParameters {
     TensorId temperature;                      /* [kv_heads] */
 } CcaParameters;
 
+/* Heads of a row, and how many of its value columns, the last ones, are those of the token before: half of them where a
+ * row has all heads of the model. */
+typedef struct CcaSpec {
+    Heads heads;
+    int64_t delayed;
+} CcaSpec;
+
 /* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) *
  * head_dim] (arXiv 2510.04476, as in the ZAYA1 code). `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of
  * u], the two rows before row 0, replaced by the last two. */
-TensorId op_cca(
-    Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads);
+TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state,
+    const CcaSpec *spec);
 
 /* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE [positions, rotated channels
  * of a head], CcaParameters (weights COMPUTE, the others WIDE) -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE
@@ -45,11 +52,12 @@ enum {
     CCA_GRAD_D_GROUPED_BIAS
 };
 
-/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; `group` query heads share a
- * key-value head. */
-typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, values, columns; } CcaShape;
+/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`, of which the first `current` are
+ * not delayed; `group` query heads share a key-value head. */
+typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, values, current, columns; } CcaShape;
 
-static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
+static inline CcaShape cca_shape(const CcaSpec *spec, int64_t rows) {
+    const Heads *heads = &spec->heads;
     assert(heads->kv_heads > 0 && heads->heads % heads->kv_heads == 0 && rows >= 0);
     int64_t convolved = (heads->heads + heads->kv_heads) * heads->head_dim, values = heads->kv_heads * heads->head_dim;
     return (CcaShape){.rows = rows,
@@ -59,6 +67,7 @@ static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
         .dim = heads->head_dim,
         .convolved = convolved,
         .values = values,
+        .current = values - spec->delayed,
         .columns = convolved + values};
 }
 

@@ -86,11 +86,11 @@ static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
 
 static void shift_values(const Forward *f, int64_t r) {
     const CcaShape *s = &f->s;
-    int64_t half = s->values / 2;
+    int64_t current = s->current, delayed_bytes = (s->values - current) * (int64_t)sizeof(T);
     T *out = f->qkv + r * s->columns + s->convolved;
-    memcpy(out, cca_row(&f->rows, r) + s->convolved, half * sizeof(T));
-    if (cca_history(&f->rows, r)) memcpy(out + half, cca_row(&f->rows, r - 1) + s->convolved + half, half * sizeof(T));
-    else memset(out + half, 0, half * sizeof(T));
+    memcpy(out, cca_row(&f->rows, r) + s->convolved, current * sizeof(T));
+    if (cca_history(&f->rows, r)) memcpy(out + current, cca_row(&f->rows, r - 1) + s->convolved + current, delayed_bytes);
+    else memset(out + current, 0, delayed_bytes);
 }
 
 static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t head, char *scratch, const CcaScratch *layout) {

@@ -111,17 +111,17 @@ INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL b
     }
 }
 
-/* Stores value columns: the first half from this row, the second half from the previous row. */
+/* Stores value columns: the first `current` from this row, the others from the previous row. */
 INLINE void shift_values(const CcaArguments *a, int64_t first, int rows) {
     const CcaInput *in = &a->in;
-    int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
+    int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
     for (int i = thread_id(); i < rows * chunks; i += CCA_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
         int64_t r = first + i / chunks;
         if (r >= in->rows) return;
         f32x8 own = load_channels(in->u + r * in->columns + in->convolved + column, left, in->whole), before = (f32x8)0;
         if (history(in, r)) before = load_channels(row_of_u(in, r - 1) + in->convolved + column, left, in->whole);
-        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < half ? own[j] : before[j];
+        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : before[j];
         store_channels(a->qkv + r * in->columns + in->convolved + column, own, left, in->whole);
     }
 }

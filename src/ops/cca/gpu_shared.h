@@ -27,7 +27,7 @@ typedef struct CcaInput {
     const bf16 GLOBAL *u, *state, *depthwise, *grouped;
     const int32_t GLOBAL *positions;
     const float GLOBAL *depthwise_bias;
-    int64_t columns, convolved, values; /* of a row of u; queries and keys; values */
+    int64_t columns, convolved, values, current; /* of a row of u; queries and keys; values, and those not delayed */
     int32_t rows, heads, kv_heads, group, dim, rotated, whole;
 } CcaInput;
 
@@ -194,6 +194,7 @@ static inline CcaInput cca_input(const OpCall *call, const void *state) {
         .columns = s.columns,
         .convolved = s.convolved,
         .values = s.values,
+        .current = s.current,
         .rows = (int32_t)s.rows,
         .heads = (int32_t)s.heads,
         .kv_heads = (int32_t)s.kv_heads,

@@ -96,15 +96,15 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
     }
 }
 
-/* Gradient of the value columns: the next row read the second half of this row's. */
+/* Gradient of the value columns: the next row read the delayed ones of this row. */
 static void shift_values_grad(const Backward *b, int64_t r) {
     const CcaShape *s = &b->s;
-    int64_t half = s->values / 2;
+    int64_t current = s->current, delayed_bytes = (s->values - current) * (int64_t)sizeof(T);
     const T *dy = b->dy + r * s->columns + s->convolved;
     T *du = b->du + r * s->columns + s->convolved;
-    memcpy(du, dy, half * sizeof(T));
-    if (r + 1 < s->rows && cca_history(&b->rows, r + 1)) memcpy(du + half, dy + s->columns + half, half * sizeof(T));
-    else memset(du + half, 0, half * sizeof(T));
+    memcpy(du, dy, current * sizeof(T));
+    if (r + 1 < s->rows && cca_history(&b->rows, r + 1)) memcpy(du + current, dy + s->columns + current, delayed_bytes);
+    else memset(du + current, 0, delayed_bytes);
 }
 
 static void normalise_block_grad(const Backward *b, int64_t block) {

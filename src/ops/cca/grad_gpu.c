@@ -126,17 +126,17 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
     a->temperature_sums[block_x() * in->kv_heads + key] = total;
 }
 
-/* Gradient of the value columns: the next row read the second half of this row's. */
+/* Gradient of the value columns: the next row read the delayed ones of this row. */
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
-    int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
+    int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
     for (int i = thread_id(); i < NORM_ROWS * chunks; i += NORM_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
         int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
         if (continues(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
-        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < half ? own[j] : next[j];
+        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : next[j];
         store_channels(a->du + at, own, left, in->whole);
     }
 }

@@ -4,6 +4,7 @@
  *     y += qk-mean: for a query head (q + its k) / 2, for a key head (k + the mean of its group's q) / 2
  *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then rotary embedding of the first channels
  *     v = [first half of this token's v | second half of the previous token's v]
+ * where halves are those of the model's values, of which the rows may have a part (CcaSpec.delayed).
  * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so
  * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul.
  *
@@ -20,9 +21,9 @@
 #include <string.h>
 
 static void assert_shapes(
-    const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads) {
-    CcaShape s = cca_shape(heads, graph_rows(graph, u));
-    assert(s.values % 2 == 0 && graph_columns(graph, u) == s.columns);
+    const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const CcaSpec *spec) {
+    CcaShape s = cca_shape(spec, graph_rows(graph, u));
+    assert(s.current >= 0 && s.current <= s.values && graph_columns(graph, u) == s.columns);
     assert(graph_columns(graph, rope_table) % 2 == 0 && graph_columns(graph, rope_table) <= s.dim);
     assert(graph_elements(graph, parameters->depthwise_weight) == s.convolved * 2);
     assert(graph_elements(graph, parameters->depthwise_bias) == s.convolved);
@@ -33,9 +34,9 @@ static void assert_shapes(
 }
 
 TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state,
-    const Heads *heads) {
-    assert_shapes(graph, u, rope_table, parameters, state, heads);
-    CcaShape s = cca_shape(heads, graph_rows(graph, u));
+    const CcaSpec *spec) {
+    assert_shapes(graph, u, rope_table, parameters, state, spec);
+    CcaShape s = cca_shape(spec, graph_rows(graph, u));
     Inputs in = {[CCA_U] = u, [CCA_POSITIONS] = positions, [CCA_ROPE_TABLE] = rope_table};
     in[CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight, in[CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias;
     in[CCA_GROUPED_WEIGHT] = parameters->grouped_weight, in[CCA_GROUPED_BIAS] = parameters->grouped_bias;
@@ -46,7 +47,7 @@ TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_tabl
         out[CCA_UNIT_KEYS] = graph_activation(graph, TYPE_COMPUTE, s.rows, s.values, "unit_keys");
         out[CCA_HEAD_SCALES] = graph_activation(graph, TYPE_WIDE, s.rows, s.heads + s.kv_heads, "head_scales");
     }
-    graph_node(graph, OP_cca, in, out, heads, sizeof *heads);
+    graph_node(graph, OP_cca, in, out, spec, sizeof *spec);
     return out[CCA_QKV];
 }
 
