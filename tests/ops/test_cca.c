@@ -1,6 +1,6 @@
 /* Compressed convolutional attention's prologue: gradients, precisions and threads by check_op; its meaning against
- * a loop in double written from the formulas, one channel at a time; and generation in chunks against the whole
- * sequence. */
+ * a loop in double written from the formulas, one channel at a time; generation in chunks, and chunks with a halo,
+ * against the whole sequence. */
 #include <math.h>
 #include <omp.h>
 #include <setjmp.h>
@@ -61,6 +61,7 @@ static const int32_t *positions_of(const Case *c, int index) {
 typedef struct Argument {
     const Case *c;
     const int32_t *positions;
+    int64_t chunks; /* of the rows, each with a halo; 0: none */
 } Argument;
 
 static void build(Check *check, const void *argument) {
@@ -69,8 +70,9 @@ static void build(Check *check, const void *argument) {
     int64_t convolved = (h->heads + h->kv_heads) * h->head_dim, columns = convolved + h->kv_heads * h->head_dim;
     TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){a->c->rows, columns}, 0.1, 1);
     TensorId p = check_integers(check, 1, &a->c->rows, a->positions);
-    RopeSpec rope = {.theta = THETA, .dimensions = a->c->rotated, .positions = a->c->rows, .factor = 1};
-    TensorId table = op_rope_table(check->graph, &rope);
+    RopeSpec rope = {.theta = THETA, .dimensions = a->c->rotated, .positions = MAX_ROWS, .factor = 1};
+    TensorId table = op_rope_table(check->graph, &rope), halo = TENSOR_NONE;
+    if (a->chunks) halo = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){a->chunks * CCA_HALO_ROWS, columns}, 0.1, 1);
     CcaParameters parameters = {
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0.2, 0.7),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
@@ -79,7 +81,7 @@ static void build(Check *check, const void *argument) {
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
-    check_output(check, op_cca(check->graph, u, p, table, &parameters, TENSOR_NONE, &a->c->spec));
+    check_output(check, op_cca(check->graph, u, p, table, &parameters, halo, &a->c->spec));
 }
 
 /* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do
@@ -87,12 +89,27 @@ static void build(Check *check, const void *argument) {
 static void gradients_match_central_differences(void **state) {
     (void)state;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
-        check_op(build, &(Argument){&cases[i], positions_of(&cases[i], i)}, (CheckBounds){.bf16 = 0.03});
+        check_op(build, &(Argument){&cases[i], positions_of(&cases[i], i), 0}, (CheckBounds){.bf16 = 0.03});
+}
+
+/* Documents that begin at, one and two rows after, and before the first row of a chunk of 7 rows, and a chunk that ends
+ * with the first row of one; chunks of one row, so that a halo reaches over the row before; and blocks of 256 rows. */
+static void gradients_flow_to_the_halo(void **state) {
+    (void)state;
+    static const int32_t starts[] = {0, 1, 2, 3, 4, 5, 6, 1, 0, 1, 2, 3, 4, 5, 9, 0, 1, 0, 1, 2, 3, 3, 4, 0, 1, 0, 1, 0};
+    static const int32_t singles[] = {0, 1, 1, 9};
+    static const Case of_seven = {{{4, 2, 16}, 16}, 8, 28, {0}}, of_one = {{{2, 1, 6}, 2}, 4, 4, {0}};
+    check_op(build, &(Argument){&of_seven, starts, 4}, (CheckBounds){.bf16 = 0.03});
+    check_op(build, &(Argument){&of_one, singles, 4}, (CheckBounds){.bf16 = 0.03});
+    static int32_t many[600];
+    for (int r = 0; r < 600; r++) many[r] = 5 + r % 300;
+    static const Case of_300 = {{{2, 1, 4}, 2}, 2, 600, {0}};
+    check_op(build, &(Argument){&of_300, many, 2}, (CheckBounds){.bf16 = 0.05});
 }
 
 static void gradients_are_right_across_blocks_of_rows(void **state) {
     (void)state;
-    check_op(build, &(Argument){&long_case, positions_of(&long_case, LONG)}, (CheckBounds){.bf16 = 0.05});
+    check_op(build, &(Argument){&long_case, positions_of(&long_case, LONG), 0}, (CheckBounds){.bf16 = 0.05});
 }
 
 /* -- Meaning ------------------------------------------------------------------------------------------------------- */
@@ -193,15 +210,35 @@ static void fill(const Executor *executor, const Graph *graph, TensorId tensor, 
     }
 }
 
-/* Runs rows first .. first + count of the problem; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are
- * in the graph's type. */
-static void run_rows(const Problem *p, int64_t first, int64_t count, Precision precision, bool training, void *state, void *out) {
+/* Which rows of the problem a run takes: `chunks` of `count` rows, chunk i from row first + i * stride on. More than one
+ * have a halo. */
+typedef struct Rows { int64_t first, count, chunks, stride; } Rows;
+
+static void fill_chunks(const Executor *executor, const Problem *p, Rows rows, TensorId u, TensorId positions, TensorId halo) {
+    double *all = memory_allocate(rows.chunks * rows.count * p->columns * sizeof *all),
+           *before = memory_allocate(rows.chunks * 2 * p->columns * sizeof *before);
+    for (int64_t i = 0, first = rows.first; i < rows.chunks; i++, first += rows.stride) {
+        memcpy(all + i * rows.count * p->columns, p->u + first * p->columns, rows.count * p->columns * sizeof *all);
+        memcpy((int32_t *)executor_tensor(executor, positions) + i * rows.count, p->positions + first, rows.count * sizeof *p->positions);
+        for (int64_t j = first < 2 ? 2 * p->columns : 0; j < 2 * p->columns; j++)
+            before[i * 2 * p->columns + j] = p->u[(first - 2) * p->columns + j];
+    }
+    fill(executor, executor_graph(executor), u, all);
+    if (halo) fill(executor, executor_graph(executor), halo, before);
+    free(all), free(before);
+}
+
+/* Runs the rows; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are in the graph's type. */
+static void run_rows(const Problem *p, Rows rows, Precision precision, bool training, void *state, void *out) {
+    int64_t count = rows.chunks * rows.count;
     Graph *graph = graph_create(precision, training);
     const Heads *h = &p->c->spec.heads;
     TensorId u = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){count, p->columns}, "u");
     TensorId at = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, "positions");
     TensorId table = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){p->c->rows, p->c->rotated}, "table");
-    TensorId kept = state ? graph_tensor(graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, p->columns}, "state") : TENSOR_NONE;
+    TensorId halo = state || rows.chunks > 1 ? graph_tensor(graph, state ? ARENA_STATE : ARENA_INPUT, TYPE_COMPUTE, 2,
+                                                   (int64_t[]){rows.chunks * 2, p->columns}, "halo")
+                                             : TENSOR_NONE;
     CcaParameters parameters = {
         .depthwise_weight = graph_parameter(graph, "dw", PARAMETER_CONVOLUTION, 3, (int64_t[]){p->convolved, 1, 2}, 0, 1, false),
         .depthwise_bias = graph_parameter(graph, "db", PARAMETER_BIAS, 1, &p->convolved, 0, 1, false),
@@ -209,7 +246,7 @@ static void run_rows(const Problem *p, int64_t first, int64_t count, Precision p
         .grouped_bias = graph_parameter(graph, "gb", PARAMETER_BIAS, 1, &p->convolved, 0, 1, false),
         .temperature = graph_parameter(graph, "temp", PARAMETER_NORM, 1, &h->kv_heads, 1, 0, false),
     };
-    TensorId qkv = op_cca(graph, u, at, table, &parameters, kept, &p->c->spec);
+    TensorId qkv = op_cca(graph, u, at, table, &parameters, halo, &p->c->spec);
     graph->tensors[qkv].keep = true;
     Backend backend = op_cpu_backend(precision);
     Plan plan = graph_plan(graph, &backend);
@@ -217,14 +254,13 @@ static void run_rows(const Problem *p, int64_t first, int64_t count, Precision p
     void *shared[ARENA_COUNT] = {[ARENA_STATE] = state};
     Executor *executor = executor_create(graph, &plan, &backend, shared, &error);
     assert_non_null(executor);
-    fill(executor, graph, u, p->u + first * p->columns);
+    fill_chunks(executor, p, rows, u, at, rows.chunks > 1 ? halo : TENSOR_NONE);
     fill(executor, graph, table, p->table);
     fill(executor, graph, parameters.depthwise_weight, p->depthwise);
     fill(executor, graph, parameters.depthwise_bias, p->depthwise_bias);
     fill(executor, graph, parameters.grouped_weight, p->grouped);
     fill(executor, graph, parameters.grouped_bias, p->grouped_bias);
     fill(executor, graph, parameters.temperature, p->temperature);
-    memcpy(executor_tensor(executor, at), p->positions + first, count * sizeof *p->positions);
     memset(executor_arena(executor, ARENA_ACTIVATION), 0xff, plan.bytes[ARENA_ACTIVATION]);
     executor_run(executor);
     memcpy(out, executor_tensor(executor, qkv), count * p->columns * precision_bytes(precision, TYPE_COMPUTE));
@@ -235,7 +271,7 @@ static void run_rows(const Problem *p, int64_t first, int64_t count, Precision p
 static void expect_reference(const Case *c, const int32_t *p, bool training) {
     Problem problem = problem_create(c, p);
     double *out = memory_allocate(c->rows * problem.columns * sizeof *out), *expected = memory_allocate(problem.columns * sizeof *expected);
-    run_rows(&problem, 0, c->rows, PRECISION_FP64, training, NULL, out);
+    run_rows(&problem, (Rows){0, c->rows, 1, 0}, PRECISION_FP64, training, NULL, out);
     for (int64_t r = 0; r < c->rows; r++) {
         const double *got = out + r * problem.columns;
         reference_row(&problem, r, expected);
@@ -262,7 +298,7 @@ static void expect_chunks_equal_whole(const Problem *p, const float *whole, cons
     float *state = memory_allocate(2 * p->columns * sizeof *state), *out = memory_allocate(SEQUENCE * p->columns * sizeof *out);
     for (int64_t first = 0, i = 0; first < SEQUENCE; first += chunks[i % count], i++) {
         int64_t rows = chunks[i % count] < SEQUENCE - first ? chunks[i % count] : SEQUENCE - first;
-        run_rows(p, first, rows, PRECISION_FP32, false, state, out + first * p->columns);
+        run_rows(p, (Rows){first, rows, 1, 0}, PRECISION_FP32, false, state, out + first * p->columns);
     }
     assert_memory_equal(out, whole, SEQUENCE * p->columns * sizeof *out);
     for (int64_t j = 0; j < 2 * p->columns; j++) assert_true(state[j] == (float)p->u[(SEQUENCE - 2) * p->columns + j]);
@@ -275,10 +311,31 @@ static void a_sequence_in_chunks_equals_the_whole(void **state) {
     static const Case c = {{{4, 2, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
     Problem problem = problem_create(&c, positions_of(&c, GENERATED));
     float *whole = memory_allocate(SEQUENCE * problem.columns * sizeof *whole);
-    run_rows(&problem, 0, SEQUENCE, PRECISION_FP32, true, NULL, whole);
+    run_rows(&problem, (Rows){0, SEQUENCE, 1, 0}, PRECISION_FP32, true, NULL, whole);
     for (int size = 1; size <= 7; size += size == 3 ? 4 : 1) expect_chunks_equal_whole(&problem, whole, &size, 1);
     expect_chunks_equal_whole(&problem, whole, (int[]){7, 1, 2, 1, 3}, 5);
     free(whole);
+    problem_free(&problem);
+}
+
+/* Pairs of chunks, as the ranks of context parallelism have them, of 1 to 7 rows. Documents begin at rows 0, 1, 3, 6,
+ * 31: at, before and after the first rows of chunks. */
+static void chunks_with_their_halo_equal_the_whole(void **state) {
+    (void)state;
+    static const Case c = {{{4, 2, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
+    Problem problem = problem_create(&c, positions_of(&c, GENERATED));
+    float *whole = memory_allocate(SEQUENCE * problem.columns * sizeof *whole),
+          *out = memory_allocate(SEQUENCE * problem.columns * sizeof *out);
+    run_rows(&problem, (Rows){0, SEQUENCE, 1, 0}, PRECISION_FP32, true, NULL, whole);
+    for (int64_t count = 1; count <= 7; count++)
+        for (int64_t chunk = 0, chunks = SEQUENCE / count; 2 * chunk + 1 < chunks; chunk++) {
+            Rows rows = {chunk * count, count, 2, (chunks - 1 - 2 * chunk) * count};
+            run_rows(&problem, rows, PRECISION_FP32, chunk % 2, NULL, out);
+            for (int i = 0; i < 2; i++)
+                assert_memory_equal(out + i * count * problem.columns, whole + (rows.first + i * rows.stride) * problem.columns,
+                    count * problem.columns * sizeof *out);
+        }
+    free(whole), free(out);
     problem_free(&problem);
 }
 
@@ -286,7 +343,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(output_is_what_the_formulas_say),
         cmocka_unit_test(a_sequence_in_chunks_equals_the_whole),
+        cmocka_unit_test(chunks_with_their_halo_equal_the_whole),
         cmocka_unit_test(gradients_match_central_differences),
+        cmocka_unit_test(gradients_flow_to_the_halo),
         cmocka_unit_test(gradients_are_right_across_blocks_of_rows),
     };
     omp_set_num_threads(1); /* central differences are thousands of tiny runs; check_op itself compares one thread with two */

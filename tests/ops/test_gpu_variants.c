@@ -32,6 +32,7 @@ typedef struct Cca {
     Heads heads;
     int64_t rotated;
     int documents;
+    int64_t chunks; /* of the rows, each with a halo; 0: none */
 } Cca;
 static int32_t positions[2][POSITIONS]; /* of a call, and of the one that goes on where it ended */
 
@@ -62,15 +63,19 @@ static void build_cca(Check *check, const void *argument) {
     const Cca *c = argument;
     for (int r = 0; r < c->rows; r++) positions[0][r] = r % (int)((c->rows + c->documents - 1) / c->documents);
     CcaParameters parameters = cca_parameters(check, &c->heads);
-    add_cca(check, c, positions[0], rope_table(check, c), &parameters, TENSOR_NONE);
+    TensorId halo = TENSOR_NONE;
+    if (c->chunks)
+        halo = check_input(check, TYPE_COMPUTE, 2,
+            (int64_t[]){c->chunks * CCA_HALO_ROWS, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
+    add_cca(check, c, positions[0], rope_table(check, c), &parameters, halo);
 }
 
 /* The temperature's gradient is one number per head, a sum of signed terms of which bf16 keeps 8 bits each: it may
  * cancel to a tenth of their magnitude. */
 static void heads_of_whole_chunks_are_convolved(void **state) {
     (void)state;
-    static const Cca cases[] = {
-        {70, {2, 1, 64}, 32, 3}, {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {33, {1, 1, 96}, 96, 33}, {1, {1, 1, 128}, 16, 1}};
+    static const Cca cases[] = {{70, {2, 1, 64}, 32, 3, 0}, {70, {2, 1, 64}, 32, 3, 2}, {144, {2, 1, 128}, 64, 1, 4},
+        {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {33, {1, 1, 96}, 96, 33}, {1, {1, 1, 128}, 16, 1}};
     CHECK_ALL(build_cca, cases, .bf16 = 0.05);
 }
 

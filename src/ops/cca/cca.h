@@ -19,29 +19,32 @@ typedef struct CcaSpec {
 } CcaSpec;
 
 /* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) *
- * head_dim] (arXiv 2510.04476, as in the ZAYA1 code). `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of
- * u], the two rows before row 0, replaced by the last two. */
-TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state,
-    const CcaSpec *spec);
+ * head_dim] (arXiv 2510.04476, as in the ZAYA1 code). `halo`, COMPUTE [chunks * 2, columns of u], has the two rows before
+ * each of the equal chunks that u consists of (op_halo); TENSOR_NONE: u is one chunk, before which nothing comes. In
+ * generation it is a tensor of the state arena for one chunk, replaced by the last two rows of u. */
+TensorId op_cca(
+    Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId halo, const CcaSpec *spec);
 
 /* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE [positions, rotated channels
- * of a head], CcaParameters (weights COMPUTE, the others WIDE) -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE
+ * of a head], halo, CcaParameters (weights COMPUTE, the others WIDE) -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE
  * [R, kv_heads * head_dim], rotated keys before their temperature, and head_scales WIDE [R, heads + kv_heads], the factor
- * of each head's norm; in generation state */
+ * of each head's norm; in generation the halo again, as a state */
 enum {
     CCA_U,
     CCA_POSITIONS,
     CCA_ROPE_TABLE,
+    CCA_HALO,
     CCA_DEPTHWISE_WEIGHT,
     CCA_DEPTHWISE_BIAS,
     CCA_GROUPED_WEIGHT,
     CCA_TEMPERATURE,
     CCA_GROUPED_BIAS
 };
+enum { CCA_HALO_ROWS = 2 }; /* how far a row looks back: both convolutions have two taps */
 enum { CCA_QKV, CCA_UNIT_KEYS, CCA_HEAD_SCALES, CCA_STATE };
 
 /* The inputs of cca before CCA_GROUPED_BIAS, so that both passes read them by the same names; d_qkv like qkv, the forward
- * outputs -> d_u like u, and the gradients of the parameters, in their order, which are added to */
+ * outputs -> d_u like u; the gradients of the parameters, in their order, which are added to; d_halo like the halo */
 enum { CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, CCA_GRAD_QKV, CCA_GRAD_UNIT_KEYS, CCA_GRAD_HEAD_SCALES };
 enum {
     CCA_GRAD_D_U,
@@ -49,7 +52,8 @@ enum {
     CCA_GRAD_D_DEPTHWISE_BIAS,
     CCA_GRAD_D_GROUPED_WEIGHT,
     CCA_GRAD_D_TEMPERATURE,
-    CCA_GRAD_D_GROUPED_BIAS
+    CCA_GRAD_D_GROUPED_BIAS,
+    CCA_GRAD_D_HALO
 };
 
 /* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`, of which the first `current` are

@@ -89,7 +89,7 @@ static void shift_values(const Forward *f, int64_t r) {
     int64_t current = s->current, delayed_bytes = (s->values - current) * (int64_t)sizeof(T);
     T *out = f->qkv + r * s->columns + s->convolved;
     memcpy(out, cca_row(&f->rows, r) + s->convolved, current * sizeof(T));
-    if (cca_history(&f->rows, r)) memcpy(out + current, cca_row(&f->rows, r - 1) + s->convolved + current, delayed_bytes);
+    if (cca_history(&f->rows, r)) memcpy(out + current, cca_row_before(&f->rows, r, 1) + s->convolved + current, delayed_bytes);
     else memset(out + current, 0, delayed_bytes);
 }
 
@@ -130,7 +130,7 @@ static void update_state(T *state, const T *u, const CcaShape *s) {
 CPU_OP(cca, workspace) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     Forward f = {.s = s,
-        .rows = {.u = call->in[CCA_U], .positions = call->in[CCA_POSITIONS], .columns = s.columns, .state = call->out[CCA_STATE]},
+        .rows = cca_rows(call),
         .table = call->in[CCA_ROPE_TABLE],
         .rotated = call->in_shape[CCA_ROPE_TABLE][1],
         .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],

@@ -44,18 +44,36 @@ static inline int64_t cca_next_task(int64_t *next) {
     return task;
 }
 
-/* Rows of u and, before row 0, the two rows of the state (NULL: none). */
+/* Rows of u, in chunks of `chunk` rows, and the two rows before each chunk (NULL: none). */
 typedef struct CcaRows {
-    const T *u, *state;
+    const T *u, *halo;
     const int32_t *positions;
-    int64_t columns;
+    int64_t columns, chunk;
 } CcaRows;
 
-/* Number of rows before row r that belong to its document and are available. */
-static inline int64_t cca_history(const CcaRows *rows, int64_t r) { return int_min(rows->positions[r], r + (rows->state ? 2 : 0)); }
+static inline CcaRows cca_rows(const OpCall *call) {
+    int64_t rows = call->in_shape[CCA_U][0], chunks = call->in_shape[CCA_HALO][0] / CCA_HALO_ROWS;
+    return (CcaRows){.u = call->in[CCA_U],
+        .halo = call->in[CCA_HALO],
+        .positions = call->in[CCA_POSITIONS],
+        .columns = call->in_shape[CCA_U][1],
+        .chunk = chunks ? rows / chunks : rows};
+}
 
-static inline const T *cca_row(const CcaRows *rows, int64_t r) {
-    return r >= 0 ? rows->u + r * rows->columns : rows->state + (r + 2) * rows->columns;
+/* The place of row r in its chunk. */
+static inline int64_t cca_place(const CcaRows *rows, int64_t r) { return rows->halo ? r % rows->chunk : r; }
+
+/* Number of rows before row r that belong to its document and are available. */
+static inline int64_t cca_history(const CcaRows *rows, int64_t r) {
+    return int_min(rows->positions[r], cca_place(rows, r) + (rows->halo ? CCA_HALO_ROWS : 0));
+}
+
+static inline const T *cca_row(const CcaRows *rows, int64_t r) { return rows->u + r * rows->columns; }
+
+/* The row `back` rows before row r, at most cca_history. */
+static inline const T *cca_row_before(const CcaRows *rows, int64_t r, int64_t back) {
+    int64_t place = cca_place(rows, r) - back;
+    return place >= 0 ? cca_row(rows, r - back) : rows->halo + ((r / rows->chunk + 1) * CCA_HALO_ROWS + place) * rows->columns;
 }
 
 /* taps[2][dim] = the depthwise weights of one head: all taps of the previous token, then all of the current one. */
@@ -77,15 +95,13 @@ static inline void cca_depthwise_row(
 static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
     const W *bias, int64_t dim, T *scratch, const T *zeros) {
     T *previous = scratch, *current = scratch + dim;
-    if (cca_history(rows, first) > 0) {
-        const T *before = cca_history(rows, first) > 1 ? cca_row(rows, first - 2) + column : zeros;
-        cca_depthwise_row(previous, before, cca_row(rows, first - 1) + column, taps, bias, dim);
-    }
     for (int64_t r = first; r < end; r++, pairs += 2 * dim) {
-        bool starts = cca_history(rows, r) == 0;
+        int64_t history = cca_history(rows, r);
+        const T *before = history > 0 ? cca_row_before(rows, r, 1) + column : zeros;
         if (r + CCA_PREFETCH_ROWS < end) kernel_prefetch(cca_row(rows, r + CCA_PREFETCH_ROWS) + column, dim);
-        if (starts) cca_depthwise_row(previous, zeros, zeros, taps, bias, dim);
-        cca_depthwise_row(current, starts ? zeros : cca_row(rows, r - 1) + column, cca_row(rows, r) + column, taps, bias, dim);
+        if (r == first || history == 0 || cca_place(rows, r) == 0)
+            cca_depthwise_row(previous, history > 1 ? cca_row_before(rows, r, 2) + column : zeros, before, taps, bias, dim);
+        cca_depthwise_row(current, before, cca_row(rows, r) + column, taps, bias, dim);
         for (int64_t i = 0; i < dim; i++) {
             pairs[2 * i] = previous[i];
             pairs[2 * i + 1] = current[i];

@@ -120,7 +120,7 @@ INLINE void shift_values(const CcaArguments *a, int64_t first, int rows) {
         int64_t r = first + i / chunks;
         if (r >= in->rows) return;
         f32x8 own = load_channels(in->u + r * in->columns + in->convolved + column, left, in->whole), before = (f32x8)0;
-        if (history(in, r)) before = load_channels(row_of_u(in, r - 1) + in->convolved + column, left, in->whole);
+        if (history(in, r)) before = load_channels(row_before(in, r, 1) + in->convolved + column, left, in->whole);
         UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : before[j];
         store_channels(a->qkv + r * in->columns + in->convolved + column, own, left, in->whole);
     }
@@ -167,7 +167,7 @@ enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
 GPU_OP(cca) {
     const DeviceInfo *device = device_info(call->device);
-    CcaArguments arguments = {.in = cca_input(call, call->out[CCA_STATE]),
+    CcaArguments arguments = {.in = cca_input(call),
         .table = call->in[CCA_ROPE_TABLE],
         .grouped_bias = call->in[CCA_GROUPED_BIAS],
         .temperature = call->in[CCA_TEMPERATURE],

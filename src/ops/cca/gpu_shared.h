@@ -17,18 +17,19 @@ enum {
     CCA_MAX_DIM = 128,
     CCA_ALIGNMENT = 128, /* of tiles in shared memory, in bytes */
     CHUNK = 8,           /* channels of a 16-byte access */
+    HALO_ROWS = 2,       /* CCA_HALO_ROWS */
 };
 
 #define CCA_LEAST_NORM 0x1p-7f /* cca_least_norm of bf16 */
 
-/* `state` (may be NULL) holds the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half the
+/* `halo` (may be NULL) holds the two rows before each chunk of `chunk` rows. `whole`: dim is a multiple of CHUNK, and so is half the
  * number of rotated channels; kernels set it to the constant that they are compiled for. */
 typedef struct CcaInput {
-    const bf16 GLOBAL *u, *state, *depthwise, *grouped;
+    const bf16 GLOBAL *u, *halo, *depthwise, *grouped;
     const int32_t GLOBAL *positions;
     const float GLOBAL *depthwise_bias;
     int64_t columns, convolved, values, current; /* of a row of u; queries and keys; values, and those not delayed */
-    int32_t rows, heads, kv_heads, group, dim, rotated, whole;
+    int32_t rows, chunk, heads, kv_heads, group, dim, rotated, whole;
 } CcaInput;
 
 #ifdef GPU_DEVICE
@@ -94,19 +95,25 @@ INLINE f32x8 later_taps(const TapWords *taps) {
     return x;
 }
 
+/* The place of row r in its chunk. */
+INLINE int64_t place(const CcaInput *in, int64_t r) { return in->halo ? (uint32_t)r % (uint32_t)in->chunk : r; }
+
 /* Number of rows before row r that belong to its document and are available. */
 INLINE int64_t history(const CcaInput *in, int64_t r) {
-    int64_t rows = r + (in->state ? 2 : 0), position = in->positions[r];
+    int64_t rows = place(in, r) + (in->halo ? HALO_ROWS : 0), position = in->positions[r];
     return position < rows ? position : rows;
 }
 
-/* Whether row r exists and continues the document of row r - 1. */
-INLINE bool continues(const CcaInput *in, int64_t r) { return r < in->rows && history(in, r) > 0; }
+/* Whether row r exists and belongs to the document and the chunk of row r - 1, so that it sends gradients back to it. */
+INLINE bool follows(const CcaInput *in, int64_t r) { return r < in->rows && place(in, r) > 0 && in->positions[r] > 0; }
 
-/* Row r of u; where it does not exist, some row that can be read. */
-INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) {
-    if (r < 0) return in->state ? in->state + (r + 2) * in->columns : in->u;
-    return in->u + (r < in->rows ? r : in->rows - 1) * in->columns;
+/* Row r of u, and the row `back` rows before it; where that does not exist, some row that can be read. */
+INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) { return in->u + (r < in->rows ? r : in->rows - 1) * in->columns; }
+INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
+    r = r < in->rows ? r : in->rows - 1;
+    int64_t at = place(in, r) - back;
+    if (at >= 0) return in->u + (r - back) * in->columns;
+    return in->halo ? in->halo + (((uint32_t)r / (uint32_t)in->chunk + 1) * HALO_ROWS + at) * in->columns : in->u;
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -126,8 +133,8 @@ INLINE float sum_of_row(float x, const int DIM) {
  * rows that do not count are replaced by zeros later. */
 INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, int64_t r, int64_t column, int left) {
     bool whole = in->whole, there = r < in->rows;
-    f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_of_u(in, r - 1) + column, left, whole);
-    f32x8 u2 = load_channels(row_of_u(in, r - 2) + column, left, whole), bias = load_wide(in->depthwise_bias + column, left, whole);
+    f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_before(in, r, 1) + column, left, whole);
+    f32x8 u2 = load_channels(row_before(in, r, 2) + column, left, whole), bias = load_wide(in->depthwise_bias + column, left, whole);
     TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
     f32x8 earlier = earlier_taps(&taps), later = later_taps(&taps);
     int64_t before = there ? history(in, r) : 0;
@@ -180,13 +187,15 @@ INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x,
 #include "backend/gpu/kernel_launch.h"
 #include "ops/cca/cca.h"
 
+static_assert((int)HALO_ROWS == (int)CCA_HALO_ROWS, "a halo is the same for both sides");
+
 /* The inputs that both passes read. */
-static inline CcaInput cca_input(const OpCall *call, const void *state) {
+static inline CcaInput cca_input(const OpCall *call) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
-    int64_t rotated = call->in_shape[CCA_ROPE_TABLE][1];
+    int64_t rotated = call->in_shape[CCA_ROPE_TABLE][1], chunks = call->in_shape[CCA_HALO][0] / CCA_HALO_ROWS;
     assert(s.dim <= CCA_MAX_DIM);
     return (CcaInput){.u = call->in[CCA_U],
-        .state = state,
+        .halo = call->in[CCA_HALO],
         .positions = call->in[CCA_POSITIONS],
         .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],
         .depthwise_bias = call->in[CCA_DEPTHWISE_BIAS],
@@ -196,6 +205,7 @@ static inline CcaInput cca_input(const OpCall *call, const void *state) {
         .values = s.values,
         .current = s.current,
         .rows = (int32_t)s.rows,
+        .chunk = (int32_t)(chunks ? s.rows / chunks : s.rows),
         .heads = (int32_t)s.heads,
         .kv_heads = (int32_t)s.kv_heads,
         .group = (int32_t)s.group,

@@ -45,7 +45,7 @@ typedef struct Backward {
     const T *dy, *depthwise, *grouped, *y, *units;
     const W *table, *depthwise_bias, *temperature, *scales;
     int64_t rotated;
-    T *du, *g;
+    T *du, *d_halo, *g; /* d_halo may be NULL */
     W *temperature_sums, *grouped_bias_sums, *grouped_sums, *depthwise_sums, *depthwise_bias_sums;
 } Backward;
 
@@ -96,15 +96,28 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
     }
 }
 
+/* Whether row r belongs to the document and the chunk of row r - 1, so that it sends gradients back to it. */
+static bool follows(const Backward *b, int64_t r) { return r < b->s.rows && cca_place(&b->rows, r) > 0 && b->rows.positions[r] > 0; }
+
+/* Where the gradient of the older of the two rows before row r goes; NULL unless r is the first row of a chunk. */
+static T *halo_of(const Backward *b, int64_t r) {
+    if (!b->d_halo || cca_place(&b->rows, r) > 0) return NULL;
+    return b->d_halo + r / b->rows.chunk * CCA_HALO_ROWS * b->s.columns;
+}
+
 /* Gradient of the value columns: the next row read the delayed ones of this row. */
 static void shift_values_grad(const Backward *b, int64_t r) {
     const CcaShape *s = &b->s;
     int64_t current = s->current, delayed_bytes = (s->values - current) * (int64_t)sizeof(T);
     const T *dy = b->dy + r * s->columns + s->convolved;
-    T *du = b->du + r * s->columns + s->convolved;
+    T *du = b->du + r * s->columns + s->convolved, *halo = halo_of(b, r);
     memcpy(du, dy, current * sizeof(T));
-    if (r + 1 < s->rows && cca_history(&b->rows, r + 1)) memcpy(du + current, dy + s->columns + current, delayed_bytes);
+    if (follows(b, r + 1)) memcpy(du + current, dy + s->columns + current, delayed_bytes);
     else memset(du + current, 0, delayed_bytes);
+    if (!halo) return;
+    memset(halo + s->convolved, 0, s->values * sizeof(T));
+    memset(halo + s->columns + s->convolved, 0, s->values * sizeof(T));
+    if (cca_history(&b->rows, r)) memcpy(halo + s->columns + s->convolved + current, dy + current, delayed_bytes);
 }
 
 static void normalise_block_grad(const Backward *b, int64_t block) {
@@ -135,7 +148,7 @@ typedef struct Task {
 static void depthwise_output_grad(W *restrict d, const Backward *b, const Task *t, int64_t r) {
     int64_t dim = b->s.dim;
     const W *restrict own = t->d_pairs + (r - t->first) * 2 * dim, *restrict next = own + 2 * dim;
-    if (r + 1 < b->s.rows && cca_history(&b->rows, r + 1))
+    if (follows(b, r + 1))
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1] + next[2 * i];
     else
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1];
@@ -158,16 +171,32 @@ static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_
         for (int64_t i = 0; i < dim; i++) d[i] += to_wide(q[i]) / 2;
 }
 
+/* What pairs row r, the first of a chunk, sends back as its previous row: to the depthwise convolution of the row before
+ * it, and through that to the halo. That of row r (`current`) reads the halo too. */
+static void halo_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, T *restrict halo) {
+    int64_t dim = b->s.dim, history = cca_history(&b->rows, r);
+    const T *restrict older = history > 1 ? cca_row_before(&b->rows, r, 2) + t->column : (const T *)t->zeros;
+    const T *restrict newer = history > 0 ? cca_row_before(&b->rows, r, 1) + t->column : (const T *)t->zeros;
+    const W *restrict d = t->d_pairs + (r - t->first) * 2 * dim, *restrict tap0 = t->taps, *restrict tap1 = tap0 + dim;
+    W *restrict sum0 = t->tap_sums, *restrict sum1 = sum0 + dim;
+    for (int64_t i = 0; i < dim; i++) {
+        halo[t->column + i] = to_compute(history > 1 ? tap0[i] * d[2 * i] : 0);
+        halo[b->s.columns + t->column + i] = to_compute(history > 0 ? tap1[i] * d[2 * i] + tap0[i] * current[i] : 0);
+        sum0[i] += d[2 * i] * to_wide(older[i]);
+        sum1[i] += d[2 * i] * to_wide(newer[i]);
+    }
+}
+
 /* From the gradients of rows r (`current`) and r + 1 (`following`) of the depthwise convolution to du of row r, and to
  * the sums of its weights and bias. */
 static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, const W *restrict following) {
     int64_t dim = b->s.dim;
     bool starts = cca_history(&b->rows, r) == 0;
     const T *restrict u = cca_row(&b->rows, r) + t->column;
-    const T *restrict before = starts ? (const T *)t->zeros : cca_row(&b->rows, r - 1) + t->column;
+    const T *restrict before = starts ? (const T *)t->zeros : cca_row_before(&b->rows, r, 1) + t->column;
     const W *restrict mean = t->mean, *restrict tap0 = t->taps, *restrict tap1 = tap0 + dim;
     W *restrict sum0 = t->tap_sums, *restrict sum1 = sum0 + dim, *restrict bias = t->bias_sum;
-    T *restrict du = b->du + r * b->s.columns + t->column;
+    T *restrict du = b->du + r * b->s.columns + t->column, *halo = halo_of(b, r);
 #pragma omp simd
     for (int64_t i = 0; i < dim; i++) {
         W d = current[i];
@@ -176,9 +205,10 @@ static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, cons
         sum1[i] += d * to_wide(u[i]);
         bias[i] += d;
     }
-    if (!starts) return;
+    if (!starts && !halo) return;
     const W *restrict padding = t->d_pairs + (r - t->first) * 2 * dim;
     for (int64_t i = 0; i < dim; i++) bias[i] += padding[2 * i];
+    if (halo) halo_grad(b, t, r, current, halo);
 }
 
 static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *rows) {
@@ -212,11 +242,11 @@ static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *
         .ldc = 2 * dim});
     depthwise_output_grad(t->current, b, t, t->first);
     for (int64_t r = t->first; r < t->end; r++) {
-        bool last = r + 1 == s->rows;
-        if (!last) depthwise_output_grad(t->following, b, t, r + 1);
+        bool followed = follows(b, r + 1);
+        if (r + 1 < s->rows) depthwise_output_grad(t->following, b, t, r + 1);
         if (r + CCA_PREFETCH_ROWS < t->end) kernel_prefetch(b->du + (r + CCA_PREFETCH_ROWS) * s->columns + t->column, dim);
         mean_row_grad(t->mean, b, t->head, r);
-        depthwise_row_grad(b, t, r, t->current, last || cca_history(&b->rows, r + 1) == 0 ? t->zeros : t->following);
+        depthwise_row_grad(b, t, r, t->current, followed ? t->following : t->zeros);
         W *spare = t->current;
         t->current = t->following;
         t->following = spare;
@@ -274,7 +304,7 @@ CPU_OP(cca_grad, workspace) {
     CcaScratch layout = thread_scratch(&s, sizeof(T), sizeof(W));
     char *at = call->workspace;
     Backward b = {.s = s,
-        .rows = {.u = call->in[CCA_U], .positions = call->in[CCA_POSITIONS], .columns = s.columns},
+        .rows = cca_rows(call),
         .dy = call->in[CCA_GRAD_D_QKV],
         .table = call->in[CCA_ROPE_TABLE],
         .rotated = call->in_shape[CCA_ROPE_TABLE][1],
@@ -286,6 +316,7 @@ CPU_OP(cca_grad, workspace) {
         .units = call->in[CCA_GRAD_UNIT_KEYS],
         .scales = call->in[CCA_GRAD_HEAD_SCALES],
         .du = call->out[CCA_GRAD_D_U],
+        .d_halo = call->out[CCA_GRAD_D_HALO],
         .g = (T *)(at + l.g),
         .temperature_sums = (W *)(at + l.temperature),
         .grouped_bias_sums = (W *)(at + l.grouped_bias),

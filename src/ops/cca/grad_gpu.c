@@ -1,11 +1,12 @@
-/* The backward pass of cca on a GPU, in four kernels (mathematics in rule.c):
+/* The backward pass of cca on a GPU, in its kernels (mathematics in rule.c):
  *   1. cca_grad_norm: through rotation, temperature and norm to g [rows, C] in bf16; bound by memory;
  *   2. cca_grad_bias: the gradients of both biases and the temperature, from sums over rows. g goes through both
  *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which
  *      contains the bias: so the depthwise bias gets the sum of g times the sum of both taps;
  *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass, with
  *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du;
- *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u.
+ *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u;
+ *   5. cca_grad_halo, where there is a halo: what the first row of each chunk sends back to it.
  * Sums over rows are computed per chunk of rows and added in order of chunks. Scratch: g and these sums (Layout). */
 #include "ops/cca/gpu_shared.h"
 
@@ -41,6 +42,13 @@ typedef struct CcaInputGradArguments {
     bf16 GLOBAL *du;
     float GLOBAL *tap_sums; /* [chunks, convolved, 2] */
 } CcaInputGradArguments;
+
+typedef struct CcaHaloGradArguments {
+    CcaInput in;
+    const bf16 GLOBAL *g, *dy;
+    bf16 GLOBAL *d_halo;
+    float GLOBAL *tap_sums; /* [chunks of u, convolved, 2] */
+} CcaHaloGradArguments;
 
 typedef struct CcaWeightGradArguments {
     CcaInput in;
@@ -135,7 +143,7 @@ INLINE void shift_values_grad(const CcaNormGradArguments *a) {
         int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
-        if (continues(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
+        if (follows(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
         UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : next[j];
         store_channels(a->du + at, own, left, in->whole);
     }
@@ -227,7 +235,7 @@ INLINE void store_gradients(
     u32x4 own = load_chunk(g + (r < last ? r : last) * in->convolved, left, in->whole);
     u32x4 next = load_chunk(g + (r < last ? r + 1 : last) * in->convolved, left, in->whole);
     *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? own : (u32x4)0;
-    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = continues(in, r + 1) ? next : (u32x4)0;
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows(in, r + 1) ? next : (u32x4)0;
 }
 
 /* Gradient by way of the qk-mean of eight channels of head `head` of row r. */
@@ -256,13 +264,13 @@ INLINE void depthwise_grad(
     int64_t column = head * in->dim + channel;
     bool whole = in->whole;
     f32x8 mean = mean_grad(in, a->g, r, head, channel), u = load_channels(row_of_u(in, r) + column, left, whole);
-    f32x8 before = load_channels(row_of_u(in, r - 1) + column, left, whole);
+    f32x8 before = load_channels(row_before(in, r, 1) + column, left, whole);
     TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
     f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
-    following = continues(in, r + 1) ? following : (f32x8)0;
+    following = follows(in, r + 1) ? following : (f32x8)0;
     store_channels(a->du + r * in->columns + column, mean + later_taps(&taps) * d + earlier_taps(&taps) * following, left, whole);
     sums->later += d * u;
-    sums->earlier += continues(in, r) ? d * before : (f32x8)0;
+    sums->earlier += history(in, r) > 0 ? d * before : (f32x8)0;
 }
 
 /* Adds the threads' sums of each channel in order and stores them. */
@@ -320,6 +328,44 @@ CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
 CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
+/* What the pairs of row r, the first of a chunk, send back as their previous row: to the depthwise convolution of the row
+ * before it (`d`), and through that to the halo; that of row r (`current`) reads the halo too. A block for each chunk
+ * and head, one thread for a channel. */
+INLINE void head_halo_grad(const CcaHaloGradArguments *a, int64_t r, int64_t known, int head, int c) {
+    const CcaInput *in = &a->in;
+    int64_t column = head * in->dim + c;
+    const bf16 GLOBAL *g = a->g + r * in->convolved + head * in->dim;
+    bool next = follows(in, r + 1);
+    float d = 0, current = 0;
+    for (int k = 0; k < in->dim; k++) {
+        uint32_t taps = *(const uint32_t GLOBAL *)(in->grouped + ((int64_t)(head * in->dim + k) * in->dim + c) * 2);
+        float own = to_float(g[k]), earlier = to_float_low(taps);
+        d += own * earlier;
+        current += own * to_float_high(taps) + (next ? to_float(g[in->convolved + k]) * earlier : 0);
+    }
+    uint32_t taps = *(const uint32_t GLOBAL *)(in->depthwise + 2 * column);
+    float earlier = to_float_low(taps), later = to_float_high(taps);
+    bf16 GLOBAL *older = a->d_halo + (int64_t)block_x() * HALO_ROWS * in->columns + column;
+    *older = to_bf16(known > 1 ? earlier * d : 0);
+    older[in->columns] = to_bf16(known > 0 ? later * d + earlier * current : 0);
+    *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * in->convolved + column) * 2) =
+        (f32x2){known > 1 ? d * to_float(row_before(in, r, 2)[column]) : 0, known > 0 ? d * to_float(row_before(in, r, 1)[column]) : 0};
+}
+
+KERNEL(cca_grad_halo, CcaHaloGradArguments) {
+    const CcaInput *in = &a.in;
+    int64_t r = (int64_t)block_x() * in->chunk, known = history(in, r);
+    if (block_y() < in->heads + in->kv_heads) {
+        if (thread_id() < in->dim) head_halo_grad(&a, r, known, block_y(), thread_id());
+        return;
+    }
+    for (int64_t c = thread_id(); c < in->values; c += CCA_MAX_DIM) {
+        bf16 GLOBAL *older = a.d_halo + (int64_t)block_x() * HALO_ROWS * in->columns + in->convolved + c;
+        older[0] = 0;
+        older[in->columns] = known > 0 && c >= in->current ? a.dy[r * in->columns + in->convolved + c] : 0;
+    }
+}
+
 /* cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a quarter for each wave. */
 INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
     enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
@@ -375,45 +421,48 @@ CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
 
 LAUNCHERS(cca_grad_norm, CcaNormGradArguments, cca_grad_norm_64, cca_grad_norm_128, cca_grad_norm_any)
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
+LAUNCHER(cca_grad_halo, CcaHaloGradArguments)
 LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any)
 LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
-typedef struct Layout { int64_t norm_blocks, input_chunks, weight_chunks, bias, temperature, taps, weight, bytes; } Layout;
+typedef struct Layout { int64_t norm_blocks, input_chunks, tap_sums, weight_chunks, bias, temperature, taps, weight, bytes; } Layout;
 
 static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-static Layout workspace_layout(CcaShape s, int64_t tile_rows) {
+static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows) {
     const int64_t wide = sizeof(float);
     Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS),
         .input_chunks = divide_up(s.rows, INPUT_TILES * (tile_rows - 1)),
         .weight_chunks = divide_up(s.rows, WEIGHT_ROWS),
         .bias = align(s.rows * s.convolved * (int64_t)sizeof(bf16))};
+    l.tap_sums = l.input_chunks + halo_rows / HALO_ROWS;
     l.temperature = l.bias + align(l.norm_blocks * s.convolved * wide);
     l.taps = l.temperature + align(l.norm_blocks * s.kv_heads * wide);
-    l.weight = l.taps + align(l.input_chunks * s.convolved * 2 * wide);
+    l.weight = l.taps + align(l.tap_sums * s.convolved * 2 * wide);
     l.bytes = l.weight + align(l.weight_chunks * s.convolved * 2 * s.dim * wide);
     return l;
 }
 
 /* Enough for every form of the kernels: tiles of the fewest rows make the most chunks. */
 static int64_t workspace(const Graph *graph, const Node *node) {
-    return workspace_layout(cca_node_shape(graph, node), CCA_TILE / CCA_MAX_DIM).bytes;
+    int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
+    return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM).bytes;
 }
 
 /* Adds the sums over chunks to the gradients of both weights. */
 static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
     const char *at = call->workspace;
     gpu_add_partials_to_gradient(
-        call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
+        call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], (const float *)(at + l->taps), l->tap_sums, in->convolved * 2);
     gpu_add_partials_to_gradient(
         call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
 GPU_OP(cca_grad, workspace) {
     Device *device = call->device;
-    CcaInput in = cca_input(call, NULL);
-    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), cca_tile_rows(&in));
+    CcaInput in = cca_input(call);
+    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in));
     int64_t heads = in.heads + in.kv_heads;
     int threads = CCA_WAVES * device_info(device)->wave;
     char *at = call->workspace;
@@ -442,12 +491,18 @@ GPU_OP(cca_grad, workspace) {
         .kv_heads = in.kv_heads,
         .dim = in.dim};
     CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps)};
+    CcaHaloGradArguments halo = {.in = in,
+        .g = g,
+        .dy = call->in[CCA_GRAD_D_QKV],
+        .d_halo = call->out[CCA_GRAD_D_HALO],
+        .tap_sums = input.tap_sums + l.input_chunks * in.convolved * 2};
     CcaWeightGradArguments weight = {
         .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
     LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
     launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
     if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
     launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
+    if (halo.d_halo) launch_cca_grad_halo(device, (LaunchShape){.x = in.rows / in.chunk, .y = heads + 1, .threads = CCA_MAX_DIM}, &halo);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
     launch_cca_grad_weight(device, in.whole, weight_shape, &weight);
     add_sums(call, &in, &l);

@@ -15,13 +15,16 @@
  *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the
  *      gradient of its weight; then through the depthwise convolution and the mean to du;
  *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order of chunks.
- * A document's first row also sends a gradient to the zeros before it; only the depthwise bias keeps some of that. */
+ * A document's first row also sends a gradient to the zeros before it; only the depthwise bias keeps some of that. The
+ * first row of a chunk in the midst of a document sends one to the halo, which belongs to the chunk before. */
 #include "ops/cca/cca.h"
 
 #include <string.h>
 
+static bool is_state(const Graph *graph, TensorId halo) { return halo != TENSOR_NONE && graph_get(graph, halo)->arena == ARENA_STATE; }
+
 static void assert_shapes(
-    const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const CcaSpec *spec) {
+    const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId halo, const CcaSpec *spec) {
     CcaShape s = cca_shape(spec, graph_rows(graph, u));
     assert(s.current >= 0 && s.current <= s.values && graph_columns(graph, u) == s.columns);
     assert(graph_columns(graph, rope_table) % 2 == 0 && graph_columns(graph, rope_table) <= s.dim);
@@ -30,18 +33,21 @@ static void assert_shapes(
     assert(graph_elements(graph, parameters->grouped_weight) == s.convolved * s.dim * 2);
     assert(graph_elements(graph, parameters->grouped_bias) == s.convolved);
     assert(graph_elements(graph, parameters->temperature) == s.kv_heads);
-    assert(state == TENSOR_NONE || (!graph->training && graph_elements(graph, state) == 2 * s.columns));
+    if (halo == TENSOR_NONE) return;
+    int64_t chunks = graph_rows(graph, halo) / CCA_HALO_ROWS;
+    assert(graph_columns(graph, halo) == s.columns && chunks > 0 && s.rows % chunks == 0);
+    assert(!is_state(graph, halo) || (!graph->training && chunks == 1));
 }
 
-TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state,
+TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId halo,
     const CcaSpec *spec) {
-    assert_shapes(graph, u, rope_table, parameters, state, spec);
+    assert_shapes(graph, u, rope_table, parameters, halo, spec);
     CcaShape s = cca_shape(spec, graph_rows(graph, u));
-    Inputs in = {[CCA_U] = u, [CCA_POSITIONS] = positions, [CCA_ROPE_TABLE] = rope_table};
+    Inputs in = {[CCA_U] = u, [CCA_POSITIONS] = positions, [CCA_ROPE_TABLE] = rope_table, [CCA_HALO] = halo};
     in[CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight, in[CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias;
     in[CCA_GROUPED_WEIGHT] = parameters->grouped_weight, in[CCA_GROUPED_BIAS] = parameters->grouped_bias;
     in[CCA_TEMPERATURE] = parameters->temperature;
-    Outputs out = {[CCA_STATE] = state};
+    Outputs out = {[CCA_STATE] = is_state(graph, halo) ? halo : TENSOR_NONE};
     out[CCA_QKV] = graph_activation(graph, TYPE_COMPUTE, s.rows, s.columns, "qkv");
     if (graph->training) {
         out[CCA_UNIT_KEYS] = graph_activation(graph, TYPE_COMPUTE, s.rows, s.values, "unit_keys");
@@ -61,6 +67,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     Outputs out = {[CCA_GRAD_D_U] = d_in[CCA_U]};
     for (int i = CCA_DEPTHWISE_WEIGHT; i <= CCA_GROUPED_BIAS; i++) /* in the order of the parameters */
         out[CCA_GRAD_D_DEPTHWISE_WEIGHT + i - CCA_DEPTHWISE_WEIGHT] = graph_parameter_gradient(graph, node->in[i]);
+    if (node->in[CCA_HALO])
+        out[CCA_GRAD_D_HALO] = d_in[CCA_HALO] = graph_activation_like(graph, TYPE_COMPUTE, node->in[CCA_HALO], "d_halo");
     graph_node(graph, OP_cca_grad, in, out, node->attributes, 0);
 }
 
