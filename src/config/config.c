@@ -158,7 +158,13 @@ static const Option rows[] = {
     REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
     CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none", STATE),
 
-    INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "ranks (processes with a GPU each) that divide a batch; 0: all of the run", CHANGES),
+    INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
+        "groups of ranks (processes with a GPU each) that divide a batch; 0: as many as the run's ranks come to", CHANGES),
+    INT_OPTION(
+        layout.tp, "1", 1, 1 << 20, "ranks", "ranks that divide every layer: heads, columns, vocabulary (tensor parallelism)", CHANGES),
+    INT_OPTION(layout.pp, "1", 1, 1 << 20, "ranks", "ranks that divide the layers among them (pipeline parallelism)", CHANGES),
+    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that divide every sequence (context parallelism)", CHANGES),
+    INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "ranks that divide the experts, and a batch too (expert parallelism)", CHANGES),
     INT_OPTION(layout.zero, "1", 0, 3, "",
         "what ranks divide among them in place of whole copies: 1: optimizer state, 2: gradients too, 3: weights too (FSDP); 0: nothing",
         CHANGES),

@@ -75,7 +75,7 @@ typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps;
 
 typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
 typedef struct LayoutConfig {
-    int64_t dp, zero, shard;
+    int64_t dp, tp, pp, cp, ep, zero, shard;
     double bucket_mb;
     int reduce;
 } LayoutConfig;

@@ -16,7 +16,6 @@ enum { STAGE_GRADIENTS = 2, STAGE_WEIGHTS = 3 }; /* from which these are sharded
 struct Exchange {
     const Layout *layout;
     const CommSchedule *schedule;
-    Ranks ranks;
     Executor *executor;
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
@@ -39,13 +38,17 @@ static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) { 
 static void *at_offset(const Exchange *exchange, Arena arena, int64_t offset) {
     return (char *)executor_arena(exchange->executor, arena) + offset;
 }
+/* The ranks that share a bucket out. */
+static Comm *sharing_group(const Exchange *exchange, const LayoutBucket *bucket) {
+    return mesh_group(exchange->layout->mesh, bucket->axes & ~MESH(AXIS_REPLICA));
+}
 /* Where a bucket's gradients lie while the program runs. */
 static void *gradients_at(const Exchange *exchange, int b) {
     return at_offset(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients);
 }
 
 static void wait_for(Exchange *exchange, CommTicket *ticket) {
-    if (*ticket) comm_wait(exchange->ranks.all, *ticket);
+    if (*ticket) comm_wait(exchange->layout->mesh->all, *ticket);
     *ticket = 0;
 }
 
@@ -55,7 +58,7 @@ static void wait_for(Exchange *exchange, CommTicket *ticket) {
 typedef struct Shard { int64_t in_bucket, local, bytes; } Shard;
 
 static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {
-    ByteSpan span = layout_bucket_shard(exchange->layout, bucket);
+    ByteSpan span = layout_bucket_shard(bucket);
     int64_t slack = span.begin < span.end ? span.begin % precision_alignment(precision_of(exchange)) : 0;
     return (Shard){span.begin - bucket->begin - slack, bucket->local - slack, span.end - span.begin + slack};
 }
@@ -95,13 +98,14 @@ static void send_gradients(Exchange *exchange, int b) {
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
         int64_t count = bucket_bytes(bucket) / bucket->element_bytes;
-        exchange->gradients[b] = comm_all_reduce(exchange->ranks.all, name.text, gradients, count, type, COMM_SUM);
+        exchange->gradients[b] = comm_all_reduce(mesh_group(layout->mesh, bucket->axes), name.text, gradients, count, type, COMM_SUM);
         return;
     }
-    exchange->gradients[b] = comm_reduce_scatter(exchange->ranks.group, name.text, gradients, bucket->shards, type, COMM_SUM);
-    if (layout->replicas == 1) return;
-    int64_t first = bucket->shards[layout->rank], count = bucket->shards[layout->rank + 1] - first;
-    exchange->gradients[b] = comm_all_reduce(exchange->ranks.replicas, name.text, gradients + first * element, count, type, COMM_SUM);
+    exchange->gradients[b] = comm_reduce_scatter(sharing_group(exchange, bucket), name.text, gradients, bucket->shards, type, COMM_SUM);
+    Comm *replicas = mesh_group(layout->mesh, bucket->axes & MESH(AXIS_REPLICA));
+    if (comm_size(replicas) == 1) return;
+    int64_t first = bucket->shards[bucket->rank], count = bucket->shards[bucket->rank + 1] - first;
+    exchange->gradients[b] = comm_all_reduce(replicas, name.text, gradients + first * element, count, type, COMM_SUM);
 }
 
 /* Adds this rank's shard of a slot to its sums. */
@@ -150,8 +154,9 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
 /* Sends the rank's shard, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
-    exchange->weights[b] = comm_all_gather(
-        exchange->ranks.group, bucket_name("weights", b).text, weights_at(exchange, b, 0), exchange->layout->buckets[b].shards, type);
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    exchange->weights[b] =
+        comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);
 }
 
 /* Copies the rank's shard into its bucket's slot and gathers the rest. A bucket that both passes read may be gathered
@@ -161,7 +166,7 @@ static void begin_gathering(Exchange *exchange, int index) {
     if (index >= exchange->schedule->gathering_count) return;
     int b = exchange->schedule->gatherings[index].bucket;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
-    ByteSpan span = layout_bucket_shard(exchange->layout, bucket);
+    ByteSpan span = layout_bucket_shard(bucket);
     const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, bucket->local));
     if (span.begin < span.end)
         device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
@@ -231,10 +236,10 @@ int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule) {
     return most;
 }
 
-Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error) {
+Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error) {
     Exchange *exchange = memory_allocate(sizeof *exchange);
     int64_t bytes = exchange_bytes(layout, schedule);
-    *exchange = (Exchange){.layout = layout, .schedule = schedule, .ranks = *ranks, .executor = executor};
+    *exchange = (Exchange){.layout = layout, .schedule = schedule, .executor = executor};
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);

@@ -6,7 +6,7 @@
  * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are sent, and this rank's
  * shard back to fp32 when it is reduced.
  *
- * Owned by the session; the layout, the schedule, the comms and the executor outlive it. */
+ * Owned by the session; the layout, its mesh with the groups of the buckets, the schedule and the executor outlive it. */
 #pragma once
 
 #include "comm/comm.h"
@@ -14,11 +14,8 @@
 
 typedef struct Exchange Exchange;
 
-/* The ranks that exchange: all of them, those of this rank's group, and those of the other groups in its place. */
-typedef struct Ranks { Comm *all, *group, *replicas; } Ranks;
-
 /* For the program that the executor runs; sets its comm points. ERROR_MEMORY. */
-Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error);
+Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error);
 /* Device memory that exchange_create allocates. */
 int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule);
 void exchange_free(Exchange *exchange);

@@ -3,6 +3,7 @@
 #include "layout/layout.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,14 +65,18 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
     return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
 }
 
-static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, int64_t element_bytes) {
+static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, MeshAxes axes, int64_t element_bytes) {
+    MeshAxes sharing = axes & ~MESH(AXIS_REPLICA);
     bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
     LayoutBucket bucket = {.begin = begin,
         .end = begin,
         .element_bytes = element_bytes,
         .vectors = class == CLASS_VECTOR,
         .sharded = layout->stage && !whole,
-        .frozen = class == CLASS_FROZEN};
+        .frozen = class == CLASS_FROZEN,
+        .axes = axes,
+        .size = mesh_size(layout->mesh, sharing),
+        .rank = mesh_index(layout->mesh, sharing)};
     array_append(layout->buckets, layout->bucket_count, bucket);
     return &layout->buckets[layout->bucket_count - 1];
 }
@@ -80,19 +85,20 @@ static void close_bucket(Layout *layout, LayoutBucket *bucket, int64_t multiple)
     layout->bytes = bucket->end = bucket->begin + round_up(layout->bytes - bucket->begin, multiple);
 }
 
-/* Places the parameters of a class from layout->bytes on. */
-static void cut_class(Cutting *cutting, Class class) {
+/* Places the parameters of a class whose gradients are summed over `axes` from layout->bytes on. */
+static void cut_class(Cutting *cutting, Class class, MeshAxes axes) {
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
-    int64_t alignment = cutting->alignment, multiple = layout->stage && class == CLASS_ADAMW ? alignment * layout->size : alignment;
+    int64_t alignment = cutting->alignment, multiple = alignment;
+    if (layout->stage && class == CLASS_ADAMW) multiple *= mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
     LayoutBucket *bucket = NULL;
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (class_of(graph, cutting->optimizer, p) != class) continue;
+        if (class_of(graph, cutting->optimizer, p) != class || parameter_sum_axes(p) != axes) continue;
         if (!bucket || closes(cutting, bucket, layout->bytes, previous, i)) {
             if (bucket) close_bucket(layout, bucket, multiple);
-            bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, p->element_bytes);
+            bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, axes, p->element_bytes);
             layout->bytes = bucket->begin;
         }
         assert(p->element_bytes == bucket->element_bytes && (!p->fused || previous == i - 1));
@@ -106,10 +112,10 @@ static void cut_class(Cutting *cutting, Class class) {
 
 /* -- Shards of AdamW's buckets ------------------------------------------------------------------------------------- */
 
-static void cut_evenly(const Layout *layout, LayoutBucket *bucket) {
+static void cut_evenly(LayoutBucket *bucket) {
     int64_t elements = (bucket->end - bucket->begin) / bucket->element_bytes;
-    assert(elements % layout->size == 0);
-    for (int r = 0; r <= layout->size; r++) bucket->shards[r] = elements / layout->size * r;
+    assert(elements % bucket->size == 0);
+    for (int r = 0; r <= bucket->size; r++) bucket->shards[r] = elements / bucket->size * r;
 }
 
 /* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
@@ -152,7 +158,7 @@ static int give(const Atom *atoms, int count, const double *load, int size, doub
 
 /* Finds the least limit to within a thousandth by bisection; `load` takes the bucket's in. */
 static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double *load) {
-    int size = cutting->layout->size, count;
+    int size = bucket->size, count;
     SCOPED_FREE int *ends = memory_allocate(size * sizeof *ends);
     SCOPED_FREE Atom *atoms = list_atoms(cutting, bucket, &count);
     double low = 0, high = 0;
@@ -176,7 +182,7 @@ static void place_local(Layout *layout, int64_t alignment) {
     int64_t end = 0;
     for (int b = 0; b < layout->bucket_count && !layout->buckets[b].frozen; b++) {
         LayoutBucket *bucket = &layout->buckets[b];
-        ByteSpan shard = layout_bucket_shard(layout, bucket);
+        ByteSpan shard = layout_bucket_shard(bucket);
         bucket->local = round_up(end, alignment) + shard.begin % alignment;
         if (shard.begin < shard.end) end = bucket->local + shard.end - shard.begin;
     }
@@ -185,7 +191,7 @@ static void place_local(Layout *layout, int64_t alignment) {
 
 static void append_intervals(Layout *layout, const Graph *graph, int b) {
     const LayoutBucket *bucket = &layout->buckets[b];
-    ByteSpan held = layout_bucket_shard(layout, bucket);
+    ByteSpan held = layout_bucket_shard(bucket);
     OptimizerShard *shard = &layout->shard;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -196,7 +202,9 @@ static void append_intervals(Layout *layout, const Graph *graph, int b) {
         ShardInterval interval = {.elements = {i, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
             .offset = bucket->local + begin - held.begin,
             .bucket = b,
-            .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
+            .holders = bucket->sharded ? mesh_size(layout->mesh, bucket->axes & MESH(AXIS_REPLICA)) : mesh_size(layout->mesh, bucket->axes),
+            .holder =
+                bucket->sharded ? mesh_index(layout->mesh, bucket->axes & MESH(AXIS_REPLICA)) : mesh_index(layout->mesh, bucket->axes)};
         array_append(shard->intervals, shard->interval_count, interval);
     }
 }
@@ -213,33 +221,42 @@ static double balance_of(const double *load, int size) {
     return sum > 0 ? most * size / sum : 0;
 }
 
-static void cut(Cutting *cutting) {
+/* The parameters of a class whose gradients are summed over `axes`. */
+static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     Layout *layout = cutting->layout;
-    SCOPED_FREE double *load = memory_allocate(layout->size * sizeof *load);
-    for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
-        int first = layout->bucket_count;
-        if (class == CLASS_FROZEN) layout->trained_bytes = layout->bytes;
-        cut_class(cutting, class);
-        for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
-            layout->buckets[b].shards = memory_allocate((layout->size + 1) * sizeof(int64_t));
-            if (class == CLASS_ADAMW) cut_evenly(layout, &layout->buckets[b]);
-            else cut_by_matrices(cutting, &layout->buckets[b], load);
-        }
+    int first = layout->bucket_count, size = mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
+    SCOPED_FREE double *load = memory_allocate(size * sizeof *load);
+    cut_class(cutting, class, axes);
+    for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
+        layout->buckets[b].shards = memory_allocate((size + 1) * sizeof(int64_t));
+        if (class == CLASS_ADAMW) cut_evenly(&layout->buckets[b]);
+        else cut_by_matrices(cutting, &layout->buckets[b], load);
     }
-    layout->muon_balance = balance_of(load, layout->size);
+    layout->muon_balance = fmax(layout->muon_balance, balance_of(load, size));
 }
 
-Layout *layout_create(
-    Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks) {
+static void cut(Cutting *cutting) {
+    const Graph *graph = cutting->graph;
+    for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
+        bool done[AXES_ALL + 1] = {false};
+        if (class == CLASS_FROZEN) cutting->layout->trained_bytes = cutting->layout->bytes;
+        for (int i = 0; i < graph->parameter_count; i++) {
+            MeshAxes axes = parameter_sum_axes(&graph->parameters[i]);
+            if (class_of(graph, cutting->optimizer, &graph->parameters[i]) != class || done[axes]) continue;
+            done[axes] = true;
+            cut_group(cutting, class, axes);
+        }
+    }
+}
+
+Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes) {
     Layout *layout = memory_allocate(sizeof *layout);
-    int stage = ranks > 1 && config->shard != 1 ? (int)config->zero : 0, size = stage && config->shard ? (int)config->shard : ranks;
-    assert(ranks % size == 0);
-    *layout = (Layout){.rank = rank % size,
-        .size = size,
-        .replica = rank / size,
-        .replicas = ranks / size,
+    const Mesh *mesh = graph->mesh;
+    int stage = mesh_size(mesh, AXES_ALL & ~MESH(AXIS_REPLICA) & ~MESH(AXIS_PP)) > 1 ? (int)config->zero : 0;
+    bool reduces = mesh_size(mesh, AXES_ALL) > 1 && config->reduce == REDUCE_BF16;
+    *layout = (Layout){.mesh = mesh,
         .stage = stage,
-        .reduces_in_bf16 = ranks > 1 && config->reduce == REDUCE_BF16 && precision_state_bytes(graph->precision, TYPE_COMPUTE) == 4,
+        .reduces_in_bf16 = reduces && precision_state_bytes(graph->precision, TYPE_COMPUTE) == 4,
         .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2}};
     SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);

@@ -15,8 +15,9 @@
  *             buckets together is even;
  *   frozen    matrices (beside adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen
  *             vectors lie among the vectors.
- * Instead of all ranks, groups of consecutive ones (of a node) can shard among themselves: such groups are "replicas"
- * of each other, between which only gradients are summed. Ranks and sizes below are those inside a group.
+ * Which ranks share a bucket out depends on the mesh (comm/mesh.h): those of the axes over which its gradients are summed
+ * (parameter_sum_axes), so buckets are of one such set of axes each. The axis REPLICA is no part of that: replicas have
+ * shards of their own, between which only gradients are summed.
  *
  * Offsets are bytes of the MASTER arena (graph.h), either of the whole model's or of the rank's own, which is called
  * local: it holds the vectors and the rank's shards of all buckets, one after another. Names and shapes of parameters
@@ -38,14 +39,15 @@ typedef struct LayoutBucket {
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds it all */
     bool frozen;           /* nothing in it is trained: it is in the WEIGHT arena alone */
+    MeshAxes axes;         /* over which its gradients are summed */
+    int size, rank;        /* of the ranks of these axes but REPLICA, which share it out: how many, and this one's number */
     int64_t *shards; /* [size + 1] ascending elements from the bucket's begin: rank r has [shards[r], shards[r + 1]). NULL unless sharded */
     int64_t local;   /* where this rank's shard, or all of it, begins in its own arenas */
 } LayoutBucket;
 
 typedef struct Layout {
-    int rank, size;
-    int replica, replicas; /* the group's number, and how many there are; 0 and 1 in stage 0 */
-    int stage;             /* 0 where one rank has all */
+    const Mesh *mesh;
+    int stage;             /* 0 where no ranks share anything out */
     int64_t bytes;         /* of the whole MASTER arena, padding included */
     int64_t trained_bytes; /* of these, what lies before frozen matrices: where arenas of masters, gradients and the optimizer end */
     LayoutBucket *buckets;
@@ -56,20 +58,20 @@ typedef struct Layout {
     OptimizerShard shard; /* what this rank holds of the master weights, and updates; its list is the layout's */
 } Layout;
 
-/* The layout of the graph's parameters for one of `ranks`, with the graph placed. `bucket_bytes` are of gradients.
- * config->shard divides `ranks`. */
-Layout *layout_create(
-    Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks);
+/* The mesh of a run of `ranks` for one of them, without groups. ERROR_USAGE when they cannot be laid out so. */
+bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *error);
+/* The layout of the graph's parameters for the rank that the graph's mesh is for, with the graph placed. `bucket_bytes` are
+ * of gradients. */
+Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes);
 void layout_free(Layout *layout);
 /* Moves the parameters of another graph of the same model to where the layout has them; before graph_plan. */
 void layout_place(const Layout *layout, Graph *graph);
 
-/* Of all replicas. */
-static inline int layout_all_ranks(const Layout *layout) { return layout->size * layout->replicas; }
+static inline int layout_all_ranks(const Layout *layout) { return mesh_size(layout->mesh, AXES_ALL); }
 
 /* This rank's shard of a bucket, or all of one that is not sharded: bytes of the whole MASTER arena. */
-static inline ByteSpan layout_bucket_shard(const Layout *layout, const LayoutBucket *bucket) {
+static inline ByteSpan layout_bucket_shard(const LayoutBucket *bucket) {
     if (!bucket->sharded) return (ByteSpan){bucket->begin, bucket->end};
-    return (ByteSpan){bucket->begin + bucket->shards[layout->rank] * bucket->element_bytes,
-        bucket->begin + bucket->shards[layout->rank + 1] * bucket->element_bytes};
+    return (ByteSpan){bucket->begin + bucket->shards[bucket->rank] * bucket->element_bytes,
+        bucket->begin + bucket->shards[bucket->rank + 1] * bucket->element_bytes};
 }

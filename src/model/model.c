@@ -23,12 +23,13 @@ static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
 }
 
-Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences,
-    int64_t length, RecomputePolicy recompute) {
+Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
+    int64_t sequences, int64_t length, RecomputePolicy recompute) {
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
-    int64_t rows = sequences * length, one = 1, two = 2;
-    Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length};
+    if (mesh) graph->mesh = mesh;
+    int64_t rows = sequences * length / graph->mesh->size[AXIS_CP], one = 1, two = 2;
+    Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length, .rows = rows};
     bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
     model.tokens = integers(graph, rows, "tokens");
     model.positions = integers(graph, rows, "positions");
@@ -64,7 +65,7 @@ Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Pre
 
 Model model_build(
     const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
-    return model_build_adapted(config, NULL, precision, mode, sequences, length, recompute);
+    return model_build_adapted(NULL, config, NULL, precision, mode, sequences, length, recompute);
 }
 
 void model_free(Model *model) {

@@ -20,22 +20,24 @@ typedef struct Model {
     Graph *graph;
     ModelMode mode;
     int64_t sequences, length;
-    TensorId tokens, positions; /* INT32 [sequences * length] */
-    TensorId targets;           /* INT32 [sequences * length] */
+    int64_t rows;               /* of a microbatch that this rank has, of all heads: sequences * length / cp */
+    TensorId tokens, positions; /* INT32 [rows] */
+    TensorId targets;           /* INT32 [rows] */
     TensorId scale;             /* WIDE [1]: 1 / targets in the step (evaluation: 1) */
-    TensorId share;             /* WIDE [1]: 1 / microbatches in the step */
+    TensorId share;             /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
     TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
-    TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [sequences * length, vocabulary] */
+    TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [rows, vocabulary] */
 } Model;
 
 /* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration
  * must have passed config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
 Model model_build(
     const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
-/* With adapters for training (model/lora.c) when `lora` has a rank: all but these is frozen. In bf16 a layout
- * places it before it is planned, which puts frozen matrices where they have no masters. */
-Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences,
-    int64_t length, RecomputePolicy recompute);
+/* What one rank of a mesh, which outlives it, has of the model (NULL: it is alone). With adapters for training
+ * (model/lora.c) when `lora` has a rank: all but these is frozen. In bf16 a layout places it before it is planned, which
+ * puts frozen matrices where they have no masters. */
+Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
+    int64_t sequences, int64_t length, RecomputePolicy recompute);
 void model_free(Model *model);
 
 /* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one

@@ -2,7 +2,7 @@
  * one function, NAME_build, which declares the parameters and appends the operations of one forward pass (builder.c,
  * lora.c).
  *
- * In shapes, R = sequences * length is the rows of a microbatch, D = width, F = ffn, E = experts, V = vocabulary.
+ * In shapes, R is the rows of a microbatch that this rank has (Model.rows), D = width, F = ffn, E = experts, V = vocabulary.
  * Activations are [R, columns]. Parameters lie in memory in the order in which they are declared; matrices are [out,
  * in]. Their names are those of the family's Hugging Face folder: LAYER_NAMES.N.NAME inside of a layer, NAME
  * outside. */
@@ -18,7 +18,7 @@ typedef struct Builder {
     const ModelConfig *config;
     const LoraConfig *lora; /* NULL: no adapters */
     ModelMode mode;
-    int64_t length;
+    int64_t length;             /* of a whole sequence */
     TensorId tokens, positions; /* INT32 [R] */
     TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
     TensorId rope_table;        /* set by families with rotary positions */

@@ -20,9 +20,9 @@ bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *paramet
  * intervals are whole matrices. */
 typedef struct ShardInterval {
     ParameterInterval elements;
-    int64_t offset; /* of the first one in the rank's own MASTER arena, and in its momentum */
-    int bucket;     /* of the layout, ascending in a list */
-    bool primary;   /* of the ranks that hold them, this one counts them in norms and writes them into checkpoints */
+    int64_t offset;      /* of the first one in the rank's own MASTER arena, and in its momentum */
+    int bucket;          /* of the layout, ascending in a list */
+    int holders, holder; /* how many ranks hold them, and this one's number: number 0 counts them in norms */
 } ShardInterval;
 
 /* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `bytes` with
@@ -46,7 +46,7 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
 
-/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of primary intervals, in fixed
+/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of intervals as holder 0, in fixed
  * blocks and order: independent of threads. NaN or infinity if any gradient is. Waits for a GPU. */
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
 /* Whether all master weights are finite. Waits for a GPU. */
@@ -66,7 +66,7 @@ typedef struct OptimizerState {
     const char *kind;
     ParameterInterval elements;
     void *data;
-    bool primary; /* as in ShardInterval */
+    int holders, holder; /* as in ShardInterval */
 } OptimizerState;
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity); /* returns how many there are */
 

@@ -45,7 +45,7 @@ static OptimizerShard whole_shard(const Graph *graph) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        shard.intervals[shard.interval_count++] = (ShardInterval){.elements = {i, 0, p->count}, .offset = p->offset, .primary = true};
+        shard.intervals[shard.interval_count++] = (ShardInterval){.elements = {i, 0, p->count}, .offset = p->offset, .holders = 1};
     }
     return shard;
 }
@@ -86,7 +86,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index) {
         .end = optimizer->chunk_count,
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
         .bucket = interval->bucket,
-        .primary = interval->primary,
+        .primary = interval->holder == 0,
         .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE};
     bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
@@ -292,7 +292,7 @@ void optimizer_step(Optimizer *optimizer, void *master, void *weights, const voi
 }
 
 static OptimizerState state_of(const ShardInterval *interval, const char *kind, void *arena, int64_t offset) {
-    return (OptimizerState){kind, interval->elements, (char *)arena + offset, interval->primary};
+    return (OptimizerState){kind, interval->elements, (char *)arena + offset, interval->holders, interval->holder};
 }
 
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity) {

@@ -53,7 +53,10 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
     }
 }
 
-/* The data in order, of which ranks take batches in turn: `next` is this rank's. */
+/* The ranks that the model is for. */
+static const Mesh *mesh_of(const EvaluationInput *input) { return input->model->graph ? input->model->graph->mesh : &mesh_alone; }
+
+/* The data in order, of which groups of ranks take batches in turn: `next` is this rank's. */
 typedef struct Reading {
     Order *order;
     LoaderSource source;
@@ -90,8 +93,8 @@ static bool open_reading(Reading *reading, const EvaluationInput *input, Error *
     const ShardSet *set = input->set;
     *reading = (Reading){.order = order_of_one(0, false, set->path, set->token_count - 1, input->model->length, error),
         .source = {.set = set},
-        .next = comm_rank(input->comm),
-        .size = comm_size(input->comm)};
+        .next = mesh_index(mesh_of(input), AXES_DATA),
+        .size = mesh_size(mesh_of(input), AXES_DATA)};
     LoaderOptions options = {.order = reading->order,
         .sources = &reading->source,
         .sequences = input->model->sequences,
@@ -118,7 +121,8 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     const Model *model = input->model;
     SCOPED(close_reading) Reading reading;
     if (!open_reading(&reading, input, error)) return false;
-    int rank = comm_rank(input->comm), size = comm_size(input->comm);
+    int index = mesh_index(mesh_of(input), AXES_DATA), size = mesh_size(mesh_of(input), AXES_DATA);
+    bool counted = mesh_index(mesh_of(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
     int64_t samples = order_sequences(input->set->token_count, model->length);
     if (input->sequences && samples > input->sequences) samples = input->sequences;
     int64_t batches = divide_up(samples, model->sequences);
@@ -129,7 +133,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true, stop = false;
-    for (int64_t i = rank; i - rank < batches; i += size) {
+    for (int64_t i = index; i - index < batches; i += size) {
         Error unread = {0};
         const Batch *batch = i < batches ? loader_next(reading.loader, &unread) : NULL;
         if (!(done = agree_to_go_on(input, &unread, &stop, error)) || stop) break;
@@ -138,10 +142,11 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
         executor_run(input->executor);
         if (!(done = executor_finish(input->executor, error))) break;
         sum += executor_get_metric(input->executor, model->loss, 0);
-        if (rank == 0) progress_update(&progress, i + 1);
+        if (comm_rank(input->comm) == 0) progress_update(&progress, i + 1);
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
     progress_finish(&progress);
+    if (!counted) counts = (Counts){0};
     done = done && sum_up(input->comm, &sum, &counts, error);
     *result = (Evaluation){.loss = sum / counts.targets,
         .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN,

@@ -4,9 +4,11 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/log.h"
 #include "base/math.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "graph/op.h"
 #include "backend/backend.h"
@@ -35,7 +37,8 @@ static void plan_sampling(Session *session) {
     const Config *config = session->config;
     int64_t rows = text_sample_rows(config);
     if (!rows) return;
-    session->sampling = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
+    session->sampling =
+        model_build_adapted(session->mesh, &config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
     layout_place(session->layout, session->sampling.graph);
     session->sampling_schedule = comm_schedule_create(session->layout, session->sampling.graph);
     session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
@@ -45,13 +48,8 @@ static void plan_sampling(Session *session) {
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config};
     Precision precision = config->precision;
-    if (config->layout.dp && config->layout.dp != size)
-        return error_set(error, ERROR_USAGE, "layout.dp=%lld but there are %d ranks: start as many as that, or leave it out",
-            (long long)config->layout.dp, size);
-    if (config->layout.shard && size % config->layout.shard)
-        return error_set(error, ERROR_USAGE,
-            "layout.shard=%lld does not divide the %d ranks: groups of that size share out what ZeRO spreads",
-            (long long)config->layout.shard, size);
+    session->mesh = memory_allocate(sizeof *session->mesh);
+    if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
         return error_set(error, ERROR_USAGE,
             "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
@@ -59,9 +57,11 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             (long long)config->lora.rank);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
-    session->model = model_build_adapted(&config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
-    session->evaluation = model_build_adapted(&config->model, &config->lora, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
-    session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device), rank, size);
+    session->model =
+        model_build_adapted(session->mesh, &config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
+    session->evaluation =
+        model_build_adapted(session->mesh, &config->model, &config->lora, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
     layout_place(session->layout, session->evaluation.graph);
     session->schedule = comm_schedule_create(session->layout, session->model.graph);
     session->evaluation_schedule = comm_schedule_create(session->layout, session->evaluation.graph);
@@ -82,9 +82,7 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 int64_t session_step_rows(const Session *session) {
     const Config *config = session->config;
     int64_t microbatch = config->batch.sequences * config->data.length, microbatches = config->batch.tokens / microbatch;
-    assert(session->layout);
-    int ranks = layout_all_ranks(session->layout);
-    return (microbatches + ranks - 1) / ranks * microbatch;
+    return divide_up(microbatches, mesh_size(session->mesh, AXES_DATA)) * microbatch;
 }
 
 static int64_t small_arenas(const Plan *plan) {
@@ -165,7 +163,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     if (available < 0 || budget.total <= available) return true;
     char needed[32], have[32];
     Fit fits[MOST_FITS];
-    int rank = layout->replica * layout->size + layout->rank, first = 0;
+    int rank = mesh_rank(session->mesh), first = 0;
     int count = fit_search(session->config, session->backend.device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
@@ -196,13 +194,21 @@ static bool initialize(Session *session, Error *error) {
     return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
 }
 
+/* The groups of ranks that the buckets and the program communicate in. */
 static bool open_groups(Session *session, Error *error) {
+    static const MeshAxes of_programs[] = {
+        AXES_TENSOR, AXES_EXPERTS, AXES_ROWS, AXES_ROWS & ~MESH(AXIS_CP), MESH(AXIS_CP), MESH(AXIS_PP), MESH(AXIS_TP)};
+    enum { PROGRAMS = sizeof of_programs / sizeof *of_programs };
     const Layout *layout = session->layout;
-    session->ranks = (Ranks){session->comm, session->comm, NULL};
-    if (layout->replicas == 1) return true;
-    session->ranks.group = comm_split(session->comm, layout->replica, "group", error);
-    session->ranks.replicas = session->ranks.group ? comm_split(session->comm, layout->rank, "replicas", error) : NULL;
-    return session->ranks.replicas != NULL;
+    SCOPED_FREE MeshAxes *axes = memory_allocate((PROGRAMS + 3 * (size_t)layout->bucket_count) * sizeof *axes);
+    int count = 0;
+    for (int i = 0; i < PROGRAMS; i++) axes[count++] = of_programs[i];
+    for (int b = 0; b < layout->bucket_count; b++) {
+        axes[count++] = layout->buckets[b].axes;
+        axes[count++] = layout->buckets[b].axes & ~MESH(AXIS_REPLICA);
+        axes[count++] = layout->buckets[b].axes & MESH(AXIS_REPLICA);
+    }
+    return mesh_open(session->mesh, session->comm, axes, count, error);
 }
 
 /* Notes the kernels of initialisation and update, so that they are loaded together with those of the programs. */
@@ -236,9 +242,8 @@ bool session_start(Session *session, Comm *comm, Error *error) {
                                             : NULL;
     if (!session->optimizer) return false;
     note_kernels(session);
-    session->exchange = exchange_create(session->layout, session->schedule, &session->ranks, session->executor, error);
-    session->evaluation_exchange =
-        exchange_create(session->layout, session->evaluation_schedule, &session->ranks, session->evaluator, error);
+    session->exchange = exchange_create(session->layout, session->schedule, session->executor, error);
+    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_schedule, session->evaluator, error);
     if (!session->exchange || !session->evaluation_exchange) return false;
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
     return initialize(session, error);
@@ -249,8 +254,7 @@ void session_free(Session *session) {
     exchange_free(session->sampling_exchange);
     exchange_free(session->evaluation_exchange);
     exchange_free(session->exchange);
-    comm_close(session->ranks.replicas);
-    if (session->ranks.group != session->comm) comm_close(session->ranks.group);
+    if (session->mesh) mesh_close(session->mesh);
     optimizer_free(session->optimizer);
     executor_free(session->sampler);
     executor_free(session->evaluator);
@@ -262,6 +266,7 @@ void session_free(Session *session) {
     model_free(&session->sampling);
     model_free(&session->evaluation);
     model_free(&session->model);
+    free(session->mesh);
     *session = (Session){0};
 }
 

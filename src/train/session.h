@@ -30,7 +30,7 @@ typedef struct Session {
     const Config *config;
     Backend backend; /* its device is the planner's */
     Comm *comm;      /* of who started the session; NULL before */
-    Ranks ranks;     /* its groups */
+    Mesh *mesh;      /* of the layout; with groups from session_start on */
     Layout *layout;  /* this rank's shards of arenas and optimizer state */
     CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
     Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */

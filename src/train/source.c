@@ -147,7 +147,7 @@ static bool load_state(const char *folder, const Config *config, const Graph *gr
 }
 
 bool host_model_open(HostModel *host, const ModelConfig *config, const LoraConfig *lora, Precision precision, Error *error) {
-    host->model = model_build_adapted(config, lora, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    host->model = model_build_adapted(NULL, config, lora, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     host->master = memory_map((size_t)host->model.graph->parameter_bytes, error);
     return host->master != NULL;
 }

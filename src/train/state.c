@@ -17,6 +17,7 @@
 
 #include "base/array.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
@@ -54,19 +55,17 @@ static void append(IntervalList *list, const Graph *graph, char *name, Parameter
     array_append(list->items, list->count, interval);
 }
 
-/* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the
- * primary holder, or an even share of what every rank holds. Takes `name`. */
-static void append_held(
-    IntervalList *list, const Session *session, char *name, ParameterInterval elements, bool primary, char *memory, bool writes) {
-    const Layout *layout = session->layout;
-    if (writes && !layout->stage) {
-        int64_t all = elements.count, share = all / layout->size, rest = all % layout->size;
-        int64_t skipped = share * layout->rank + rest * layout->rank / layout->size;
-        elements.count = share * (layout->rank + 1) + rest * (layout->rank + 1) / layout->size - skipped;
-        elements.first += skipped;
-        memory += skipped * session->model.graph->parameters[elements.parameter].element_bytes;
+/* Appends what this rank reads of an interval that it holds at `memory` as number `holder` of `holders`, or writes of it:
+ * what number 0 holds, or in stage 0, where there is most of it, an even share. Takes `name`. */
+static void append_held(IntervalList *list, const Session *session, char *name, ParameterInterval elements, int holders, int holder,
+    char *memory, bool writes) {
+    if (writes && !session->layout->stage) {
+        CutShare share = cut_share(elements.count, holder, holders);
+        elements.first += share.first;
+        elements.count = share.count;
+        memory += share.first * session->model.graph->parameters[elements.parameter].element_bytes;
     }
-    if (writes && (layout->stage ? !primary : elements.count == 0)) free(name);
+    if (writes && (session->layout->stage ? holder > 0 : elements.count == 0)) free(name);
     else append(list, session->model.graph, name, elements, memory);
 }
 
@@ -79,7 +78,7 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *held = &shard->intervals[i];
         char *name = memory_copy_string(graph->parameters[held->elements.parameter].name);
-        append_held(&list, session, name, held->elements, held->primary, master + held->offset, writes);
+        append_held(&list, session, name, held->elements, held->holders, held->holder, master + held->offset, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     SCOPED_FREE OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
@@ -87,7 +86,7 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     for (size_t i = 0; i < count; i++) {
         const OptimizerState *state = &states[i];
         char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
-        append_held(&list, session, name, state->elements, state->primary, state->data, writes);
+        append_held(&list, session, name, state->elements, state->holders, state->holder, state->data, writes);
     }
     return list;
 }
@@ -139,8 +138,8 @@ static int64_t copy_room(const Interval *interval) {
 }
 
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer) {
-    int64_t held = master + optimizer;
-    return !config->checkpoint.async ? 0 : layout->stage ? held : (held + layout->size - 1) / layout->size;
+    int64_t held = master + optimizer, holders = layout->stage ? 1 : mesh_size(layout->mesh, AXES_DATA);
+    return config->checkpoint.async ? divide_up(held, holders) : 0;
 }
 
 static void *touch_pages(void *context) {

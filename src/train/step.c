@@ -1,9 +1,9 @@
 /* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients are checked for NaN,
  * the weights are updated, and the step is reported.
  *
- * Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which add zeros,
- * since what travels between ranks in a run of the program does so on all of them. Owns nothing. Called by the training
- * loop. */
+ * Microbatch j of a step belongs to group j mod n of the n groups of ranks that have data of their own (AXES_DATA), whose
+ * ranks all read it. Groups that have fewer run empty microbatches, which add zeros, since what travels between ranks in a
+ * run of the program does so on all of them. Owns nothing. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -55,10 +55,11 @@ typedef struct Share {
 static Share share_of(const Loop *loop) {
     Position position = loop_position(loop);
     int64_t samples = phases_next(&loop->phases, &position), sequences = loop->config->batch.sequences;
-    int64_t all = divide_up(samples, sequences), size = comm_size(loop->comm);
+    const Mesh *mesh = loop->session.mesh;
+    int64_t all = divide_up(samples, sequences), size = mesh_size(mesh, AXES_DATA);
     return (Share){.all = all,
         .samples = samples,
-        .mine = divide_up(all - comm_rank(loop->comm), size),
+        .mine = divide_up(all - mesh_index(mesh, AXES_DATA), size),
         .rounds = divide_up(all, size),
         .rows = microbatch_rows(loop->config)};
 }
@@ -77,6 +78,7 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     int64_t rows = share->rows;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
+    bool counts = mesh_index(loop->session.mesh, AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same sequences */
     int64_t sums[2] = {0}, *counted = &sums[0], *failed = &sums[1];
     Error unread = {0};
     double waited = 0;
@@ -91,7 +93,7 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
         memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
         memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
-        for (int64_t j = 0; j < rows; j++) *counted += batch->targets[j] >= 0;
+        for (int64_t j = 0; j < rows; j++) *counted += counts && batch->targets[j] >= 0;
     }
     note_wait(&loop->data_wait, waited);
     if (!comm_host_all_reduce(loop->comm, "targets", sums, 2, COMM_I64, COMM_SUM, error)) return false;
@@ -108,7 +110,7 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     Executor *executor = loop->session.executor;
     int64_t rows = share->rows;
     bool empty = index >= share->mine;
-    executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / share->all);
+    executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
         return;
@@ -140,12 +142,12 @@ bool loop_open_loader(Loop *loop, Error *error) {
         .pick = pick,
         .pick_context = &loop->picker,
         .stop = loop->host->stop};
-    int rank = comm_rank(loop->comm);
+    int index = mesh_index(loop->session.mesh, AXES_DATA);
     loop->picker = (BatchPicker){.config = config,
-        .rank = rank,
-        .size = comm_size(loop->comm),
+        .rank = index,
+        .size = mesh_size(loop->session.mesh, AXES_DATA),
         .step = loop->session.step - loop->session.phase_step + 1,
-        .next = rank};
+        .next = index};
     allocate_inputs(loop);
     loop->loader = loader_open(&options, loop->session.samples, error);
     return loop->loader || error_context(error, "data.train=%s", config->data.train);

@@ -131,7 +131,7 @@ static bool start_program(Session *session, Error *error) {
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
     session->sampler = executor_create(session->sampling.graph, &session->sampling_plan, &session->backend, shared, error);
     if (session->sampler)
-        session->sampling_exchange = exchange_create(session->layout, session->sampling_schedule, &session->ranks, session->sampler, error);
+        session->sampling_exchange = exchange_create(session->layout, session->sampling_schedule, session->sampler, error);
     return session->sampling_exchange != NULL;
 }
 

@@ -91,7 +91,7 @@ typedef struct EvaluationInput {
     Executor *executor;
     const ShardSet *set;
     int64_t vocabulary, sequences; /* the first ones of the set; sequences 0: all */
-    Comm *comm;                    /* whose ranks share the batches; all of them get the result */
+    Comm *comm;                    /* the ranks of the model's mesh; all of them get the result */
     const Tokenizer *tokenizer;    /* of the set; NULL: with `bytes` the byte tokenizer, else unknown */
     bool bytes, document_mask;
     Watchdog *watchdog; /* gets a sign of life at `step` with every batch; NULL: none */

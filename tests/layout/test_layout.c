@@ -71,7 +71,7 @@ static void check_holders(const Session *ranks, int size) {
             const Parameter *p = &graph->parameters[interval->elements.parameter];
             int64_t begin = p->offset + interval->elements.first * p->element_bytes, bytes = interval->elements.count * p->element_bytes;
             assert_true(interval->offset + bytes <= ranks[r].layout->shard.bytes);
-            for (int64_t k = begin; k < begin + bytes; k++) held[k]++, primary[k] += interval->primary;
+            for (int64_t k = begin; k < begin + bytes; k++) held[k]++, primary[k] += interval->holder == 0;
         }
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];

@@ -87,8 +87,8 @@ static void start(Golden *g, const char *family, ModelMode mode) {
         fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens", "");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    g->model = model_build_adapted(&g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
-    g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20, 0, 1);
+    g->model = model_build_adapted(NULL, &g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
+    g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
     g->executor = check_executor(g->model.graph, &g->plan);
     put_tokens(g, tokens, sequences, length);
     load_base(g, folder);
@@ -237,7 +237,7 @@ static void frozen_parameters_have_no_gradient_and_no_gemm_makes_one(void **stat
     OptionStrings strings = {0};
     Config config = config_of("configs/llama-tiny.yaml", &strings);
     LoraConfig lora = {.rank = 4, .alpha = 4, .targets = LORA_ATTENTION};
-    Model model = model_build_adapted(&config.model, &lora, PRECISION_BF16, MODEL_TRAIN, 1, 16, RECOMPUTE_NONE);
+    Model model = model_build_adapted(NULL, &config.model, &lora, PRECISION_BF16, MODEL_TRAIN, 1, 16, RECOMPUTE_NONE);
     const Graph *graph = model.graph;
     int gemms = 0;
     for (int i = 1; i < graph->tensor_count; i++)
