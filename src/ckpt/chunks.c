@@ -12,16 +12,16 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-static int64_t interval_bytes(const Interval *interval) { return interval->count * (int64_t)stored_type_bytes(interval->type); }
+static int64_t interval_bytes(const Interval *interval) { return interval->slice.count * (int64_t)stored_type_bytes(interval->type); }
 
 Chunks chunks_cut(const Interval *intervals, size_t count) {
     Chunks chunks = {0};
     for (size_t i = 0; i < count; i++) {
         const int64_t element = (int64_t)stored_type_bytes(intervals[i].type), limit = CHUNK_BYTES / element;
-        for (int64_t offset = 0; offset < intervals[i].count; offset += limit) {
+        const Slice *whole = &intervals[i].slice;
+        for (int64_t offset = 0; offset < whole->count; offset += limit) {
             Interval chunk = intervals[i];
-            chunk.first += offset;
-            chunk.count = int_min(chunk.count - offset, limit);
+            chunk.slice = slice_part(whole, offset, int_min(whole->count - offset, limit));
             chunk.data = (char *)chunk.data + offset * element;
             array_append(chunks.entries, chunks.count, (ManifestInterval){.interval = chunk});
         }
@@ -51,7 +51,8 @@ static int entry_compare(const void *left, const void *right) {
 }
 
 static bool same_contents(const ManifestInterval *a, const ManifestInterval *b) {
-    return a->range.hash == b->range.hash && a->interval.count == b->interval.count && interval_same_tensor(&a->interval, &b->interval);
+    return a->range.hash == b->range.hash && slice_equal(&a->interval.slice, &b->interval.slice) &&
+           interval_same_tensor(&a->interval, &b->interval);
 }
 
 static void chunks_hash(Chunks *chunks) {
@@ -133,6 +134,14 @@ static bool tensors_write(
     return store_put(store, name, spans, count + 1, error);
 }
 
+/* NAME[FIRST:END], the tensor's name in the shard, or NAME[FIRST:END, RUN of STRIDE] of runs. The caller frees. */
+static char *format_part(const Interval *part) {
+    const Slice *slice = &part->slice;
+    long long first = slice->first, end = slice_at(slice, slice->count - 1) + 1;
+    if (slice->run == 0) return memory_format("%s[%lld:%lld]", part->name, first, end);
+    return memory_format("%s[%lld:%lld, %lld of %lld]", part->name, first, end, (long long)slice->run, (long long)slice->stride);
+}
+
 bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *shard, Error *error) {
     SCOPED_FREE StoredTensor *tensors = memory_allocate((chunks->count + 1) * sizeof *tensors);
     SCOPED_FREE ManifestInterval **entries = memory_allocate((chunks->count + 1) * sizeof *entries);
@@ -140,9 +149,8 @@ bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *
     for (size_t i = 0; i < chunks->count; i++) {
         const Interval *chunk = &chunks->entries[i].interval;
         if (chunks->entries[i].file != 0) continue;
-        char *range = memory_format("%s[%lld:%lld]", chunk->name, (long long)chunk->first, (long long)(chunk->first + chunk->count));
         entries[count] = &chunks->entries[i];
-        tensors[count++] = (StoredTensor){range, chunk->type, 1, {chunk->count}, chunk->data};
+        tensors[count++] = (StoredTensor){format_part(chunk), chunk->type, 1, {chunk->slice.count}, chunk->data};
     }
     chunks->files[0].name = shard;
     bool good = tensors_write(chunks, store, store_format("%s/%s", folder, shard).text, tensors, entries, count, error);

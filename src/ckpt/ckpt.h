@@ -1,8 +1,9 @@
 /* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
  *
  * A checkpoint is a folder checkpoints/step-00000040 of a store (store_internal.h) with safetensors shards and
- * manifest.json. A shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that
- * any number of ranks can write them and any other number load them by intersecting intervals. Every rank writes a
+ * manifest.json. A shard holds intervals: (tensor name, slice) of flattened tensors, a slice being contiguous elements
+ * or runs at equal distances (base/slice.h), so that ranks in any layout write them and ranks in any other load them by
+ * intersecting slices. Every rank writes a
  * shard and, once that is durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of
  * the checkpoint, so ranks exchange nothing but files. The manifest lists every interval with its file, byte range and
  * xxh3, and the caller's metadata. On a file system everything is written to a folder with a temporary name, synced,
@@ -20,6 +21,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/slice.h"
 #include "ckpt/lease.h"
 
 /* -- safetensors files (safetensors.c) ---------------------------------------------------------------------------- */
@@ -73,8 +75,8 @@ typedef struct Interval {
     StoredType type;
     int rank;
     int64_t shape[STORED_MAX_RANK]; /* of the whole tensor */
-    int64_t first, count;           /* elements of the flattened tensor */
-    void *data;                     /* count elements: read by save, filled by load */
+    Slice slice;                    /* of the flattened tensor */
+    void *data;                     /* slice.count elements: read by save, filled by load */
 } Interval;
 
 typedef struct CheckpointStats {

@@ -117,7 +117,7 @@ void folder_listing_free(FolderListing *listing);
 
 /* -- load.c -------------------------------------------------------------------------------------------------------- */
 
-/* For qsort of intervals, or of what begins with one: by name, then by first element. */
+/* For qsort of intervals, or of what begins with one: by name, then by lowest element. */
 int interval_compare(const void *left, const void *right);
 /* Whether the types and shapes of the tensors are equal. */
 bool interval_same_tensor(const Interval *a, const Interval *b);

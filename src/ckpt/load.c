@@ -27,15 +27,11 @@ typedef struct Reading {
 int interval_compare(const void *left, const void *right) {
     const Interval *a = left, *b = right;
     int order = strcmp(a->name, b->name);
-    return order != 0 ? order : (a->first > b->first) - (a->first < b->first);
+    return order != 0 ? order : (a->slice.first > b->slice.first) - (a->slice.first < b->slice.first);
 }
 
 bool interval_same_tensor(const Interval *a, const Interval *b) {
     return a->type == b->type && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
-}
-
-static bool intervals_meet(const Interval *a, const Interval *b) {
-    return a->first < b->first + b->count && b->first < a->first + a->count;
 }
 
 /* The wanted intervals of a tensor: they are neighbours. */
@@ -54,19 +50,18 @@ static const Interval *wanted_find(const Reading *reading, const char *name, siz
 /* Where a whole stored interval can be read to in place; NULL when no wanted one contains it. */
 static char *place_find(const Interval *stored, const Interval *wanted, size_t count) {
     int64_t element = (int64_t)stored_type_bytes(stored->type);
-    for (size_t i = 0; i < count; i++)
-        if (wanted[i].first <= stored->first && stored->first + stored->count <= wanted[i].first + wanted[i].count)
-            return (char *)wanted[i].data + (stored->first - wanted[i].first) * element;
+    for (size_t i = 0; i < count; i++) {
+        int64_t number = slice_within(&wanted[i].slice, &stored->slice);
+        if (number >= 0) return (char *)wanted[i].data + number * element;
+    }
     return NULL;
 }
 
-/* Copies what `wanted` needs of a block that starts at byte `at` of the tensor. */
-static void block_copy(const Interval *wanted, const char *block, int64_t at, int64_t bytes) {
-    int64_t element = (int64_t)stored_type_bytes(wanted->type);
-    int64_t begin = wanted->first * element, end = begin + wanted->count * element;
-    int64_t from = int_max(begin, at), to = int_min(end, at + bytes);
-    char *target = (char *)wanted->data + (from - begin);
-    if (from < to && target != block + (from - at)) memcpy(target, block + (from - at), (size_t)(to - from));
+/* Copies what `wanted` needs of a block of a stored interval, unless the block was read in place. */
+static void block_copy(const Interval *wanted, const Slice *part, const char *block) {
+    int64_t element = (int64_t)stored_type_bytes(wanted->type), number = slice_within(&wanted->slice, part);
+    if (number < 0 || (char *)wanted->data + number * element != block)
+        slice_copy(&wanted->slice, wanted->data, part, block, (size_t)element);
 }
 
 /* Reads one stored chunk, hands its parts to `wanted` and checks its hash. `scratch` has room for a block of the
@@ -78,7 +73,7 @@ static bool chunk_read(
     if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path.text);
     XXH3_64bits_reset(hash);
     const Interval *interval = &chunk->interval;
-    const int64_t origin = interval->first * (int64_t)stored_type_bytes(interval->type), bytes = chunk->range.end - chunk->range.begin;
+    const int64_t element = (int64_t)stored_type_bytes(interval->type), bytes = chunk->range.end - chunk->range.begin;
     char *place = place_find(interval, wanted, wanted_count);
     bool good = true;
     for (int64_t done = 0; done < bytes && good; done += block_bytes) {
@@ -87,7 +82,8 @@ static bool chunk_read(
         good = store_object_read(shard, block, length, chunk->range.begin + done, error);
         if (!good) break;
         XXH3_64bits_update(hash, block, (size_t)length);
-        for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], block, origin + done, length);
+        Slice part = slice_part(&interval->slice, done / element, length / element);
+        for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], &part, block);
     }
     if (good && XXH3_64bits_digest(hash) != chunk->range.hash)
         good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path.text,
@@ -100,7 +96,7 @@ static bool chunk_needed(const Reading *reading, const Interval *chunk) {
     size_t count;
     const Interval *wanted = wanted_find(reading, chunk->name, &count);
     for (size_t i = 0; i < count; i++)
-        if (intervals_meet(&wanted[i], chunk)) return true;
+        if (slices_meet(&wanted[i].slice, &chunk->slice)) return true;
     return false;
 }
 
@@ -124,7 +120,8 @@ static bool chunks_read(
 
 /* The header of a shard needs no parsing, the manifest says it all, but a flipped bit must be noticed here too. */
 static bool shard_header_check(const StoreObject *shard, const ManifestFile *listed, Error *error) {
-    ManifestInterval header = {.interval = {.name = "the header", .type = STORED_U8, .count = listed->header.end}, .range = listed->header};
+    ManifestInterval header = {
+        .interval = {.name = "the header", .type = STORED_U8, .slice.count = listed->header.end}, .range = listed->header};
     SCOPED_FREE char *scratch = memory_allocate((size_t)store_block_bytes(shard->store));
     return chunk_read(shard, &header, NULL, 0, scratch, error);
 }
@@ -217,21 +214,37 @@ static const char *tensor_format(const Interval *interval, TensorText text) {
     return text;
 }
 
-/* Checks that the stored intervals of the tensor, from `stored` on in order of their first element, leave no gap. */
-static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
-    if (wanted->count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
-        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder, wanted->name);
-    int64_t reached = wanted->first;
-    for (; stored < end && strcmp(stored->name, wanted->name) == 0; stored++) {
-        TensorText in_checkpoint, in_model;
-        if (!interval_same_tensor(stored, wanted))
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is %s there and %s here; the model is not the one that was saved",
-                folder, wanted->name, tensor_format(stored, in_checkpoint), tensor_format(wanted, in_model));
-        if (stored->first <= reached && stored->first + stored->count > reached) reached = stored->first + stored->count;
+/* How many elements of the tensor from `element` on one of the stored intervals has; these are in order of their lowest
+ * element. */
+static int64_t elements_covered(const Interval *stored, const Interval *end, int64_t element) {
+    for (; stored < end && stored->slice.first <= element; stored++) {
+        int64_t number = slice_below(&stored->slice, element);
+        if (number < stored->slice.count && slice_at(&stored->slice, number) == element) return slice_follow(&stored->slice, number);
     }
-    if (reached - wanted->first < wanted->count)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's shard is missing", folder, wanted->name,
-            (long long)reached);
+    return 0;
+}
+
+static bool lies_below(const Slice *slice, int64_t element) { return slice_below(slice, element) == slice->count; }
+
+/* Checks that the stored intervals of the tensor, from `stored` on in order of their lowest element, leave no gap. */
+static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
+    const Interval *behind = stored;
+    if (wanted->slice.count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
+        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder, wanted->name);
+    for (; behind < end && strcmp(behind->name, wanted->name) == 0; behind++) {
+        TensorText in_checkpoint, in_model;
+        if (!interval_same_tensor(behind, wanted))
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is %s there and %s here; the model is not the one that was saved",
+                folder, wanted->name, tensor_format(behind, in_checkpoint), tensor_format(wanted, in_model));
+    }
+    for (int64_t number = 0, covered; number < wanted->slice.count; number += int_min(covered, slice_follow(&wanted->slice, number))) {
+        int64_t element = slice_at(&wanted->slice, number);
+        while (stored < behind && lies_below(&stored->slice, element)) stored++;
+        covered = elements_covered(stored, behind, element);
+        if (covered == 0)
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's shard is missing", folder,
+                wanted->name, (long long)element);
+    }
     return true;
 }
 

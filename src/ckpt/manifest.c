@@ -15,12 +15,15 @@
 #include "base/strings.h"
 #include "ckpt/ckpt_internal.h"
 
-static const char FORMAT[] = "smelt checkpoint 1";
+/* What the second has in addition: intervals that are runs, which readers of the first would misplace. */
+static const char FORMAT[] = "smelt checkpoint 1", FORMAT_OF_RUNS[] = "smelt checkpoint 2";
 static const char HASH_LABEL[] = ",\n\"manifest_xxh3\": \"";
 static const char TAIL[] = "\"\n}\n";
 /* The entries of "files" and "intervals", as jansson packs and unpacks them. */
 #define FILE_FORMAT "{s:s, s:I, s:I, s:s}"
-#define INTERVAL_FORMAT "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s}"
+#define INTERVAL_FORMAT "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s"
+#define PACK_RUNS ", s:o*}"      /* "runs" is left out where they are contiguous */
+#define UNPACK_RUNS ", s?[III!]}"
 enum { HASH_DIGITS = 16, MANIFEST_MAX_BYTES = 1 << 30 };
 
 typedef char HashText[HASH_DIGITS + 1];
@@ -38,9 +41,14 @@ static bool hash_parse(const char *text, uint64_t *hash) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
 
+static json_t *runs_to_json(const Slice *slice) {
+    return slice->run ? json_pack("[I, I, I]", (json_int_t)slice->run, (json_int_t)slice->stride, (json_int_t)slice->skip) : NULL;
+}
+
 static json_t *manifest_to_json(const Manifest *manifest) {
     HashText hash;
     json_t *files = json_array(), *intervals = json_array();
+    bool runs = false;
     for (size_t i = 0; i < manifest->file_count; i++) {
         const ManifestFile *file = &manifest->files[i];
         json_array_append_new(files, json_pack(FILE_FORMAT, "name", file->name, "bytes", (json_int_t)file->bytes, "header_bytes",
@@ -49,14 +57,15 @@ static json_t *manifest_to_json(const Manifest *manifest) {
     for (size_t i = 0; i < manifest->interval_count; i++) {
         const Interval *interval = &manifest->intervals[i].interval;
         const StoredRange *range = &manifest->intervals[i].range;
-        json_array_append_new(
-            intervals, json_pack(INTERVAL_FORMAT, "tensor", interval->name, "dtype", stored_type_name(interval->type), "shape",
-                           stored_shape_to_json(interval->shape, interval->rank), "first", (json_int_t)interval->first, "count",
-                           (json_int_t)interval->count, "file", (json_int_t)manifest->intervals[i].file, "begin", (json_int_t)range->begin,
-                           "end", (json_int_t)range->end, "xxh3", hash_format(range->hash, hash)));
+        json_array_append_new(intervals,
+            json_pack(INTERVAL_FORMAT PACK_RUNS, "tensor", interval->name, "dtype", stored_type_name(interval->type), "shape",
+                stored_shape_to_json(interval->shape, interval->rank), "first", (json_int_t)interval->slice.first, "count",
+                (json_int_t)interval->slice.count, "file", (json_int_t)manifest->intervals[i].file, "begin", (json_int_t)range->begin,
+                "end", (json_int_t)range->end, "xxh3", hash_format(range->hash, hash), "runs", runs_to_json(&interval->slice)));
+        runs = runs || interval->slice.run;
     }
-    return json_pack("{s:s, s:I, s:O?, s:o, s:o}", "format", FORMAT, "step", (json_int_t)manifest->step, "metadata", manifest->metadata,
-        "files", files, "intervals", intervals);
+    return json_pack("{s:s, s:I, s:O?, s:o, s:o}", "format", runs ? FORMAT_OF_RUNS : FORMAT, "step", (json_int_t)manifest->step, "metadata",
+        manifest->metadata, "files", files, "intervals", intervals);
 }
 
 bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error) {
@@ -104,10 +113,10 @@ static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, j
     Interval *interval = &stored->interval;
     const char *type, *hash;
     json_t *shape;
-    json_int_t first, count, file, begin, end;
+    json_int_t first, count, file, begin, end, run = 0, stride = 0, skip = 0;
     int64_t tensor_bytes;
-    if (json_unpack(json, INTERVAL_FORMAT, "tensor", &interval->name, "dtype", &type, "shape", &shape, "first", &first, "count", &count,
-            "file", &file, "begin", &begin, "end", &end, "xxh3", &hash) != 0 ||
+    if (json_unpack(json, INTERVAL_FORMAT UNPACK_RUNS, "tensor", &interval->name, "dtype", &type, "shape", &shape, "first", &first, "count",
+            &count, "file", &file, "begin", &begin, "end", &end, "xxh3", &hash, "runs", &run, &stride, &skip) != 0 ||
         !stored_type_parse(type, &interval->type) || !stored_shape_parse(shape, interval->shape, &interval->rank) ||
         !stored_bytes(interval->type, interval->shape, interval->rank, &tensor_bytes) ||
         !in_range(file, 0, (int64_t)manifest->file_count - 1))
@@ -115,18 +124,17 @@ static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, j
     const ManifestFile *holder = &manifest->files[file];
     const int64_t element = (int64_t)stored_type_bytes(interval->type), elements = tensor_bytes / element;
     stored->file = (size_t)file;
-    interval->first = first;
-    interval->count = count;
+    interval->slice = (Slice){.first = first, .count = count, .run = run, .stride = stride, .skip = skip};
     stored->range.begin = begin;
     stored->range.end = end;
-    return in_range(first, 0, elements) && in_range(count, 0, elements - first) && in_range(begin, holder->header.end, holder->bytes) &&
+    return slice_is_valid(&interval->slice, elements) && count <= elements && in_range(begin, holder->header.end, holder->bytes) &&
            in_range(end, begin, holder->bytes) && end - begin == count * element && hash_parse(hash, &stored->range.hash);
 }
 
 /* Fills `manifest` from its JSON; returns what is wrong, or NULL. */
 static const char *manifest_parse(Manifest *manifest) {
     const char *format = json_string_value(json_object_get(manifest->json, "format"));
-    if (!format || strcmp(format, FORMAT) != 0) return "it is of another format version";
+    if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0)) return "it is of another format version";
     json_t *files, *intervals;
     json_int_t step;
     if (json_unpack(manifest->json, "{s:I, s:o, s:o}", "step", &step, "files", &files, "intervals", &intervals) != 0 || step < 0 ||

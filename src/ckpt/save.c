@@ -246,7 +246,7 @@ static bool publish(const Save *save, Error *error) {
 static void failure_explain(const Save *save, Error *error) {
     double needed = 0;
     for (size_t i = 0; i < save->plan->count; i++)
-        needed += (double)save->plan->intervals[i].count * (double)stored_type_bytes(save->plan->intervals[i].type);
+        needed += (double)save->plan->intervals[i].slice.count * (double)stored_type_bytes(save->plan->intervals[i].type);
     char amount[32], room[96];
     log_format_bytes(needed, amount);
     snprintf(room, sizeof room, "%s needed", amount);

@@ -38,7 +38,7 @@ typedef struct IntervalList {
 } IntervalList;
 
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
-static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
+static int64_t interval_bytes(const Interval *interval) { return interval->slice.count * element_bytes(interval); }
 
 StoredType session_stored_type(const Parameter *parameter) {
     int64_t bytes = parameter->element_bytes;
@@ -48,7 +48,8 @@ StoredType session_stored_type(const Parameter *parameter) {
 /* An interval of a parameter, or of its optimizer state, which lies at `memory`. The list takes `name`. */
 static void append(IntervalList *list, const Graph *graph, char *name, ParameterInterval elements, void *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
-    Interval interval = {.name = name, .type = session_stored_type(p), .rank = p->rank, .first = elements.first, .count = elements.count};
+    Interval interval = {
+        .name = name, .type = session_stored_type(p), .rank = p->rank, .slice = {.first = elements.first, .count = elements.count}};
     memcpy(interval.shape, p->shape, sizeof p->shape);
     size_t also = list->count;
     array_append(list->memory, also, memory);

@@ -73,10 +73,14 @@ static Model *model_new(int64_t elements, int64_t value) {
     for (int64_t i = 0; i < elements; i++) model->weights[i] = value;
     for (int i = 0; i < 9; i++) model->bias[i] = (uint16_t)value;
     model->counter = value;
-    model->intervals[0] = (Interval){
-        .name = "weights", .type = STORED_I64, .rank = 2, .shape = {elements / 5, 5}, .count = elements / 5 * 5, .data = model->weights};
-    model->intervals[1] = (Interval){.name = "bias", .type = STORED_BF16, .rank = 1, .shape = {9}, .count = 9, .data = model->bias};
-    model->intervals[2] = (Interval){.name = "counter", .type = STORED_I64, .count = 1, .data = &model->counter};
+    model->intervals[0] = (Interval){.name = "weights",
+        .type = STORED_I64,
+        .rank = 2,
+        .shape = {elements / 5, 5},
+        .slice.count = elements / 5 * 5,
+        .data = model->weights};
+    model->intervals[1] = (Interval){.name = "bias", .type = STORED_BF16, .rank = 1, .shape = {9}, .slice.count = 9, .data = model->bias};
+    model->intervals[2] = (Interval){.name = "counter", .type = STORED_I64, .slice.count = 1, .data = &model->counter};
     return model;
 }
 
@@ -158,17 +162,17 @@ static void cut_and_recut(const char *run, uint16_t *values, uint16_t *loaded, i
         /* in reverse order, as ranks may finish in any */
         Interval *part = &parts[save_parts - 1 - i];
         *part = whole;
-        part->first = elements * i / save_parts;
-        part->count = elements * (i + 1) / save_parts - part->first;
-        part->data = values + part->first;
+        part->slice.first = elements * i / save_parts;
+        part->slice.count = elements * (i + 1) / save_parts - part->slice.first;
+        part->data = values + part->slice.first;
     }
     if (!checkpoint_save(run, 1, parts, (size_t)save_parts, NULL, 1, NULL, &error)) fail_msg("%s", error.message);
     memset(loaded, 0, (size_t)elements * sizeof *loaded);
     for (int i = 0; i < load_parts; i++) {
         parts[i] = whole;
-        parts[i].first = elements * i / load_parts;
-        parts[i].count = elements * (i + 1) / load_parts - parts[i].first;
-        parts[i].data = loaded + parts[i].first;
+        parts[i].slice.first = elements * i / load_parts;
+        parts[i].slice.count = elements * (i + 1) / load_parts - parts[i].slice.first;
+        parts[i].data = loaded + parts[i].slice.first;
     }
     if (!checkpoint_load(run, 1, parts, (size_t)load_parts, NULL, &error)) fail_msg("%s", error.message);
     assert_memory_equal(values, loaded, (size_t)elements * sizeof *loaded);
@@ -199,12 +203,12 @@ static void a_tensor_larger_than_a_piece_survives_new_cuts(void **state) {
 static void overlapping_parts_of_a_tensor_are_loaded_into_both_places(void **state) {
     Fixture *fixture = *state;
     unsigned char values[10] = "0123456789", low[8] = {0}, high[9] = {0};
-    Interval whole = {.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .count = 10, .data = values};
+    Interval whole = {.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .slice.count = 10, .data = values};
     Error error = {0};
     assert_true(checkpoint_save(fixture->run, 1, &whole, 1, NULL, 1, NULL, &error));
     Interval parts[2] = {whole, whole};
-    parts[0].first = 1, parts[0].count = 8, parts[0].data = low;
-    parts[1].first = 0, parts[1].count = 9, parts[1].data = high;
+    parts[0].slice.first = 1, parts[0].slice.count = 8, parts[0].data = low;
+    parts[1].slice.first = 0, parts[1].slice.count = 9, parts[1].data = high;
     assert_true(checkpoint_load(fixture->run, 1, parts, 2, NULL, &error));
     assert_memory_equal(low, "12345678", 8);
     assert_memory_equal(high, "012345678", 9);
@@ -213,16 +217,16 @@ static void overlapping_parts_of_a_tensor_are_loaded_into_both_places(void **sta
 static void loading_names_the_tensor_that_does_not_fit(void **state) {
     Fixture *fixture = *state;
     unsigned char values[10] = {0};
-    Interval stored[2] = {{.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .count = 4, .data = values},
-        {.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .first = 5, .count = 5, .data = values}};
+    Interval stored[2] = {{.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .slice.count = 4, .data = values},
+        {.name = "v", .type = STORED_U8, .rank = 1, .shape = {10}, .slice.first = 5, .slice.count = 5, .data = values}};
     Error error = {0};
     assert_true(checkpoint_save(fixture->run, 1, stored, 2, NULL, 1, NULL, &error));
     Interval wanted = stored[0];
     assert_true(checkpoint_load(fixture->run, 1, &wanted, 1, NULL, &error));
-    wanted.count = 10;
+    wanted.slice.count = 10;
     assert_false(checkpoint_load(fixture->run, 1, &wanted, 1, NULL, &error));
     assert_message(&error, "tensor v lacks element 4");
-    wanted.first = 5, wanted.count = 6;
+    wanted.slice.first = 5, wanted.slice.count = 6;
     assert_false(checkpoint_load(fixture->run, 1, &wanted, 1, NULL, &error));
     assert_message(&error, "tensor v lacks element 10");
     wanted = stored[0], wanted.shape[0] = 11;

@@ -13,14 +13,14 @@ enum { MOST_RANKS = 8, ELEMENTS = 1003, LARGE = 20 << 20 };
 /* -- Ranks --------------------------------------------------------------------------------------------------------- */
 
 static Interval whole_of(uint32_t *values, int64_t count) {
-    return (Interval){.name = "v", .type = STORED_F32, .rank = 1, .shape = {count}, .count = count, .data = values};
+    return (Interval){.name = "v", .type = STORED_F32, .rank = 1, .shape = {count}, .slice.count = count, .data = values};
 }
 
 static Interval part_of(const Interval *whole, int rank, int ranks) {
     Interval part = *whole;
-    part.first = whole->count * rank / ranks;
-    part.count = whole->count * (rank + 1) / ranks - part.first;
-    part.data = (uint32_t *)whole->data + part.first;
+    part.slice.first = whole->slice.count * rank / ranks;
+    part.slice.count = whole->slice.count * (rank + 1) / ranks - part.slice.first;
+    part.data = (uint32_t *)whole->data + part.slice.first;
     return part;
 }
 

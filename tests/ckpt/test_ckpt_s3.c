@@ -22,7 +22,8 @@ typedef struct Tensor {
 static Tensor tensor_new(const char *name, int64_t count, uint32_t seed) {
     Tensor tensor = {.values = memory_allocate((size_t)count * sizeof *tensor.values)};
     for (int64_t i = 0; i < count; i++) tensor.values[i] = (uint32_t)i * 2654435761u + seed;
-    tensor.interval = (Interval){.name = name, .type = STORED_F32, .rank = 1, .shape = {count}, .count = count, .data = tensor.values};
+    tensor.interval =
+        (Interval){.name = name, .type = STORED_F32, .rank = 1, .shape = {count}, .slice.count = count, .data = tensor.values};
     return tensor;
 }
 
@@ -35,7 +36,7 @@ static void assert_loads(int64_t step, const Tensor *tensor, int64_t first, int6
     Error error = {0};
     uint32_t *loaded = memory_allocate((size_t)count * sizeof *loaded);
     Interval wanted = tensor->interval;
-    wanted.first = first, wanted.count = count, wanted.data = loaded;
+    wanted.slice.first = first, wanted.slice.count = count, wanted.data = loaded;
     if (!checkpoint_load(WHERE, step, &wanted, 1, NULL, &error)) fail_msg("%s", error.message);
     assert_memory_equal(loaded, tensor->values + first, (size_t)count * sizeof *loaded);
     free(loaded);
@@ -124,9 +125,9 @@ static void several_ranks_write_one_checkpoint(void **state) {
     Error error = {0};
     for (int r = 0; r < RANKS; r++) {
         parts[r] = tensor.interval;
-        parts[r].first = (int64_t)LARGE * r / RANKS;
-        parts[r].count = (int64_t)LARGE * (r + 1) / RANKS - parts[r].first;
-        parts[r].data = tensor.values + parts[r].first;
+        parts[r].slice.first = (int64_t)LARGE * r / RANKS;
+        parts[r].slice.count = (int64_t)LARGE * (r + 1) / RANKS - parts[r].slice.first;
+        parts[r].data = tensor.values + parts[r].slice.first;
         jobs[r] = checkpoint_start(&(CheckpointPlan){.where = WHERE,
             .step = 1,
             .intervals = &parts[r],

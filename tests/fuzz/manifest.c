@@ -8,6 +8,21 @@
 #include "ckpt/ckpt_internal.h"
 #include "fuzz.h"
 
+/* The slice is what was written, and walking through it, as loading does, stays in the tensor. */
+static void require_slice(const Interval *interval, const Slice *written) {
+    const Slice *slice = &interval->slice;
+    int64_t elements = 1, number = 0;
+    require(slice_equal(slice, written));
+    for (int i = 0; i < interval->rank; i++) elements *= interval->shape[i];
+    for (int steps = 0; steps < 100 && number < slice->count; steps++) {
+        int64_t element = slice_at(slice, number), follow = slice_follow(slice, number);
+        require(element >= 0 && element < elements && follow > 0 && follow <= elements - element);
+        require(slice_below(slice, element) == number && slice_below(slice, element + follow) == number + follow);
+        number += follow;
+    }
+    require(slice->count == 0 || slice_at(slice, slice->count - 1) < elements);
+}
+
 static void require_same_manifest(const Manifest *manifest, Store *store) {
     Manifest again;
     Error error = {0};
@@ -18,6 +33,7 @@ static void require_same_manifest(const Manifest *manifest, Store *store) {
         const ManifestInterval *a = &again.intervals[i], *b = &manifest->intervals[i];
         const ManifestFile *file = &again.files[a->file];
         require(interval_compare(a, b) == 0 && interval_same_tensor(&a->interval, &b->interval) && a->file == b->file);
+        require_slice(&a->interval, &b->interval.slice);
         require(a->range.begin == b->range.begin && a->range.end == b->range.end && a->range.hash == b->range.hash);
         require(a->range.begin >= file->header.end && a->range.begin <= a->range.end && a->range.end <= file->bytes);
     }

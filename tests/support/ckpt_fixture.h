@@ -131,7 +131,7 @@ static inline bool checkpoint_verify(const char *where, int64_t step, Error *err
     Interval *all = memory_allocate((manifest.interval_count + 1) * sizeof *all);
     for (size_t i = 0; i < manifest.interval_count; i++) {
         all[i] = manifest.intervals[i].interval;
-        all[i].data = memory_allocate((size_t)all[i].count * stored_type_bytes(all[i].type));
+        all[i].data = memory_allocate((size_t)all[i].slice.count * stored_type_bytes(all[i].type));
     }
     good = good && checkpoint_load(where, step, all, manifest.interval_count, NULL, error);
     for (size_t i = 0; i < manifest.interval_count; i++) free(all[i].data);
