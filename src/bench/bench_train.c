@@ -182,9 +182,9 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
         .accumulation = microbatches(config),
         .step_seconds = seconds,
         .tokens_per_second = (double)config->batch.tokens / seconds,
-        .flops = session->plan.flops * (double)microbatches(config) / seconds,
+        .flops = session->size.flops * (double)microbatches(config) / seconds,
         .memory = device_info(trainer->device)->host_memory ? memory_peak() : session_budget(session).total,
-        .parameters = model_parameters(session->model.graph)};
+        .parameters = session->size.parameters};
     return true;
 }
 

@@ -97,6 +97,19 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     return count;
 }
 
+ModelSize model_size(const ModelConfig *config, const LoraConfig *lora, Precision precision, int64_t sequences, int64_t length) {
+    Model model = model_build_adapted(NULL, config, lora, precision, MODEL_TRAIN, sequences, length, RECOMPUTE_NONE);
+    ModelSize size = {.parameters = model_parameters(model.graph),
+        .trained = model_trained_parameters(model.graph),
+        .active = model_active_parameters(model.graph, config)};
+    for (int i = 0; i < model.graph->node_count; i++) {
+        const Node *node = &model.graph->nodes[i];
+        if (!op_table[node->op]->once) size.flops += op_cost(model.graph, node).flops;
+    }
+    model_free(&model);
+    return size;
+}
+
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to) {
     const Parameter *p = &graph->parameters[interval->parameter];

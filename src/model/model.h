@@ -46,6 +46,14 @@ int64_t model_parameters(const Graph *graph);
 int64_t model_trained_parameters(const Graph *graph); /* those of the first that are not frozen */
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
+/* What the whole model comes to, however many ranks share it: parameters as above, and the arithmetic of training on one
+ * microbatch, without recomputation. */
+typedef struct ModelSize {
+    int64_t parameters, trained, active;
+    double flops;
+} ModelSize;
+ModelSize model_size(const ModelConfig *config, const LoraConfig *lora, Precision precision, int64_t sequences, int64_t length);
+
 /* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the
  * parameter's state dtype (a frozen matrix: in the type of the weights). `to` is memory of the device. */
 void model_initialize_interval(

@@ -59,6 +59,7 @@ typedef struct Loop {
     Error save_failure; /* of the last save that ended */
     double save_wait;   /* seconds that training stood still for saves, beside what reports know */
     DataWait data_wait;
+    double waited;   /* seconds for which this rank has waited for collectives, as far as steps were reported */
     Profile profile; /* used when config->profile asks for it */
 } Loop;
 

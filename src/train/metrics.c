@@ -222,6 +222,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     put_known(record, "peak_percent", rates.peak_percent);
     put_known(record, "best_percent", rates.best_percent);
     json_object_set_new(record, "memory_bytes", step->memory > 0 ? json_integer(step->memory) : json_null());
+    put_known(record, "waiting_milliseconds", round(step->waiting * 1e6) * 1e-3);
     json_object_set_new(record, "skipped", json_boolean(step->skipped));
     const TensorboardScalar scalars[] = {
         {"loss/train", step->loss},

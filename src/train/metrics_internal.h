@@ -20,6 +20,7 @@ typedef struct StepMetrics {
     double peak_flops;     /* per second, the vendor's figure for the hardware; 0 or NAN: unknown */
     double measured_flops; /* per second, best GEMM measured on this machine; 0: unknown */
     int64_t memory;        /* bytes in use */
+    double waiting;        /* seconds for which rank 0 waited for collectives; NaN: one rank */
     bool skipped;          /* the update was skipped (NaN) */
     double seconds_left;   /* estimate for the rest of the run */
 } StepMetrics;

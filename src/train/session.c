@@ -57,6 +57,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             (long long)config->lora.rank);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
+    session->size = model_size(&config->model, &config->lora, precision, sequences, length);
     session->model =
         model_build_adapted(session->mesh, &config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
     session->evaluation =

@@ -34,6 +34,7 @@ typedef struct Session {
     Layout *layout;  /* this rank's shards of arenas and optimizer state */
     CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
     Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */
+    ModelSize size;                    /* of the whole model */
     Plan plan, evaluation_plan, sampling_plan;
     Executor *executor, *evaluator, *sampler; /* sampler: NULL until the first sample (text_sample.c) */
     Exchange *exchange, *evaluation_exchange, *sampling_exchange;

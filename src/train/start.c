@@ -51,13 +51,11 @@ static double measure_gemm(const Config *config, Device *device) {
 }
 
 static bool report_start(Loop *loop, Error *error) {
-    const Graph *graph = loop->session.model.graph;
     const DeviceInfo *device = device_info(loop->session.backend.device);
     SCOPED_FREE char *machine = run_describe_machine();
-    json_auto_t *details =
-        json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
-            (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
-            "precision", precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
+    json_auto_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)loop->session.size.parameters,
+        "active_parameters", (json_int_t)loop->session.size.active, "machine", machine, "threads", omp_get_max_threads(), "precision",
+        precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
     return metrics_start(loop->metrics, loop->session.step, details, error);
 }
 

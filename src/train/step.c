@@ -284,13 +284,22 @@ static double time_left(const Loop *loop) {
     return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
 }
 
+/* Seconds for which this rank has waited for collectives since the last call; on a GPU as far as it has come. NaN: it is
+ * alone. */
+static double step_waiting(Loop *loop) {
+    CommTotals totals = comm_totals(loop->comm);
+    double before = loop->waited;
+    loop->waited = totals.waited + totals.stalled;
+    return comm_size(loop->comm) > 1 ? loop->waited - before : NAN;
+}
+
 /* The record and the printed line of a step that took `seconds`. What a step reaches, the machine can: a GEMM that was
  * measured in a bad moment is no best. */
 static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
     Error error = {0};
-    double flops = loop->session.plan.flops * share->all;
+    double flops = loop->session.size.flops * share->all;
     if (loop->measured_flops > 0) loop->measured_flops = fmax(loop->measured_flops, flops / seconds / comm_size(loop->comm));
     StepMetrics metrics = {.step = step,
         .steps = config->steps,
@@ -305,6 +314,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
         .measured_flops = loop->measured_flops * comm_size(loop->comm),
         .memory = memory_used(&loop->session),
+        .waiting = step_waiting(loop),
         .skipped = !is_finite(outcome),
         .seconds_left = time_left(loop)};
     if (!loop->metrics) return;

@@ -31,16 +31,15 @@ static Text bytes(int64_t number) {
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
 static void describe_model(Console *console, const Session *session) {
-    const Graph *graph = session->model.graph;
     const Config *config = session->config;
-    int64_t all = model_parameters(graph), active = model_active_parameters(graph, &config->model),
-            trained = model_trained_parameters(graph);
+    const ModelSize *size = &session->size;
     char family[16], used[64] = "", part[64] = "all trained";
     config_family_name(config, family);
-    if (active != all) snprintf(used, sizeof used, ", %s active per token", count(active).text);
-    if (config->lora.rank) snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(trained).text, (long long)config->lora.rank);
+    if (size->active != size->parameters) snprintf(used, sizeof used, ", %s active per token", count(size->active).text);
+    if (config->lora.rank)
+        snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(size->trained).text, (long long)config->lora.rank);
     console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
-        plural(config->model.layers), (long long)config->model.width, count(all).text, used, part);
+        plural(config->model.layers), (long long)config->model.width, count(size->parameters).text, used, part);
 }
 
 static void describe_device(Console *console, const Session *session) {
