@@ -33,6 +33,7 @@
 #include "device/device.h"
 
 typedef struct Comm Comm;
+enum { COMM_GROUP_NAME = 32 }; /* bytes of a group's name */
 
 typedef enum CommType { COMM_F32, COMM_F64, COMM_BF16, COMM_I64, COMM_U8 } CommType;
 /* Sums of COMM_U8 wrap around; NaN in, NaN out. */
@@ -135,7 +136,7 @@ void comm_abort(Comm *comm, const char *reason);
 
 typedef enum CommState { COMM_QUEUED, COMM_RUNNING, COMM_DONE, COMM_FAILED } CommState;
 typedef struct CommRecord {
-    char group[16], operation[16], name[32];
+    char group[COMM_GROUP_NAME], operation[16], name[32];
     uint64_t sequence; /* in its group; exchanges have numbers of their own */
     int64_t bytes;     /* of this rank's buffer */
     CommState state;

@@ -123,7 +123,7 @@ typedef struct Engine {
 struct Comm {
     Engine *engine; /* NULL: comm_alone */
     uint32_t id;
-    char name[16];
+    char name[COMM_GROUP_NAME];
     int rank, size;
     int *ranks; /* in the run */
     uint64_t sequence, splits;

@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <string.h>
 
 const Mesh mesh_alone = {.size = {1, 1, 1, 1, 1, 1, 1}, .row_blocks = 1};
 
@@ -52,7 +53,7 @@ static void name_group(MeshAxes axes, char *name, size_t size) {
 }
 
 static bool open_group(Mesh *mesh, MeshAxes axes, Error *error) {
-    char name[64];
+    char name[COMM_GROUP_NAME];
     axes = significant(mesh, axes);
     if (!axes || axes == significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
     name_group(axes, name, sizeof name);
@@ -81,4 +82,43 @@ Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
     Comm *group = axes == significant(mesh, AXES_ALL) ? mesh->all : mesh->groups[axes];
     assert(group);
     return group;
+}
+
+/* -- For reports --------------------------------------------------------------------------------------------------- */
+
+MeshAxes mesh_find_axes(const Mesh *mesh, const char *group) {
+    for (MeshAxes axes = 1; axes <= AXES_ALL; axes++) {
+        char name[COMM_GROUP_NAME];
+        if (significant(mesh, axes) != axes) continue;
+        name_group(axes, name, sizeof name);
+        if (!strcmp(name, group)) return axes;
+    }
+    return AXES_ALL; /* the group of all ranks has a name of its own */
+}
+
+bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank) {
+    Mesh other = *mesh;
+    mesh_place(&other, rank);
+    return mesh_index(&other, AXES_ALL & ~axes) == mesh_index(mesh, AXES_ALL & ~axes);
+}
+
+int mesh_copy_ranks(const Mesh *mesh) { return mesh_size(mesh, AXES_ALL & ~(MESH(AXIS_REPLICA) | MESH(AXIS_DP))); }
+
+void mesh_describe_rank(const Mesh *mesh, int rank, char *text, size_t size) {
+    static const struct {
+        const char *name;
+        MeshAxes axes;
+    } words[] = {{"dp", MESH(AXIS_REPLICA) | MESH(AXIS_DP)}, {"pp", MESH(AXIS_PP)}, {"cp", MESH(AXIS_CP)}, {"ep", MESH(AXIS_EP)},
+        {"tp", AXES_TENSOR}};
+    char places[96] = "";
+    size_t used = 0;
+    int count = 0;
+    Mesh other = *mesh;
+    mesh_place(&other, rank);
+    for (size_t i = 0; i < sizeof words / sizeof *words && used < sizeof places; i++) {
+        if (mesh_size(mesh, words[i].axes) == 1) continue;
+        used += (size_t)snprintf(
+            places + used, sizeof places - used, "%s%s %d", count++ ? ", " : "", words[i].name, mesh_index(&other, words[i].axes));
+    }
+    snprintf(text, size, count > 1 ? "rank %d (%s)" : "rank %d", rank, places);
 }

@@ -48,5 +48,13 @@ void mesh_close(Mesh *mesh);
 /* The group of these axes, which was opened; comm_alone where it has one rank. */
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes);
 
+/* The axes of which a group has its name, and whether a rank is in this rank's group of these axes. */
+MeshAxes mesh_find_axes(const Mesh *mesh, const char *group);
+bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank);
+/* "rank 5 (dp 1, pp 0, tp 1)", by the user's words for axes; "rank 5" where there is one axis at most. */
+void mesh_describe_rank(const Mesh *mesh, int rank, char *text, size_t size);
+/* Ranks that hold one copy of the model together: all but those along dp. */
+int mesh_copy_ranks(const Mesh *mesh);
+
 /* "tp", "dp" ...: the user's word for an axis. */
 const char *mesh_axis_name(MeshAxis axis);

@@ -2,6 +2,7 @@
 #include "config/config.h"
 
 #include "base/scope.h"
+#include "config/layout_rules.h"
 
 #define FIELD(path) offsetof(Config, path)
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
@@ -377,5 +378,5 @@ bool config_check(Config *config, Error *error) {
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    return check_schedule(config, error);
+    return layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -17,6 +17,7 @@ typedef struct Extent {
 
 static void check_order(const Graph *graph, int index) {
     const Node *node = &graph->nodes[index];
+    assert(op_table[node->op]->communicates == (op_table[node->op]->traffic != NULL));
     for (int i = 0; i < node->inputs; i++) {
         const Tensor *tensor = graph_get(graph, node->in[i]);
         bool made_here = tensor->arena == ARENA_ACTIVATION || tensor->arena == ARENA_CONSTANT;

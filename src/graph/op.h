@@ -44,6 +44,12 @@ typedef struct OpKernel {
 /* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
 
+/* What this rank sends to others of the group of `axes` in one run of a node. */
+typedef struct Traffic {
+    MeshAxes axes;
+    double bytes;
+} Traffic;
+
 /* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */
 typedef struct Cost { double flops, bytes; } Cost;
 Cost op_cost(const Graph *graph, const Node *node);
@@ -68,6 +74,7 @@ typedef struct Op {
      * the kernel returns, given by OpCall.ticket: until the first node that reads an output, nothing that it works on is
      * touched. */
     bool communicates;
+    Traffic (*traffic)(const Graph *graph, const Node *node); /* of each that communicates: for plans and forecasts */
     /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets
      * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a
      * parameter's gradient. NULL: no gradient flows. */

@@ -584,7 +584,8 @@ static void the_same_layout_continued_has_the_bits_of_an_unbroken_run(void **sta
 
 static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "layout.dp=4 but there are 1 ranks", "layout.dp=4 run=r");
+    train_says(ERROR_USAGE, "layout.dp=4 is not the ranks of the run = 1: start as many, or change the layout; give layout.dp=1",
+        "layout.dp=4 run=r");
 }
 
 static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {

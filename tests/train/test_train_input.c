@@ -413,7 +413,8 @@ static void a_plan_is_for_the_ranks_that_are_started_and_the_steps_that_epochs_c
     (void)state;
     smelt_says(ERROR_NONE, "over 2 ranks\n", "launch -n 2 -- train %s device=cpu plan=true", TINY);
     smelt_says(ERROR_NONE, "of one of 2 ranks, ", "launch -n 2 -- train %s device=cpu plan=true", TINY);
-    smelt_says(ERROR_USAGE, "layout.dp=4 but there are 2 ranks", "launch -n 2 -- train %s device=cpu plan=true layout.dp=4", TINY);
+    smelt_says(
+        ERROR_USAGE, "layout.dp=4 is not the ranks of the run = 2", "launch -n 2 -- train %s device=cpu plan=true layout.dp=4", TINY);
     SCOPED_FREE char *tiny = memory_copy_string(TINY);
     memset(strstr(tiny, "steps=40"), ' ', strlen("steps=40"));
     smelt_says(ERROR_NONE, "steps       as many as epochs=2 of data that smelt has not packed yet\n", "train %s plan=true epochs=2", tiny);

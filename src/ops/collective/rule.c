@@ -107,6 +107,20 @@ void collective_all_reduce(const OpCall *call, size_t compute, size_t wide) {
     *call->ticket = comm_all_reduce(c.group, "reduce", call->out[COLLECTIVE_Y], count, c.type, COMM_SUM);
 }
 
-const Op op_rule_all_gather = {.name = "all_gather", .communicates = true, .gradient = gather_gradient};
-const Op op_rule_reduce_scatter = {.name = "reduce_scatter", .communicates = true, .gradient = scatter_gradient};
-const Op op_rule_all_reduce = {.name = "all_reduce", .communicates = true, .gradient = reduce_gradient};
+/* -- Rules --------------------------------------------------------------------------------------------------------- */
+
+/* A rank passes on all of the whole tensor but one part of n; twice where it is reduced and then gathered. */
+static Traffic whole_traffic(const Graph *graph, const Node *node, TensorId whole, int times) {
+    const CollectiveAttributes *attributes = node->attributes;
+    double size = mesh_size(graph->mesh, attributes->axes);
+    return (Traffic){attributes->axes, times * (size - 1) / size * (double)graph_bytes(graph, whole)};
+}
+
+static Traffic gather_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->out[COLLECTIVE_Y], 1); }
+static Traffic scatter_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->in[COLLECTIVE_X], 1); }
+static Traffic reduce_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->out[COLLECTIVE_Y], 2); }
+
+const Op op_rule_all_gather = {.name = "all_gather", .communicates = true, .traffic = gather_traffic, .gradient = gather_gradient};
+const Op op_rule_reduce_scatter = {
+    .name = "reduce_scatter", .communicates = true, .traffic = scatter_traffic, .gradient = scatter_gradient};
+const Op op_rule_all_reduce = {.name = "all_reduce", .communicates = true, .traffic = reduce_traffic, .gradient = reduce_gradient};

@@ -1,0 +1,197 @@
+/* The rules of layouts. A rule compares two numbers of a configuration: `part` must divide `whole`, or must not exceed it.
+ * To add a rule: add a row, with functions of what it compares. Owns nothing. */
+#include "config/layout_rules.h"
+
+#include <math.h>
+#include <string.h>
+
+int64_t layout_copy_ranks(const LayoutConfig *layout) { return layout->tp * layout->pp * layout->cp * layout->ep; }
+
+int64_t layout_asked_ranks(const LayoutConfig *layout) { return layout_copy_ranks(layout) * (layout->dp ? layout->dp : 1); }
+
+/* -- What rules compare -------------------------------------------------------------------------------------------- */
+
+/* Ranks are those of the run, 0 where they are not known. */
+typedef int64_t Number(const Config *config, int64_t ranks);
+typedef bool Condition(const Config *config, int64_t ranks);
+
+#define NUMBER(name, value) \
+    static int64_t name(const Config *config, int64_t ranks) { \
+        (void)config, (void)ranks; \
+        return value; \
+    }
+#define CONDITION(name, value) \
+    static bool name(const Config *config, int64_t ranks) { \
+        (void)config, (void)ranks; \
+        return value; \
+    }
+
+NUMBER(run_ranks, ranks)
+NUMBER(copy_ranks, layout_copy_ranks(&config->layout))
+NUMBER(asked_ranks, layout_asked_ranks(&config->layout))
+/* Sequences of different ranks: of copies of the model and of ranks that share out its experts. */
+NUMBER(copies, config->layout.dp ? config->layout.dp : ranks / layout_copy_ranks(&config->layout))
+NUMBER(shard, config->layout.shard)
+NUMBER(tp, config->layout.tp)
+NUMBER(pp, config->layout.pp)
+NUMBER(ep, config->layout.ep)
+NUMBER(ep_tp, config->layout.ep * config->layout.tp)
+NUMBER(chunks, 2 * config->layout.cp)
+NUMBER(heads, config->model.heads)
+NUMBER(kv_heads, config->model.kv_heads)
+NUMBER(ffn, config->model.ffn)
+NUMBER(vocabulary, config->model.vocabulary)
+NUMBER(layers, config->model.layers)
+NUMBER(experts, config->model.experts)
+NUMBER(length, config->data.length)
+NUMBER(rows, config->batch.sequences * config->data.length / config->layout.cp)
+NUMBER(microbatches, config->batch.tokens / (config->batch.sequences * config->data.length))
+
+CONDITION(ranks_known, ranks > 0)
+CONDITION(copies_asked, ranks > 0 && config->layout.dp > 0 && layout_copy_ranks(&config->layout) == 1)
+CONDITION(ranks_asked, ranks > 0 && config->layout.dp > 0)
+CONDITION(copies_shard, config->layout.shard > 0 && (ranks > 0 || config->layout.dp > 0))
+CONDITION(is_tensor, config->layout.tp > 1)
+/* Where tp exceeds the key heads, ranks hold copies of them; CCA's groups of queries are cut with their key head. */
+CONDITION(more_keys, config->layout.tp > 1 && (config->model.family == FAMILY_ZAYA || config->layout.tp <= config->model.kv_heads))
+CONDITION(fewer_keys, config->layout.tp > config->model.kv_heads)
+CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
+CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
+CONDITION(is_context, config->layout.cp > 1)
+CONDITION(is_expert, config->layout.ep > 1)
+
+/* -- The table ----------------------------------------------------------------------------------------------------- */
+
+typedef enum Relation { DIVIDES, AT_MOST, EQUALS } Relation;
+static const char *const broken[] = {[DIVIDES] = "does not divide", [AT_MOST] = "is more than", [EQUALS] = "is not"};
+
+typedef struct LayoutRule {
+    Condition *applies; /* NULL: to every layout */
+    const char *part;
+    Number *part_value;
+    Relation relation;
+    const char *whole;
+    Number *whole_value;
+    const char *reason;
+} LayoutRule;
+
+#define COPY "layout.tp x pp x cp x ep"
+static const LayoutRule rules[] = {
+    {is_tensor, "layout.tp", tp, DIVIDES, "model.heads", heads, "tensor-parallel ranks share out the heads"},
+    {more_keys, "layout.tp", tp, DIVIDES, "model.kv_heads", kv_heads, "they share out the key heads too"},
+    {fewer_keys, "model.kv_heads", kv_heads, DIVIDES, "layout.tp", tp, "each key head is on as many ranks"},
+    {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "they share out the MLP's columns"},
+    {is_tensor, "layout.tp", tp, DIVIDES, "model.vocabulary", vocabulary, "they share out the rows of embedding and head"},
+    {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows, "they share out the tokens between layers"},
+    {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage has a layer"},
+    {is_context, "2 x layout.cp", chunks, DIVIDES, "data.length", length,
+        "each rank has one chunk from the front of a sequence and one from its end"},
+    {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks share out the experts"},
+    {is_expert, "layout.ep", ep, DIVIDES, "microbatches of a step", microbatches, "ranks that share out experts compute together"},
+    {copies_asked, "layout.dp", asked_ranks, EQUALS, "the ranks of the run", run_ranks, "start as many, or change the layout"},
+    {ranks_asked, "layout.dp x tp x pp x cp x ep", asked_ranks, EQUALS, "the ranks of the run", run_ranks,
+        "start as many, or change the layout"},
+    {ranks_known, COPY, copy_ranks, DIVIDES, "the ranks of the run", run_ranks, "so many ranks hold one copy of the model"},
+    {copies_shard, "layout.shard", shard, DIVIDES, "copies of the model", copies, "so many ranks share what ZeRO shards"},
+};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static bool holds(const LayoutRule *rule, const Config *config, int64_t ranks) {
+    if (rule->applies && !rule->applies(config, ranks)) return true;
+    int64_t part = rule->part_value(config, ranks), whole = rule->whole_value(config, ranks);
+    return rule->relation == DIVIDES ? whole > 0 && whole % part == 0 : rule->relation == AT_MOST ? part <= whole : part == whole;
+}
+
+static const LayoutRule *find_broken(const Config *config, int64_t ranks) {
+    for (const LayoutRule *rule = rules; rule < rules + RULES; rule++)
+        if (!holds(rule, config, ranks)) return rule;
+    return NULL;
+}
+
+/* "layout.tp=3", "2 x layout.cp = 6" */
+static int describe_number(const char *name, int64_t value, char *text, size_t size) {
+    return snprintf(text, size, strchr(name, ' ') ? "%s = %lld" : "%s=%lld", name, (long long)value);
+}
+
+static void describe_rule(const LayoutRule *rule, const Config *config, int64_t ranks, char *text, size_t size) {
+    char part[96], whole[96];
+    describe_number(rule->part, rule->part_value(config, ranks), part, sizeof part);
+    describe_number(rule->whole, rule->whole_value(config, ranks), whole, sizeof whole);
+    snprintf(text, size, "%s %s %s", part, broken[rule->relation], whole);
+}
+
+bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size) {
+    const LayoutRule *rule = find_broken(config, ranks);
+    if (rule) describe_rule(rule, config, ranks, text, size);
+    return rule;
+}
+
+/* -- The nearest layout -------------------------------------------------------------------------------------------- */
+
+/* The settings of a layout that may change, in the order in which they are named. */
+static const struct {
+    const char *name;
+    size_t offset;
+} axes[] = {{"dp", offsetof(LayoutConfig, dp)}, {"tp", offsetof(LayoutConfig, tp)}, {"pp", offsetof(LayoutConfig, pp)},
+    {"cp", offsetof(LayoutConfig, cp)}, {"ep", offsetof(LayoutConfig, ep)}, {"shard", offsetof(LayoutConfig, shard)}};
+enum { DP, TP, AXES = sizeof axes / sizeof *axes };
+
+static int64_t *axis(LayoutConfig *layout, int index) { return (int64_t *)((char *)layout + axes[index].offset); }
+
+typedef struct Search {
+    const LayoutConfig *given;
+    int64_t ranks;
+    Config trial;
+    LayoutConfig best;
+    double distance; /* of the best */
+} Search;
+
+/* How far a setting is from what was given, by their ratio. */
+static double distance(int64_t value, int64_t given) { return given ? fabs(log2((double)value / (double)given)) : 0; }
+
+/* The copies of the model follow from the ranks, where they were given at all. */
+static void try_layout(Search *search, double far) {
+    LayoutConfig *layout = &search->trial.layout;
+    int64_t copy = layout_copy_ranks(layout), given = search->given->dp;
+    layout->dp = given && search->ranks >= copy ? search->ranks / copy : given;
+    far += distance(layout->dp, given);
+    if (far >= search->distance || find_broken(&search->trial, search->ranks)) return;
+    search->best = *layout;
+    search->distance = far;
+}
+
+/* Tries what was given and all other sizes of the axes from `index` on; a setting that was left out stays so. */
+static void search_axes(Search *search, int index, double far) {
+    enum { EACH = 16, MOST = 1024 }; /* every size up to the first, then powers of two */
+    if (far >= search->distance) return;
+    if (index == AXES) {
+        try_layout(search, far);
+        return;
+    }
+    int64_t *size = axis(&search->trial.layout, index), given = *size;
+    search_axes(search, index + 1, far);
+    for (*size = 1; given && *size <= MOST; *size = *size < EACH ? *size + 1 : 2 * *size)
+        search_axes(search, index + 1, far + distance(*size, given));
+    *size = given;
+}
+
+/* "layout.tp=2 layout.dp=4" */
+static void describe_nearest(const Config *config, int64_t ranks, char *text, size_t size) {
+    Search search = {.given = &config->layout, .ranks = ranks, .trial = *config, .distance = INFINITY};
+    size_t length = 0;
+    search_axes(&search, TP, 0);
+    for (int i = 0; i < AXES && length < size; i++) {
+        int64_t value = *axis(&search.best, i), given = *axis((LayoutConfig *)&config->layout, i);
+        if (value != given)
+            length += (size_t)snprintf(text + length, size - length, "%slayout.%s=%lld", length ? " " : "", axes[i].name, (long long)value);
+    }
+}
+
+bool layout_check(const Config *config, int64_t ranks, Error *error) {
+    char text[256], nearest[128] = "";
+    const LayoutRule *rule = find_broken(config, ranks);
+    if (!rule) return true;
+    describe_rule(rule, config, ranks, text, sizeof text);
+    describe_nearest(config, ranks, nearest, sizeof nearest);
+    return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
+}

@@ -1,0 +1,135 @@
+/* The rules of layouts: each is broken once, and the layout that its message names breaks none. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "config/layout_rules.h"
+
+typedef struct Case {
+    const char *settings; /* on top of `common` */
+    int64_t ranks;        /* 0: not known */
+    const char *message;
+} Case;
+
+/* 8 heads, 2 of them for keys; 4 microbatches of 2 sequences. */
+static const char common[] = "model.heads=8 model.kv_heads=2 model.layers=6 model.width=256 model.ffn=768 model.vocabulary=320 "
+                             "data.length=96 batch.sequences=2 batch.tokens=768";
+static const char zaya[] = "model.family=zaya model.experts=12";
+
+static void set_all(Config *config, OptionStrings *strings, const char *settings) {
+    SCOPED_FREE char *words = memory_copy_string(settings);
+    Error error = {0};
+    char *rest = words;
+    for (char *word; (word = strsep(&rest, " "));)
+        if (*word && !options_set(&config_table, config, strings, word, &error)) fail_msg("%s", error.message);
+}
+
+static void configure(Config *config, OptionStrings *strings, const char *settings) {
+    options_defaults(&config_table, config, strings);
+    set_all(config, strings, common);
+    set_all(config, strings, settings);
+}
+
+static const Case cases[] = {
+    {"layout.tp=3", 0, "layout.tp=3 does not divide model.heads=8: tensor-parallel ranks share out the heads; give layout.tp=4"},
+    {"layout.tp=3", 6, "layout.tp=3 does not divide model.heads=8: tensor-parallel ranks share out the heads; give layout.tp=2"},
+    {"model.family=zaya model.experts=12 layout.tp=4", 0,
+        "layout.tp=4 does not divide model.kv_heads=2: they share out the key heads too; give layout.tp=2"},
+    {"model.heads=12 model.kv_heads=4 model.head_dim=32 layout.tp=3", 0,
+        "layout.tp=3 does not divide model.kv_heads=4: they share out the key heads too; give layout.tp=4"},
+    {"model.heads=12 model.kv_heads=4 model.head_dim=32 layout.tp=6", 0,
+        "model.kv_heads=4 does not divide layout.tp=6: each key head is on as many ranks; give layout.tp=4"},
+    {"model.ffn=510 layout.tp=4", 0, "layout.tp=4 does not divide model.ffn=510: they share out the MLP's columns; give layout.tp=2"},
+    {"model.vocabulary=321 layout.tp=2", 0,
+        "layout.tp=2 does not divide model.vocabulary=321: they share out the rows of embedding and head; give layout.tp=1"},
+    {"data.length=95 batch.sequences=1 batch.tokens=380 model.kv_heads=1 layout.tp=2", 0,
+        "layout.tp=2 does not divide batch.sequences x data.length / layout.cp = 95: they share out the tokens between layers; give "
+        "layout.tp=1"},
+    {"layout.pp=8", 8, "layout.pp=8 is more than model.layers=6: every pipeline stage has a layer; give layout.pp=4"},
+    {"layout.cp=5", 0,
+        "2 x layout.cp = 10 does not divide data.length=96: each rank has one chunk from the front of a sequence and one from its end; "
+        "give layout.cp=6"},
+    {"layout.cp=64", 0,
+        "2 x layout.cp = 128 does not divide data.length=96: each rank has one chunk from the front of a sequence and one from its end; "
+        "give layout.cp=16"},
+    {"layout.ep=2", 0, "layout.ep x layout.tp = 2 does not divide model.experts=0: these ranks share out the experts; give layout.ep=1"},
+    {"model.family=zaya model.experts=12 layout.ep=4 layout.tp=2", 8,
+        "layout.ep x layout.tp = 8 does not divide model.experts=12: these ranks share out the experts; give layout.ep=2"},
+    {"model.family=zaya model.experts=12 layout.ep=3", 0,
+        "layout.ep=3 does not divide microbatches of a step = 4: ranks that share out experts compute together; give layout.ep=4"},
+    {"layout.dp=4", 2, "layout.dp=4 is not the ranks of the run = 2: start as many, or change the layout; give layout.dp=2"},
+    {"layout.dp=3 layout.tp=2", 8,
+        "layout.dp x tp x pp x cp x ep = 6 is not the ranks of the run = 8: start as many, or change the layout; give layout.dp=4"},
+    {"layout.tp=4", 6,
+        "layout.tp x pp x cp x ep = 4 does not divide the ranks of the run = 6: so many ranks hold one copy of the model; give "
+        "layout.tp=2"},
+    {"layout.shard=3", 8,
+        "layout.shard=3 does not divide copies of the model = 8: so many ranks share what ZeRO shards; give layout.shard=4"},
+    {"layout.shard=8 layout.tp=2", 8,
+        "layout.shard=8 does not divide copies of the model = 4: so many ranks share what ZeRO shards; give layout.shard=4"},
+};
+
+/* The settings behind "give". */
+static void take_advice(Config *config, OptionStrings *strings, const char *message) {
+    const char *advice = strstr(message, "; give ");
+    if (!advice || !strstr(advice, "layout.")) fail_msg("no advice in: %s", message);
+    set_all(config, strings, advice + strlen("; give "));
+}
+
+static void each_rule_is_broken_once_and_the_advice_holds(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        configure(&config, &strings, cases[i].settings);
+        assert_false(layout_check(&config, cases[i].ranks, &error));
+        assert_int_equal(error.code, ERROR_USAGE);
+        assert_string_equal(error.message, cases[i].message);
+        take_advice(&config, &strings, error.message);
+        if (!layout_check(&config, cases[i].ranks, &error)) fail_msg("after the advice: %s", error.message);
+    }
+}
+
+static void several_faults_are_mended_at_once(void **state) {
+    (void)state;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config config;
+    Error error = {0};
+    configure(&config, &strings, zaya);
+    set_all(&config, &strings, "layout.tp=3 layout.pp=7 layout.cp=5 layout.ep=3 layout.dp=2");
+    assert_false(layout_check(&config, 64, &error));
+    take_advice(&config, &strings, error.message);
+    if (!layout_check(&config, 64, &error)) fail_msg("after the advice: %s", error.message);
+}
+
+static void good_layouts_pass(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings;
+        int64_t ranks;
+    } good[] = {{"", 1}, {"", 7}, {"layout.tp=8 layout.pp=6", 96}, {"layout.dp=2 layout.cp=8 layout.shard=2", 16},
+        {"model.family=zaya model.experts=12 layout.tp=2 layout.ep=2 layout.cp=2 layout.pp=2 layout.dp=4", 64}};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        configure(&config, &strings, good[i].settings);
+        if (!layout_check(&config, good[i].ranks, &error) || !layout_check(&config, 0, &error)) fail_msg("%s", error.message);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_rule_is_broken_once_and_the_advice_holds),
+        cmocka_unit_test(several_faults_are_mended_at_once),
+        cmocka_unit_test(good_layouts_pass),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
