@@ -3,7 +3,7 @@
 #include "backend/backend.h"
 #include "base/bf16.h"
 #include "support/check.h"
-#include "support/train_run.h"
+#include "support/ranks_run.h"
 
 #include "layout/comm_schedule.h"
 #include "model/model.h"
@@ -357,56 +357,7 @@ static void a_plan_that_does_not_fit_is_refused_with_a_higher_stage(void **state
 
 /* -- Training with ranks ------------------------------------------------------------------------------------------- */
 
-#define SMALL "precision=fp32 steps=20 threads=1 eval.every=10 layout.bucket_mb=0.01"
 #define SIX_MICROBATCHES "batch.sequences=2 batch.tokens=384"
-
-static bool has_mpi(void) { return system("command -v mpirun > /dev/null 2>&1") == 0; }
-
-static ProcessResult run_ranks(int ranks, const char *settings) {
-    /* A sanitized program would end badly because of what Open MPI does not free. */
-    char *text = memory_format("ASAN_OPTIONS=detect_leaks=0 mpirun -n %d --oversubscribe --allow-run-as-root %s train %s %s %s", ranks,
-        getenv("SMELT"), TINY, SMALL, settings);
-    Process process = words_start("/usr/bin/env", text);
-    free(text);
-    return process_finish(&process);
-}
-
-/* Trains with these ranks, 0: one process without mpirun. */
-__attribute__((format(printf, 2, 3))) static void train_ranks(int ranks, const char *format, ...) {
-    char *settings = NULL;
-    va_list values;
-    va_start(values, format);
-    assert_true(vasprintf(&settings, format, values) >= 0);
-    va_end(values);
-    if (ranks == 0) train_good(SMALL " %s", settings);
-    else {
-        ProcessResult result = run_ranks(ranks, settings);
-        expect_code(&result, 0, settings);
-        process_free(&result);
-    }
-    free(settings);
-}
-
-static void compare_records(const char *run, const char *other, const char *kind, const char *field) {
-    json_t *list = records(run, kind), *others = records(other, kind);
-    assert_true(json_array_size(list) > 0);
-    assert_int_equal(json_array_size(list), json_array_size(others));
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        double value = number(json_array_get(list, i), field), expected = number(json_array_get(others, i), field);
-        /* The order of fp32 sums is all that differs: 6e-8 each, grown over 20 steps. A rank too few or too many is
-         * off by parts of ten. */
-        if (!(fabs(value - expected) <= 1e-5 * fabs(expected)))
-            fail_msg("%s, %s %zu of %s: %.9g instead of %.9g", kind, field, i, run, value, expected);
-    }
-    json_decref(list);
-    json_decref(others);
-}
-
-static void assert_same_losses(const char *run, const char *other) {
-    compare_records(run, other, "step", "loss");
-    compare_records(run, other, "step", "grad_norm");
-    compare_records(run, other, "evaluation", "loss");
-}
 
 static void check_all_layouts(int family, int optimizer) {
     if (!has_mpi()) skip();
@@ -593,7 +544,7 @@ static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     int port = process_free_port();
     Process ranks[2];
     ProcessResult results[2];
-    for (int r = 0; r < 2; r++) ranks[r] = rank_start(r, port, SMALL " steps=1000000 layout.zero=2 run=r");
+    for (int r = 0; r < 2; r++) ranks[r] = rank_start(r, port, RANKS_SETTINGS " steps=1000000 layout.zero=2 run=r");
     process_await_steps(&ranks[0], 19);
     kill(ranks[1].id, SIGTERM);
     for (int r = 0; r < 2; r++) {
