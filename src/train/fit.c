@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/scope.h"
+#include "config/layout_rules.h"
 
 enum { MOST_RANKS = 1024, USUAL_LORA_RANK = 16 };
 
@@ -29,6 +30,15 @@ static bool without_copy(Trial *trial) {
 }
 
 static bool higher_stage(Trial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
+
+/* Twice as many of the same ranks for each layer. */
+static bool more_tensor(Trial *trial) {
+    char broken[256];
+    LayoutConfig *layout = &trial->config.layout;
+    layout->tp *= 2;
+    if (layout->dp) layout->dp = int_max(trial->ranks / layout_copy_ranks(layout), 1);
+    return !layout_breaks(&trial->config, trial->ranks, broken, sizeof broken);
+}
 
 static bool more_recomputation(Trial *trial) { return ++trial->config.recompute <= RECOMPUTE_BLOCK; }
 
@@ -52,7 +62,7 @@ static bool more_ranks(Trial *trial) {
         layout->zero = 0;
     }
     layout->zero++;
-    layout->dp = trial->ranks;
+    layout->dp = trial->ranks / layout_copy_ranks(layout);
     layout->shard = 0;
     trial->rank = 0;
     trial->more = true;
@@ -61,9 +71,12 @@ static bool more_ranks(Trial *trial) {
 
 /* Where this is too little, no number of ranks will do. */
 static void most_ranks(Trial *trial) {
-    trial->config.layout =
-        (LayoutConfig){.dp = MOST_RANKS, .zero = 3, .bucket_mb = trial->config.layout.bucket_mb, .reduce = trial->config.layout.reduce};
-    trial->ranks = MOST_RANKS;
+    LayoutConfig *layout = &trial->config.layout;
+    int64_t copy = layout_copy_ranks(layout);
+    layout->dp = divide_up(MOST_RANKS, copy);
+    layout->zero = 3;
+    layout->shard = 0;
+    trial->ranks = (int)(layout->dp * copy);
     trial->rank = 0;
 }
 
@@ -85,6 +98,7 @@ static const Kind kinds[] = {
     {without_copy, "training waits for checkpoints", true},
     {higher_stage, "more communication", true},
     {more_recomputation, "same results, more time", true},
+    {more_tensor, "communication in every layer", true},
     {smaller_microbatch, "same batch, smaller GEMMs", false},
     {pure_bf16, "no fp32 master weights: other results", false},
     {more_ranks, "more devices", false, most_ranks},
@@ -113,8 +127,10 @@ static int64_t plan_bytes(const Trial *trial, Device *device) {
 static void describe(const Config *before, int ranks, const char *device, const Trial *trial, char *text, size_t size) {
     size_t length = 0;
     Config now = trial->config;
-    now.layout.dp = before->layout.dp;
-    now.layout.shard = before->layout.shard;
+    if (trial->ranks != ranks) {
+        now.layout.dp = before->layout.dp;
+        now.layout.shard = before->layout.shard;
+    }
     for (size_t i = 0; i < config_table.count && length < size; i++) {
         const Option *option = &config_table.rows[i];
         char value[64], old[64];
