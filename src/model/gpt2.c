@@ -28,8 +28,8 @@ Trunk gpt2_build(Builder *b) {
     TensorId tokens = builder_embedding(b, "transformer.wte.weight");
     TensorId places =
         builder_parameter(b, "transformer.wpe.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->context, b->config->width});
-    TensorId token = op_embed(b->graph, b->tokens, tokens, TENSOR_NONE, TENSOR_NONE, -1); /* [R, D] */
-    TensorId place = op_embed(b->graph, b->positions, places, TENSOR_NONE, TENSOR_NONE, -1);
+    TensorId token = op_embed(b->graph, b->tokens, tokens, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = -1}); /* [R, D] */
+    TensorId place = op_embed(b->graph, b->positions, places, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = -1});
     TensorId normed = builder_layers(b, op_add(b->graph, token, place), &layers);
     return (Trunk){normed, builder_head(b, tokens)};
 }

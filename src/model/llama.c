@@ -49,7 +49,8 @@ Trunk llama_build(Builder *b) {
         .mlp = b->config->experts ? experts : mlp};
     b->rope_table = builder_rope_table(b);
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
-    TensorId stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, b->config->padding); /* [R, D] */
+    TensorId stream =
+        op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = b->config->padding}); /* [R, D] */
     TensorId normed = builder_layers(b, stream, &layers);
     return (Trunk){normed, builder_head(b, embedding)};
 }

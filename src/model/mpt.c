@@ -33,7 +33,7 @@ Trunk mpt_build(Builder *b) {
     b->layer_names = "transformer.blocks";
     b->alibi = b->config->alibi_max;
     TensorId embedding = builder_embedding(b, "transformer.wte.weight");
-    TensorId stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, -1); /* [R, D] */
+    TensorId stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = -1}); /* [R, D] */
     TensorId normed = builder_layers(b, stream, &layers);
     return (Trunk){normed, builder_head(b, embedding)};
 }

@@ -98,7 +98,7 @@ Trunk zaya_build(Builder *b) {
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
     TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, b->config->width, 1);
     TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, b->config->width, 0);
-    TensorId stream = op_embed(b->graph, b->tokens, embedding, bias, scale, b->config->padding); /* [R, D] */
+    TensorId stream = op_embed(b->graph, b->tokens, embedding, bias, scale, &(EmbedSpec){.padding = b->config->padding}); /* [R, D] */
     TensorId head = builder_head(b, embedding);
     return (Trunk){builder_layers(b, stream, &layers), head};
 }

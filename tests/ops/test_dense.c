@@ -220,21 +220,24 @@ static void clamp_passes(void **state) {
 
 static const int32_t tokens[] = {4, 0, 4, 4, 2, 6, 0, 4, 1, 5, 6, 6, 3};
 
+/* `other`: the first of three tokens that the table has; 0: it has all. */
+
 static void build_embed(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId ids = check_integers(check, 1, &c->rows, tokens);
-    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){7, c->columns}, 0, 1), bias = TENSOR_NONE,
+    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other ? 3 : 7, c->columns}, 0, 1), bias = TENSOR_NONE,
              scale = TENSOR_NONE;
     if (c->flag) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, ids, table, bias, scale, -1));
+    check_output(check, op_embed(check->graph, ids, table, bias, scale, &(EmbedSpec){.padding = -1, .first = c->other}));
 }
 
 static void embed_passes_with_repeated_tokens(void **state) {
     (void)state;
-    static const Case cases[] = {{1, 1, 0, true, false}, {13, 70, 0, true, false}, {13, 33, 0, false, false}};
+    static const Case cases[] = {
+        {1, 1, 0, true, false}, {13, 70, 0, true, false}, {13, 33, 0, false, false}, {13, 70, 2, true, false}, {13, 33, 4, false, false}};
     CHECK_ALL(build_embed, cases);
 }
 

@@ -108,6 +108,7 @@ typedef struct Embedding {
     int64_t rows, columns, vocabulary;
     int shape;
     bool affine, padded;
+    int64_t first; /* of the tokens that the table has, a third of all; 0: it has all */
 } Embedding;
 static int32_t tokens[MANY_ROWS];
 
@@ -121,13 +122,15 @@ static void build_embed(Check *check, const void *argument) {
                     : i % 3         ? scattered % 7 * (c->vocabulary / 7)
                                     : scattered;
     }
-    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->columns}, 0, 1), bias = TENSOR_NONE,
-             scale = TENSOR_NONE;
+    TensorId table = check_parameter(
+                 check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->first ? c->vocabulary / 3 : c->vocabulary, c->columns}, 0, 1),
+             bias = TENSOR_NONE, scale = TENSOR_NONE;
     if (c->affine) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale, c->padded ? tokens[0] : -1));
+    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale,
+                            &(EmbedSpec){.padding = c->padded ? tokens[0] : -1, .first = c->first}));
 }
 
 static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {
@@ -146,6 +149,9 @@ static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {
         {MANY_ROWS, 4, 300, 0, true},
         {ROWS, 8, 300, 2, true, true},
         {MANY_ROWS, 4, 300, 0, false, true},
+        {ROWS, 8, 700, 2, true, true, 200},
+        {MANY_ROWS, 4, 300, 2, true, false, 100},
+        {MANY_ROWS, 4, 300, 0, false, false, 100},
     };
     CHECK_ALL(build_embed, cases);
 }

@@ -8,6 +8,12 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
            (int64_t)sizeof(int32_t);
 }
 
+/* The row of the table, which has `entries`, that belongs to a token; -1: none. */
+static inline int64_t entry_of(const OpCall *call, int32_t token, int64_t entries) {
+    int64_t at = token - ((const EmbedSpec *)call->attributes)->first;
+    return at < entries ? int_max(at, -1) : -1;
+}
+
 CPU_OP(embed) {
     const int32_t *tokens = call->in[EMBED_TOKENS];
     const T *table = call->in[EMBED_TABLE];
@@ -16,26 +22,30 @@ CPU_OP(embed) {
     int64_t rows = call->out_shape[EMBED_STREAM][0], columns = call->out_shape[EMBED_STREAM][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        const T *restrict entry = table + tokens[r] * columns;
+        int64_t at = entry_of(call, tokens[r], call->in_shape[EMBED_TABLE][0]);
+        const T *restrict entry = table + at * columns;
         W *restrict row = stream + r * columns;
-        if (scale)
+        if (at < 0) memset(row, 0, columns * sizeof(W));
+        else if (scale)
             for (int64_t j = 0; j < columns; j++) row[j] = (to_wide(entry[j]) + bias[j]) * scale[j];
         else
             for (int64_t j = 0; j < columns; j++) row[j] = to_wide(entry[j]);
     }
 }
 
-/* Chains the rows of each token: next[r] is the next row with the token of row r, or -1. Returns how many tokens
- * occur, with their first rows in `firsts`. `last` [vocabulary] is scratch. */
-static int64_t chain_rows(const int32_t *tokens, int64_t count, int32_t *next, int32_t *firsts, int32_t *last, int64_t vocabulary) {
+/* Chains the rows of each token that the table has: next[r] is the next row with the token of row r, or -1. Returns how
+ * many such tokens occur, with their first rows in `firsts`. `last` [entries] is scratch. */
+static int64_t chain_rows(const OpCall *call, int64_t count, int32_t *next, int32_t *firsts, int32_t *last, int64_t entries) {
+    const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];
     int64_t found = 0;
-    memset(last, -1, vocabulary * sizeof *last);
+    memset(last, -1, entries * sizeof *last);
     for (int64_t r = 0; r < count; r++) {
-        int32_t before = last[tokens[r]];
-        if (before < 0) firsts[found++] = (int32_t)r;
-        else next[before] = (int32_t)r;
+        int64_t entry = entry_of(call, tokens[r], entries);
+        if (entry < 0) continue;
+        if (last[entry] < 0) firsts[found++] = (int32_t)r;
+        else next[last[entry]] = (int32_t)r;
         next[r] = -1;
-        last[tokens[r]] = (int32_t)r;
+        last[entry] = (int32_t)r;
     }
     return found;
 }
@@ -46,7 +56,8 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
     const W *d_stream = call->in[EMBED_GRAD_D_STREAM], *bias = call->in[EMBED_GRAD_BIAS], *scale = call->in[EMBED_GRAD_SCALE];
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];
     W *d_bias = call->out[EMBED_GRAD_D_BIAS], *d_scale = call->out[EMBED_GRAD_D_SCALE], sum[KERNEL_BLOCK] = {0};
-    int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], token = tokens[row], at = token * columns + first;
+    int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], token = tokens[row];
+    int64_t at = entry_of(call, tokens[row], call->in_shape[EMBED_GRAD_TABLE][0]) * columns + first;
     const T *restrict entry = (const T *)call->in[EMBED_GRAD_TABLE] + at;
     for (; row >= 0; row = next[row]) {
         const W *restrict d_row = d_stream + row * columns + first;
@@ -58,15 +69,15 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
         d_bias[first + j] += d_scaled;
         sum[j] = d_scaled;
     }
-    if (token != ((const EmbedAttributes *)call->attributes)->padding)
+    if (token != ((const EmbedSpec *)call->attributes)->padding)
         kernel_add_to_gradient(call, call->out[EMBED_GRAD_D_TABLE], at, sum, end - first);
 }
 
 CPU_OP(embed_grad, grad_workspace) {
     int64_t count = call->in_shape[EMBED_GRAD_D_STREAM][0], columns = call->in_shape[EMBED_GRAD_D_STREAM][1];
-    int64_t vocabulary = call->in_shape[EMBED_GRAD_TABLE][0];
+    int64_t entries = call->in_shape[EMBED_GRAD_TABLE][0];
     int32_t *next = call->workspace, *firsts = next + count, *last = firsts + count;
-    int64_t tokens = chain_rows(call->in[EMBED_GRAD_TOKENS], count, next, firsts, last, vocabulary);
+    int64_t tokens = chain_rows(call, count, next, firsts, last, entries);
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < columns; first += KERNEL_BLOCK)
         for (int64_t i = 0; i < tokens; i++) add_chain(call, firsts[i], next, first, int_min(columns, first + KERNEL_BLOCK));

@@ -3,14 +3,15 @@
 
 #include "graph/op.h"
 
-/* stream[r] = (table[tokens[r]] + bias) * scale. bias and scale are both given or both TENSOR_NONE. Row `padding` of
- * the table (-1: none) gets no gradient, as padding_idx of torch.nn.Embedding has it; bias and scale get theirs. */
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, int64_t padding);
-typedef struct EmbedAttributes { int64_t padding; } EmbedAttributes;
+/* The entry of token `padding` (-1: none) gets no gradient, as padding_idx of torch.nn.Embedding has it; bias and scale
+ * get theirs. The table has the entries of tokens `first` and on; other tokens give rows of zeros and no gradient. */
+typedef struct EmbedSpec { int64_t padding, first; } EmbedSpec;
+/* stream[r] = (table[tokens[r] - first] + bias) * scale. bias and scale are both given or both TENSOR_NONE. */
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, const EmbedSpec *spec);
 
 typedef enum EmbedOperand {
     EMBED_TOKENS,     /* INT32 [R] */
-    EMBED_TABLE,      /* COMPUTE [vocabulary, D] */
+    EMBED_TABLE,      /* COMPUTE [entries, D] */
     EMBED_BIAS,       /* WIDE [D], optional */
     EMBED_SCALE,      /* WIDE [D], optional */
     EMBED_STREAM = 0, /* WIDE [R, D] */

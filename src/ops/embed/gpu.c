@@ -17,15 +17,17 @@ enum {
     RUNS_AHEAD = 8, /* partial sums of runs in flight of a thread */
 };
 
+/* Tokens count from `first`, that of the table's first entry; the table has `entries`. */
 typedef struct EmbedArguments {
     const int32_t GLOBAL *tokens;
+    int32_t first, entries;
     const bf16 GLOBAL *table;
     const float GLOBAL *bias, *scale;
     float GLOBAL *stream;
     Tiling tiling;
 } EmbedArguments;
 
-/* A row of the batch in the order of tokens. */
+/* A row of the batch in the order of tokens, which count from the table's first entry; `entries`: one that it lacks. */
 typedef struct SortedRow { int32_t token, row; } __attribute__((aligned(8))) SortedRow;
 
 typedef struct SortArguments {
@@ -34,6 +36,7 @@ typedef struct SortArguments {
     SortedRow GLOBAL *to;
     int32_t GLOBAL *counts; /* [tiles, DIGITS] */
     int32_t rows, tiles, shift;
+    int32_t first, entries; /* as in EmbedArguments */
 } SortArguments;
 
 typedef struct EmbedGradArguments {
@@ -47,7 +50,8 @@ typedef struct EmbedGradArguments {
     float GLOBAL *partials; /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles; /* tiles: blocks along the columns */
-    int32_t padding;        /* token whose entry gets no gradient, -1: none */
+    int32_t padding;        /* entry that gets no gradient, if it is one */
+    int32_t entries;
     bool bf16_gradient;
 } EmbedGradArguments;
 
@@ -59,8 +63,10 @@ INLINE void embed_unit(const EmbedArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t columns = a->tiling.columns;
-    f32x8 entry = load8_bf16(a->table + a->tokens[place.row] * columns + place.column, unit);
-    if (a->scale) entry = (entry + load8_wide(a->bias + place.column, unit)) * load8_wide(a->scale + place.column, unit);
+    int32_t token = a->tokens[place.row] - a->first;
+    bool here = token >= 0 && token < a->entries;
+    f32x8 entry = here ? load8_bf16(a->table + token * columns + place.column, unit) : (f32x8)0;
+    if (a->scale && here) entry = (entry + load8_wide(a->bias + place.column, unit)) * load8_wide(a->scale + place.column, unit);
     store8_wide(a->stream + place.row * columns + place.column, entry, unit);
 }
 
@@ -68,7 +74,11 @@ UNIT_KERNELS(embed, EmbedArguments, embed_unit, 8)
 
 /* -- Sorting rows by token ----------------------------------------------------------------------------------------- */
 
-INLINE SortedRow load_unsorted(const SortArguments *a, int at) { return a->from ? a->from[at] : (SortedRow){a->tokens[at], at}; }
+INLINE SortedRow load_unsorted(const SortArguments *a, int at) {
+    if (a->from) return a->from[at];
+    int32_t token = a->tokens[at] - a->first;
+    return (SortedRow){token >= 0 && token < a->entries ? token : a->entries, at};
+}
 
 /* Writes the digits of the block's tile to shared memory, DIGITS past the end of the rows; returns that of this
  * thread. */
@@ -149,21 +159,26 @@ INLINE void store_entry(const EmbedGradArguments *a, int64_t at, f32x4 x, int un
 
 INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state, int64_t at, int32_t token, int unit) {
     RunEnd end = {.ends = at + 1 == state->end || a->sorted[at + 1].token != token};
-    if (!end.ends) return end;
+    if (!end.ends || token == a->entries) return end;
     int64_t entry = (int64_t)token * a->columns + state->column;
     end.d_entry = load_entry(a, entry, unit);
     if (a->scale) end.entry = load4_bf16(a->table + entry, unit);
     return end;
 }
 
+/* Whether the token's entry gets a gradient. */
+INLINE bool is_trained(const EmbedGradArguments *a, int32_t token) { return token != a->padding && token != a->entries; }
+
 /* Adds the run to the table's gradient, or leaves its partial sum where it crosses chunks. */
 INLINE void finish_run(
     const EmbedGradArguments *a, ChunkState *state, const RunEnd *end, int64_t at, int32_t token, f32x4 bias, f32x4 scale, int unit) {
     bool comes = state->before == token, goes = at + 1 == state->end && state->after == token;
     if (comes || goes) store4_wide(a->runs + (2 * state->chunk + !comes) * a->columns + state->column, state->run, unit);
-    else if (token != a->padding) store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
-    state->bias_sum += state->run;
-    state->scale_sum += state->run * (end->entry + bias);
+    else if (is_trained(a, token)) store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
+    if (token != a->entries) {
+        state->bias_sum += state->run;
+        state->scale_sum += state->run * (end->entry + bias);
+    }
     state->run = 0;
 }
 
@@ -221,7 +236,7 @@ INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     int64_t chunk = block_x() / a->tiles, end = (chunk + 1) * CHUNK,
             column = (int64_t)(block_x() % a->tiles * THREADS + thread_id()) * unit;
     int32_t token = sorted_token(a, end);
-    if (token < 0 || token == a->padding || sorted_token(a, end - 1) != token || sorted_token(a, chunk * CHUNK - 1) == token) return;
+    if (token < 0 || !is_trained(a, token) || sorted_token(a, end - 1) != token || sorted_token(a, chunk * CHUNK - 1) == token) return;
     int64_t later = count_chunks(a, chunk, token), stride = 2 * (int64_t)a->columns, distance = 1;
     if (column >= a->columns) return;
     const float GLOBAL *runs = a->runs + chunk * stride + column;
@@ -252,6 +267,8 @@ LAUNCHERS(grad_joins, EmbedGradArguments, grad_joins_1, grad_joins_4)
 GPU_OP(embed) {
     const int64_t *shape = call->out_shape[EMBED_STREAM];
     EmbedArguments arguments = {.tokens = call->in[EMBED_TOKENS],
+        .first = (int32_t)((const EmbedSpec *)call->attributes)->first,
+        .entries = (int32_t)call->in_shape[EMBED_TABLE][0],
         .table = call->in[EMBED_TABLE],
         .bias = call->in[EMBED_BIAS],
         .scale = call->in[EMBED_SCALE],
@@ -280,8 +297,13 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
 
 /* Sorts the rows by token; returns the one of the two lists that holds them. */
 static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow *other, int32_t *counts) {
-    int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], vocabulary = call->in_shape[EMBED_GRAD_TABLE][0];
-    SortArguments arguments = {.tokens = call->in[EMBED_GRAD_TOKENS], .counts = counts, .rows = rows, .tiles = divide_up(rows, THREADS)};
+    int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], entries = call->in_shape[EMBED_GRAD_TABLE][0];
+    SortArguments arguments = {.tokens = call->in[EMBED_GRAD_TOKENS],
+        .counts = counts,
+        .rows = rows,
+        .tiles = divide_up(rows, THREADS),
+        .first = (int32_t)((const EmbedSpec *)call->attributes)->first,
+        .entries = (int32_t)entries};
     LaunchShape shape = {.x = arguments.tiles, .threads = THREADS};
     do {
         arguments.to = arguments.from == list ? other : list;
@@ -289,7 +311,7 @@ static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow
         launch_sort_move(call->device, shape, &arguments);
         arguments.from = arguments.to;
         arguments.shift += DIGIT_BITS;
-    } while ((vocabulary - 1) >> arguments.shift > 0);
+    } while (entries >> arguments.shift > 0);
     return arguments.from;
 }
 
@@ -297,6 +319,7 @@ GPU_OP(embed_grad, grad_workspace) {
     int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], columns = call->in_shape[EMBED_GRAD_D_STREAM][1];
     int64_t unit = columns % 4 == 0 ? 4 : 1, chunks = divide_up(rows, CHUNK);
     bool affine = call->in[EMBED_GRAD_SCALE] != NULL;
+    const EmbedSpec *spec = call->attributes;
     GradWorkspace bytes = workspace_of(rows, columns, affine);
     char *lists = call->workspace, *counts = lists + 2 * bytes.list, *runs = counts + bytes.counts, *partials = runs + bytes.runs;
     EmbedGradArguments arguments = {
@@ -311,7 +334,8 @@ GPU_OP(embed_grad, grad_workspace) {
         .rows = rows,
         .columns = columns,
         .tiles = divide_up(columns, unit * THREADS),
-        .padding = (int32_t)((const EmbedAttributes *)call->attributes)->padding,
+        .padding = (int32_t)(spec->padding - spec->first),
+        .entries = (int32_t)call->in_shape[EMBED_GRAD_TABLE][0],
         .bf16_gradient = call->compute_gradients,
     };
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};

@@ -1,16 +1,18 @@
 /* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table
- * [vocabulary, D], where ZAYA1 has its learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of
+ * [entries, D], where ZAYA1 has its learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of
  * d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S and d_scale S * (entry + bias): the
  * gradient adds up the rows of each token first, in row order, and meets its entry once. The entry of the padding token
- * gets none. */
+ * gets none.
+ *
+ * Where ranks share the table out, each row of the stream is made by the rank that has its token, and is zero on the
+ * others, whose sum it is; so are the gradients of bias and scale. */
 #include "ops/embed/embed.h"
 
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, int64_t padding) {
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, const EmbedSpec *spec) {
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
     TensorId stream = graph_activation(graph, TYPE_WIDE, graph_elements(graph, tokens), graph_columns(graph, table), "embedded");
     Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
-    EmbedAttributes attributes = {.padding = padding};
-    graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, &attributes, sizeof attributes);
+    graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, spec, sizeof *spec);
     return stream;
 }
 
