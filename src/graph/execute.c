@@ -182,7 +182,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
 static void prepare(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
     for (int i = 0; i < executor->graph->node_count; i++)
-        if (!op_table[executor->graph->nodes[i].op]->communicates) run_nodes(executor, i, i + 1);
+        if (!graph_communicates(executor->graph, i)) run_nodes(executor, i, i + 1);
     device_prepare_end(executor->backend.device);
 }
 
@@ -235,7 +235,7 @@ static void upload_inputs(Executor *executor) {
 }
 
 static bool communicates(const Executor *executor, int node) {
-    return node < executor->graph->node_count && op_table[executor->graph->nodes[node].op]->communicates;
+    return node < executor->graph->node_count && graph_communicates(executor->graph, node);
 }
 
 /* One stop for each node that has a reason to. */

@@ -200,6 +200,10 @@ static bool reads_any(const Node *node, const TensorId *tensors, int count) {
     return false;
 }
 
+bool graph_communicates(const Graph *graph, int node) {
+    return op_table[graph->nodes[node].op]->communicates && mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) > 1;
+}
+
 int graph_await(const Graph *graph, int node) {
     const Node *starting = &graph->nodes[node];
     int at = node + 1;
@@ -208,7 +212,7 @@ int graph_await(const Graph *graph, int node) {
 }
 
 int graph_node_end(const Graph *graph, int node) {
-    int end = op_table[graph->nodes[node].op]->communicates ? graph_await(graph, node) : node;
+    int end = graph_communicates(graph, node) ? graph_await(graph, node) : node;
     return end < graph->node_count ? end : graph->node_count - 1;
 }
 

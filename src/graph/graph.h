@@ -225,7 +225,9 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
 int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
-/* The node before which a collective has ended that `node` started (Op.communicates): the first one that reads an output
+/* Whether the kernel of `node` issues collectives (Op.communicates): not in a mesh whose ranks share out data alone. */
+bool graph_communicates(const Graph *graph, int node);
+/* The node before which a collective has ended that `node` started (graph_communicates): the first one that reads an output
  * of it, or node_count. */
 int graph_await(const Graph *graph, int node);
 /* The last node during which `node` works on its operands and scratch: itself, or the one of graph_await. */

@@ -70,7 +70,8 @@ typedef struct Op {
     uint32_t in_place;
     bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool loss; /* adds to a loss metric: differentiation starts here */
-    /* Its kernel issues collectives, the same on all ranks of their groups, and is not recorded. One may be under way when
+    /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
+     * groups, and is not recorded then. One may be under way when
      * the kernel returns, given by OpCall.ticket: until the first node that reads an output, nothing that it works on is
      * touched. */
     bool communicates;

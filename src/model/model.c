@@ -53,7 +53,7 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
     Trunk trunk = families[config->family](&builder);
     builder_layer(&builder, -1);
     if (loss) {
-        op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss);
+        op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
     } else {
         TensorId asked = mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
         model.logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);

@@ -248,7 +248,7 @@ static void build_cross_entropy(Check *check, const void *argument) {
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
     TensorId w = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
     op_linear_cross_entropy(
-        check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1));
+        check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1), c->other);
 }
 
 static void cross_entropy_passes_with_targets_to_ignore(void **state) {

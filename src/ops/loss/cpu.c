@@ -1,28 +1,33 @@
 /* linear_cross_entropy on a CPU, a chunk of rows at a time: a GEMM to WIDE logits, a thread per row for its loss and
- * gradient, and two GEMMs that use the gradient. The losses of rows are summed in order, in double. Also last_row. */
+ * gradient, and two GEMMs that use the gradient. Ranks that share the vocabulary out exchange the peak of every row of a
+ * chunk first; chunks are of all rows alike. The losses of rows are summed in order, in double. Also last_row. */
 #include "backend/cpu/kernel.h"
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss.h"
 
+enum { PEAK_NUMBERS = 3 };
+
 /* Rows of a chunk: about four million logits, by shape alone. */
-static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
-    return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / vocabulary)));
+static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
+    return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]),
-            chunk = chunk_rows(rows, vocabulary);
+    const LossAttributes *attributes = node->attributes;
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]);
+    int64_t chunk = chunk_rows(rows, attributes->vocabulary, mesh_size(graph->mesh, AXES_TENSOR));
     int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    return (chunk * vocabulary + rows) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
+    int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * PEAK_NUMBERS;
+    return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
 }
 
-/* Returns -log softmax(logits)[target], 0 where target < 0; writes its gradient times scale when d_logits is given. */
-static W row_loss(T *restrict d_logits, W *restrict logits, int32_t target, W scale, int64_t vocabulary) {
-    if (target < 0) {
-        if (d_logits) memset(d_logits, 0, vocabulary * sizeof(T));
-        return 0;
-    }
-    W most = logits[0], sum = 0, picked = logits[target];
+/* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's, or -infinity without it. */
+typedef struct Peak { W most, sum, picked; } Peak;
+static_assert(sizeof(Peak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
+
+/* Turns logits into e^(logit - most). */
+static Peak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
+    W most = logits[0], sum = 0, picked = target >= 0 && target < vocabulary ? logits[target] : (W)-INFINITY;
 #pragma omp simd reduction(max : most)
     for (int64_t j = 0; j < vocabulary; j++) most = logits[j] > most ? logits[j] : most;
 #pragma omp simd reduction(+ : sum)
@@ -31,16 +36,85 @@ static W row_loss(T *restrict d_logits, W *restrict logits, int32_t target, W sc
         logits[j] = e;
         sum += e;
     }
-    if (d_logits) {
-        W factor = scale / sum;
-        for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = to_compute(logits[j] * factor);
-        d_logits[target] = to_compute((logits[target] / sum - 1) * scale);
-    }
-    return (W)log(sum) - (picked - most);
+    return (Peak){most, sum, picked};
 }
 
-/* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], d_logits COMPUTE [chunk, vocabulary]. */
+/* Of all logits of a row, from those of `count` ranks, `stride` peaks apart. */
+static Peak merge_peaks(const Peak *peaks, int count, int64_t stride) {
+    Peak all = peaks[0];
+    for (int i = 1; i < count; i++) {
+        const Peak *next = &peaks[i * stride];
+        W most = next->most > all.most ? next->most : all.most;
+        all.sum = all.sum * wide_exp(all.most - most) + next->sum * wide_exp(next->most - most);
+        all.most = most;
+        all.picked = next->picked > all.picked ? next->picked : all.picked;
+    }
+    return all;
+}
+
+/* The gradient of -log softmax(logits)[target] times scale; `powers` are those of find_peak, which gave `own`. */
+static void row_gradient(
+    T *restrict d_logits, const W *restrict powers, const Peak *own, const Peak *all, int64_t target, W scale, int64_t vocabulary) {
+    W share = wide_exp(own->most - all->most), factor = share * scale / all->sum;
+    for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = to_compute(powers[j] * factor);
+    if (target >= 0 && target < vocabulary) d_logits[target] = to_compute((powers[target] * share / all->sum - 1) * scale);
+}
+
+/* The work on a chunk of rows. Targets count from the rank's first row of the vocabulary. */
+typedef struct Chunk {
+    W *logits, *losses;
+    T *d_logits; /* NULL: not wanted */
+    const int32_t *targets;
+    int64_t rows, vocabulary, first_token;
+    W scale;
+} Chunk;
+
+static void finish_row(const Chunk *c, int64_t r, const Peak *own, const Peak *all) {
+    c->losses[r] = (W)log(all->sum) - (all->picked - all->most);
+    if (c->d_logits)
+        row_gradient(c->d_logits + r * c->vocabulary, c->logits + r * c->vocabulary, own, all, c->targets[r] - c->first_token, c->scale,
+            c->vocabulary);
+}
+
+/* A row without a target. */
+static void skip_row(const Chunk *c, int64_t r) {
+    c->losses[r] = 0;
+    if (c->d_logits) memset(c->d_logits + r * c->vocabulary, 0, c->vocabulary * sizeof(T));
+}
+
+static void finish_chunk(const Chunk *c) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < c->rows; r++) {
+        if (c->targets[r] < 0) skip_row(c, r);
+        else {
+            Peak peak = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
+            finish_row(c, r, &peak, &peak);
+        }
+    }
+}
+
+/* finish_chunk for ranks that share the vocabulary out. `peaks` are [ranks, rows]. */
+static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
+    Comm *group = mesh_group(mesh, AXES_TENSOR);
+    int size = mesh_size(mesh, AXES_TENSOR);
+    Peak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
+    int64_t shards[size + 1];
+    for (int i = 0; i <= size; i++) shards[i] = i * c->rows * PEAK_NUMBERS;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < c->rows; r++) own[r] = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
+    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, sizeof(W) == sizeof(double) ? COMM_F64 : COMM_F32));
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < c->rows; r++) {
+        Peak all = merge_peaks(peaks + r, size, c->rows);
+        if (c->targets[r] < 0) skip_row(c, r);
+        else finish_row(c, r, &own[r], &all);
+    }
+}
+
+/* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE
+ * [chunk, vocabulary]. */
 CPU_OP(linear_cross_entropy, workspace) {
+    const LossAttributes *attributes = call->attributes;
     const T *x = call->in[LOSS_X], *w = call->in[LOSS_W];
     const int32_t *targets = call->in[LOSS_TARGETS];
     const W *scale = call->in[LOSS_SCALE];
@@ -48,19 +122,21 @@ CPU_OP(linear_cross_entropy, workspace) {
     T *d_x = call->out[LOSS_D_X];
     void *d_w = call->out[LOSS_D_W];
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
-    int64_t chunk = chunk_rows(rows, vocabulary);
+    int ranks = mesh_size(call->mesh, AXES_TENSOR);
+    int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks);
+    int64_t first_token = cut_share(attributes->vocabulary, mesh_index(call->mesh, AXES_TENSOR), ranks).first;
     W *logits = call->workspace, *row_losses = logits + chunk * vocabulary;
-    T *d_logits = (T *)(row_losses + rows);
+    Peak *peaks = (Peak *)(row_losses + rows);
+    T *d_logits = (T *)(peaks + ranks * chunk);
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = int_min(chunk, rows - first), .in = columns, .out = vocabulary};
         const T *x_chunk = x + first * columns;
         Gemm forward = linear_gemm(shape, KERNEL_GEMM_COMPUTE, x_chunk, w, logits);
         forward.output = KERNEL_GEMM_WIDE;
         gemm(&forward);
-#pragma omp parallel for schedule(static)
-        for (int64_t r = 0; r < shape.rows; r++)
-            row_losses[first + r] =
-                row_loss(d_x ? d_logits + r * vocabulary : NULL, logits + r * vocabulary, targets[first + r], *scale, vocabulary);
+        Chunk work = {logits, row_losses + first, d_x ? d_logits : NULL, targets + first, shape.rows, vocabulary, first_token, *scale};
+        if (ranks == 1) finish_chunk(&work);
+        else finish_shared_chunk(&work, call->mesh, peaks);
         if (!d_x) continue;
         Gemm grad_input = linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, d_logits, w, d_x + first * columns);
         gemm(&grad_input);
@@ -71,7 +147,7 @@ CPU_OP(linear_cross_entropy, workspace) {
     }
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += row_losses[r];
-    *loss += (W)(sum * *scale);
+    if (mesh_index(call->mesh, AXES_TENSOR) == 0) *loss += (W)(sum * *scale);
 }
 
 CPU_OP(last_row) {

@@ -2,6 +2,9 @@
  * turns each row into its loss and, in the same memory, its gradient, and two GEMMs use that. Also last_row. Scratch
  * is the call's.
  *
+ * Ranks that share the vocabulary out send each other the peak of every row of a chunk between two kernels, one for the
+ * peaks and one for losses and gradients: the second reads the logits from memory again.
+ *
  * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of GEMMs, 17
  * ms at 780 TFLOP/s. The row kernel reads and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and
  * written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are few and large: chunks of 1,024
@@ -27,6 +30,17 @@ typedef struct RowLossArguments {
     int64_t count, stride;
     int32_t vocabulary, gradient, blocks;
 } RowLossArguments;
+
+/* What ranks that share the vocabulary out tell each other of a row: log2 of the sum of e^x over their logits, and the
+ * target's logit, or -infinity without it. */
+typedef struct Peak { float log2_sum, target; } Peak;
+
+/* `logits` as above, of this rank's columns, on which targets count from `first`; peaks [ranks, count]. */
+typedef struct SharedLossArguments {
+    RowLossArguments row;
+    Peak GLOBAL *peaks;
+    int32_t first, rank, ranks;
+} SharedLossArguments;
 
 typedef struct AddLossesArguments {
     float GLOBAL *loss;
@@ -144,12 +158,13 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
     }
 }
 
-/* (softmax - one hot of target) * scale in place of the logits. */
-INLINE void write_gradient(const Row *row, float log2_sum, float scale, int32_t target, float x_target) {
+/* (softmax - one hot of target) * scale in place of the logits; a target that the row lacks is none. */
+INLINE void write_gradient(const Row *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target) {
     int32_t single = row->count * 8 + thread_id();
     if (thread_id() < row->rest) row->logits[single] = to_bf16(gradient_of(to_float(row->logits[single]), log2_sum, scale));
     write_group(row, row->whole, true, log2_sum, scale);
     for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale);
+    if (target < 0 || target >= vocabulary) return;
     /* by the thread that wrote there before, so the order is sure */
     int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
     if (thread_id() == writer) row->logits[target] = to_bf16((gradient_of(x_target, log2_sum, 1) - 1) * scale);
@@ -168,11 +183,46 @@ KERNEL(row_loss, RowLossArguments) {
         if (target >= 0) {
             float x_target = to_float(row.logits[target]), log2_sum = row_log2(&row);
             loss = (log2_sum - x_target * LOG2_E) * LN_2;
-            if (a.gradient) write_gradient(&row, log2_sum, *a.scale, target, x_target);
+            if (a.gradient) write_gradient(&row, a.vocabulary, log2_sum, *a.scale, target, x_target);
         } else if (a.gradient) {
             write_zeros(&row);
         }
         if (thread_id() == 0) a.losses[i] = loss;
+    }
+}
+
+/* This rank's peaks. */
+KERNEL(row_peaks, SharedLossArguments) {
+    for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
+        Row row = row_of(&a.row, i);
+        int32_t target = a.row.targets[i] - a.first;
+        float x_target = target >= 0 && target < a.row.vocabulary ? to_float(row.logits[target]) : -__builtin_inff();
+        float log2_sum = row_log2(&row);
+        if (thread_id() == 0) a.peaks[a.rank * a.row.count + i] = (Peak){log2_sum, x_target};
+    }
+}
+
+/* Of a row over all ranks, in their order. */
+INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
+    Peak all = a->peaks[row];
+    for (int r = 1; r < a->ranks; r++) {
+        Peak next = a->peaks[r * a->row.count + row];
+        float most = __builtin_fmaxf(all.log2_sum, next.log2_sum);
+        all.log2_sum = most + fast_log2(fast_exp2(all.log2_sum - most) + fast_exp2(next.log2_sum - most));
+        all.target = __builtin_fmaxf(all.target, next.target);
+    }
+    return all;
+}
+
+/* Loss and gradient, when all peaks are here. */
+KERNEL(shared_row_loss, SharedLossArguments) {
+    for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
+        Row row = row_of(&a.row, i);
+        Peak all = merge_peaks(&a, i);
+        int32_t target = a.row.targets[i];
+        if (thread_id() == 0) a.row.losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
+        if (a.row.gradient && target >= 0) write_gradient(&row, a.row.vocabulary, all.log2_sum, *a.row.scale, target - a.first, all.target);
+        else if (a.row.gradient) write_zeros(&row);
     }
 }
 
@@ -197,14 +247,16 @@ KERNEL(copy_row, LastRowArguments) {
 #include "ops/loss/loss.h"
 
 LAUNCHER(row_loss, RowLossArguments)
+LAUNCHER(row_peaks, SharedLossArguments)
+LAUNCHER(shared_row_loss, SharedLossArguments)
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
 /* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even
  * shares. */
-static int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
+static int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     enum { LEAST = 4096, TILE = 128 };
-    int64_t most = ((int64_t)1 << 29) / vocabulary;
+    int64_t most = ((int64_t)1 << 29) / loss_largest_share(vocabulary, ranks);
     if (most < LEAST) most = LEAST;
     return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), TILE) * TILE;
 }
@@ -220,10 +272,9 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
     return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
 }
 
-static void launch_rows(const OpCall *call, bf16 *logits, float *losses, int64_t first, int64_t count, int64_t vocabulary) {
-    const DeviceInfo *info = device_info(call->device);
-    int64_t blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
-    RowLossArguments arguments = {.logits = logits,
+static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, int64_t first, int64_t count, int64_t vocabulary) {
+    int64_t blocks = blocks_of(device_info(call->device), stride_of(vocabulary) * (int64_t)sizeof *logits);
+    return (RowLossArguments){.logits = logits,
         .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
         .scale = call->in[LOSS_SCALE],
         .losses = losses + first,
@@ -232,30 +283,54 @@ static void launch_rows(const OpCall *call, bf16 *logits, float *losses, int64_t
         .vocabulary = (int32_t)vocabulary,
         .gradient = call->out[LOSS_D_X] != NULL,
         .blocks = (int32_t)(count < blocks ? count : blocks)};
-    launch_row_loss(call->device, (LaunchShape){.x = arguments.blocks, .threads = info->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS},
-        &arguments);
+}
+
+/* The losses of a chunk, and its d_logits in place of the logits. `peaks` are scratch [ranks, rows of the chunk]. */
+static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
+    const LossAttributes *attributes = call->attributes;
+    Comm *group = mesh_group(call->mesh, AXES_TENSOR);
+    int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
+    LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
+    if (ranks == 1) {
+        launch_row_loss(call->device, shape, rows);
+        return;
+    }
+    int64_t shards[ranks + 1];
+    for (int i = 0; i <= ranks; i++) shards[i] = i * rows->count * (int64_t)(sizeof(Peak) / sizeof(float));
+    SharedLossArguments arguments = {
+        .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
+    launch_row_peaks(call->device, shape, &arguments);
+    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, COMM_F32));
+    launch_shared_row_loss(call->device, shape, &arguments);
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]);
-    return chunk_rows(rows, vocabulary) * stride_of(vocabulary) * (int64_t)sizeof(bf16) + rows * (int64_t)sizeof(float);
+    const LossAttributes *attributes = node->attributes;
+    int ranks = mesh_size(graph->mesh, AXES_TENSOR);
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), chunk = chunk_rows(rows, attributes->vocabulary, ranks);
+    return chunk * stride_of(graph_rows(graph, node->in[LOSS_W])) * (int64_t)sizeof(bf16) + rows * (int64_t)sizeof(float) +
+           (ranks > 1 ? ranks * chunk * (int64_t)sizeof(Peak) : 0);
 }
 
-/* Workspace: logits bf16 [chunk, stride], losses [R]. */
+/* Workspace: logits bf16 [chunk, stride], peaks [ranks, chunk] of several ranks, losses [R]. */
 GPU_OP(linear_cross_entropy, workspace) {
+    const LossAttributes *attributes = call->attributes;
+    int ranks = mesh_size(call->mesh, AXES_TENSOR);
     const bf16 *x = call->in[LOSS_X], *w = call->in[LOSS_W];
     bf16 *d_x = call->out[LOSS_D_X], *logits = call->workspace;
     void *d_w = call->out[LOSS_D_W];
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
-    int64_t chunk = chunk_rows(rows, vocabulary), stride = stride_of(vocabulary);
-    float *losses = (float *)(logits + chunk * stride);
+    int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks), stride = stride_of(vocabulary);
+    Peak *peaks = (Peak *)(logits + chunk * stride);
+    float *losses = (float *)(peaks + (ranks > 1 ? ranks * chunk : 0));
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
         const bf16 *x_chunk = x + first * columns;
         Gemm forward = linear_gemm(shape, GEMM_BF16, x_chunk, w, logits);
         forward.ldc = stride;
         device_gemm(call->device, &forward);
-        launch_rows(call, logits, losses, first, shape.rows, vocabulary);
+        RowLossArguments chunk_arguments = rows_of(call, logits, losses, first, shape.rows, vocabulary);
+        finish_chunk(call, &chunk_arguments, peaks);
         if (!d_x) continue;
         Gemm grad_input = linear_grad_input_gemm(shape, GEMM_BF16, logits, w, d_x + first * columns);
         grad_input.lda = stride;
@@ -266,6 +341,7 @@ GPU_OP(linear_cross_entropy, workspace) {
         grad_weight.lda = stride;
         device_gemm(call->device, &grad_weight);
     }
+    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
         &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }

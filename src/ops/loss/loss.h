@@ -4,21 +4,28 @@
 #include "graph/op.h"
 
 /* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are
- * made in the same pass: d_x, and an addition to w's gradient unless w is frozen. */
-void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss);
+ * made in the same pass: d_x, and an addition to w's gradient unless w is frozen.
+ *
+ * The ranks of AXES_TENSOR share w out, which has `vocabulary` rows in all, by cut_share. All have the same x. Each makes
+ * its part of the sum that d_x is; the first of them adds to the loss. */
+void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary);
 
 /* The last row of x, [1, D]: what generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
 
 typedef enum LossOperand {
     LOSS_X,        /* COMPUTE [R, D] */
-    LOSS_W,        /* COMPUTE [vocabulary, D] */
+    LOSS_W,        /* COMPUTE [this rank's vocabulary, D] */
     LOSS_TARGETS,  /* INT32 [R]; negative: none */
     LOSS_SCALE,    /* INPUT WIDE [1] */
     LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
     LOSS_D_X,      /* like x; in training */
     LOSS_D_W,      /* gradient of w, added to; in training, unless w is frozen */
 } LossOperand;
+
+typedef struct LossAttributes { int64_t vocabulary; } LossAttributes; /* of all ranks */
+/* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
+static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
 
 typedef enum LastRowOperand {
     LAST_ROW_X,     /* COMPUTE [R, D] */

@@ -3,19 +3,25 @@
  *     d_logits = scale * (softmax(logits) - one hot of target),
  * from which d_x = d_logits w and d_w += d_logits^T x follow at once. All logits never exist together (262,272
  * columns would be gigabytes), and nothing is computed twice: three GEMMs where head, loss and recomputation take
- * four. Differentiation starts at the loss, so its gradient is the scale, which is known in the forward pass. */
+ * four. Differentiation starts at the loss, so its gradient is the scale, which is known in the forward pass.
+ *
+ * Where ranks share the vocabulary out, each has its own columns of a chunk's logits. They tell each other a few numbers
+ * for every row, of which the softmax over all columns follows: no logits travel. */
 #include "ops/loss/loss.h"
 
-void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {
+void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary) {
     int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, x);
+    const Mesh *mesh = graph->mesh;
     assert(graph_columns(graph, w) == columns && graph_elements(graph, targets) == rows);
+    assert(graph_rows(graph, w) == cut_share(vocabulary, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR)).count);
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
     Outputs out = {[LOSS_LOSS] = loss};
     if (graph->training) {
         out[LOSS_D_X] = graph_activation(graph, TYPE_COMPUTE, rows, columns, "d_x");
         out[LOSS_D_W] = graph_parameter_gradient(graph, w);
     }
-    graph_node(graph, OP_linear_cross_entropy, in, out, NULL, 0);
+    LossAttributes attributes = {.vocabulary = vocabulary};
+    graph_node(graph, OP_linear_cross_entropy, in, out, &attributes, sizeof attributes);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -43,6 +49,7 @@ const Op op_rule_linear_cross_entropy = {
     .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W),
     .overwrites = OPERAND(LOSS_D_W),
     .loss = true,
+    .communicates = true,
     .gradient = gradient,
     .flops = flops,
 };
