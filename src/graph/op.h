@@ -71,9 +71,8 @@ typedef struct Op {
     bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool loss; /* adds to a loss metric: differentiation starts here */
     /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
-     * groups, and is not recorded then. One may be under way when
-     * the kernel returns, given by OpCall.ticket: until the first node that reads an output, nothing that it works on is
-     * touched. */
+     * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the
+     * first node that reads an output, nothing that it works on is touched. */
     bool communicates;
     Traffic (*traffic)(const Graph *graph, const Node *node); /* of each that communicates: for plans and forecasts */
     /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets

@@ -37,6 +37,13 @@ static double flops(const Graph *graph, const Node *node) {
     return gemms * 2 * rows * columns * vocabulary;
 }
 
+/* Three numbers for every row, to each rank. */
+static Traffic traffic(const Graph *graph, const Node *node) {
+    double others = mesh_size(graph->mesh, AXES_TENSOR) - 1;
+    return (Traffic){
+        AXES_TENSOR, 3 * others * (double)(graph_rows(graph, node->in[LOSS_X]) * precision_bytes(graph->precision, TYPE_WIDE))};
+}
+
 TensorId op_last_row(Graph *graph, TensorId x) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
     TensorId y = graph_activation(graph, TYPE_COMPUTE, 1, graph_columns(graph, x), "last_row");
@@ -50,6 +57,7 @@ const Op op_rule_linear_cross_entropy = {
     .overwrites = OPERAND(LOSS_D_W),
     .loss = true,
     .communicates = true,
+    .traffic = traffic,
     .gradient = gradient,
     .flops = flops,
 };
