@@ -99,7 +99,7 @@ TensorId builder_attention(Builder *b, TensorId qkv) {
         .scale = c->softmax_scale,
         .alibi = b->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
-    int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
+    int64_t shape[] = {attention_cache_rows(b->graph, c->context), 2 * c->kv_heads * c->head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
     return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
 }

@@ -535,52 +535,148 @@ static void documents_of_all_lengths_stay_apart(void **state) {
 
 /* -- Attention with a cache ---------------------------------------------------------------------------------------- */
 
-enum { CONTEXT = 200 };
+enum { CONTEXT = 200, MOST_RANKS = 5 };
 
-/* Attention of `rows` new rows from position `first` on, over a cache that lives outside. */
-static void cached_chunk(const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, double *cache, double *out) {
+static const Shape cached_shapes[] = {
+    {1, {{4, 2, 8}, CONTEXT, 0}, 0},
+    {1, {{3, 1, 20}, CONTEXT, 30}, 0},
+    {1, {{2, 2, 6}, CONTEXT, 1}, 0},
+    {1, {{70, 1, 4}, CONTEXT, 0}, 0},
+    {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
+    {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
+    {1, {{2, 1, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
+};
+
+static Mesh sharing(int rank, int ranks) { return (Mesh){.size = {1, 1, 1, ranks, 1, 1, 1}, .at[AXIS_CP] = rank, .row_blocks = 1}; }
+
+/* What a rank makes of `rows` new rows from position `first` on, over its cache, which lives outside: [rows, columns of
+ * a part], or with one rank the output. Returns how many elements that is. */
+static int64_t run_cached(
+    const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, const Mesh *mesh, double *cache, double *out) {
     int64_t columns = shape_columns(&spec->heads), cached = 2 * spec->heads.kv_heads * spec->heads.head_dim;
     Run run = run_begin(false);
+    run.graph->mesh = mesh;
+    int64_t shape[] = {attention_cache_rows(run.graph, CONTEXT), cached}, cells = shape[0] * cached;
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
-    TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CONTEXT, cached}, "cache");
-    TensorId y = op_attention_cached(run.graph, x, positions, memory, spec);
+    TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
+    bool whole = mesh_size(mesh, MESH(AXIS_CP)) == 1;
+    TensorId y = (whole ? op_attention_cached : op_attention_part)(run.graph, x, positions, memory, spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
     memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
     memcpy(executor_tensor(run.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
-    memcpy(executor_tensor(run.executor, memory), cache, CONTEXT * cached * sizeof *cache);
+    memcpy(executor_tensor(run.executor, memory), cache, cells * sizeof *cache);
     for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.executor, positions))[r] = (int32_t)(first + r);
     executor_run(run.executor);
-    memcpy(cache, executor_tensor(run.executor, memory), CONTEXT * cached * sizeof *cache);
-    int64_t out_columns = spec->heads.heads * spec->heads.head_dim;
-    memcpy(out + first * out_columns, executor_tensor(run.executor, y), rows * out_columns * sizeof *out);
+    memcpy(cache, executor_tensor(run.executor, memory), cells * sizeof *cache);
+    int64_t count = graph_elements(run.graph, y);
+    memcpy(out, executor_tensor(run.executor, y), count * sizeof *out);
     run_end(&run);
+    return count;
+}
+
+static void merge_parts(const AttentionSpec *spec, int64_t rows, const Mesh *mesh, const double *parts, double *out) {
+    int64_t columns = attention_part_columns(&spec->heads), ranks = mesh_size(mesh, MESH(AXIS_CP));
+    Run run = run_begin(false);
+    run.graph->mesh = mesh;
+    TensorId x = input(&run, TYPE_WIDE, ranks * rows, columns), y = op_attention_merge(run.graph, x, spec);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    memcpy(executor_tensor(run.executor, x), parts, ranks * rows * columns * sizeof *parts);
+    executor_run(run.executor);
+    memcpy(out, executor_tensor(run.executor, y), graph_elements(run.graph, y) * sizeof *out);
+    run_end(&run);
+}
+
+/* A prefix in chunks, over a cache that `ranks` ranks share, gives what a softmax over the whole gives. */
+static void expect_cached(const Shape *s, int ranks) {
+    static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
+    const Heads *h = &s->spec.heads;
+    int64_t columns = shape_columns(h), cells = CONTEXT * 2 * h->kv_heads * h->head_dim, out_columns = h->heads * h->head_dim;
+    double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * columns * sizeof *out);
+    double *cache = memory_allocate(ranks * cells * sizeof *cache), *parts = memory_allocate(ranks * CONTEXT * 2 * columns * sizeof *parts);
+    for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
+    for (int64_t j = 0; j < ranks * cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
+    for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++]) {
+        double *next = parts;
+        for (int rank = 0; rank < ranks; rank++) {
+            Mesh mesh = sharing(rank, ranks);
+            next += run_cached(&s->spec, qkv, at, chunks[j], &mesh, cache + rank * cells, ranks == 1 ? out + at * out_columns : next);
+        }
+        Mesh mesh = sharing(0, ranks);
+        if (ranks > 1) merge_parts(&s->spec, chunks[j], &mesh, parts, out + at * out_columns);
+    }
+    int32_t *positions = make_positions(s);
+    compare_with_reference(s, qkv, positions, out, NULL, NULL);
+    free(positions), free(parts), free(cache), free(out), free(qkv);
 }
 
 static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
     (void)state;
-    static const Shape cached[] = {
-        {1, {{4, 2, 8}, CONTEXT, 0}, 0},
-        {1, {{3, 1, 20}, CONTEXT, 30}, 0},
-        {1, {{2, 2, 6}, CONTEXT, 1}, 0},
-        {1, {{70, 1, 4}, CONTEXT, 0}, 0},
-        {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
-        {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
-        {1, {{2, 1, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
+    for (size_t i = 0; i < COUNT(cached_shapes); i++) expect_cached(&cached_shapes[i], 1);
+}
+
+/* 200 positions are 4 blocks: of 5 ranks one never has a key. */
+static void ranks_that_share_a_cache_give_what_the_whole_gives(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(cached_shapes); i++)
+        for (int ranks = 2; ranks <= MOST_RANKS; ranks++) expect_cached(&cached_shapes[i], ranks);
+}
+
+static void every_position_has_one_rank_and_one_row(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
+        for (int64_t position = 0; position < 3000; position++) {
+            int owners = 0;
+            for (int rank = 0; rank < ranks; rank++) {
+                Deal deal = {rank, ranks};
+                int64_t row = deal_rows(deal, position);
+                owners += deal_has(deal, position);
+                assert_int_equal(deal_rows(deal, position + 1), row + deal_has(deal, position));
+                if (deal_has(deal, position)) assert_int_equal(deal_position(deal, row), position);
+                assert_in_range(row, position / ranks > DEAL_BLOCK ? position / ranks - DEAL_BLOCK : 0, position / ranks + DEAL_BLOCK);
+            }
+            assert_int_equal(owners, 1);
+        }
+}
+
+/* `document` is the rank of two that computes its part; positions begin in block 1, so that rank 1 too has a key for
+ * each row. */
+static void build_part(Check *check, const void *argument) {
+    static const Mesh meshes[] = {
+        {.size = {1, 1, 1, 2, 1, 1, 1}, .row_blocks = 1}, {.size = {1, 1, 1, 2, 1, 1, 1}, .at[AXIS_CP] = 1, .row_blocks = 1}};
+    static int32_t positions[200];
+    const Shape *s = argument;
+    int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    check->graph->mesh = &meshes[s->document];
+    for (int32_t i = 0; i < 200; i++) positions[i] = DEAL_BLOCK + i;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    int64_t shape[] = {attention_cache_rows(check->graph, 300), cached};
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
+    check_output(check, op_attention_part(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
+}
+
+static void build_merge(Check *check, const void *argument) {
+    static const Mesh mesh = {.size = {1, 1, 1, 3, 1, 1, 1}, .row_blocks = 1};
+    const Shape *s = argument;
+    check->graph->mesh = &mesh;
+    int64_t shape[] = {3 * s->spec.length, attention_part_columns(&s->spec.heads)};
+    check_output(check, op_attention_merge(check->graph, check_input(check, TYPE_WIDE, 2, shape, 0, 2), &s->spec));
+}
+
+static void parts_of_ranks_agree_in_all_precisions(void **state) {
+    (void)state;
+    static const Shape parts[] = {
+        {1, {{8, 2, 17}, 150, 0}, 0},
+        {1, {{8, 2, 17}, 150, 0}, 1},
+        {1, {{6, 3, 64}, 130, 0, .alibi = 8}, 0},
+        {1, {{6, 3, 64}, 130, 0, .alibi = 8}, 1},
+        {1, {{4, 1, 128}, 1, 0}, 1},
+        {1, {{3, 3, 32}, 60, 20}, 1},
     };
-    static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
-    for (size_t i = 0; i < COUNT(cached); i++) {
-        const Heads *h = &cached[i].spec.heads;
-        int64_t columns = shape_columns(h), cells = CONTEXT * 2 * h->kv_heads * h->head_dim;
-        double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * columns * sizeof *out);
-        double *cache = memory_allocate(cells * sizeof *cache);
-        for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
-        for (int64_t j = 0; j < cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
-        for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++])
-            cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
-        int32_t *positions = make_positions(&cached[i]);
-        compare_with_reference(&cached[i], qkv, positions, out, NULL, NULL);
-        free(positions), free(cache), free(out), free(qkv);
+    for (size_t i = 0; i < COUNT(parts); i++) {
+        check_op(build_part, &parts[i], (CheckBounds){.forward_only = true});
+        check_op(build_merge, &parts[i], (CheckBounds){.forward_only = true});
     }
 }
 
@@ -701,6 +797,9 @@ int main(void) {
         cmocka_unit_test(attention_on_a_gpu_agrees_over_many_tiles),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
+        cmocka_unit_test(every_position_has_one_rank_and_one_row),
+        cmocka_unit_test(ranks_that_share_a_cache_give_what_the_whole_gives),
+        cmocka_unit_test(parts_of_ranks_agree_in_all_precisions),
         cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

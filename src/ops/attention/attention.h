@@ -3,6 +3,7 @@
 #pragma once
 
 #include "graph/op.h"
+#include "ops/attention/deal.h"
 #include "ops/heads.h"
 
 /* Sequences lie after one another, `length` rows each. Row r attends to rows r - positions[r] .. r of its sequence, so
@@ -27,8 +28,21 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
 
 /* Attention of new rows of one sequence in generation: writes their keys and values to rows positions[r] of `cache`,
  * STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache rows 0 .. positions[r] (the last `window` of
- * them). No gradient. */
+ * them). No gradient.
+ *
+ * The ranks of AXIS_CP share the cache (ops/attention/deal.h): `cache` is a rank's part, [attention_cache_rows, ...]. Every
+ * rank computes all new rows, attends with its part of the keys, and gathers the results of all, of which each rank
+ * makes the same output (tree attention, arXiv 2408.04093): R heads (head_dim + 1) numbers from each rank, however
+ * long the sequence is. One all-gather takes one latency where all-reduces of the maximum, and then of the sums, take
+ * two; it brings ranks times as much, which up to 8 ranks is still a few KiB a row. */
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
+/* Rows of this rank's part of a cache for `context` positions; the same on all ranks of AXIS_CP. */
+int64_t attention_cache_rows(const Graph *graph, int64_t context);
+/* The two computing halves of op_attention_cached over ranks, for tests. A part is WIDE [R, heads * (head_dim + 1)]: the
+ * outputs of all heads over the rank's keys, then the log2-sum-exp2 of their scores, -inf without a key. parts WIDE [ranks
+ * * R, heads * (head_dim + 1)] -> COMPUTE [R, heads * head_dim]. */
+TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
+TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec);
 
 /* qkv COMPUTE [R, heads_columns], positions int32 [R] within the document -> out COMPUTE [R, heads * head_dim], log_sum
  * WIDE [R, heads]: natural log-sum-exp of each row's scores, in training only */
@@ -40,5 +54,14 @@ enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
 enum { ATTENTION_GRAD_D_OUT = ATTENTION_POSITIONS + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
 enum { ATTENTION_GRAD_D_QKV };
 
-/* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, cache as in op_attention_cached */
+/* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, or where ranks share the cache a part of
+ * op_attention_part; cache as in op_attention_cached */
 enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };
+
+/* of op_attention_merge */
+enum { ATTENTION_MERGE_PARTS };
+enum { ATTENTION_MERGE_OUT };
+
+static inline int64_t attention_part_columns(const Heads *heads) { return heads->heads * (heads->head_dim + 1); }
+/* How the cache of a rank of the mesh is dealt. */
+static inline Deal attention_deal(const Mesh *mesh) { return (Deal){mesh_index(mesh, MESH(AXIS_CP)), mesh_size(mesh, MESH(AXIS_CP))}; }

@@ -1,9 +1,12 @@
-/* Attention over a key-value cache on a CPU. A tile (cpu_tile.h) holds pairs of a row and a query head that share a
- * key-value head, row by row, so that one new row still fills vectors with the heads of its group. A thread takes a
+/* Attention over a key-value cache, or a rank's part of one, on a CPU. A tile (cpu_tile.h) holds pairs of a row and a
+ * query head that share a key-value head, row by row, so that one new row still fills vectors with the heads of its
+ * group. Keys are numbered by position: a block of keys is one of the blocks that are dealt to ranks. A thread takes a
  * tile. Scratch: per tile, its queries and sums, and one block of keys and values. */
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
+
+static_assert((int)ATTENTION_TILE == DEAL_BLOCK, "positions of a block of keys are consecutive");
 
 static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
     return attention_padded_rows(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
@@ -23,14 +26,18 @@ typedef struct Cached {
     const AttentionSpec *spec;
     const T *qkv, *cache;
     const int32_t *positions;
-    T *out;
+    T *out;  /* where the cache is whole, else NULL */
+    W *part; /* of this rank, else NULL */
+    Deal deal;
     int64_t rows, columns, group;
 } Cached;
 
 static void append(const Cached *c, T *cache) {
     int64_t queries = c->spec->heads.heads * c->spec->heads.head_dim, columns = c->columns - queries;
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < c->rows; r++) memcpy(cache + c->positions[r] * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
+    for (int64_t r = 0; r < c->rows; r++)
+        if (deal_has(c->deal, c->positions[r]))
+            memcpy(cache + deal_rows(c->deal, c->positions[r]) * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
 }
 
 /* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of the key-value head,
@@ -51,6 +58,15 @@ static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, 
     attention_transpose(tile->queries, tile->out, tile->mask.queries, tile->width);
 }
 
+/* Writes a query's result to this rank's part. */
+static void store_part(const Cached *c, const AttentionTile *tile, int64_t query, int64_t row, int64_t head) {
+    const Heads *h = &c->spec->heads;
+    bool seen = tile->maximum[query] > attention_masked / 2; /* any key */
+    W *part = c->part + row * attention_part_columns(h), factor = seen ? 1 / tile->sum[query] : 0;
+    for (int64_t j = 0; j < h->head_dim; j++) part[head * h->head_dim + j] = factor * tile->out[query * tile->width + j];
+    part[h->heads * h->head_dim + head] = seen ? tile->maximum[query] + attention_log2(tile->sum[query]) : -(W)INFINITY;
+}
+
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
     const Heads *heads = &c->spec->heads;
     int64_t count = int_min(ATTENTION_TILE, c->rows * c->group - first), stride = 2 * heads->kv_heads * heads->head_dim;
@@ -59,34 +75,61 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
     load_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
-    for (int64_t key = tile.mask.first_key; key <= tile.mask.last_key; key += ATTENTION_TILE) {
-        int64_t rows = int_min(ATTENTION_TILE, tile.mask.last_key + 1 - key), padded = attention_width(rows);
-        const T *from = c->cache + key * stride + kv_head * heads->head_dim;
+    int64_t end = deal_rows(c->deal, tile.mask.last_key + 1);
+    for (int64_t at = deal_rows(c->deal, tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
+        int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
+        const T *from = c->cache + at * stride + kv_head * heads->head_dim;
         attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);
         attention_load(values, from + heads->kv_heads * heads->head_dim, stride, rows, padded, heads->head_dim, 1);
-        attention_tile_add_block(&tile, keys, values, key, rows);
+        attention_tile_add_block(&tile, keys, values, deal_position(c->deal, at), rows);
     }
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
-        attention_tile_store(&tile, i, c->out + (row * heads->heads + head) * heads->head_dim);
+        if (c->part) store_part(c, &tile, i, row, head);
+        else attention_tile_store(&tile, i, c->out + (row * heads->heads + head) * heads->head_dim);
     }
 }
 
 CPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *heads = &spec->heads;
+    Deal deal = attention_deal(call->mesh);
     Cached c = {.spec = spec,
         .qkv = call->in[ATTENTION_QKV],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = call->in[ATTENTION_POSITIONS],
-        .out = call->out[ATTENTION_CACHED_OUT],
+        .out = deal.ranks == 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
+        .part = deal.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
+        .deal = deal,
         .rows = call->in_shape[ATTENTION_QKV][0],
         .columns = call->in_shape[ATTENTION_QKV][1],
         .group = heads->heads / heads->kv_heads};
     int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
-    for (int64_t r = 0; r < c.rows; r++) assert(c.positions[r] >= 0 && c.positions[r] < call->out_shape[ATTENTION_CACHED_CACHE][0]);
+    for (int64_t r = 0; r < c.rows; r++)
+        assert(c.positions[r] >= 0 && deal_rows(deal, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
     append(&c, call->out[ATTENTION_CACHED_CACHE]);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
         cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);
+}
+
+CPU_OP(attention_merge) {
+    const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
+    const W *parts = call->in[ATTENTION_MERGE_PARTS];
+    T *out = call->out[ATTENTION_MERGE_OUT];
+    int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h), dim = h->head_dim;
+    int ranks = attention_deal(call->mesh).ranks;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows * h->heads; i++) {
+        const W *row = parts + i / h->heads * columns, *outs = row + i % h->heads * dim, *sums = row + h->heads * dim + i % h->heads;
+        int64_t step = rows * columns; /* from rank to rank */
+        W largest = -(W)INFINITY, total = 0;
+        for (int rank = 0; rank < ranks; rank++) largest = sums[rank * step] > largest ? sums[rank * step] : largest;
+        for (int rank = 0; rank < ranks; rank++) total += (W)exp2(sums[rank * step] - largest);
+        for (int64_t j = 0; j < dim; j++) {
+            W sum = 0;
+            for (int rank = 0; rank < ranks; rank++) sum += (W)exp2(sums[rank * step] - largest) * outs[rank * step + j];
+            out[i * dim + j] = to_compute(sum / total);
+        }
+    }
 }

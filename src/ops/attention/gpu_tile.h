@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/gpu/gpu.h"
+#include "ops/attention/deal.h"
 
 enum {
     ATTENTION_ROWS = 32, /* query rows of a wave */
@@ -22,6 +23,7 @@ typedef struct Attention {
     int32_t length;                   /* query rows of a sequence */
     int32_t heads, kv_heads, head_dim, window;
     int32_t cached; /* keys are the rows of a cache up to positions[row], not those of the sequence */
+    Deal deal;      /* where ranks share the cache: `keys` are a rank's part of it; ranks 0: they are all */
     int32_t packed; /* heads that share a tile: its row i is head i % packed of token i / packed */
     int32_t slopes; /* heads of the model rounded up to a power of two */
     int32_t first_head, all_heads;
@@ -67,11 +69,17 @@ INLINE int attention_packed_head(const Attention *a, int row) { return a->packed
 
 typedef struct Interval { int low, high; } Interval;
 
-/* The keys that row `row` of the sequence that begins at row `base` sees. */
+/* The keys that row `row` of the sequence that begins at row `base` sees; of a rank's part perhaps none, low > high. */
 INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
     int position = a->positions[base + row], high = a->cached ? position : row, back = position < 0 ? 0 : position < high ? position : high;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
-    return (Interval){high - back, high};
+    if (a->deal.ranks == 0) return (Interval){high - back, high};
+    return (Interval){(int)deal_rows(a->deal, high - back), (int)deal_rows(a->deal, high + 1) - 1};
+}
+
+/* How far key `key`, the first of a tile, lies behind the row's own, of which `seen` is the interval; < 0: before it. */
+INLINE int attention_distance(const Attention *a, int64_t base, int row, Interval seen, int key) {
+    return a->deal.ranks == 0 ? key - seen.high : (int)deal_position(a->deal, key) - a->positions[base + row];
 }
 
 /* ALiBi slope of a head (AttentionSpec), in units of raw scores: by how much a score falls per key of distance. */
@@ -124,9 +132,10 @@ INLINE void attention_mask(
         Interval seen = attention_interval(a, base, attention_token(a, row));
         float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;
+        int distance = attention_distance(a, base, attention_token(a, row), seen, key) + accumulator_first();
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int at = n * MMA + accumulator_step(c);
-            float biased = accumulator_get(&scores[n], r, c) + slope * (float)(at - high);
+            float biased = accumulator_get(&scores[n], r, c) + slope * (float)(at + distance);
             accumulator_set(&scores[n], r, c, at >= low && at <= high ? biased : -__builtin_inff());
         }
     }

@@ -7,6 +7,7 @@
  * attends to the cache up to its position. */
 #include "base/math.h"
 #include "ops/attention/attention.h"
+#include "ops/collective/collective.h"
 
 static void assert_shapes(const Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
@@ -58,18 +59,48 @@ const Op op_rule_attention_grad = {.name = "attention_grad", .flops = grad_flops
 
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
 
-TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+int64_t attention_cache_rows(const Graph *graph, int64_t context) {
+    return deal_rows((Deal){0, attention_deal(graph->mesh).ranks}, context); /* rank 0 has the most */
+}
+
+/* The node of attention over a cache, whose output is `out`. */
+static void append_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId out, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     assert_shapes(graph, qkv, positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
-    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), h->heads * h->head_dim, "attended");
     graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
         (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
+}
+
+TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+    TensorId part = graph_activation(graph, TYPE_WIDE, graph_rows(graph, qkv), attention_part_columns(&spec->heads), "attended_part");
+    append_cached(graph, qkv, positions, cache, part, spec);
+    return part;
+}
+
+TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    int ranks = attention_deal(graph->mesh).ranks;
+    assert(graph_get(graph, parts)->type == TYPE_WIDE && graph_columns(graph, parts) == attention_part_columns(h));
+    assert(graph_rows(graph, parts) % ranks == 0);
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, parts) / ranks, h->heads * h->head_dim, "attended");
+    graph_node(
+        graph, OP_attention_merge, (Inputs){[ATTENTION_MERGE_PARTS] = parts}, (Outputs){[ATTENTION_MERGE_OUT] = out}, spec, sizeof *spec);
     return out;
 }
 
-/* Two matmuls with every row of the cache, since how much of it is filled is not known here. */
+TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+    if (attention_deal(graph->mesh).ranks > 1) {
+        TensorId part = op_attention_part(graph, qkv, positions, cache, spec);
+        return op_attention_merge(graph, op_all_gather(graph, part, MESH(AXIS_CP)), spec);
+    }
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), spec->heads.heads * spec->heads.head_dim, "attended");
+    append_cached(graph, qkv, positions, cache, out, spec);
+    return out;
+}
+
+/* Two matmuls with every row of this rank's cache, since how much of it is filled is not known here. */
 static double cached_flops(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
@@ -78,3 +109,4 @@ static double cached_flops(const Graph *graph, const Node *node) {
 
 const Op op_rule_attention_cached = {
     .name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(ATTENTION_CACHED_CACHE), .flops = cached_flops};
+const Op op_rule_attention_merge = {.name = "attention_merge", .class = OP_CLASS_ATTENTION, .element_flops = 2};

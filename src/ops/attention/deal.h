@@ -1,0 +1,23 @@
+/* How the ranks of AXIS_CP share a key-value cache: blocks of DEAL_BLOCK positions go round, block b to rank b % ranks,
+ * where it follows the rank's block before it. So every rank holds as much of a sequence as the others, whatever its
+ * length, and of every window that spans some blocks; a new token goes to one rank and moves nothing; and positions
+ * from `low` to `high` are consecutive rows of each rank's part. Read by the kernels of every device. */
+#pragma once
+
+#include <stdint.h>
+
+/* A tile of keys of any kernel lies inside a block, so that its positions are consecutive. */
+enum { DEAL_BLOCK = 64 };
+
+typedef struct Deal { int32_t rank, ranks; } Deal;
+
+/* How many of the first `positions` positions the rank holds: the row of the next one that it gets. */
+static inline int64_t deal_rows(Deal deal, int64_t positions) {
+    int64_t round = (int64_t)DEAL_BLOCK * deal.ranks, rest = positions % round - (int64_t)DEAL_BLOCK * deal.rank;
+    return positions / round * DEAL_BLOCK + (rest < 0 ? 0 : rest < DEAL_BLOCK ? rest : DEAL_BLOCK);
+}
+/* The position of a row of the rank's part. */
+static inline int64_t deal_position(Deal deal, int64_t row) {
+    return (row / DEAL_BLOCK * deal.ranks + deal.rank) * DEAL_BLOCK + row % DEAL_BLOCK;
+}
+static inline int deal_has(Deal deal, int64_t position) { return position / DEAL_BLOCK % deal.ranks == deal.rank; }
