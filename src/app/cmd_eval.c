@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "app/command.h"
+#include "app/inference.h"
 #include "app/process.h"
 #include "device/gemm.h"
 #include "model/llmc.h"
@@ -146,8 +147,8 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
 
 /* A MODEL_EVALUATE program with the newest weights in place. */
 typedef struct Program {
+    Inference *ranks;
     Model model;
-    Device *device;
     Executor *executor;
 } Program;
 
@@ -163,15 +164,16 @@ static bool check_memory(const Plan *plan, Device *device, Error *error) {
 
 static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences,
     int64_t length, Error *error) {
-    Precision precision = precision_for_inference(command_precision(options->precision, config->precision));
+    Inference *ranks = program->ranks;
     Backend backend;
-    program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
-    program->device = command_open_device(options->device, precision, error);
-    if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
+    if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return false;
+    program->model =
+        model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    if (!op_backend(&backend, ranks->device, ranks->precision, "", error)) return false;
     Plan plan = graph_plan_lasting(program->model.graph);
-    if (!check_memory(&plan, program->device, error)) return false;
+    if (!check_memory(&plan, ranks->device, error)) return false;
     plan = graph_plan(program->model.graph, &backend);
-    if (!check_memory(&plan, program->device, error)) return false;
+    if (!check_memory(&plan, ranks->device, error)) return false;
     program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
     return program->executor && source_load_program(folder, config, program->executor, error);
 }
@@ -179,7 +181,6 @@ static bool open_program(Program *program, const char *folder, const Config *con
 static void close_program(Program *program) {
     executor_free(program->executor);
     model_free(&program->model);
-    device_close(program->device);
 }
 
 /* -- The loss of tokens -------------------------------------------------------------------------------------------- */
@@ -203,13 +204,14 @@ static void print_result(const Evaluation *result, bool json) {
     log_info("%.1f s, %.0f tokens/s", result->seconds, result->tokens / fmax(result->seconds, 1e-9));
 }
 
-static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
-    SCOPED(close_program) Program program = {0};
+static bool eval_input(
+    Inference *ranks, const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
+    SCOPED(close_program) Program program = {.ranks = ranks};
     int64_t length = choose_length(folder, config, options, &data->set);
     if (!open_program(&program, folder, config, options, options->batch, length, error)) return false;
     EvaluationInput input = {.model = &program.model,
         .executor = program.executor,
-        .comm = comm_alone(),
+        .comm = ranks->comm,
         .set = &data->set,
         .vocabulary = config->model.vocabulary,
         .sequences = options->sequences,
@@ -223,15 +225,16 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
             "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
             "precision=fp32",
             folder, result.loss);
-    print_result(&result, options->json);
+    if (inference_leads(ranks)) print_result(&result, options->json);
     return true;
 }
 
-static bool eval_tokens(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+static bool eval_tokens(
+    Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     SCOPED(close_input) Input input = {0};
     SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
     if (!open_input(&input, data, tokenizer, config, options, error)) return error_context(error, "%s", data);
-    return eval_input(folder, config, &input, options, error);
+    return eval_input(ranks, folder, config, &input, options, error);
 }
 
 /* -- Multiple choice ----------------------------------------------------------------------------------------------- */
@@ -270,23 +273,23 @@ static bool check_multiple_choice(const MultipleChoice *set, const ModelConfig *
 }
 
 static bool eval_multiple_choice(
-    const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
+    Inference *ranks, const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_multiple_choice(set, &config->model, error)) return false;
     int64_t count = options->sequences && options->sequences < set->count ? options->sequences : set->count;
-    SCOPED(close_program) Program program = {0};
+    SCOPED(close_program) Program program = {.ranks = ranks};
     SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
     if (!open_program(&program, folder, config, options, 1, set->longest - 1, error) ||
-        !multiple_choice_evaluate(&program.model, program.executor, set, count, scores, error))
+        !multiple_choice_evaluate(&program.model, program.executor, ranks->comm, set, count, scores, error))
         return false;
-    print_multiple_choice(set, count, scores, options->json);
+    if (inference_leads(ranks)) print_multiple_choice(set, count, scores, options->json);
     return true;
 }
 
 static bool eval_multiple_choice_file(
-    const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     SCOPED(multiple_choice_close) MultipleChoice set = {0};
     return multiple_choice_open(&set, data, error) &&
-           (eval_multiple_choice(folder, &set, config, options, error) || error_context(error, "%s", data));
+           (eval_multiple_choice(ranks, folder, &set, config, options, error) || error_context(error, "%s", data));
 }
 
 /* -- Debug states -------------------------------------------------------------------------------------------------- */
@@ -304,14 +307,20 @@ static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Erro
     return true;
 }
 
-static bool eval_state(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+static bool eval_state(
+    const Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     double losses[DEBUG_STATE_STEPS];
     bool given = *options->losses;
     int differences;
+    if (comm_size(ranks->comm) > 1)
+        return error_set(
+            error, ERROR_USAGE, "a debug state is compared by one process, and there are %d: start one alone", comm_size(ranks->comm));
     if (options->json) return error_set(error, ERROR_USAGE, "json=true: a debug state's comparison is text only");
     if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU)
         return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");
     if (given && !read_losses(options->losses, losses, error)) return false;
+    process_set_threads(options->threads, 1);
+    gemm_exact(config->exact_gemm);
     DebugStateCheck check = {.model = folder,
         .state = data,
         .config = config,
@@ -323,23 +332,29 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    config.layout = (LayoutConfig){.tp = 1, .pp = 1, .cp = 1, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
     if (!data) data = own;
     if (!data) return false;
     if (options->length > config.model.context)
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
-    process_set_threads(options->threads, 1);
-    gemm_exact(config.exact_gemm);
-    if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
+    if (llmc_is_state(data)) return eval_state(ranks, folder, data, &config, options, error);
     if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
-    if (multiple_choice_is_file(data)) return eval_multiple_choice_file(folder, data, &config, options, error);
-    return eval_tokens(folder, data, &config, options, error);
+    if (multiple_choice_is_file(data)) return eval_multiple_choice_file(ranks, folder, data, &config, options, error);
+    return eval_tokens(ranks, folder, data, &config, options, error);
+}
+
+static bool run(Invocation *invocation, Error *error) {
+    Inference ranks = {0};
+    bool done = inference_join(&ranks, error) && run_rank(&ranks, invocation, error);
+    inference_close(&ranks, done ? NULL : error);
+    return done;
 }
 
 const Command command_eval = {

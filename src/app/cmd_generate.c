@@ -13,15 +13,15 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "app/command.h"
-#include "app/process.h"
+#include "app/inference.h"
 #include "data/data.h"
-#include "device/gemm.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
 #include "token/tokenizer.h"
 #include "train/source.h"
 
 typedef struct GenerateOptions {
+    LayoutConfig layout;
     int64_t tokens, top_k, seed, context, threads;
     double temperature, top_p;
     bool text, cache;
@@ -39,6 +39,7 @@ static const Option rows[] = {
     INT_OPTION(
         context, "0", 0, 1 << 24, "tokens", "most positions, prompt included, which decides the memory of the cache; 0: the model's"),
     BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
+    INT_OPTION(layout.cp, "0", 0, 1 << 20, "ranks", "ranks that share the cache by position; 0: all that were started"),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
@@ -47,21 +48,23 @@ static const Option rows[] = {
 
 static const OptionTable table = OPTION_TABLE(rows);
 
-static bool flush_text(Error *error) {
-    return fflush(stdout) == 0 || error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
-}
-
 /* -- Tokens to text ------------------------------------------------------------------------------------------------ */
 
 /* How tokens are shown, and which of them end a text. */
 typedef struct Text {
     bool numbers;
+    bool printed;         /* by this rank, for all */
     bool terminal;        /* stdout is one */
     Tokenizer *tokenizer; /* NULL: the byte tokenizer */
     TokenizerDecoder decoder;
     Utf8Stream stream;
     TokenIds ends;
 } Text;
+
+static bool flush_text(const Text *text, Error *error) {
+    return !text->printed || fflush(stdout) == 0 ||
+           error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
+}
 
 static bool open_text(Text *text, const char *folder, const Config *config, Error *error) {
     SCOPED_FREE char *path = source_tokenizer(folder, config);
@@ -103,6 +106,7 @@ static void print_piece(const Text *text, const char *piece, int length) {
 }
 
 static void print_token(Text *text, int32_t token, bool first) {
+    if (!text->printed) return;
     if (text->numbers) {
         printf(first ? "%" PRId32 : " %" PRId32, token);
         return;
@@ -115,6 +119,7 @@ static void print_token(Text *text, int32_t token, bool first) {
 
 static void print_end(Text *text) {
     char piece[UTF8_OUTPUT];
+    if (!text->printed) return;
     print_piece(text, piece, utf8_finish(&text->stream, piece));
     putchar('\n');
 }
@@ -185,7 +190,7 @@ static bool read_prompt(const char *prompt, const Text *text, TokenIds *tokens, 
 static bool feed_prompt(Generator *generator, const TokenIds *prompt, Text *text, Error *error) {
     if (!generator_feed(generator, prompt->items, (int64_t)prompt->count, error)) return error_context(error, "the prompt");
     for (size_t i = 0; i < prompt->count; i++) print_token(text, prompt->items[i], i == 0);
-    return flush_text(error);
+    return flush_text(text, error);
 }
 
 /* Returns with *generated set in any case; *full: there was no room for more. */
@@ -197,7 +202,7 @@ static bool continue_text(Generator *generator, const GenerateOptions *options, 
         if (!generator_next(generator, &sampling, token_limit(text), &token, error)) return false;
         if (is_end(text, token)) return true;
         print_token(text, token, false);
-        if (!flush_text(error)) return false;
+        if (!flush_text(text, error)) return false;
     }
     *full = *generated < options->tokens;
     return true;
@@ -212,7 +217,7 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     bool good = continue_text(generator, options, text, &generated, &full, error);
     double end = log_seconds();
     print_end(text);
-    if (!good || !flush_text(error)) return false;
+    if (!good || !flush_text(text, error)) return false;
     if (full) log_info("stopped: the context of the model is full");
     log_info("prompt: %zu token%s, %.1f tokens/s; generated: %" PRId64 " token%s, %.1f tokens/s", prompt->count,
         plural((int64_t)prompt->count), prompt->count / fmax(first - begin, 1e-9), generated, plural(generated),
@@ -220,42 +225,72 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     return true;
 }
 
-static bool run_model(
-    const char *folder, Config *config, const GenerateOptions *options, const TokenIds *prompt, Text *text, Error *error) {
+/* All ranks share the cache, unless the options say otherwise; there is nothing else to share out yet. */
+static bool choose_layout(const GenerateOptions *options, int ranks, LayoutConfig *layout, Error *error) {
+    *layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = options->layout.cp ? options->layout.cp : ranks, .ep = 1};
+    if (ranks > 1 && !options->cache)
+        return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
+    return layout->cp == ranks ||
+           error_set(error, ERROR_USAGE,
+               "layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64 " -- generate ..., or leave layout.cp out",
+               layout->cp, ranks, plural(ranks), layout->cp);
+}
+
+static bool run_model(Inference *inference, const char *folder, Config *config, const GenerateOptions *options, const TokenIds *prompt,
+    Text *text, Error *error) {
     bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
-    process_set_threads(options->threads, 1);
-    gemm_exact(config->exact_gemm);
-    Precision precision = precision_for_inference(command_precision(options->precision, config->precision));
-    Device *device = command_open_device(options->device, precision, error);
-    Generator *generator = !device ? NULL : source_open_generator(folder, config, precision, device, options->cache, error);
+    if (!choose_layout(options, comm_size(inference->comm), &config->layout, error) ||
+        !inference_open(inference, config, options->device, options->precision, options->threads, error))
+        return false;
+    Generator *generator =
+        source_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);
     generator_free(generator);
-    device_close(device);
     return done;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+/* The tokens of the prompt, which the first rank reads for all. */
+static bool take_tokens(const char *word, const Text *text, Comm *comm, TokenIds *prompt, Error *error) {
+    SCOPED_FREE char *words = comm_rank(comm) == 0 ? take_prompt(word, error) : NULL;
+    if (comm_rank(comm) == 0 && (!words || !read_prompt(words, text, prompt, error))) return false;
+    int64_t count = (int64_t)prompt->count;
+    if (!comm_host_broadcast(comm, "prompt length", &count, sizeof count, COMM_U8, 0, error)) return false;
+    while ((int64_t)prompt->count < count) token_ids_append(prompt, 0);
+    return comm_host_broadcast(comm, "prompt", prompt->items, count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
+}
+
+static bool run_rank(Inference *inference, Invocation *invocation, Error *error) {
     const GenerateOptions *options = invocation->options;
     const char *folder = invocation->words[0];
     Config config;
-    SCOPED(close_text) Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
+    SCOPED(close_text) Text text = {.numbers = !options->text, .printed = inference_leads(inference), .terminal = isatty(STDOUT_FILENO)};
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
     else if (!open_text(&text, folder, &config, error)) return false;
-    SCOPED_FREE char *words = take_prompt(invocation->words[1], error);
-    return words && read_prompt(words, &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
+    return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
+           run_model(inference, folder, &config, options, &prompt, &text, error);
+}
+
+static bool run(Invocation *invocation, Error *error) {
+    Inference inference = {0};
+    bool done = inference_join(&inference, error) && run_rank(&inference, invocation, error);
+    inference_close(&inference, done ? NULL : error);
+    return done;
 }
 
 const Command command_generate = {
     .name = "generate",
     .summary = "continue a prompt",
     .words = "MODEL \"prompt\"",
-    .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or a\n"
-                   "Hugging Face folder. Text goes\n"
-                   "through the model's tokenizer. The prompt - is standard input. A prompt that looks like key=value or opens with -- is "
-                   "given after --.\n",
+    .explanation =
+        "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or a\n"
+        "Hugging Face folder. Text goes\n"
+        "through the model's tokenizer. The prompt - is standard input. A prompt that looks like key=value or opens with -- is "
+        "given after --.\n\n"
+        "smelt launch -n 2 -- generate MODEL \"prompt\" shares the cache of a long context out among two processes with a GPU each; "
+        "docs/parallel.md tells more.\n",
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,
     .options_size = sizeof(GenerateOptions),

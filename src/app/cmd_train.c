@@ -156,11 +156,6 @@ static bool read_arguments(int argc, char **argv, Config *config, OptionStrings 
            phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
-static Device *open_device(const Config *config, const Comm *comm, Error *error) {
-    if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
-    return device_open_local(config->device, comm_local_rank(comm), error);
-}
-
 /* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
  * run folder: output that could not be printed is dropped. */
 static bool train_together(const Config *config, Error *error) {
@@ -169,7 +164,7 @@ static bool train_together(const Config *config, Error *error) {
     console = console_create(config->log.every);
     log_copy(console_take, console);
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
-    Device *device = comm ? open_device(config, comm, error) : NULL;
+    Device *device = comm ? command_open_local_device(config->device, config->precision, comm, error) : NULL;
     bool ready = device && comm_use_device(comm, device, error);
     if (ready) {
         process_catch_stop(&stop, true);

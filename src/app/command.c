@@ -211,3 +211,8 @@ Device *command_open_device(int choice, Precision precision, Error *error) {
     bool cpu = choice == DEVICE_AUTO && !precision_is_bf16(precision);
     return cpu ? device_cpu() : device_open(choice, 0, error);
 }
+
+Device *command_open_local_device(int choice, Precision precision, const Comm *comm, Error *error) {
+    bool cpu = choice == DEVICE_AUTO && !precision_is_bf16(precision);
+    return cpu ? device_cpu() : device_open_local(choice, comm_local_rank(comm), error);
+}

@@ -72,3 +72,5 @@ Precision command_precision(int choice, Precision own);
 /* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have.
  * ERROR_USAGE. */
 Device *command_open_device(int choice, Precision precision, Error *error);
+/* That of this rank. */
+Device *command_open_local_device(int choice, Precision precision, const Comm *comm, Error *error);

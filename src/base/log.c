@@ -1,6 +1,6 @@
-/* What people see on stderr: log lines, progress, and numbers formatted for reading. Keeps one thing for the whole
- * process, who gets a copy of the lines; whether stderr is a terminal is asked when a line is printed. Called from
- * everywhere. */
+/* What people see on stderr: log lines, progress, and numbers formatted for reading. Keeps two things for the whole
+ * process, who gets a copy of the lines and whether there are any but errors; whether stderr is a terminal is asked when a
+ * line is printed. Called from everywhere. */
 #include "base/log.h"
 
 #include <math.h>
@@ -19,11 +19,14 @@ static const double progress_plain_seconds = 10.0;
 
 static LogCopy *copy_line;
 static void *copy_context;
+static bool only_errors;
 
 void log_copy(LogCopy *copy, void *context) {
     copy_line = copy;
     copy_context = context;
 }
+
+void log_only_errors(void) { only_errors = true; }
 
 static bool on_terminal(void) { return isatty(STDERR_FILENO); }
 
@@ -62,16 +65,17 @@ static void print_line(const char *label, const char *colour, const char *format
     if (copy_line) copy_line(copy_context, line);
 }
 
-#define LOG_FUNCTION(NAME, LABEL, COLOUR)               \
+#define LOG_FUNCTION(NAME, LABEL, COLOUR, SHOWN)        \
     void NAME(const char *format, ...) {                \
         va_list arguments;                              \
+        if (!(SHOWN)) return;                           \
         va_start(arguments, format);                    \
         print_line(LABEL, COLOUR, format, arguments);   \
         va_end(arguments);                              \
     }
-LOG_FUNCTION(log_info, "", "")
-LOG_FUNCTION(log_warn, "warning: ", "\033[33m")
-LOG_FUNCTION(log_error, "error: ", "\033[31m")
+LOG_FUNCTION(log_info, "", "", !only_errors)
+LOG_FUNCTION(log_warn, "warning: ", "\033[33m", !only_errors)
+LOG_FUNCTION(log_error, "error: ", "\033[31m", true)
 
 Progress progress_start(const char *label, const char *unit, int64_t total) {
     double now = log_seconds();
@@ -81,6 +85,7 @@ Progress progress_start(const char *label, const char *unit, int64_t total) {
 static void progress_print(Progress *progress, double now, bool finished) {
     char done[32], total[40] = "", rate[32], made[64] = "", left[48] = "", number[32];
     double elapsed = now - progress->start;
+    if (only_errors) return;
     double per_second = elapsed > 0 ? (double)progress->done / elapsed : 0;
     log_format_count((double)progress->done, done);
     log_format_count(per_second, rate);

@@ -17,6 +17,10 @@ void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 typedef void LogCopy(void *context, const char *line);
 void log_copy(LogCopy *copy, void *context);
 
+/* From now on neither infos nor warnings nor progress are printed: one of many like processes prints for all. Only src/app
+ * sets it. */
+void log_only_errors(void);
+
 /* On a terminal: to the start of the line, and empties it. */
 #define LOG_CLEAR_LINE "\r\033[K"
 

@@ -1,10 +1,12 @@
-/* The generator owns weights, caches and two programs over them: one for a single row and one for a block of the
- * prompt, which share the arenas of weights and states. */
+/* The generator owns weights, caches and programs over them: one for a single row and others for blocks of the prompt,
+ * which share the arenas of weights and states. On a mesh every rank runs the same rows; nothing here knows what its
+ * programs share out. */
 #include "infer/generate.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,9 +17,13 @@
 #include "base/scope.h"
 #include "model/model.h"
 #include "graph/op.h"
+#include "ops/attention/deal.h"
 #include "backend/backend.h"
 
-enum { GENERATOR_BLOCK = 32 }; /* rows of the prompt at a time */
+/* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,
+ * and a block of 512 with tiles of its rows. */
+static const int64_t lengths[] = {1, 32, 512};
+enum { PROGRAMS = sizeof lengths / sizeof *lengths };
 
 typedef struct Program {
     Model model;
@@ -26,12 +32,15 @@ typedef struct Program {
 } Program;
 
 struct Generator {
+    const Mesh *mesh;
+    Comm *comm; /* of all its ranks */
     const ModelConfig *config;
     Precision precision;
     Backend backend;
     bool cache;
-    Program row, block;        /* without the cache `row` only describes the weights */
-    void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, of the sizes in row.plan */
+    Program programs[PROGRAMS]; /* by `lengths`; without the cache the first only describes the weights, and is the only one */
+    int program_count;
+    void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, of the sizes in the first program's plan */
     int32_t *tokens;           /* [context] */
     int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
     void *wide_logits;         /* [vocabulary] in the WIDE type */
@@ -41,7 +50,7 @@ struct Generator {
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
 static void program_build(Program *program, const Generator *g, ModelMode mode, int64_t length) {
-    program->model = model_build(g->config, g->precision, mode, 1, length, RECOMPUTE_NONE);
+    program->model = model_build_adapted(g->mesh, g->config, NULL, g->precision, mode, 1, length, RECOMPUTE_NONE);
     program->plan = graph_plan_lasting(program->model.graph);
 }
 
@@ -70,7 +79,7 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     g->computed = first + length;
 }
 
-/* Both programs must give the same offsets to the states in the shared arena. */
+/* All programs must give the same offsets to the states in the shared arena. */
 static void assert_same_states(const Program *a, const Program *b) {
     int at = 0;
     for (int i = 1; i < a->model.graph->tensor_count; i++) {
@@ -86,50 +95,85 @@ static void assert_same_states(const Program *a, const Program *b) {
 
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
-/* Frees a program, but not the arenas that both programs share. */
-static int64_t program_bytes(const Program *program) {
+static bool is_shared(Arena arena) { return arena == ARENA_WEIGHT || arena == ARENA_MASTER || arena == ARENA_STATE; }
+
+static int64_t needed_bytes(const Generator *g) {
     int64_t bytes = 0;
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (arena != ARENA_WEIGHT && arena != ARENA_MASTER && arena != ARENA_STATE) bytes += program->plan.bytes[arena];
+    for (int i = 0; i < g->program_count; i++)
+        for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+            if (i == 0 || !is_shared(arena)) bytes += g->programs[i].plan.bytes[arena];
     return bytes;
 }
 
+/* Bytes that each position of the context takes on this rank: caches, and tables of positions. */
+static double position_bytes(const Generator *g) {
+    int64_t bytes = g->programs[0].plan.bytes[ARENA_STATE];
+    for (int i = 0; i < g->program_count; i++) bytes += g->programs[i].plan.bytes[ARENA_CONSTANT];
+    return (double)bytes / (double)g->config->context;
+}
+
+/* What would fit into `available` bytes: fewer positions, or more ranks that share the caches. */
+static void name_remedy(const Generator *g, int64_t needed, int64_t available, char *text, size_t size) {
+    int64_t caches = g->programs[0].plan.bytes[ARENA_STATE], others = needed - caches, ranks = mesh_size(g->mesh, MESH(AXIS_CP)),
+            more = ranks;
+    int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - ranks * DEAL_BLOCK;
+    size_t used = 0;
+    if (context > 0) used = (size_t)snprintf(text, size, "give context=%" PRId64 " or less, or ", context);
+    while (g->cache && others < available && others + caches * ranks / more > available) more *= 2;
+    if (more > ranks)
+        snprintf(text + used, size - used, "layout.cp=%" PRId64 " with %" PRId64 " ranks that share the caches", more,
+            more * mesh_size(g->mesh, AXES_ALL & ~MESH(AXIS_CP)));
+    else snprintf(text + used, size - used, "use a machine with more memory");
+}
+
+/* Refuses on all ranks what one has no memory for. Ranks of a node share the memory of its CPU. */
 static bool check_memory(const Generator *g, Error *error) {
-    int64_t needed = g->row.plan.bytes[ARENA_WEIGHT] + g->row.plan.bytes[ARENA_MASTER] + g->row.plan.bytes[ARENA_STATE] +
-                     program_bytes(&g->row) + program_bytes(&g->block);
-    int64_t available = device_available(g->backend.device);
-    if (available < 0 || needed <= available) return true;
-    char need[32], have[32], caches[32];
+    Device *device = g->backend.device;
+    int64_t needed = needed_bytes(g), available = device_available(device);
+    if (available < 0) available = INT64_MAX;
+    else if (device_info(device)->host_memory) available /= comm_local_size(g->comm);
+    if (!comm_host_all_reduce(g->comm, "memory", &available, 1, COMM_I64, COMM_MIN, error)) return false;
+    if (needed <= available) return true;
+    char need[32], have[32], caches[32], remedy[160];
     log_format_bytes((double)needed, need);
     log_format_bytes((double)available, have);
-    log_format_bytes((double)g->row.plan.bytes[ARENA_STATE], caches);
-    return error_set(error, ERROR_MEMORY,
-        "generation needs %s (%s of it caches for %" PRId64 " positions) and %s are available: use a machine with more memory", need,
-        caches, g->config->context, have);
+    log_format_bytes((double)g->programs[0].plan.bytes[ARENA_STATE], caches);
+    name_remedy(g, needed, available, remedy, sizeof remedy);
+    return error_set(error, ERROR_MEMORY, "generation needs %s%s (%s of it caches for %" PRId64 " positions) and %s are available: %s",
+        need, comm_size(g->comm) > 1 ? " on each rank" : "", caches, g->config->context, have, remedy);
+}
+
+/* Builds and plans the programs; the first check is before activations are placed, which takes long in large models. */
+static bool plan(Generator *g, Error *error) {
+    program_build(&g->programs[g->program_count++], g, g->cache ? MODEL_GENERATE : MODEL_SCORE, lengths[0]);
+    if (!check_memory(g, error)) return false;
+    program_plan(&g->programs[0], g);
+    while (g->cache && g->program_count < PROGRAMS && lengths[g->program_count] <= g->config->context) {
+        Program *next = &g->programs[g->program_count];
+        program_build(next, g, MODEL_GENERATE, lengths[g->program_count++]);
+        program_plan(next, g);
+        assert_same_states(&g->programs[0], next);
+    }
+    return check_memory(g, error);
 }
 
 static bool start(Generator *g, Error *error) {
-    static const Arena owned[] = {ARENA_WEIGHT, ARENA_MASTER, ARENA_STATE};
-    program_build(&g->row, g, g->cache ? MODEL_GENERATE : MODEL_SCORE, 1);
-    if (!check_memory(g, error)) return false;
-    program_plan(&g->row, g);
-    if (g->cache) {
-        program_build(&g->block, g, MODEL_GENERATE, g->config->context < GENERATOR_BLOCK ? g->config->context : GENERATOR_BLOCK);
-        program_plan(&g->block, g);
-        assert_same_states(&g->row, &g->block);
+    if (!plan(g, error)) return false;
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
+        int64_t bytes = is_shared(arena) ? g->programs[0].plan.bytes[arena] : 0;
+        if (bytes && !(g->shared[arena] = device_allocate(g->backend.device, bytes, error)))
+            return error_context(error, "%s of generation", arena_name(arena));
     }
-    if (!check_memory(g, error)) return false;
-    for (int i = 0; i < 3; i++) {
-        int64_t bytes = g->row.plan.bytes[owned[i]];
-        if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error)))
-            return error_context(error, "%s of generation", arena_name(owned[i]));
-    }
-    return !g->cache || (program_start(&g->row, g, error) && program_start(&g->block, g, error));
+    for (int i = 0; i < g->program_count && g->cache; i++)
+        if (!program_start(&g->programs[i], g, error)) return false;
+    return true;
 }
 
-Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
+Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
-    *g = (Generator){.config = config, .precision = precision, .cache = cache};
+    *g = (Generator){.mesh = mesh ? mesh : &mesh_alone, .config = config, .precision = precision, .cache = cache};
+    g->comm = mesh_group(g->mesh, AXES_ALL);
+    assert(cache || comm_size(g->comm) == 1);
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->wide_logits = memory_allocate(config->vocabulary * precision_bytes(precision, TYPE_WIDE));
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
@@ -141,20 +185,19 @@ Generator *generator_create(const ModelConfig *config, Precision precision, Devi
 void generator_free(Generator *g) {
     if (!g) return;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->row.plan.bytes[arena]);
-    program_free(&g->row);
-    program_free(&g->block);
+        if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
+    for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);
     free(g->tokens);
     free(g->wide_logits);
     free(g->logits);
     free(g);
 }
 
-const Graph *generator_graph(const Generator *g) { return g->row.model.graph; }
+const Graph *generator_graph(const Generator *g) { return g->programs[0].model.graph; }
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
 void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
 void generator_use_weights(Generator *g) {
-    model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
+    model_cast_weights(g->programs[0].model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
 }
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
@@ -183,10 +226,18 @@ static bool compute_whole(Generator *g, Error *error) {
     return true;
 }
 
+/* The longest program that the tokens still fill. */
+static Program *choose_program(Generator *g) {
+    int i = g->program_count - 1;
+    while (g->programs[i].model.length > g->count - g->computed) i--;
+    return &g->programs[i];
+}
+
 const double *generator_logits(Generator *g, Error *error) {
     assert(g->count > 0);
     if (!g->cache && g->computed < g->count && !compute_whole(g, error)) return NULL;
-    while (g->computed < g->count) program_run(g->count - g->computed >= g->block.model.length ? &g->block : &g->row, g, g->computed);
+    while (g->computed < g->count) program_run(choose_program(g), g, g->computed);
+    if (!comm_ok(g->comm, error)) return NULL;
     for (int64_t i = 0; i < g->config->vocabulary; i++)
         if (!isfinite(g->logits[i])) {
             error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i,
@@ -202,6 +253,7 @@ bool generator_next(Generator *g, const Sampling *sampling, int64_t limit, int32
     if (!logits) return false;
     int64_t count = limit < g->config->vocabulary ? limit : g->config->vocabulary;
     *token = sample_token(logits, count, sampling, rng_uniform(sampling->seed, RNG_STREAM_SAMPLE, g->count));
+    if (!comm_host_broadcast(g->comm, "token", token, sizeof *token, COMM_U8, 0, error)) return false;
     g->tokens[g->count++] = *token;
     return true;
 }

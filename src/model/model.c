@@ -28,7 +28,8 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
     if (mesh) graph->mesh = mesh;
-    int64_t rows = sequences * length / graph->mesh->size[AXIS_CP], one = 1, two = 2;
+    /* In generation AXIS_CP shares the caches out, and every rank computes all new rows. */
+    int64_t rows = sequences * length / (mode == MODEL_GENERATE ? 1 : graph->mesh->size[AXIS_CP]), one = 1, two = 2;
     Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length, .rows = rows};
     bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
     model.tokens = integers(graph, rows, "tokens");

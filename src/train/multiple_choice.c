@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 enum { MAGIC = 20240522, VERSION = 1, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, START = 65535, FILE_LIMIT = 1 << 30 };
 enum { AT_MAGIC, AT_VERSION, AT_EXAMPLES };
@@ -139,30 +140,49 @@ static bool score_ending(
     return isfinite(*loss) || error_set(error, ERROR_NUMERICS, "its loss is %g", *loss);
 }
 
-static bool score_example(const Model *model, Executor *executor, const ChoiceExample *example, ChoiceScore *score, Error *error) {
-    double best = INFINITY, best_mean = INFINITY;
-    for (int i = 0; i < example->endings; i++) {
-        double *loss = &score->loss[i];
-        if (!score_ending(model, executor, &example->context, &example->ending[i], loss, error))
+static bool score_example(const Model *model, Executor *executor, const ChoiceExample *example, double *loss, Error *error) {
+    for (int i = 0; i < example->endings; i++)
+        if (!score_ending(model, executor, &example->context, &example->ending[i], &loss[i], error))
             return error_context(error, "ending %d", i);
-        double mean = *loss / example->ending[i].count;
-        if (*loss < best) best = *loss, score->chosen = i;
-        if (mean < best_mean) best_mean = mean, score->chosen_mean = i;
-    }
     return true;
 }
 
-bool multiple_choice_evaluate(
-    const Model *model, Executor *executor, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error) {
-    assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= set->longest - 1);
-    executor_set_scalar(executor, model->scale, 1);
-    executor_set_scalar(executor, model->share, 1);
+static void choose(const ChoiceExample *example, ChoiceScore *score) {
+    double best = INFINITY, best_mean = INFINITY;
+    for (int i = 0; i < example->endings; i++) {
+        double loss = score->loss[i], mean = loss / example->ending[i].count;
+        if (loss < best) best = loss, score->chosen = i;
+        if (mean < best_mean) best_mean = mean, score->chosen_mean = i;
+    }
+}
+
+/* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank: each adds its own to zeros. */
+static bool score_all(
+    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, double *losses, Error *error) {
+    const Mesh *mesh = model->graph->mesh;
+    int index = mesh_index(mesh, AXES_DATA), size = mesh_size(mesh, AXES_DATA);
+    bool counts = mesh_index(mesh, AXES_ALL & ~AXES_DATA) == 0, good = true; /* other ranks score the same examples */
     Progress progress = progress_start("evaluating", "examples", count);
-    bool good = true;
-    for (int64_t i = 0; i < count && good; i++) {
-        good = score_example(model, executor, &set->examples[i], &scores[i], error) || error_context(error, "example %lld", (long long)i);
+    for (int64_t i = index; i < count && good; i += size) {
+        good = score_example(model, executor, &set->examples[i], losses + i * CHOICE_ENDINGS, error) ||
+               error_context(error, "example %lld", (long long)i);
         progress_update(&progress, i + 1);
     }
     progress_finish(&progress);
-    return good;
+    for (int64_t i = 0; i < count * CHOICE_ENDINGS && !counts; i++) losses[i] = 0;
+    return good && comm_host_all_reduce(comm, "losses", losses, count * CHOICE_ENDINGS, COMM_F64, COMM_SUM, error);
+}
+
+bool multiple_choice_evaluate(
+    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error) {
+    assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= set->longest - 1);
+    SCOPED_FREE double *losses = memory_allocate((size_t)(count * CHOICE_ENDINGS) * sizeof *losses);
+    executor_set_scalar(executor, model->scale, 1);
+    executor_set_scalar(executor, model->share, 1);
+    if (!score_all(model, executor, comm, set, count, losses, error)) return false;
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(scores[i].loss, losses + i * CHOICE_ENDINGS, sizeof scores[i].loss);
+        choose(&set->examples[i], &scores[i]);
+    }
+    return true;
 }

@@ -36,7 +36,8 @@ typedef struct ChoiceScore {
     int chosen, chosen_mean;     /* the first ending with the least loss, and with the least loss per token */
 } ChoiceScore;
 
-/* Scores the first `count` examples. `model` is a MODEL_EVALUATE program of one sequence of at least set->longest -
+/* Scores the first `count` examples, of which each group of the ranks in `comm`, those of the model's mesh, takes its share;
+ * all ranks get all scores. `model` is a MODEL_EVALUATE program of one sequence of at least set->longest -
  * 1 tokens, with weights in place; tokens are below its vocabulary. ERROR_NUMERICS when a loss is not finite. */
 bool multiple_choice_evaluate(
-    const Model *model, Executor *executor, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error);
+    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error);

@@ -209,8 +209,9 @@ bool source_load_arenas(
     return loaded;
 }
 
-Generator *source_open_generator(const char *folder, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
-    Generator *g = generator_create(&config->model, precision, device, cache, error);
+Generator *source_open_generator(
+    const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
+    Generator *g = generator_create(mesh, &config->model, precision, device, cache, error);
     if (g && source_load_arenas(folder, config, generator_graph(g), device, generator_master(g), generator_weights(g), error)) return g;
     generator_free(g);
     return NULL;

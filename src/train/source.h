@@ -36,8 +36,9 @@ bool source_load_arenas(
 /* Loads a parameter of a model folder into `bytes` of a device's memory, cast to bf16 with `as_bf16`, else in the
  * WIDE type. */
 void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes);
-/* A generator with the newest weights of a run or model folder, whose configuration is `config`. */
-Generator *source_open_generator(const char *folder, const Config *config, Precision precision, Device *device, bool cache, Error *error);
+/* A generator (generator_create) with the newest weights of a run or model folder, whose configuration is `config`. */
+Generator *source_open_generator(
+    const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error);
 bool source_load_program(const char *folder, const Config *config, Executor *executor, Error *error);
 
 /* The parameters of a model in host memory, with the offsets of the graph that describes them. Zero-initialise. */

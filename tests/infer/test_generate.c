@@ -65,7 +65,7 @@ static Config configure(const Variety *family, OptionStrings *strings) {
 
 static Generator *create(const Config *config, Precision precision, bool cache) {
     Error error = {0};
-    Generator *generator = generator_create(&config->model, precision, device_cpu(), cache, &error);
+    Generator *generator = generator_create(NULL, &config->model, precision, device_cpu(), cache, &error);
     if (!generator) fail_msg("%s", error.message);
     random_run_weights(generator_graph(generator), &config->model, generator_master(generator));
     generator_use_weights(generator);
@@ -220,8 +220,9 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
 /* -- Run folders --------------------------------------------------------------------------------------------------- */
 
 static Generator *open_run(const char *folder, Config *config, OptionStrings *strings, Precision precision, Error *error) {
-    return source_read_config(folder, config, strings, error) ? source_open_generator(folder, config, precision, device_cpu(), true, error)
-                                                              : NULL;
+    return source_read_config(folder, config, strings, error)
+               ? source_open_generator(folder, NULL, config, precision, device_cpu(), true, error)
+               : NULL;
 }
 
 static void a_run_folder_gives_its_weights_in_any_precision(void **state) {

@@ -1,0 +1,24 @@
+/* What the commands that use a model, generate and eval, have in common: the ranks that were started, their mesh, and
+ * this rank's device. One process is one rank. */
+#pragma once
+
+#include "comm/mesh.h"
+#include "config/config.h"
+#include "graph/graph.h"
+
+typedef struct Inference {
+    Comm *comm;
+    Device *device;
+    Precision precision;
+    Mesh mesh;
+} Inference;
+
+/* Finds the other ranks. From now on those but the first print neither log nor progress, and the caller prints no results
+ * on them. Zero-initialise. ERROR_COMMUNICATION. */
+bool inference_join(Inference *inference, Error *error);
+bool inference_leads(const Inference *inference);
+/* Lays the ranks out as config->layout says, and opens this rank's device (DeviceKind) for `precision` (as in
+ * command_precision). Collective. ERROR_USAGE, ERROR_DEVICE, ERROR_COMMUNICATION. */
+bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error);
+/* With what went wrong, which then ends the other ranks too, or NULL. */
+void inference_close(Inference *inference, const Error *error);
