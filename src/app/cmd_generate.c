@@ -225,8 +225,12 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     return true;
 }
 
-/* All ranks share the cache, unless the options say otherwise; there is nothing else to share out yet. */
-static bool choose_layout(const GenerateOptions *options, int ranks, LayoutConfig *layout, Error *error) {
+/* All ranks share the cache. The configuration's sequences, which concern training, are made such that any layout can
+ * share them out. */
+static bool choose_layout(const GenerateOptions *options, int ranks, Config *config, Error *error) {
+    LayoutConfig *layout = &config->layout;
+    config->data.length = config->batch.tokens = 2 * (int64_t)ranks;
+    config->batch.sequences = 1;
     *layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = options->layout.cp ? options->layout.cp : ranks, .ep = 1};
     if (ranks > 1 && !options->cache)
         return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
@@ -240,7 +244,7 @@ static bool run_model(Inference *inference, const char *folder, Config *config, 
     Text *text, Error *error) {
     bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
-    if (!choose_layout(options, comm_size(inference->comm), &config->layout, error) ||
+    if (!choose_layout(options, comm_size(inference->comm), config, error) ||
         !inference_open(inference, config, options->device, options->precision, options->threads, error))
         return false;
     Generator *generator =

@@ -10,10 +10,11 @@
 #include "launch/launch.h"
 
 /* A wrong word is named here, once, rather than by every rank. */
-static bool is_command(const char *name, Error *error) {
+static const Command *find_command(const char *name, Error *error) {
     for (int i = 0; command_smelt.member(i); i++)
-        if (!strcmp(command_smelt.member(i)->name, name)) return true;
-    return error_set(error, ERROR_USAGE, "'%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", name);
+        if (!strcmp(command_smelt.member(i)->name, name)) return command_smelt.member(i);
+    error_set(error, ERROR_USAGE, "'%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", name);
+    return NULL;
 }
 
 /* Returns the place of the command after "--", or NULL. */
@@ -22,7 +23,7 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
         SCOPED_FREE char *assignment = NULL;
         if (!strcmp(argv[i], "--")) {
             if (i + 1 == argc) break;
-            return is_command(argv[i + 1], error) ? argv + i + 1 : NULL;
+            return argv + i + 1;
         }
         if (!strcmp(argv[i], "-n") && i + 1 < argc) {
             assignment = memory_format("ranks=%s", argv[i + 1]);
@@ -44,7 +45,9 @@ static bool run(Invocation *invocation, Error *error) {
     LaunchOptions *options = invocation->options;
     options_defaults(&launch_table, options, &invocation->strings);
     char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
-    if (!command) return false;
+    const Command *named = command ? find_command(command[0], error) : NULL;
+    if (!named) return false;
+    if (!named->resumes) options->restarts = 0; /* it would do and print everything again */
     process_catch_stop(&stop, false);
     return launch(options, command, &stop, error);
 }

@@ -252,5 +252,6 @@ const Command command_train = {
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,
     .options_size = sizeof(Config),
+    .resumes = true,
     .run = run,
 };

@@ -35,6 +35,7 @@ typedef struct Command {
     size_t options_size;
     int most_words;    /* where WORDS ends in "..."; 0: any number */
     bool takes_config; /* keys that `table` lacks may be the configuration's */
+    bool resumes;      /* goes on where it was when it is started again */
     bool alone;        /* runs without arguments too; else they print the help */
     bool (*run)(Invocation *invocation, Error *error);
     const struct Command *(*member)(int index); /* NULL after the last */

@@ -17,7 +17,7 @@
 #include "base/scope.h"
 #include "model/model.h"
 #include "graph/op.h"
-#include "ops/attention/deal.h"
+#include "ops/attention/attention.h"
 #include "backend/backend.h"
 
 /* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,

@@ -31,7 +31,8 @@ enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_
 static const Option rows[] = {
     INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one for each GPU; -n N is short for it"),
     CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; of the others the last lines when they fail"),
-    INT_OPTION(restarts, "3", 0, 1e6, "", "restarts in a row without progress before it gives up"),
+    INT_OPTION(restarts, "3", 0, 1e6, "",
+        "restarts in a row without progress before it gives up; of train alone: other commands end with their first failure"),
     REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after a request to stop"),
     REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),

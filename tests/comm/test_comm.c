@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 
 #include "backend/backend.h"
-#include "support/process.h"
+#include "support/own_ranks.h"
 
 #include "app/process.h"
 #include "base/bf16.h"
@@ -25,7 +25,7 @@ static CommTicket comm_receive(Comm *comm, const char *name, void *receive, int6
 
 static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVICE=cuda or hip one GPU for each rank */
 
-enum { MOST_RANKS = 8, LONG = 40001, LONGER_THAN_SCRATCH = 5000001 };
+enum { LONG = 40001, LONGER_THAN_SCRATCH = 5000001 };
 
 /* -- What ranks bring ---------------------------------------------------------------------------------------------- */
 
@@ -418,34 +418,6 @@ static int run_rank(const char *name) {
 }
 
 /* -- Starting ranks ------------------------------------------------------------------------------------------------ */
-
-typedef struct Ranks {
-    Process processes[MOST_RANKS];
-    ProcessResult results[MOST_RANKS];
-    int size;
-} Ranks;
-
-static void start_ranks(Ranks *ranks, int size, const char *role) {
-    char *arguments[] = {"/proc/self/exe", "rank", (char *)role, NULL};
-    *ranks = (Ranks){.size = size};
-    process_set_number("WORLD_SIZE", size);
-    process_set_number("MASTER_PORT", process_free_port());
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    for (int i = 0; i < size; i++) {
-        process_set_number("RANK", i);
-        ranks->processes[i] = process_start(arguments);
-    }
-    unsetenv("RANK");
-    unsetenv("WORLD_SIZE");
-}
-
-static void finish_ranks(Ranks *ranks) {
-    for (int i = 0; i < ranks->size; i++) ranks->results[i] = process_finish(&ranks->processes[i]);
-}
-
-static void free_ranks(Ranks *ranks) {
-    for (int i = 0; i < ranks->size; i++) process_free(&ranks->results[i]);
-}
 
 static void run_over_tcp(int size, const char *role) {
     Ranks ranks;

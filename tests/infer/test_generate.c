@@ -16,68 +16,9 @@
 #include "train/source.h"
 #include "infer/utf8.h"
 #include "support/process.h"
-#include "support/random_run.h"
+#include "support/generator_run.h"
 
-enum { SETTINGS = 14, CONTEXT = 96 };
-
-typedef struct Variety {
-    const char *name;
-    const char *settings[SETTINGS];
-} Variety;
-
-/* With init_std 1 and a head of its own, the choice of a token depends on all earlier ones instead of repeating the
- * last. */
-static const Variety families[] = {
-    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24",
-                 "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3", "model.tied=false"}},
-    {"zaya with a window",
-        {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=1", "model.head_dim=8", "model.width=24", "model.ffn=20",
-            "model.router_width=12", "model.layers=2", "model.window=10", "model.tied=false"}},
-    {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=3",
-                  "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
-    {"llama with a window", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=40", "model.layers=2",
-                                "model.window=33", "model.tied=false"}},
-    {"mixtral", {"model.family=llama", "model.heads=4", "model.kv_heads=4", "model.width=24", "model.ffn=20", "model.layers=2",
-                    "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.tied=false"}},
-    {"qwen2", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=64", "model.layers=2",
-                  "model.qkv_bias=true", "model.tied=false"}},
-    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=36", "model.head_dim=10", "model.ffn=40",
-                  "model.layers=2", "model.qk_norm=true", "model.tied=false"}},
-    {"mpt",
-        {"model.family=mpt", "model.heads=6", "model.kv_heads=6", "model.width=36", "model.ffn=40", "model.layers=2", "model.tied=false"}},
-    {"mpt with qk_ln, clip_qkv, grouped queries and a window",
-        {"model.family=mpt", "model.heads=6", "model.kv_heads=2", "model.width=24", "model.ffn=40", "model.layers=2", "model.qk_norm=true",
-            "model.clip_qkv=6", "model.window=20", "model.tied=false"}},
-    {"gpt2",
-        {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
-};
-enum { FAMILIES = sizeof families / sizeof *families };
-
-static Config configure(const Variety *family, OptionStrings *strings) {
-    const char *settings[SETTINGS + 4] = {"data.length=32", "model.context=96", "model.init_std=1", "precision=fp32"};
-    int count = 4;
-    for (int i = 0; i < SETTINGS && family->settings[i]; i++) settings[count++] = family->settings[i];
-    Config config;
-    Error error = {0};
-    if (!random_run_configure(&config, strings, settings, count, &error)) fail_msg("%s: %s", family->name, error.message);
-    return config;
-}
-
-static Generator *create(const Config *config, Precision precision, bool cache) {
-    Error error = {0};
-    Generator *generator = generator_create(NULL, &config->model, precision, device_cpu(), cache, &error);
-    if (!generator) fail_msg("%s", error.message);
-    random_run_weights(generator_graph(generator), &config->model, generator_master(generator));
-    generator_use_weights(generator);
-    return generator;
-}
-
-static void feed(Generator *generator, int count) {
-    int32_t tokens[CONTEXT];
-    Error error = {0};
-    for (int i = 0; i < count; i++) tokens[i] = (int32_t)(rng_uniform(8, 0, i) * BYTE_VOCABULARY);
-    assert_true(generator_feed(generator, tokens, count, &error));
-}
+enum { CONTEXT = 96 };
 
 static int32_t next(Generator *generator, const Sampling *sampling) {
     Error error = {0};
@@ -87,7 +28,7 @@ static int32_t next(Generator *generator, const Sampling *sampling) {
 }
 
 static void generate(const Config *config, const Sampling *sampling, int prompt, int count, bool cache, int32_t *tokens) {
-    Generator *generator = create(config, PRECISION_FP32, cache);
+    Generator *generator = create(NULL, config, PRECISION_FP32, cache);
     feed(generator, prompt);
     for (int i = 0; i < count; i++) tokens[i] = next(generator, sampling);
     generator_free(generator);
@@ -104,7 +45,7 @@ static void greedy_tokens_with_the_cache_are_those_without(void **state) {
     for (int i = 0; i < FAMILIES * PROMPTS; i++) {
         const Variety *family = &families[i / PROMPTS];
         OptionStrings strings = {0};
-        Config config = configure(family, &strings);
+        Config config = configure(family, CONTEXT, &strings);
         int32_t cached[GENERATED], whole[GENERATED];
         generate(&config, &greedy, prompts[i % PROMPTS], GENERATED, true, cached);
         generate(&config, &greedy, prompts[i % PROMPTS], GENERATED, false, whole);
@@ -126,8 +67,8 @@ static void logits_with_the_cache_are_those_without_to_rounding(void **state) {
         const Variety *family = &families[i / PROMPTS];
         OptionStrings strings = {0};
         Error error = {0};
-        Config config = configure(family, &strings);
-        Generator *cached = create(&config, PRECISION_FP64, true), *whole = create(&config, PRECISION_FP64, false);
+        Config config = configure(family, CONTEXT, &strings);
+        Generator *cached = create(NULL, &config, PRECISION_FP64, true), *whole = create(NULL, &config, PRECISION_FP64, false);
         feed(cached, prompts[i % PROMPTS]);
         feed(whole, prompts[i % PROMPTS]);
         const double *a = generator_logits(cached, &error), *b = generator_logits(whole, &error);
@@ -147,7 +88,7 @@ static void generated_tokens_depend_on_the_prompt(void **state) {
     (void)state;
     Sampling greedy = {.top_p = 1};
     OptionStrings strings = {0};
-    Config config = configure(&families[0], &strings);
+    Config config = configure(&families[0], CONTEXT, &strings);
     int32_t a[GENERATED], b[GENERATED];
     generate(&config, &greedy, 33, GENERATED, true, a);
     generate(&config, &greedy, 32, GENERATED, true, b);
@@ -158,7 +99,7 @@ static void generated_tokens_depend_on_the_prompt(void **state) {
 static void a_context_below_the_prompt_block_works(void **state) {
     (void)state;
     OptionStrings strings = {0};
-    Config config = configure(&families[2], &strings);
+    Config config = configure(&families[2], CONTEXT, &strings);
     config.model.context = 5;
     Sampling greedy = {.top_p = 1};
     int32_t cached[3], whole[3];
@@ -172,9 +113,9 @@ static void the_context_is_the_limit(void **state) {
     (void)state;
     OptionStrings strings = {0};
     Error error = {0};
-    Config config = configure(&families[2], &strings);
+    Config config = configure(&families[2], CONTEXT, &strings);
     Sampling greedy = {.top_p = 1};
-    Generator *generator = create(&config, PRECISION_FP32, true);
+    Generator *generator = create(NULL, &config, PRECISION_FP32, true);
     feed(generator, CONTEXT - 1);
     assert_int_equal(generator_room(generator), 1);
     next(generator, &greedy);
@@ -190,8 +131,8 @@ static void the_context_is_the_limit(void **state) {
 static void tokens_outside_the_vocabulary_are_refused(void **state) {
     (void)state;
     OptionStrings strings = {0};
-    Config config = configure(&families[2], &strings);
-    Generator *generator = create(&config, PRECISION_FP32, true);
+    Config config = configure(&families[2], CONTEXT, &strings);
+    Generator *generator = create(NULL, &config, PRECISION_FP32, true);
     const int32_t wrong[] = {320, -1};
     for (int i = 0; i < 2; i++) {
         Error error = {0};
@@ -207,8 +148,8 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
     (void)state;
     OptionStrings strings = {0};
     Error error = {0};
-    Config config = configure(&families[2], &strings);
-    Generator *generator = create(&config, PRECISION_FP32, true);
+    Config config = configure(&families[2], CONTEXT, &strings);
+    Generator *generator = create(NULL, &config, PRECISION_FP32, true);
     ((float *)generator_master(generator))[generator_graph(generator)->parameter_bytes / (int64_t)sizeof(float) - 1] = NAN;
     feed(generator, 4);
     assert_null(generator_logits(generator, &error));
@@ -233,11 +174,11 @@ static void a_run_folder_gives_its_weights_in_any_precision(void **state) {
         assert_non_null(mkdtemp(folder));
         OptionStrings strings = {0};
         Error error = {0};
-        Config config = configure(&families[0], &strings), read;
+        Config config = configure(&families[0], CONTEXT, &strings), read;
         config.precision = saved[i / 3];
         config.run = folder;
         assert_true(random_run_write(&config, &error));
-        Generator *generator = open_run(folder, &read, &strings, saved[i % 3], &error), *direct = create(&config, saved[i % 3], true);
+        Generator *generator = open_run(folder, &read, &strings, saved[i % 3], &error), *direct = create(NULL, &config, saved[i % 3], true);
         if (!generator) fail_msg("%s", error.message);
         feed(generator, 40);
         feed(direct, 40);
@@ -277,7 +218,7 @@ static void other_folders_are_refused_by_name(void **state) {
 static void the_seed_decides_the_text(void **state) {
     (void)state;
     OptionStrings strings = {0};
-    Config config = configure(&families[0], &strings);
+    Config config = configure(&families[0], CONTEXT, &strings);
     int32_t first[40], again[40], other[40];
     generate(&config, &(Sampling){.temperature = 1, .top_p = 1, .seed = 3}, 5, 40, true, first);
     generate(&config, &(Sampling){.temperature = 1, .top_p = 1, .seed = 3}, 5, 40, true, again);
@@ -290,7 +231,7 @@ static void the_seed_decides_the_text(void **state) {
 static void one_candidate_is_the_greedy_choice(void **state) {
     (void)state;
     OptionStrings strings = {0};
-    Config config = configure(&families[0], &strings);
+    Config config = configure(&families[0], CONTEXT, &strings);
     int32_t greedy[20], top_k[20], top_p[20];
     generate(&config, &(Sampling){.top_p = 1, .seed = 3}, 5, 20, true, greedy);
     generate(&config, &(Sampling){.temperature = 1, .top_k = 1, .top_p = 1, .seed = 3}, 5, 20, true, top_k);
@@ -349,8 +290,8 @@ static void tokens_past_the_limit_are_never_drawn(void **state) {
     (void)state;
     OptionStrings strings = {0};
     Error error = {0};
-    Config config = configure(&families[0], &strings);
-    Generator *generator = create(&config, PRECISION_FP32, true);
+    Config config = configure(&families[0], CONTEXT, &strings);
+    Generator *generator = create(NULL, &config, PRECISION_FP32, true);
     feed(generator, 1);
     for (int i = 0; i < 60; i++) {
         int32_t token;
@@ -438,7 +379,7 @@ static void a_terminal_gets_no_control_characters(void **state) {
     assert_non_null(mkdtemp(folder));
     OptionStrings strings = {0};
     Error error = {0};
-    Config config = configure(&families[2], &strings);
+    Config config = configure(&families[2], CONTEXT, &strings);
     config.run = folder;
     assert_true(random_run_write(&config, &error));
     char *piped = shown(folder, prompt, false), *terminal = shown(folder, prompt, true);

@@ -50,7 +50,7 @@ static inline bool random_run_write(const Config *config, Error *error) {
         intervals[i] = (Interval){.name = p->name,
             .type = graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32,
             .rank = p->rank,
-            .count = p->count,
+            .slice = {.count = p->count},
             .data = parameter_in(p, master)};
         memcpy(intervals[i].shape, p->shape, sizeof p->shape);
     }

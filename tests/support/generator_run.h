@@ -1,0 +1,73 @@
+/* Small models of every kind for tests of generation, with random weights. */
+#pragma once
+
+#include "base/scope.h"
+#include "data/data.h"
+#include "infer/generate.h"
+#include "process.h"
+#include "random_run.h"
+
+enum { SETTINGS = 14, FEED_MOST = 512 };
+
+typedef struct Variety {
+    const char *name;
+    const char *settings[SETTINGS];
+} Variety;
+
+/* With init_std 1 and a head of its own, the choice of a token depends on all earlier ones instead of repeating the
+ * last. */
+static const Variety families[] = {
+    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24",
+                 "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3", "model.tied=false"}},
+    {"zaya with a window",
+        {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=1", "model.head_dim=8", "model.width=24", "model.ffn=20",
+            "model.router_width=12", "model.layers=2", "model.window=10", "model.tied=false"}},
+    {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=3",
+                  "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
+    {"llama with a window of some blocks", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=40",
+                                               "model.layers=2", "model.window=70", "model.tied=false"}},
+    {"llama with a window", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=40", "model.layers=2",
+                                "model.window=33", "model.tied=false"}},
+    {"mixtral", {"model.family=llama", "model.heads=4", "model.kv_heads=4", "model.width=24", "model.ffn=20", "model.layers=2",
+                    "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.tied=false"}},
+    {"qwen2", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=64", "model.layers=2",
+                  "model.qkv_bias=true", "model.tied=false"}},
+    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=36", "model.head_dim=10", "model.ffn=40",
+                  "model.layers=2", "model.qk_norm=true", "model.tied=false"}},
+    {"mpt",
+        {"model.family=mpt", "model.heads=6", "model.kv_heads=6", "model.width=36", "model.ffn=40", "model.layers=2", "model.tied=false"}},
+    {"mpt with qk_ln, clip_qkv, grouped queries and a window",
+        {"model.family=mpt", "model.heads=6", "model.kv_heads=2", "model.width=24", "model.ffn=40", "model.layers=2", "model.qk_norm=true",
+            "model.clip_qkv=6", "model.window=20", "model.tied=false"}},
+    {"gpt2",
+        {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+static inline Config configure(const Variety *family, int context, OptionStrings *strings) {
+    SCOPED_FREE char *positions = memory_format("model.context=%d", context);
+    const char *settings[SETTINGS + 4] = {"data.length=32", positions, "model.init_std=1", "precision=fp32"};
+    int count = 4;
+    for (int i = 0; i < SETTINGS && family->settings[i]; i++) settings[count++] = family->settings[i];
+    Config config;
+    Error error = {0};
+    if (!random_run_configure(&config, strings, settings, count, &error)) fail_msg("%s: %s", family->name, error.message);
+    return config;
+}
+
+static inline Generator *create(const Mesh *mesh, const Config *config, Precision precision, bool cache) {
+    Error error = {0};
+    Generator *generator = generator_create(mesh, &config->model, precision, device_cpu(), cache, &error);
+    if (!generator) fail_msg("%s", error.message);
+    random_run_weights(generator_graph(generator), &config->model, generator_master(generator));
+    generator_use_weights(generator);
+    return generator;
+}
+
+static inline void feed(Generator *generator, int count) {
+    int32_t tokens[FEED_MOST];
+    assert_in_range(count, 1, FEED_MOST);
+    Error error = {0};
+    for (int i = 0; i < count; i++) tokens[i] = (int32_t)(rng_uniform(8, 0, i) * BYTE_VOCABULARY);
+    assert_true(generator_feed(generator, tokens, count, &error));
+}

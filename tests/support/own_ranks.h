@@ -1,0 +1,35 @@
+/* A test program that starts itself as ranks, which meet over TCP; each gets the arguments "rank" and a role. Everything is
+ * static inline, so a test program uses what it needs. */
+#pragma once
+
+#include "process.h"
+
+enum { MOST_RANKS = 8 };
+
+typedef struct Ranks {
+    Process processes[MOST_RANKS];
+    ProcessResult results[MOST_RANKS];
+    int size;
+} Ranks;
+
+static inline void start_ranks(Ranks *ranks, int size, const char *role) {
+    char *arguments[] = {"/proc/self/exe", "rank", (char *)role, NULL};
+    *ranks = (Ranks){.size = size};
+    process_set_number("WORLD_SIZE", size);
+    process_set_number("MASTER_PORT", process_free_port());
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    for (int i = 0; i < size; i++) {
+        process_set_number("RANK", i);
+        ranks->processes[i] = process_start(arguments);
+    }
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+}
+
+static inline void finish_ranks(Ranks *ranks) {
+    for (int i = 0; i < ranks->size; i++) ranks->results[i] = process_finish(&ranks->processes[i]);
+}
+
+static inline void free_ranks(Ranks *ranks) {
+    for (int i = 0; i < ranks->size; i++) process_free(&ranks->results[i]);
+}
