@@ -79,9 +79,16 @@ void mesh_close(Mesh *mesh) {
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
     axes = significant(mesh, axes);
     if (!axes) return comm_alone();
-    Comm *group = axes == significant(mesh, AXES_ALL) ? mesh->all : mesh->groups[axes];
-    assert(group);
+    Comm *group = mesh->groups[axes] ? mesh->groups[axes] : mesh->all;
+    assert(group && comm_size(group) == mesh_size(mesh, axes));
     return group;
+}
+
+Mesh mesh_without(const Mesh *mesh, MeshAxis axis) {
+    Mesh rest = *mesh;
+    rest.size[axis] = 1;
+    rest.at[axis] = 0;
+    return rest;
 }
 
 /* -- For reports --------------------------------------------------------------------------------------------------- */

@@ -42,6 +42,18 @@ void mesh_place(Mesh *mesh, int rank);
 /* The rank in the run that this mesh is for. */
 static inline int mesh_rank(const Mesh *mesh) { return mesh_index(mesh, AXES_ALL); }
 
+/* A sequence is in 2 cp equal chunks, of which a rank of AXIS_CP has two, one of the beginning and one of the end, since
+ * rows look at all rows before them: the number of its first (which = 0) or second (1). Its rows are these chunks of each
+ * sequence, sequence after sequence. Without context parallelism the chunks are the halves, in their order. */
+static inline int mesh_chunk(const Mesh *mesh, int which) {
+    int cp = mesh->size[AXIS_CP], at = mesh->at[AXIS_CP];
+    return which ? 2 * cp - 1 - at : at;
+}
+
+/* The mesh of the ranks that have the same place on an axis as this one, for programs whose work the axis does not share
+ * out. Its groups are those of `mesh`. */
+Mesh mesh_without(const Mesh *mesh, MeshAxis axis);
+
 /* Opens the groups of all sets in `axes` over `comm`, whose ranks are the mesh's. Collective. ERROR_COMMUNICATION. */
 bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error);
 void mesh_close(Mesh *mesh);

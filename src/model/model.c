@@ -74,6 +74,17 @@ void model_free(Model *model) {
     *model = (Model){0};
 }
 
+void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole) {
+    const Mesh *mesh = model->graph->mesh;
+    int64_t chunk = model->length / (2 * mesh->size[AXIS_CP]);
+    if (mesh->size[AXIS_CP] == 1) {
+        memcpy(rows, whole, model->rows * sizeof *rows);
+        return;
+    }
+    for (int64_t s = 0; s < model->sequences; s++, whole += model->length)
+        for (int which = 0; which < 2; which++, rows += chunk) memcpy(rows, whole + mesh_chunk(mesh, which) * chunk, chunk * sizeof *rows);
+}
+
 /* -- All parameters ------------------------------------------------------------------------------------------------ */
 
 static int64_t count_parameters(const Graph *graph, bool frozen_too) {

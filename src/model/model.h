@@ -40,6 +40,10 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
     int64_t sequences, int64_t length, RecomputePolicy recompute);
 void model_free(Model *model);
 
+/* The rows of a microbatch that this rank has: from one number for each of sequences * length tokens to an input of
+ * model->rows. */
+void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole);
+
 /* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one
  * token. */
 int64_t model_parameters(const Graph *graph);

@@ -14,6 +14,7 @@
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
 #include "ops/embed/embed.h"
+#include "ops/halo/halo.h"
 #include "ops/linear/linear.h"
 
 /* Scales start as 1, biases as 0: no change. */
@@ -52,11 +53,12 @@ static TensorId attention(Builder *b, TensorId x) {
     cca.temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1);
     TensorId output = builder_matrix(b, "self_attn.o_proj", c->width, queries, c->init_std);
     TensorId u = builder_linear(b, x, qkv_weight, TENSOR_NONE, LORA_ATTENTION); /* [R, queries + 2 keys] */
-    TensorId state = TENSOR_NONE;
-    if (b->mode == MODEL_GENERATE)
-        state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
+    HaloSpec halos = {.sequences = graph_rows(b->graph, u) * b->graph->mesh->size[AXIS_CP] / b->length, .rows = CCA_HALO_ROWS};
+    TensorId halo = b->mode == MODEL_GENERATE
+                        ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, channels + keys}, "cca_state")
+                        : op_halo(b->graph, u, &halos);
     CcaSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .delayed = keys / 2};
-    TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &spec);
+    TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, halo, &spec);
     return builder_linear(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
 }
 

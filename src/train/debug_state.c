@@ -128,7 +128,8 @@ static bool start(Check *c, Error *error) {
         .precision = given->precision,
         .optimizer = optimizer_settings,
         .batch = {.sequences = c->state.sequences, .tokens = rows},
-        .data.length = c->state.length};
+        .data.length = c->state.length,
+        .layout = {.tp = 1, .pp = 1, .cp = 1, .ep = 1}};
     if (!session_plan(&c->session, &c->config, device_cpu(), error)) return false;
     int64_t bytes = session_budget(&c->session).total + c->session.plan.bytes[ARENA_GRADIENT]; /* of the session, and to compare with */
     if (!memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error) ||

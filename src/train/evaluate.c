@@ -33,24 +33,25 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 /* Integers only, as one collective has one type. */
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies a batch, dropping the samples from number `samples` on; counts targets and, with `text`, the bytes that they
- * stand for. NULL: a batch without targets. */
+/* Copies this rank's rows of a batch, dropping the samples from number `samples` on; counts targets of all rows and, with
+ * `text`, the bytes that they stand for. NULL: a batch without targets. */
 static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
     int64_t rows = model->sequences * model->length;
-    int32_t *target = executor_tensor(input->executor, model->targets);
     if (!batch) {
-        memset(target, -1, rows * sizeof *target);
+        memset(executor_tensor(input->executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
     }
-    memcpy(executor_tensor(input->executor, model->tokens), batch->tokens, rows * sizeof(int32_t));
-    memcpy(executor_tensor(input->executor, model->positions), batch->positions, rows * sizeof(int32_t));
+    SCOPED_FREE int32_t *target = memory_allocate((size_t)rows * sizeof *target);
     for (int64_t i = 0; i < rows; i++) {
         bool inside = batch->first_sample + i / model->length < samples;
         target[i] = inside ? batch->targets[i] : -1;
         counts->targets += target[i] >= 0;
         if (text && target[i] >= 0) counts->bytes += text[target[i]];
     }
+    model_take_rows(model, executor_tensor(input->executor, model->tokens), batch->tokens);
+    model_take_rows(model, executor_tensor(input->executor, model->targets), target);
+    model_take_rows(model, executor_tensor(input->executor, model->positions), batch->positions);
 }
 
 /* The ranks that the model is for. */

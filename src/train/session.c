@@ -38,7 +38,7 @@ static void plan_sampling(Session *session) {
     int64_t rows = text_sample_rows(config);
     if (!rows) return;
     session->sampling =
-        model_build_adapted(session->mesh, &config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
+        model_build_adapted(session->whole, &config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
     layout_place(session->layout, session->sampling.graph);
     session->sampling_schedule = comm_schedule_create(session->layout, session->sampling.graph);
     session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
@@ -49,7 +49,9 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     *session = (Session){.config = config};
     Precision precision = config->precision;
     session->mesh = memory_allocate(sizeof *session->mesh);
+    session->whole = memory_allocate(sizeof *session->whole);
     if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
+    *session->whole = mesh_without(session->mesh, AXIS_CP);
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
         return error_set(error, ERROR_USAGE,
             "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
@@ -209,7 +211,9 @@ static bool open_groups(Session *session, Error *error) {
         axes[count++] = layout->buckets[b].axes & ~MESH(AXIS_REPLICA);
         axes[count++] = layout->buckets[b].axes & MESH(AXIS_REPLICA);
     }
-    return mesh_open(session->mesh, session->comm, axes, count, error);
+    if (!mesh_open(session->mesh, session->comm, axes, count, error)) return false;
+    *session->whole = mesh_without(session->mesh, AXIS_CP);
+    return true;
 }
 
 /* Notes the kernels of initialisation and update, so that they are loaded together with those of the programs. */
@@ -267,6 +271,7 @@ void session_free(Session *session) {
     model_free(&session->sampling);
     model_free(&session->evaluation);
     model_free(&session->model);
+    free(session->whole);
     free(session->mesh);
     *session = (Session){0};
 }

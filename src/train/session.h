@@ -31,6 +31,7 @@ typedef struct Session {
     Backend backend; /* its device is the planner's */
     Comm *comm;      /* of who started the session; NULL before */
     Mesh *mesh;      /* of the layout; with groups from session_start on */
+    Mesh *whole;     /* the same without AXIS_CP, for sequences that every rank has whole */
     Layout *layout;  /* this rank's shards of arenas and optimizer state */
     CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
     Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */

@@ -108,16 +108,17 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
     const Model *model = &loop->session.model;
     Executor *executor = loop->session.executor;
-    int64_t rows = share->rows;
+    const StepInputs *inputs = &loop->inputs;
+    int64_t at = index * share->rows;
     bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     if (empty) {
-        memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
+        memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
     }
-    memcpy(executor_tensor(executor, model->tokens), loop->inputs.tokens + index * rows, rows * sizeof(int32_t));
-    memcpy(executor_tensor(executor, model->targets), loop->inputs.targets + index * rows, rows * sizeof(int32_t));
-    memcpy(executor_tensor(executor, model->positions), loop->inputs.positions + index * rows, rows * sizeof(int32_t));
+    model_take_rows(model, executor_tensor(executor, model->tokens), inputs->tokens + at);
+    model_take_rows(model, executor_tensor(executor, model->targets), inputs->targets + at);
+    model_take_rows(model, executor_tensor(executor, model->positions), inputs->positions + at);
 }
 
 static void allocate_inputs(Loop *loop) {

@@ -50,10 +50,14 @@ void halo_send(const OpCall *call, size_t element) {
 /* Of what is sent, received, and added to. */
 static double bytes(const Graph *graph, const Node *node) { return 2.0 * graph_bytes(graph, node->out[HALO_Y]); }
 
+static Traffic traffic(const Graph *graph, const Node *node) {
+    return (Traffic){MESH(AXIS_CP), (double)graph_bytes(graph, node->out[HALO_Y])};
+}
+
 static double add_bytes(const Graph *graph, const Node *node) {
     double copied = op_in_place(graph, node) ? 0 : 2.0 * graph_bytes(graph, node->in[HALO_ADD_X]);
     return copied + 3.0 * graph_bytes(graph, node->in[HALO_ADD_ENDS]);
 }
 
-const Op op_rule_halo = {.name = "halo", .communicates = true, .gradient = gradient, .bytes = bytes};
+const Op op_rule_halo = {.name = "halo", .communicates = true, .traffic = traffic, .gradient = gradient, .bytes = bytes};
 const Op op_rule_halo_add = {.name = "halo_add", .in_place = OPERAND(HALO_ADD_X), .bytes = add_bytes};
