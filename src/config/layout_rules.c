@@ -37,6 +37,7 @@ NUMBER(pp, config->layout.pp)
 NUMBER(ep, config->layout.ep)
 NUMBER(ep_tp, config->layout.ep * config->layout.tp)
 NUMBER(chunks, 2 * config->layout.cp)
+NUMBER(tokens_of_chunks, 4 * config->layout.cp)
 NUMBER(heads, config->model.heads)
 NUMBER(kv_heads, config->model.kv_heads)
 NUMBER(ffn, config->model.ffn)
@@ -58,6 +59,7 @@ CONDITION(fewer_keys, config->layout.tp > config->model.kv_heads)
 CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
 CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
 CONDITION(is_context, config->layout.cp > 1)
+CONDITION(looks_back, config->layout.cp > 1 && config->model.family == FAMILY_ZAYA)
 CONDITION(is_expert, config->layout.ep > 1)
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
@@ -86,6 +88,8 @@ static const LayoutRule rules[] = {
     {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage has a layer"},
     {is_context, "2 x layout.cp", chunks, DIVIDES, "data.length", length,
         "each rank has one chunk from the front of a sequence and one from its end"},
+    {looks_back, "4 x layout.cp", tokens_of_chunks, AT_MOST, "data.length", length,
+        "convolutions look back two tokens, no further than into the chunk before"},
     {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks share out the experts"},
     {is_expert, "layout.ep", ep, DIVIDES, "microbatches of a step", microbatches, "ranks that share out experts compute together"},
     {copies_asked, "layout.dp", asked_ranks, EQUALS, "the ranks of the run", run_ranks, "start as many, or change the layout"},
@@ -113,11 +117,20 @@ static int describe_number(const char *name, int64_t value, char *text, size_t s
     return snprintf(text, size, strchr(name, ' ') ? "%s = %lld" : "%s=%lld", name, (long long)value);
 }
 
+/* The multiples of `part` next to a length. */
+static void describe_lengths(int64_t part, int64_t length, char *text, size_t size) {
+    long long below = length / part * part, above = below + part;
+    if (below) snprintf(text, size, " (it does data.length=%lld and %lld)", below, above);
+    else snprintf(text, size, " (it does data.length=%lld)", above);
+}
+
 static void describe_rule(const LayoutRule *rule, const Config *config, int64_t ranks, char *text, size_t size) {
     char part[96], whole[96];
     describe_number(rule->part, rule->part_value(config, ranks), part, sizeof part);
     describe_number(rule->whole, rule->whole_value(config, ranks), whole, sizeof whole);
-    snprintf(text, size, "%s %s %s", part, broken[rule->relation], whole);
+    size_t used = (size_t)snprintf(text, size, "%s %s %s", part, broken[rule->relation], whole);
+    if (rule->whole_value == length && rule->relation == DIVIDES && used < size)
+        describe_lengths(rule->part_value(config, ranks), config->data.length, text + used, size - used);
 }
 
 bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size) {

@@ -53,11 +53,14 @@ static const Case cases[] = {
         "layout.tp=1"},
     {"layout.pp=8", 8, "layout.pp=8 is more than model.layers=6: every pipeline stage has a layer; give layout.pp=4"},
     {"layout.cp=5", 0,
-        "2 x layout.cp = 10 does not divide data.length=96: each rank has one chunk from the front of a sequence and one from its end; "
-        "give layout.cp=6"},
+        "2 x layout.cp = 10 does not divide data.length=96 (it does data.length=90 and 100): each rank has one chunk from the front of a "
+        "sequence and one from its end; give layout.cp=6"},
     {"layout.cp=64", 0,
-        "2 x layout.cp = 128 does not divide data.length=96: each rank has one chunk from the front of a sequence and one from its end; "
-        "give layout.cp=16"},
+        "2 x layout.cp = 128 does not divide data.length=96 (it does data.length=128): each rank has one chunk from the front of a "
+        "sequence and one from its end; give layout.cp=16"},
+    {"model.family=zaya model.experts=12 layout.cp=48", 0,
+        "4 x layout.cp = 192 is more than data.length=96: convolutions look back two tokens, no further than into the chunk before; give "
+        "layout.cp=16"},
     {"layout.ep=2", 0, "layout.ep x layout.tp = 2 does not divide model.experts=0: these ranks share out the experts; give layout.ep=1"},
     {"model.family=zaya model.experts=12 layout.ep=4 layout.tp=2", 8,
         "layout.ep x layout.tp = 8 does not divide model.experts=12: these ranks share out the experts; give layout.ep=2"},
