@@ -1,42 +1,62 @@
-/* Forecasts. The program is built and planned as for training, on a description of the processor, so memory is the
- * planner's own and cannot drift from it; time is the sum over the program's nodes at the processor's rates, plus
- * the optimizer, plus what of the collectives cannot hide. Owns nothing that outlives a call. */
+/* Forecasts. The programs are built and planned as for training, for one rank of each pipeline stage, on a description
+ * of the processor, so memory is the planner's own and cannot drift from it. Time is that of the program's nodes in
+ * their order at the processor's rates, with collectives beside them as the executor runs them, plus the optimizer, plus
+ * what of the exchange of gradients and weights cannot hide. Owns nothing that outlives a call. */
 #include "advise/forecast.h"
 
 #include <math.h>
 
 #include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "config/layout_rules.h"
 
-static const double bucket = 256 << 20;   /* bytes of one collective: large ones reach the measured bandwidth */
-static const double latency = 50e-6;      /* of one over a node: AMD's all-reduces on 8 MI300X beyond bytes / bandwidth */
-static const double node_latency = 10e-6; /* more, each time that the nodes double */
-static const double usual_link = 0.72;    /* of a link's peak without a measurement: H200 0.78, MI300X 0.70 */
-static const double network_part = 0.94;  /* of a card's rate: RCCL's send and receive over 400 Gb/s cards */
-static const double hidden = 0.5;         /* of collectives, behind computing, where there is enough of it */
+static const double hidden = 0.5; /* of the exchange of gradients and weights, behind computing, where there is enough of it */
 
-/* -- Collectives --------------------------------------------------------------------------------------------------- */
-
-/* Links that join GPUs one to one are of use only to the others that take part; a switch gives all of it to any two. */
-double forecast_node_bandwidth(const Cluster *cluster) {
-    const Hardware *hardware = &cluster->hardware;
-    int64_t local = int_min(cluster->per_node, cluster->gpus);
-    double whole = hardware->best_link > 0 ? hardware->best_link : usual_link * hardware->link;
-    return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
-}
-
-/* Inside and between nodes at the same time, since collectives are pipelined: every GPU passes on (n - 1) / n of the
- * bytes over its links, and of what the GPUs of a node share out among their cards, its own part. The 330 to 350
- * GB/s of 16 MI300X on two nodes come out of it. */
 double forecast_all_gather(const Cluster *cluster, double bytes) {
-    if (cluster->gpus <= 1) return 0;
-    double gpus = (double)cluster->gpus, inside = 0, between = 0;
-    int64_t local = int_min(cluster->per_node, cluster->gpus), nodes = divide_up(cluster->gpus, local);
-    if (local > 1) inside = bytes * (gpus - 1) / gpus / forecast_node_bandwidth(cluster);
-    if (nodes > 1) between = bytes / (double)local * (double)(nodes - 1) / (double)nodes / (network_part * cluster->hardware.network);
-    return fmax(inside, between) + ceil(bytes / bucket) * (latency + node_latency * log2((double)nodes));
+    Mesh mesh = mesh_alone;
+    mesh.size[AXIS_DP] = (int)cluster->gpus;
+    Traffic traffic = cluster_gather(&mesh, MESH(AXIS_DP), bytes);
+    return cluster_seconds(cluster, &mesh, &traffic);
 }
 
-/* -- Time ---------------------------------------------------------------------------------------------------------- */
+/* -- A microbatch -------------------------------------------------------------------------------------------------- */
+
+/* One run of a program. Its collectives run one after the other beside its computing, each from its node on until the
+ * node that waits for it. */
+typedef struct ProgramTimes {
+    WorkTimes work;
+    double communication, waits;
+} ProgramTimes;
+
+static ProgramTimes time_program(const Graph *graph, const Cluster *cluster) {
+    ProgramTimes times = {.work = work_times(graph, &cluster->hardware, cluster->measured)};
+    SCOPED_FREE double *ready = memory_allocate((size_t)(graph->node_count + 1) * sizeof *ready); /* when what a node waits for has ended */
+    double now = 0, free_at = 0, computing = 0;
+    for (int i = 0; i <= graph->node_count; i++) {
+        now = fmax(now, ready[i]);
+        if (i == graph->node_count) break;
+        const Node *node = &graph->nodes[i];
+        const Op *op = op_table[node->op];
+        if (op->once) continue;
+        if (!work_is_collective(graph, node)) {
+            Work work = work_of_node(graph, node);
+            double seconds = work_seconds(&work, &cluster->hardware, cluster->measured);
+            now += seconds;
+            computing += seconds;
+        }
+        if (!op->communicates) continue;
+        Traffic traffic = op->traffic(graph, node);
+        double seconds = cluster_seconds(cluster, graph->mesh, &traffic), *end = &ready[graph_await(graph, i)];
+        times.communication += seconds;
+        free_at = fmax(now, free_at) + seconds;
+        *end = fmax(*end, free_at);
+    }
+    times.waits = now - computing;
+    return times;
+}
+
+/* -- The update ---------------------------------------------------------------------------------------------------- */
 
 /* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM
  * that updates X (optim/muon.c). / */
@@ -45,115 +65,120 @@ static double newton_schulz_flops(double rows, double columns) {
     return 3 * order * order * other + order * order * order;
 }
 
+/* Ranks that share out the updates of a parameter. */
+static double sharing_ranks(const Session *session, const Parameter *p) {
+    bool vector = graph_get(session->model.graph, p->tensor)->type == TYPE_WIDE;
+    return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
+}
+
 /* Reads and writes of an update for each parameter: gradient (once more for its norm), master, momentum, variance,
  * weight. */
-static double optimizer_seconds(const Session *session, const Cluster *cluster, int zero) {
+static double optimizer_seconds(const Session *session, const Rates *rates) {
     const Graph *graph = session->model.graph;
     const OptimizerConfig *config = &session->config->optimizer;
-    double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE);
-    double bytes = 0, flops = 0, steps = (double)config->newton_schulz_steps;
+    double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), seconds = 0, steps = (double)config->newton_schulz_steps;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        double count = (double)p->count;
+        double count = (double)p->count, sharing = sharing_ranks(session, p);
         if (p->frozen) continue;
-        bytes += count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0));
-        if (config->name != OPTIMIZER_MUON || p->kind != PARAMETER_MATRIX) continue;
-        double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
-        flops += stack * steps * newton_schulz_flops(rows, columns);
-        bytes += stack * steps * compute * (4 * rows * columns + 6 * pow(fmin(rows, columns), 2));
+        double bytes = count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0)), flops = 0;
+        if (config->name == OPTIMIZER_MUON && p->kind == PARAMETER_MATRIX) {
+            double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
+            flops = stack * steps * newton_schulz_flops(rows, columns);
+            bytes += stack * steps * compute * (4 * rows * columns + 6 * pow(fmin(rows, columns), 2));
+        }
+        seconds += (flops / rates->muon + bytes / rates->optimizer) / sharing;
     }
-    const Rates *rates = &cluster->hardware.rates;
-    double seconds = flops / rates->muon + bytes / rates->optimizer;
-    return zero >= 1 ? seconds / (double)cluster->gpus : seconds;
+    return seconds;
 }
+
+/* -- Gradients and weights ----------------------------------------------------------------------------------------- */
 
 /* The larger part of what overlaps, but never more than the computing that it runs beside. */
 static double exposed_part(double communication, double beside) { return communication - fmin(hidden * communication, beside); }
 
-static void add_communication(Forecast *forecast, const Session *session, const Cluster *cluster) {
-    const Graph *graph = session->model.graph;
-    double gradients = (double)graph->trained_bytes, weights = (double)precision_weight_offset(graph->precision, graph->trained_bytes);
-    double count = (double)forecast->microbatches;
-    double reduce = forecast_all_gather(cluster, gradients), gather = forecast_all_gather(cluster, weights);
-    double backward = forecast->work.backward, forward = forecast->work.total - backward;
-    int zero = forecast->layout.zero;
-    if (zero == 0) { /* of the last microbatch's gradients, whose sums come back */
-        forecast->communication = 2 * reduce;
-        forecast->exposed = exposed_part(2 * reduce, backward);
-    } else if (zero < 3) { /* 1: of the last microbatch's, 2: of each one's; then the new weights come back */
-        double reduces = zero == 1 ? 1 : count;
-        forecast->communication = reduces * reduce + gather;
-        forecast->exposed = reduces * exposed_part(reduce, backward) + exposed_part(gather, forward);
-    } else {
-        forecast->communication = count * (reduce + 2 * gather);
-        forecast->exposed = count * (exposed_part(gather, forward) + exposed_part(gather + reduce, backward));
-    }
-}
+typedef struct ExchangeTimes { double communication, exposed; } ExchangeTimes;
 
-static void add_time(Forecast *forecast, const Session *session, const Cluster *cluster) {
-    const Hardware *hardware = &cluster->hardware;
-    forecast->work = work_times(session->model.graph, hardware, cluster->measured);
-    forecast->optimizer = optimizer_seconds(session, cluster, forecast->layout.zero);
-    add_communication(forecast, session, cluster);
-    forecast->step = (double)forecast->microbatches * forecast->work.total + forecast->optimizer + forecast->exposed;
-    forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
-    forecast->flops = session->plan.flops * (double)forecast->microbatches / forecast->step;
+static ExchangeTimes time_exchange(const Session *session, const Cluster *cluster, const WorkTimes *work, double count) {
+    const Layout *layout = session->layout;
+    double reduce = 0, gather = 0, backward = work->backward, forward = work->total - backward;
+    for (int b = 0; b < layout->bucket_count; b++) {
+        BucketTraffic traffic = traffic_of_bucket(layout, &layout->buckets[b], session->config->precision);
+        reduce += cluster_seconds(cluster, layout->mesh, &traffic.reduce) + cluster_seconds(cluster, layout->mesh, &traffic.replicas);
+        gather += cluster_seconds(cluster, layout->mesh, &traffic.gather);
+    }
+    if (layout->stage < 3) { /* 0, 1: of the last microbatch's gradients, 2: of each one's; then the new weights come back */
+        double reduces = layout->stage < 2 ? 1 : count;
+        return (ExchangeTimes){reduces * reduce + gather, reduces * exposed_part(reduce, backward) + exposed_part(gather, forward)};
+    }
+    return (ExchangeTimes){
+        count * (reduce + 2 * gather), count * (exposed_part(gather, forward) + exposed_part(gather + reduce, backward))};
 }
 
 /* -- Layouts ------------------------------------------------------------------------------------------------------- */
 
+Config forecast_apply(const Config *config, const ForecastLayout *layout) {
+    Config applied = *config;
+    applied.layout = layout->ranks;
+    applied.batch.sequences = layout->sequences;
+    applied.recompute = layout->recompute;
+    return applied;
+}
+
+/* Stages between the second, which holds more microbatches than those behind it, and the last are like the second. */
+static int next_stage(int stage, int stages) { return stage == 1 && stages > 3 ? stages - 1 : stage + 1; }
+
+/* Takes in a stage, of which all wait for the slowest. */
+static void add_stage(Forecast *forecast, const Session *session, const Cluster *cluster, int stage) {
+    int alike = next_stage(stage, session->mesh->size[AXIS_PP]) - stage;
+    double count = (double)forecast->microbatches;
+    Budget memory = session_budget(session);
+    ProgramTimes program = time_program(session->model.graph, cluster);
+    ExchangeTimes exchange = time_exchange(session, cluster, &program.work, count);
+    double optimizer = optimizer_seconds(session, &cluster->hardware.rates);
+    if (memory.total > forecast->memory.total) {
+        forecast->memory = memory;
+        forecast->stage = stage;
+    }
+    forecast->flops += alike * session->plan.flops * count; /* of all stages, until they are known */
+    forecast->optimizer = fmax(forecast->optimizer, optimizer);
+    forecast->exposed = fmax(forecast->exposed, exchange.exposed);
+    if (stage > 0 && program.work.total + program.waits <= forecast->work.total + forecast->waits / count) return;
+    forecast->work = program.work;
+    forecast->waits = count * program.waits;
+    forecast->communication = count * program.communication + exchange.communication;
+    traffic_count(&forecast->traffic, session);
+    forecast->mesh = *session->mesh;
+}
+
+static void finish(Forecast *forecast, const Config *config, const Cluster *cluster) {
+    double count = (double)forecast->microbatches, stages = (double)config->layout.pp;
+    forecast->memory.total += (int64_t)cluster->hardware.runtime;
+    forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
+    forecast->bubble = (stages - 1) * (forecast->work.total + forecast->waits / count);
+    forecast->step = count * forecast->work.total + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
+    forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
+    forecast->flops /= stages * forecast->step;
+}
+
 bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error) {
-    int64_t microbatch = layout->sequences * config->data.length, round = microbatch * cluster->gpus;
-    *forecast = (Forecast){.layout = *layout, .microbatches = divide_up(config->batch.tokens, round)};
+    Config rank = forecast_apply(config, layout);
+    LayoutConfig *ranks = &rank.layout;
+    ranks->dp = int_max(cluster->gpus / layout_copy_ranks(ranks), 1);
+    int64_t together = ranks->dp * ranks->ep, microbatch = layout->sequences * config->data.length, round = microbatch * together;
+    *forecast =
+        (Forecast){.layout = {*ranks, layout->recompute, layout->sequences}, .microbatches = divide_up(config->batch.tokens, round)};
     forecast->tokens = (double)forecast->microbatches * (double)round;
-    Config rank = *config;
-    rank.batch.sequences = layout->sequences;
-    rank.recompute = layout->recompute;
     rank.batch.tokens = forecast->microbatches * round;
-    rank.layout.dp = 0; /* as many as there are GPUs */
-    rank.layout.zero = layout->zero;
     Device *device = hardware_device(&cluster->hardware);
-    Session session;
-    bool planned = session_plan_rank(&session, &rank, device, 0, (int)cluster->gpus, error);
-    if (planned) {
-        forecast->memory = session_budget(&session);
-        forecast->memory.total += (int64_t)cluster->hardware.runtime;
-        forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
-        add_time(forecast, &session, cluster);
-        session_free(&session);
+    bool planned = true;
+    for (int stage = 0; stage < ranks->pp && planned; stage = next_stage(stage, (int)ranks->pp)) {
+        SCOPED(session_free) Session session = {0};
+        int first = stage * (int)(ranks->cp * ranks->ep * ranks->tp);
+        planned = session_plan_rank(&session, &rank, device, first, (int)cluster->gpus, error);
+        if (planned) add_stage(forecast, &session, cluster, stage);
     }
     device_close(device);
+    if (planned) finish(forecast, &rank, cluster);
     return planned;
-}
-
-static bool is_better(const Forecast *a, const Forecast *b) {
-    if (a->fits != b->fits) return a->fits;
-    return a->fits ? a->tokens_per_second > b->tokens_per_second : a->memory.total < b->memory.total;
-}
-
-/* More than a rank's share of the batch in one microbatch would make the step larger than asked for. */
-static int64_t most_sequences(const Config *config, const Cluster *cluster) {
-    int64_t share = config->batch.tokens / config->data.length / cluster->gpus, most = 1;
-    while (2 * most <= share && 2 * most * config->data.length < INT32_MAX / (config->model.experts ? config->model.experts_per_token : 1))
-        most *= 2;
-    return most;
-}
-
-bool forecast_best(Forecast *best, const Config *config, const Cluster *cluster, int zero, bool search, Error *error) {
-    int64_t most = search ? most_sequences(config, cluster) : config->batch.sequences;
-    bool found = false;
-    for (int64_t sequences = search ? 1 : most; sequences <= most; sequences *= 2) {
-        bool smallest_fits = false;
-        for (int recompute = search ? RECOMPUTE_NONE : config->recompute; recompute <= (search ? RECOMPUTE_BLOCK : config->recompute);
-            recompute++)
-            for (int stage = zero < 0 ? 0 : zero; stage <= (zero < 0 ? 3 : zero); stage++) {
-                Forecast trial;
-                if (!forecast_layout(&trial, config, cluster, &(ForecastLayout){stage, recompute, sequences}, error)) return false;
-                smallest_fits |= trial.fits;
-                if (!found || is_better(&trial, best)) *best = trial;
-                found = true;
-            }
-        if (!smallest_fits) break; /* larger microbatches need more */
-    }
-    return true;
 }

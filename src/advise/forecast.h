@@ -1,21 +1,18 @@
 /* What a training step would need on hardware that is not here: memory per rank and time, modelled from the very
- * program that training would run (its planned memory, operations and bytes) and from volumes of collectives.
- * Nothing in it is a measurement of the configuration, and it is printed so. / */
+ * programs that training would run (their planned memory, operations, bytes and collectives). Nothing in it is a
+ * measurement of the configuration, and it is printed so. */
 #pragma once
 
-#include "train/session.h"
+#include "advise/cluster.h"
+#include "advise/traffic.h"
 #include "advise/work.h"
+#include "train/session.h"
 
-typedef struct Cluster {
-    Hardware hardware;
-    const Measured *measured; /* NULL: the table's rates */
-    int64_t gpus, per_node;   /* in all; of a node, at most */
-} Cluster;
-
-/* How a step is spread over the cluster: data parallelism over all GPUs, with ZeRO's stage (arXiv 1910.02054): 1
- * shards master weights and optimizer state, 2 also gradients, 3 also weights. */
+/* How a step is spread over the cluster: the settings that layout=auto and `smelt forecast` choose. ranks.dp is what the
+ * GPUs come to. */
 typedef struct ForecastLayout {
-    int zero, recompute;
+    LayoutConfig ranks;
+    int recompute;
     int64_t sequences;
 } ForecastLayout;
 
@@ -23,26 +20,55 @@ typedef struct Forecast {
     ForecastLayout layout;
     int64_t microbatches; /* of a rank and step */
     double tokens;        /* of a step: batch.tokens, or the next multiple of what all ranks take */
-    Budget memory;        /* of rank 0, with what it gathers; its total includes what driver and libraries take */
+    Budget memory;        /* of the fullest stage's rank, with what it gathers; its total includes what driver and libraries take */
+    int stage;            /* the fullest */
     bool fits;
-    WorkTimes work;                        /* of a microbatch */
-    double optimizer;                      /* seconds of a step */
-    double communication, exposed;         /* seconds of a step: collectives; of which not hidden behind computing */
-    double step, tokens_per_second, flops; /* tokens/s of one GPU; FLOP/s of one GPU by the program's operations */
+    WorkTimes work;           /* of a microbatch, of the stage that computes longest */
+    double optimizer;         /* seconds of a step */
+    double bubble;            /* seconds of a step in which that stage waits for others of the pipeline */
+    double waits;             /* seconds of a step that collectives inside of programs take beyond what computes beside them */
+    double exposed;           /* the same of gradients and weights */
+    double communication;     /* seconds of a step of all collectives, hidden or not */
+    double step;              /* seconds */
+    double tokens_per_second; /* of one GPU */
+    double flops;             /* FLOP/s of one GPU by the programs' operations */
+    TrafficTable traffic;     /* of that stage's rank */
+    Mesh mesh;                /* of that rank, for names of groups */
 } Forecast;
 
-/* Of one layout. `config` must have passed config_check; its batch.sequences and recompute are replaced by the
- * layout's. ERROR_USAGE where the precision is not for GPUs. */
+/* Of one layout. `config` must have passed config_check; its layout, batch.sequences and recompute are replaced.
+ * ERROR_USAGE where the layout breaks a rule, or the precision is not for GPUs. */
 bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error);
-/* The quickest that fits among ZeRO's stages (`zero` < 0; else that one) and, with `search`, recomputation and
- * microbatches of powers of two. Where none fits, the one that needs the least memory, with fits = false. */
-bool forecast_best(Forecast *best, const Config *config, const Cluster *cluster, int zero, bool search, Error *error);
 
-/* Bytes/s that a GPU passes on in a collective of all GPUs that a node has of the cluster. */
-double forecast_node_bandwidth(const Cluster *cluster);
 /* Seconds of an all-gather or a reduce-scatter over all GPUs of the cluster, in which every GPU gets or gives `bytes` in
  * all. An all-reduce takes twice as long. */
 double forecast_all_gather(const Cluster *cluster, double bytes);
 
-/* Tables of memory and time, and every assumption. */
+/* -- Search -------------------------------------------------------------------------------------------------------- */
+
+/* What a search may change; the rest stays as configured. Of the axes those stay that are not 1. */
+typedef struct ForecastFreedom { bool axes, zero, memory; /* memory: recomputation, and microbatches of powers of two */ } ForecastFreedom;
+
+enum { FORECAST_FOUND = 5, FORECAST_REFUSALS = 12 };
+/* Why layouts were not tried: the rule that they break. */
+typedef struct ForecastRefusal {
+    char reason[160];
+    int layouts;
+} ForecastRefusal;
+typedef struct ForecastSearch {
+    Forecast found[FORECAST_FOUND]; /* the quickest that fit, quickest first; or the one that needs least memory */
+    int count, tried, unfit;        /* unfit: of those tried */
+    ForecastRefusal refusals[FORECAST_REFUSALS];
+    int refusal_count;
+} ForecastSearch;
+
+/* Where no layout fits, found[0] is the one that needs the least memory, with fits = false. ERROR_USAGE where the given
+ * settings allow no layout. */
+bool forecast_search(ForecastSearch *search, const Config *config, const Cluster *cluster, const ForecastFreedom *freedom, Error *error);
+
+/* The configuration with a layout in place of its own. */
+Config forecast_apply(const Config *config, const ForecastLayout *layout);
+
+/* Tables of memory, traffic and time, and every assumption; and how the layout was found. */
 void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file);
+void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file);

@@ -2,6 +2,7 @@
 #include "advise/forecast.h"
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/strings.h"
 
 static const char *const policies[] = {"none", "norm", "attention", "block"};
@@ -15,7 +16,8 @@ static void print_memory(const Forecast *forecast, const Hardware *hardware, FIL
         {"activations", m->activations}, {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other},
         {"driver and libraries", (int64_t)hardware->runtime}, {"total", m->total}};
     char text[32];
-    fprintf(file, "memory of a rank\n");
+    if (forecast->layout.ranks.pp > 1) fprintf(file, "memory of a rank of stage %d, the fullest\n", forecast->stage);
+    else fprintf(file, "memory of a rank\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].bytes <= 0) continue;
         log_format_bytes((double)rows[i].bytes, text);
@@ -26,7 +28,7 @@ static void print_memory(const Forecast *forecast, const Hardware *hardware, FIL
 }
 
 static void print_time_row(FILE *file, const char *name, double seconds, double step) {
-    if (seconds > 0) fprintf(file, "  %-28s %9.1f ms %6.1f%%\n", name, 1e3 * seconds, 100 * seconds / step);
+    if (seconds > 0) fprintf(file, "  %-34s %9.1f ms %6.1f%%\n", name, 1e3 * seconds, 100 * seconds / step);
 }
 
 static void print_time(const Forecast *forecast, FILE *file) {
@@ -35,10 +37,28 @@ static void print_time(const Forecast *forecast, FILE *file) {
     for (int class = 0; class < WORK_CLASSES; class++)
         print_time_row(file, work_class_name(class), count * forecast->work.seconds[class], forecast->step);
     print_time_row(file, "optimizer", forecast->optimizer, forecast->step);
-    print_time_row(file, "collectives, not hidden", forecast->exposed, forecast->step);
+    print_time_row(file, "waiting for collectives", forecast->waits, forecast->step);
+    print_time_row(file, "pipeline bubble", forecast->bubble, forecast->step);
+    print_time_row(file, "gradients and weights, not hidden", forecast->exposed, forecast->step);
     print_time_row(file, "step", forecast->step, forecast->step);
     if (forecast->communication > 0) fprintf(file, "  (collectives in all %.1f ms)\n", 1e3 * forecast->communication);
     fprintf(file, "\n");
+}
+
+/* What each group of ranks sends in a step, and how long that takes. */
+static void print_traffic(const Forecast *forecast, const Cluster *cluster, FILE *file) {
+    if (!forecast->traffic.count) return;
+    fprintf(file, "collectives of a rank and step        number     sends   seconds\n");
+    for (int i = 0; i < forecast->traffic.count; i++) {
+        const TrafficRow *row = &forecast->traffic.rows[i];
+        Traffic one = {.axes = row->axes, .bytes = row->bytes / row->count};
+        char name[64], axes[32], bytes[32];
+        traffic_name_axes(&forecast->mesh, row->axes, axes, sizeof axes);
+        snprintf(name, sizeof name, "%s over %s", row->operation, axes);
+        log_format_bytes(row->bytes, bytes);
+        fprintf(file, "  %-32s %9.0f %10s %9.3f\n", name, row->count, bytes, row->count * cluster_seconds(cluster, &forecast->mesh, &one));
+    }
+    fputc('\n', file);
 }
 
 static void print_rates(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
@@ -78,22 +98,57 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
             forecast->tokens, (long long)config->batch.tokens);
     if (cluster->gpus < 2) return;
     fprintf(file,
-        "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes, half of them hidden behind "
-        "computing; "
-        "gradients in fp32\n",
-        1e-9 * forecast_node_bandwidth(cluster), hardware->best_link > 0 ? "of a measured all-reduce" : "0.72 of the links' peak",
-        1e-9 * hardware->network);
+        "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes; those of gradients and weights half "
+        "hidden behind computing, gradients in %s; those inside of layers beside what does not wait for them\n",
+        1e-9 * cluster_node_bandwidth(cluster, int_min(cluster->per_node, cluster->gpus)),
+        hardware->best_link > 0 ? "of a measured all-reduce" : "0.72 of the links' peak", 1e-9 * hardware->network,
+        config->layout.reduce == REDUCE_BF16 ? "bf16" : "fp32");
+}
+
+/* "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": of the axes those that there are, and dp. */
+static void describe(const ForecastLayout *layout, char *text, size_t size) {
+    const LayoutConfig *r = &layout->ranks;
+    const struct {
+        const char *name;
+        int64_t size;
+    } axes[] = {{"tp", r->tp}, {"pp", r->pp}, {"cp", r->cp}, {"ep", r->ep}};
+    size_t used = (size_t)snprintf(text, size, "dp %lld", (long long)r->dp);
+    for (size_t i = 0; i < sizeof axes / sizeof *axes && used < size; i++)
+        if (axes[i].size > 1) used += (size_t)snprintf(text + used, size - used, ", %s %lld", axes[i].name, (long long)axes[i].size);
+    if (used < size)
+        snprintf(text + used, size - used, ", zero %lld, batch.sequences=%lld, recompute=%s", (long long)r->zero,
+            (long long)layout->sequences, policies[layout->recompute]);
 }
 
 void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
     const ForecastLayout *layout = &forecast->layout;
-    int64_t local = cluster->per_node < cluster->gpus ? cluster->per_node : cluster->gpus;
+    int64_t local = int_min(cluster->per_node, cluster->gpus);
+    char text[160];
     fprintf(
         file, "modelled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
-    fprintf(file, "layout: dp %lld, zero %d, batch.sequences=%lld, recompute=%s; %.0f tokens per step\n\n", (long long)cluster->gpus,
-        layout->zero, (long long)layout->sequences, policies[layout->recompute], forecast->tokens);
+    describe(layout, text, sizeof text);
+    fprintf(file, "layout: %s; %.0f tokens per step\n\n", text, forecast->tokens);
     print_memory(forecast, &cluster->hardware, file);
+    print_traffic(forecast, cluster, file);
     print_time(forecast, file);
     print_rates(forecast, config, cluster, file);
     print_assumptions(forecast, config, cluster, file);
+}
+
+void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file) {
+    fprintf(file, "\nlayouts that were tried: %d, of which %d do not fit\n", search->tried, search->unfit);
+    fprintf(file, "  tok/s of a GPU     step     memory  layout\n");
+    for (int i = 0; i < (search->count ? search->count : 1); i++) {
+        const Forecast *found = &search->found[i];
+        char text[160], bytes[32];
+        describe(&found->layout, text, sizeof text);
+        log_format_bytes((double)found->memory.total, bytes);
+        fprintf(
+            file, "  %14.0f %7.3g s %10s  %s%s\n", found->tokens_per_second, found->step, bytes, text, found->fits ? "" : ": does not fit");
+    }
+    for (int i = 0; i < search->refusal_count; i++) {
+        const ForecastRefusal *refusal = &search->refusals[i];
+        fprintf(file, "  %d not tried: %s\n", refusal->layouts, refusal->reason);
+    }
+    if (config->batch.tokens != (int64_t)search->found[0].tokens) fprintf(file, "  a step takes %.0f tokens\n", search->found[0].tokens);
 }

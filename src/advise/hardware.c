@@ -5,7 +5,8 @@
  * through cuBLASLt, random data, and device copies, measured (docs/speed.md); MI300X 708 and MI325X 843 TFLOP/s:
  * AMD's "maximum achievable FLOPS" study; MI300X 4.33 TB/s and the 200 GFLOP plateau: arXiv 2511.17127; its 315 GB/s
  * all-reduce: AMD's RCCL study of 8 GPUs; H200 351 GB/s: NCCL on 4 GPUs without multicast, which stands for the H100
- * as well (same links). Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
+ * as well (same links). Latency: what AMD's all-reduces of 16 MiB
+ * to 1 GiB and ours of 1 KiB and 4 MiB on 2 H200 take beyond bytes / bandwidth. Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
  * dies of a node of MI250 (MosaicML's cluster).
  *
  * A row's MI250 is one of its two dies, which is what the runtime calls a device.
@@ -28,10 +29,10 @@
 #define GIBI 1073741824.0
 
 /* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0 is unknown. */
-#define AMD(short_name, model) .name = short_name, .title = "AMD Instinct " model, .kind = DEVICE_HIP, .wave = 64, .per_node = 8
+#define AMD(short_name, model) .name = short_name, .title = "AMD Instinct " model, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
 #define NVIDIA(short_name, model)                                                                                                         \
-    .name = short_name, .title = "NVIDIA " model, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true
-#define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true
+    .name = short_name, .title = "NVIDIA " model, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 20e-6
+#define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
 #define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
 #define MEMORY(size, peak, best) .memory = size * GIBI, .bandwidth = peak * TERA, .best_bandwidth = best * TERA

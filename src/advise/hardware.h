@@ -33,6 +33,7 @@ typedef struct Hardware {
     int per_node;                     /* usual GPUs of a node */
     bool switched;                    /* any two GPUs have the whole link; else all others share it */
     double link, best_link;           /* bytes/s of a GPU to its node, one direction; best: bus bandwidth of an all-reduce */
+    double latency;                   /* seconds of a collective in a node beyond bytes / bandwidth */
     double network;                   /* bytes/s of a GPU to other nodes, as the cards of usual clusters allow */
     double runtime;                   /* bytes that driver and libraries take of its memory */
     Rates rates;

@@ -22,6 +22,18 @@ static void print_length(const Config *config, const Phases *phases, FILE *file)
     else fprintf(file, "steps       %lld, in all %s tokens\n", (long long)config->steps, tokens);
 }
 
+/* "layout      dp 4, pp 2, tp 2" and what one of these ranks is, where a copy of the model is on several. */
+static void print_layout(const Session *session, FILE *file) {
+    const Mesh *mesh = session->mesh;
+    char place[96];
+    if (mesh_copy_ranks(mesh) == 1) return;
+    mesh_describe_rank(mesh, mesh_rank(mesh), place, sizeof place);
+    const LayoutConfig *layout = &session->config->layout;
+    fprintf(file, "layout      dp %d, pp %lld, cp %lld, ep %lld, tp %lld; below: %s%s\n",
+        mesh_size(mesh, MESH(AXIS_REPLICA) | MESH(AXIS_DP)), (long long)layout->pp, (long long)layout->cp, (long long)layout->ep,
+        (long long)layout->tp, place, layout->pp > 1 ? ", of the fullest stage" : "");
+}
+
 static void print_model(const Session *session, const Phases *phases, FILE *file) {
     const Config *config = session->config;
     const ModelSize *size = &session->size;
@@ -40,6 +52,7 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
     fprintf(file, "step        %lld tokens: %lld microbatch%s of %lld x %lld, over %d rank%s\n", (long long)config->batch.tokens,
         (long long)(config->batch.tokens / microbatch), config->batch.tokens == microbatch ? "" : "es", (long long)config->batch.sequences,
         (long long)config->data.length, ranks, plural(ranks));
+    print_layout(session, file);
     print_length(config, phases, file);
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->model.graph->node_count, operations);
 }
@@ -52,14 +65,29 @@ static void print_memory(const Session *session, int64_t available, FILE *file) 
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];
         fputc('\n', file);
-        fit_print(fits, fit_search(session->config, session->backend.device, 0, ranks, available, fits), file);
+        fit_print(fits, fit_search(session->config, session->backend.device, mesh_rank(session->mesh), ranks, available, fits), file);
+    }
+}
+
+static void print_traffic(const Session *session, FILE *file) {
+    TrafficTable table;
+    traffic_count(&table, session);
+    if (table.count) fprintf(file, "\ncollectives of a rank and step\n");
+    for (int i = 0; i < table.count; i++) {
+        const TrafficRow *row = &table.rows[i];
+        char name[64], axes[32], bytes[32], each[32];
+        traffic_name_axes(session->mesh, row->axes, axes, sizeof axes);
+        snprintf(name, sizeof name, "%s over %s", row->operation, axes);
+        log_format_bytes(row->bytes, bytes);
+        log_format_bytes(row->bytes / row->count, each);
+        fprintf(file, "  %-28s %8.0f of %10s, %10s in all\n", name, row->count, each, bytes);
     }
 }
 
 /* Only of a processor that the table of hardware has. */
 static bool forecast_session(const Session *session, Forecast *forecast) {
     const Config *config = session->config;
-    ForecastLayout layout = {session->layout->stage, config->recompute, config->batch.sequences};
+    ForecastLayout layout = {config->layout, config->recompute, config->batch.sequences};
     Cluster cluster = {.gpus = layout_all_ranks(session->layout)};
     Error ignored = {0};
     if (!hardware_of_device(&cluster.hardware, session->backend.device)) return false;
@@ -71,15 +99,16 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     const Config *config = session->config;
     int ranks = layout_all_ranks(session->layout);
     Forecast forecast;
-    char rate[32], step[32], all[32], part[32] = "";
+    char rate[32], step[32], all[32], part[32] = "", bubble[64] = "";
     int64_t left = int_max(config->steps - done, 0);
     if (!forecast_session(session, &forecast)) return;
     log_format_count(forecast.tokens_per_second * ranks, rate);
     if (forecast.step < 60) snprintf(step, sizeof step, "%.3g s", forecast.step);
     else log_format_long_duration(forecast.step, step);
     log_format_long_duration(forecast.step * (double)left, all);
+    if (forecast.bubble > 0) snprintf(bubble, sizeof bubble, ", %.1f%% of it the pipeline's bubble", 100 * forecast.bubble / forecast.step);
     if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
-    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step", rate, step);
+    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s", rate, step, bubble);
     if (config->epochs <= 0) fprintf(file, ", %s for the %lld %ssteps%s", all, (long long)left, part, done ? " that are left" : "");
     fputc('\n', file);
 }
@@ -114,6 +143,25 @@ static void print_settings(const Config *config, FILE *file) {
     if (!count) fprintf(file, "  none\n");
 }
 
+/* Plans one rank of each pipeline stage; *session is the one that needs most. */
+static bool plan_fullest(Session *session, const Config *config, int ranks, Device *device, Error *error) {
+    int64_t most = -1, beside = config->layout.cp * config->layout.ep * config->layout.tp;
+    for (int stage = 0; stage < config->layout.pp; stage++) {
+        Session planned;
+        if (!session_plan_rank(&planned, config, device, (int)(stage * beside), ranks, error)) {
+            session_free(&planned);
+            return false;
+        }
+        int64_t bytes = session_budget(&planned).total;
+        if (bytes > most) {
+            session_free(session);
+            *session = planned;
+            most = bytes;
+        } else session_free(&planned);
+    }
+    return true;
+}
+
 /* -- Phases -------------------------------------------------------------------------------------------------------- */
 
 /* "1 pretrain: steps 1 to 30, ..." and what it needs; adds its seconds to `*seconds`, NaN where they are not known. */
@@ -146,7 +194,7 @@ static bool print_phases(const Config *config, const Phases *phases, int ranks, 
     for (Position at = {0}; at.step < config->steps; at = phases_advance_phase(phases, at, config->steps)) {
         SCOPED(session_free) Session session = {0};
         int index = phases_find(phases, at.samples);
-        if (!session_plan_rank(&session, &phases->items[index].config, device, 0, ranks, error))
+        if (!plan_fullest(&session, &phases->items[index].config, ranks, device, error))
             return error_context(error, "phase %s of data.train=%s", phases->items[index].name, config->data.train);
         print_phase(&session, phases, &at, &seconds, file);
         if (session_budget(&session).total <= most) continue;
@@ -166,9 +214,10 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     if (!phases_open(&phases, config, error)) return false;
     bool mixed = phases.items[0].name;
     if (mixed && !print_phases(config, &phases, ranks, device, &largest, file, error)) return false;
-    if (!session_plan_rank(&session, &phases.items[largest].config, device, 0, ranks, error)) return false;
+    if (!plan_fullest(&session, &phases.items[largest].config, ranks, device, error)) return false;
     print_model(&session, &phases, file);
     print_memory(&session, available, file);
+    print_traffic(&session, file);
     if (!mixed) print_forecast(&session, done, file);
     print_settings(config, file);
     if (config->plan != PLAN_PROGRAM) return true;

@@ -80,6 +80,10 @@ Work work_of_node(const Graph *graph, const Node *node) {
     return work;
 }
 
+bool work_is_collective(const Graph *graph, const Node *node) {
+    return op_table[node->op]->communicates && work_of_node(graph, node).class == WORK_MEMORY;
+}
+
 static double computing_seconds(const Work *work, const Hardware *hardware, const Measured *measured) {
     const Rates *rates = &hardware->rates;
     double length = (double)work->length;
@@ -103,7 +107,7 @@ WorkTimes work_times(const Graph *graph, const Hardware *hardware, const Measure
     WorkTimes times = {0};
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        if (op_table[node->op]->once) continue;
+        if (op_table[node->op]->once || work_is_collective(graph, node)) continue;
         Work work = work_of_node(graph, node);
         double seconds = work_seconds(&work, hardware, measured);
         times.seconds[work.class] += seconds;

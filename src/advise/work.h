@@ -25,6 +25,8 @@ typedef struct Work {
     double padding;      /* of attention: columns of its tiles for each column of a head */
 } Work;
 
+/* Whether a node is a collective and nothing else: it takes no time of computing. */
+bool work_is_collective(const Graph *graph, const Node *node);
 Work work_of_node(const Graph *graph, const Node *node);
 /* Seconds: of computing or of memory traffic, whichever is longer. `measured` may be NULL. */
 double work_seconds(const Work *work, const Hardware *hardware, const Measured *measured);

@@ -23,7 +23,8 @@ static const Option rows[] = {
     INT_OPTION(per_node, "0", 0, 1024, "devices", "devices of a node; 0: what is usual"),
     CHOICE_OPTION(
         zero, "best", "best|0|1|2|3", "ZeRO stage: shard 1: master weights and optimizer state, 2: gradients too, 3: weights too"),
-    BOOL_OPTION(search, "true", "choose batch.sequences and recompute too; false: all as the configuration says"),
+    BOOL_OPTION(search, "true",
+        "choose layout.tp, pp, cp and ep where they are 1, batch.sequences and recompute too; false: all as the configuration says"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of smelt's table"),
 };
 #undef FIELD
@@ -40,12 +41,15 @@ static bool print_phases(const ForecastOptions *options, const Cluster *cluster,
         end = phases_advance_phase(&phases, at, steps);
         Config *config = &phases.items[i].config;
         config->steps = end.step - at.step; /* of the phase */
-        int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
-        Forecast forecast;
-        if (!forecast_best(&forecast, config, cluster, zero, options->search, error)) return false;
+        ForecastFreedom freedom = {.axes = options->search, .zero = options->search && !options->zero, .memory = options->search};
+        ForecastSearch search;
+        if (options->zero) config->layout.zero = options->zero - 1;
+        config->layout.dp = 0; /* as many as there are GPUs */
+        if (!forecast_search(&search, config, cluster, &freedom, error)) return false;
         if (phases.items[i].name) fprintf(file, "%sphase %d, %s\n\n", i ? "\n" : "", i + 1, phases.items[i].name);
-        forecast_print(&forecast, config, cluster, file);
-        *fits = *fits && forecast.fits;
+        forecast_print(search.found, config, cluster, file);
+        if (options->search) forecast_print_search(&search, config, file);
+        *fits = *fits && search.found->fits;
     }
     return true;
 }

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "config/layout_rules.h"
 #include "advise/hardware.h"
 #include "advise/plan_page.h"
 #include "app/command.h"
@@ -205,9 +206,9 @@ static bool count_steps(Config *config, Error *error) {
     return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, error) && corpus_check_epochs(config, error);
 }
 
-/* One process plans for layout.dp ranks that need not be here, several plan for themselves. */
+/* One process plans for the ranks that the layout asks for, which need not be here, several plan for themselves. */
 static bool plan_rank(const Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
-    int ranks = comm_size(comm) == 1 && config->layout.dp ? (int)config->layout.dp : comm_size(comm);
+    int ranks = comm_size(comm) == 1 ? (int)layout_asked_ranks(&config->layout) : comm_size(comm);
     return plan_print(config, ranks, done_steps(config), device, train_memory(comm, device), file, error);
 }
 

@@ -48,6 +48,7 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
 typedef struct Traffic {
     MeshAxes axes;
     double bytes;
+    bool pairwise; /* each of the others gets bytes of its own, as in all-to-all */
 } Traffic;
 
 /* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */

@@ -380,9 +380,10 @@ static void a_warning_that_leaves_time_for_a_checkpoint_saves_work(void **state)
 
 static Forecast forecast(const Config *config, const char *gpu, int64_t gpus, int zero) {
     Cluster cluster = {.hardware = hardware(gpu), .gpus = gpus, .per_node = 8};
-    ForecastLayout layout = {.zero = zero, .recompute = config->recompute, .sequences = config->batch.sequences};
+    ForecastLayout layout = {.ranks = config->layout, .recompute = config->recompute, .sequences = config->batch.sequences};
     Forecast made;
     Error error = {0};
+    layout.ranks.zero = zero;
     if (!forecast_layout(&made, config, &cluster, &layout, &error)) fail_msg("%s", error.message);
     return made;
 }
@@ -479,21 +480,27 @@ static void few_gpus_with_links_one_to_one_have_part_of_the_bandwidth(void **sta
     (void)state;
     Cluster two = {.hardware = hardware("mi300x"), .gpus = 2, .per_node = 8},
             eight = {.hardware = hardware("mi300x"), .gpus = 8, .per_node = 8};
-    assert_true(fabs(forecast_node_bandwidth(&two) * 7 - forecast_node_bandwidth(&eight)) < 1);
+    assert_true(fabs(cluster_node_bandwidth(&two, 2) * 7 - cluster_node_bandwidth(&eight, 8)) < 1);
     two.hardware = eight.hardware = hardware("h100");
-    assert_true(forecast_node_bandwidth(&two) == forecast_node_bandwidth(&eight));
+    assert_true(cluster_node_bandwidth(&two, 2) == cluster_node_bandwidth(&eight, 8));
 }
 
 static void the_best_layout_fits_where_the_plain_one_does_not(void **state) {
     (void)state;
     Given given;
     Cluster cluster = {.hardware = hardware("h100"), .gpus = 8, .per_node = 8};
-    Forecast best;
+    ForecastSearch search;
     Error error = {0};
     GIVE(&given, "configs/llama3.1-8b.yaml", "batch.tokens=4Mi");
     assert_false(forecast(&given.config, "h100", 8, 0).fits);
-    assert_true(forecast_best(&best, &given.config, &cluster, -1, true, &error));
-    assert_true(best.fits && (double)best.memory.total <= cluster.hardware.memory && best.layout.zero > 0);
+    if (!forecast_search(&search, &given.config, &cluster, &(ForecastFreedom){true, true, true}, &error)) fail_msg("%s", error.message);
+    const Forecast *best = search.found;
+    assert_true(best->fits && (double)best->memory.total <= cluster.hardware.memory && best->layout.ranks.zero > 0);
+    for (int i = 0; i < search.count; i++) {
+        Forecast again;
+        assert_true(forecast_layout(&again, &given.config, &cluster, &search.found[i].layout, &error));
+        assert_true(again.step == search.found[i].step && again.tokens_per_second <= best->tokens_per_second);
+    }
     options_free_strings(&given.strings);
 }
 

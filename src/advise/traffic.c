@@ -1,0 +1,91 @@
+/* Counts collectives by the plans of a session: those of nodes by their operations' rules, those of buckets by ZeRO's
+ * stage. Owns nothing. */
+#include "advise/traffic.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "advise/cluster.h"
+#include "graph/op.h"
+
+int64_t traffic_microbatches(const Session *session) {
+    return session_step_rows(session) / (session->config->batch.sequences * session->config->data.length);
+}
+
+/* -- Buckets ------------------------------------------------------------------------------------------------------- */
+
+static Traffic twice(Traffic traffic) {
+    traffic.bytes *= 2;
+    return traffic;
+}
+
+BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket, Precision precision) {
+    const Mesh *mesh = layout->mesh;
+    const MeshAxes replica = MESH(AXIS_REPLICA);
+    double bytes = (double)(bucket->end - bucket->begin), weights = (double)precision_weight_offset(precision, bucket->end - bucket->begin);
+    double gradients = layout->reduces_in_bf16 && !bucket->vectors ? bytes / 2 : bytes;
+    if (bucket->frozen) return (BucketTraffic){0};
+    if (!bucket->sharded) return (BucketTraffic){.reduce = twice(cluster_gather(mesh, bucket->axes, gradients))};
+    return (BucketTraffic){.reduce = cluster_gather(mesh, bucket->axes & ~replica, gradients),
+        .replicas = twice(cluster_gather(mesh, bucket->axes & replica, gradients / bucket->size)),
+        .gather = cluster_gather(mesh, bucket->axes & ~replica, weights)};
+}
+
+/* -- The table ----------------------------------------------------------------------------------------------------- */
+
+static MeshAxes significant(const Mesh *mesh, MeshAxes axes) {
+    for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
+        if (mesh->size[axis] == 1) axes &= ~MESH(axis);
+    return axes;
+}
+
+static void add(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
+    MeshAxes axes = significant(mesh, traffic->axes);
+    int at = 0;
+    if (!axes || traffic->bytes <= 0) return;
+    while (at < table->count && (table->rows[at].axes != axes || strcmp(table->rows[at].operation, operation))) at++;
+    if (at == TRAFFIC_ROWS) return;
+    if (at == table->count) table->rows[table->count++] = (TrafficRow){.operation = operation, .axes = axes};
+    table->rows[at].count += times;
+    table->rows[at].bytes += times * traffic->bytes;
+}
+
+static void count_buckets(TrafficTable *table, const Session *session, double microbatches) {
+    const Layout *layout = session->layout;
+    double reduces = layout->stage >= 2 ? microbatches : 1, gathers = layout->stage >= 3 ? 0 : 1;
+    for (int b = 0; b < layout->bucket_count; b++) {
+        const LayoutBucket *bucket = &layout->buckets[b];
+        BucketTraffic traffic = traffic_of_bucket(layout, bucket, session->config->precision);
+        add(table, layout->mesh, bucket->sharded ? "reduce_scatter" : "all_reduce", &traffic.reduce, bucket->sharded ? reduces : 1);
+        add(table, layout->mesh, "all_reduce", &traffic.replicas, reduces);
+        add(table, layout->mesh, "all_gather", &traffic.gather, gathers);
+    }
+    for (int i = 0; i < session->schedule->gathering_count; i++) {
+        BucketTraffic traffic =
+            traffic_of_bucket(layout, &layout->buckets[session->schedule->gatherings[i].bucket], session->config->precision);
+        add(table, layout->mesh, "all_gather", &traffic.gather, microbatches);
+    }
+}
+
+void traffic_count(TrafficTable *table, const Session *session) {
+    const Graph *graph = session->model.graph;
+    double microbatches = (double)traffic_microbatches(session);
+    *table = (TrafficTable){0};
+    for (int i = 0; i < graph->node_count; i++) {
+        const Op *op = op_table[graph->nodes[i].op];
+        if (!op->communicates) continue;
+        Traffic traffic = op->traffic(graph, &graph->nodes[i]);
+        add(table, graph->mesh, op->name, &traffic, microbatches);
+    }
+    count_buckets(table, session, microbatches);
+}
+
+void traffic_name_axes(const Mesh *mesh, MeshAxes axes, char *text, size_t size) {
+    static const MeshAxes words[] = {MESH(AXIS_REPLICA) | MESH(AXIS_DP), MESH(AXIS_PP), MESH(AXIS_CP), MESH(AXIS_EP), AXES_TENSOR};
+    static const MeshAxis names[] = {AXIS_DP, AXIS_PP, AXIS_CP, AXIS_EP, AXIS_TP};
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof words / sizeof *words && used < size; i++)
+        if (significant(mesh, axes & words[i]))
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? "." : "", mesh_axis_name(names[i]));
+}
