@@ -112,9 +112,12 @@ static void place_slots(CommSchedule *schedule, const Layout *layout, Precision 
     if (layout->stage >= 2) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
     if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
     for (int b = 0; b < layout->bucket_count; b++) {
-        if (!layout->buckets[b].sharded) continue;
-        if (layout->stage >= 2) schedule->buckets[b].gradients += local_gradients;
-        if (layout->stage >= 3) schedule->buckets[b].weights += local_weights;
+        const LayoutBucket *bucket = &layout->buckets[b];
+        BucketTimes *times = &schedule->buckets[b];
+        if (bucket->frozen) continue;
+        if (layout->stage >= 2) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
+        if (layout->stage >= 3)
+            times->weights = bucket->sharded ? local_weights + times->weights : precision_weight_offset(precision, bucket->local);
     }
 }
 

@@ -34,7 +34,9 @@ static Precision precision_of(const Exchange *exchange) { return executor_graph(
 static Device *device_of(const Exchange *exchange) { return executor_backend(exchange->executor)->device; }
 static CommType comm_type(int64_t bytes) { return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16; }
 static int64_t bucket_bytes(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
-static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) { return layout->reduces_in_bf16 && !bucket->vectors; }
+static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) {
+    return layout->reduces_in_bf16 && !bucket->vectors && mesh_size(layout->mesh, bucket->axes) > 1;
+}
 static void *at_offset(const Exchange *exchange, Arena arena, int64_t offset) {
     return (char *)executor_arena(exchange->executor, arena) + offset;
 }

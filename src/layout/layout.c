@@ -72,7 +72,7 @@ static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, Mes
         .end = begin,
         .element_bytes = element_bytes,
         .vectors = class == CLASS_VECTOR,
-        .sharded = layout->stage && !whole,
+        .sharded = layout->stage && !whole && mesh_size(layout->mesh, sharing) > 1,
         .frozen = class == CLASS_FROZEN,
         .axes = axes,
         .size = mesh_size(layout->mesh, sharing),
