@@ -34,7 +34,6 @@ NUMBER(copies, config->layout.dp ? config->layout.dp : ranks / layout_copy_ranks
 NUMBER(shard, config->layout.shard)
 NUMBER(tp, config->layout.tp)
 NUMBER(pp, config->layout.pp)
-NUMBER(ep, config->layout.ep)
 NUMBER(ep_tp, config->layout.ep * config->layout.tp)
 NUMBER(chunks, 2 * config->layout.cp)
 NUMBER(tokens_of_chunks, 4 * config->layout.cp)
@@ -46,7 +45,6 @@ NUMBER(layers, config->model.layers)
 NUMBER(experts, config->model.experts)
 NUMBER(length, config->data.length)
 NUMBER(rows, config->batch.sequences * config->data.length / config->layout.cp)
-NUMBER(microbatches, config->batch.tokens / (config->batch.sequences * config->data.length))
 
 CONDITION(ranks_known, ranks > 0)
 CONDITION(copies_asked, ranks > 0 && config->layout.dp > 0 && layout_copy_ranks(&config->layout) == 1)
@@ -60,7 +58,6 @@ CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
 CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
 CONDITION(is_context, config->layout.cp > 1)
 CONDITION(looks_back, config->layout.cp > 1 && config->model.family == FAMILY_ZAYA)
-CONDITION(is_expert, config->layout.ep > 1)
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
@@ -91,7 +88,6 @@ static const LayoutRule rules[] = {
     {looks_back, "4 x layout.cp", tokens_of_chunks, AT_MOST, "data.length", length,
         "convolutions look back two tokens, no further than into the chunk before"},
     {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks share out the experts"},
-    {is_expert, "layout.ep", ep, DIVIDES, "microbatches of a step", microbatches, "ranks that share out experts compute together"},
     {copies_asked, "layout.dp", asked_ranks, EQUALS, "the ranks of the run", run_ranks, "start as many, or change the layout"},
     {ranks_asked, "layout.dp x tp x pp x cp x ep", asked_ranks, EQUALS, "the ranks of the run", run_ranks,
         "start as many, or change the layout"},

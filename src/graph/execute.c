@@ -164,13 +164,21 @@ static bool check_kernels(const Executor *executor, Error *error) {
     return true;
 }
 
+static void *allocate_arena(const Executor *executor, Arena arena, Error *error) {
+    Device *device = executor->backend.device;
+    int64_t bytes = executor->bytes[arena];
+    return arena == ARENA_HOST ? device_allocate_host(device, bytes, error) : device_allocate(device, bytes, error);
+}
+
+static void free_arena(const Executor *executor, Arena arena) {
+    (arena == ARENA_HOST ? device_free_host : device_free)(executor->backend.device, executor->arena[arena], executor->bytes[arena]);
+}
+
 static bool allocate(Executor *executor, void *const *shared, Error *error) {
     bool host_memory = device_info(executor->backend.device)->host_memory;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
-        executor->arena[arena] = executor->owned[arena] ? device_allocate(executor->backend.device, executor->bytes[arena], error)
-                                 : shared               ? shared[arena]
-                                                        : NULL;
+        executor->arena[arena] = executor->owned[arena] ? allocate_arena(executor, arena, error) : shared ? shared[arena] : NULL;
         if (executor->owned[arena] && !executor->arena[arena]) return error_context(error, "the arena of %s", arena_name(arena));
         if (on_host(arena)) executor->host[arena] = host_memory ? executor->arena[arena] : memory_allocate(executor->bytes[arena] + 1);
     }
@@ -216,7 +224,7 @@ void executor_free(Executor *executor) {
     }
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         if (executor->host[arena] != executor->arena[arena]) free(executor->host[arena]);
-        if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
+        if (executor->owned[arena] && executor->arena[arena]) free_arena(executor, arena);
     }
     free(executor->overwrites);
     free(executor->gaps);

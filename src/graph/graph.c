@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/math.h"
 #include "graph/op.h"
 
 size_t precision_bytes(Precision precision, TypeClass type) {
@@ -24,7 +25,7 @@ const char *precision_name(Precision precision) {
 
 const char *arena_name(Arena arena) {
     static const char *const names[ARENA_COUNT] = {
-        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "activations"};
+        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "host", "activations"};
     return names[arena];
 }
 
@@ -89,6 +90,25 @@ static void cut_shape(const Mesh *mesh, const Cut *cut, int64_t *shape) {
     if (size == 1) return;
     for (int i = 0; i < cut->blocks; i++) rows += cut_share(cut->rows[i], index, size).count;
     shape[cut->dimension] = rows;
+}
+
+ParameterInterval parameter_whole(const Mesh *mesh, const Parameter *parameter, const ParameterInterval *own) {
+    const Cut *cut = &parameter->cut;
+    int index = mesh_index(mesh, cut->axes), size = mesh_size(mesh, cut->axes);
+    if (size == 1) return *own;
+    int64_t inner = 1, rows = parameter->shape[cut->dimension], before = 0; /* elements of a row; rows of earlier blocks */
+    for (int i = cut->dimension + 1; i < TENSOR_MAX_RANK; i++) inner *= parameter->shape[i];
+    int64_t outer = own->first / (rows * inner), at = own->first % (rows * inner); /* in a sheet of `rows` rows */
+    for (int i = 0; i < cut->blocks; before += cut->rows[i++]) {
+        CutShare share = cut_share(cut->rows[i], index, size);
+        if (at < share.count * inner) {
+            int64_t first = (outer * parameter->whole[cut->dimension] + before + share.first) * inner + at;
+            return (ParameterInterval){own->parameter, first, int_min(own->count, share.count * inner - at)};
+        }
+        at -= share.count * inner;
+    }
+    assert(false);
+    return *own;
 }
 
 TensorId graph_parameter(

@@ -68,6 +68,7 @@ typedef enum Arena {
     ARENA_GRADIENT,   /* in the same types at the same offsets; zeroed at the start of a step, then added to */
     ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,      /* lives from run to run: caches of generation */
+    ARENA_HOST,       /* made by nodes and read by host and device alike, in pinned host memory: sizes known only then */
     ARENA_ACTIVATION, /* planned: alive from its producer to its last reader, which may put its own output there */
     ARENA_COUNT
 } Arena;
@@ -144,6 +145,10 @@ typedef struct ParameterInterval {
     int parameter; /* index in the graph */
     int64_t first, count;
 } ParameterInterval;
+
+/* The elements of the whole parameter that those of an interval of this rank's share are, as many from the interval's
+ * first on as lie side by side in both. */
+ParameterInterval parameter_whole(const Mesh *mesh, const Parameter *parameter, const ParameterInterval *own);
 
 /* Bytes [begin, end) of an arena. */
 typedef struct ByteSpan { int64_t begin, end; } ByteSpan;

@@ -161,7 +161,7 @@ Plan graph_plan_lasting(Graph *graph) {
         Tensor *tensor = &graph->tensors[i];
         backward |= tensor->arena == ARENA_GRADIENT;
         if (tensor->arena == ARENA_INPUT || tensor->arena == ARENA_CONSTANT || tensor->arena == ARENA_METRIC ||
-            tensor->arena == ARENA_STATE) {
+            tensor->arena == ARENA_STATE || tensor->arena == ARENA_HOST) {
             tensor->offset = plan.bytes[tensor->arena];
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }

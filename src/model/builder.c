@@ -14,12 +14,17 @@
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
 /* `fused`: begins right behind the parameter before, so that graph_fuse can view both as one. */
-static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape, double mean,
-    double std, bool fused) {
+static TensorId declare_cut(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
+    const Cut *cut, double mean, double std, bool fused) {
     char full[160];
     if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s%s", b->layer_names, b->layer, name, suffix);
     else snprintf(full, sizeof full, "%s%s", name, suffix);
-    return graph_parameter(b->graph, full, kind, rank, shape, mean, std, fused);
+    return graph_cut_parameter(b->graph, full, kind, rank, shape, cut, mean, std, fused);
+}
+
+static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape, double mean,
+    double std, bool fused) {
+    return declare_cut(b, name, suffix, kind, rank, shape, &(Cut){0}, mean, std, fused);
 }
 
 TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape) {
@@ -123,16 +128,25 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
     return routing;
 }
 
+/* PREFIX.SUFFIX [E, out, in], shared out over the ranks of AXES_EXPERTS by whole experts. */
+static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in) {
+    Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
+    int64_t shape[] = {b->config->experts, out, in};
+    return declare_cut(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
+}
+
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
-    int64_t gate_up_shape[] = {c->experts, 2 * c->ffn, c->width}, down_shape[] = {c->experts, c->width, c->ffn};
-    TensorId gate_up = declare(b, prefix, ".gate_up_proj", PARAMETER_MATRIX, 3, gate_up_shape, 0, c->init_std, false);
-    TensorId down = declare(b, prefix, ".down_proj", PARAMETER_MATRIX, 3, down_shape, 0, c->init_std, false);
+    TensorId gate_up = declare_experts(b, prefix, ".gate_up_proj", 2 * c->ffn, c->width);
+    TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn);
     Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
     TensorId slots = op_moe_permute(graph, x, &dispatch);
-    TensorId hidden = op_swiglu(graph, op_grouped_linear(graph, slots, gate_up, dispatch.offset));
-    return op_moe_combine(graph, op_grouped_linear(graph, hidden, down, dispatch.offset), routing.gate, &dispatch);
+    Exchange exchange = op_moe_exchange(graph, &dispatch);
+    TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
+    TensorId hidden = op_swiglu(graph, op_grouped_linear(graph, arrived, gate_up, &exchange.local));
+    TensorId done = op_grouped_linear(graph, hidden, down, &exchange.local);
+    return op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
 }
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */

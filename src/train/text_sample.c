@@ -167,8 +167,8 @@ static int64_t draw(const Session *session, const Corpus *corpus, size_t count) 
 /* The next token, the same on all ranks, or STOPPED or BROKEN. */
 static bool next_token(const TextSampleInput *input, const TokenIds *text, int64_t *token, Error *error) {
     Session *session = input->session;
-    bool leads = comm_rank(session->comm) == 0;
-    if ((leads || session->layout->stage == 3) && !run_program(session, text, error)) return false;
+    bool leads = comm_rank(session->comm) == 0, alone = mesh_size(session->mesh, AXES_ROWS | AXES_EXPERTS | MESH(AXIS_PP)) == 1;
+    if ((leads || !alone || session->layout->stage == 3) && !run_program(session, text, error)) return false;
     if (leads) *token = input->stop->signal ? STOPPED : draw(session, input->corpus, text->count);
     return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, 0, error);
 }

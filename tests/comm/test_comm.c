@@ -419,16 +419,6 @@ static int run_rank(const char *name) {
 
 /* -- Starting ranks ------------------------------------------------------------------------------------------------ */
 
-static void run_over_tcp(int size, const char *role) {
-    Ranks ranks;
-    start_ranks(&ranks, size, role);
-    finish_ranks(&ranks);
-    for (int i = 0; i < size; i++)
-        if (ranks.results[i].code != 0)
-            fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
-    free_ranks(&ranks);
-}
-
 /* The first `survivors` ranks end with ERROR_COMMUNICATION, and rank 0 says `text`. */
 static void expect_failure(int size, int survivors, const char *role, const char *text) {
     Ranks ranks;

@@ -64,8 +64,6 @@ static const Case cases[] = {
     {"layout.ep=2", 0, "layout.ep x layout.tp = 2 does not divide model.experts=0: these ranks share out the experts; give layout.ep=1"},
     {"model.family=zaya model.experts=12 layout.ep=4 layout.tp=2", 8,
         "layout.ep x layout.tp = 8 does not divide model.experts=12: these ranks share out the experts; give layout.ep=2"},
-    {"model.family=zaya model.experts=12 layout.ep=3", 0,
-        "layout.ep=3 does not divide microbatches of a step = 4: ranks that share out experts compute together; give layout.ep=4"},
     {"layout.dp=4", 2, "layout.dp=4 is not the ranks of the run = 2: start as many, or change the layout; give layout.dp=2"},
     {"layout.dp=3 layout.tp=2", 8,
         "layout.dp x tp x pp x cp x ep = 6 is not the ranks of the run = 8: start as many, or change the layout; give layout.dp=4"},

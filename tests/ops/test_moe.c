@@ -80,7 +80,7 @@ static TensorId add_experts(Check *check, const Shape *s, TensorId index, Tensor
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->in}, 0, 1);
     TensorId w = check_parameter(check, PARAMETER_MATRIX, 3, (int64_t[]){s->router.experts, s->out, s->in}, 0, 0.5);
     Dispatch dispatch = op_moe_sort(graph, index, s->router.experts);
-    TensorId x_slots = op_moe_permute(graph, x, &dispatch), y_slots = op_grouped_linear(graph, x_slots, w, dispatch.offset);
+    TensorId x_slots = op_moe_permute(graph, x, &dispatch), y_slots = op_grouped_linear(graph, x_slots, w, &dispatch);
     check_output(check, x_slots); /* unused slots too: they are zero */
     check_output(check, y_slots);
     check_output(check, dispatch.slot);
@@ -110,6 +110,65 @@ static void dispatch_gradients_match_central_differences(void **state) {
         {.rows = 8, .in = 6, .out = 4, .router = {.experts = 4, .k = 1}, .choices = CHOOSE_NONE},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_op(build_dispatch, &shapes[i], (CheckBounds){0});
+}
+
+/* The offsets of `ranks` ranks, from experts with 0, 1, 2 ... rows up to `most`. */
+typedef struct Arrivals {
+    int64_t ranks, experts, first, own, most, spare; /* all experts; the first one and the number of this rank's */
+} Arrivals;
+
+static const int32_t *list_offsets(const Arrivals *a) {
+    static int32_t offsets[1024];
+    for (int64_t r = 0; r < a->ranks; r++)
+        for (int64_t e = 0; e <= a->experts; e++)
+            offsets[r * (a->experts + 1) + e] =
+                e ? offsets[r * (a->experts + 1) + e - 1] + (int32_t)(rng_bits(5, r, e).word[0] % (a->most + 1)) : 0;
+    return offsets;
+}
+
+static int64_t count_arrivals(const Arrivals *a) {
+    const int32_t *offsets = list_offsets(a);
+    int64_t count = 0;
+    for (int64_t r = 0; r < a->ranks; r++, offsets += a->experts + 1) count += offsets[a->first + a->own] - offsets[a->first];
+    return count;
+}
+
+static Dispatch add_arrivals(Graph *graph, const Arrivals *a, TensorId offsets) {
+    int64_t arrivals = count_arrivals(a) + a->spare, own = a->own + 1;
+    Dispatch local = {.slot = graph_activation(graph, TYPE_INT32, arrivals, 1, "slot"),
+        .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &own, "offset")};
+    MoeArrivalsAttributes attributes = {.first = a->first};
+    graph_node(graph, OP_moe_arrivals, (Inputs){[MOE_ARRIVALS_OFFSETS] = offsets},
+        (Outputs){[MOE_ARRIVALS_SLOT] = local.slot, [MOE_ARRIVALS_OFFSET] = local.offset}, &attributes, sizeof attributes);
+    return local;
+}
+
+static const Arrivals arrivals[] = {
+    {.ranks = 2, .experts = 2, .first = 1, .own = 1, .most = 5},
+    {.ranks = 4, .experts = 8, .first = 2, .own = 2, .most = 9, .spare = 3},
+    {.ranks = 3, .experts = 12, .first = 0, .own = 4, .most = 1, .spare = 40},
+    {.ranks = 8, .experts = 64, .first = 56, .own = 8, .most = 300, .spare = 1000},
+    {.ranks = 2, .experts = 6, .first = 3, .own = 3, .most = 0, .spare = 10},
+};
+enum { ARRIVALS = sizeof arrivals / sizeof *arrivals };
+
+/* What arrives, sorted and put back: as it was, but for the places where nothing arrives. */
+static void build_arrivals(Check *check, const void *argument) {
+    const Arrivals *a = argument;
+    TensorId offsets = check_integers(check, 2, (int64_t[]){a->ranks, a->experts + 1}, list_offsets(a));
+    Dispatch local = add_arrivals(check->graph, a, offsets);
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){count_arrivals(a) + a->spare, 3}, 0, 1);
+    TensorId x_slots = op_moe_permute(check->graph, x, &local);
+    check_output(check, local.slot);
+    check_output(check, local.offset);
+    check_output(check, x_slots);
+    check_output(check, op_moe_unpermute(check->graph, x_slots, &local));
+}
+
+static void arrivals_are_sorted_and_put_back_with_their_gradients(void **state) {
+    (void)state;
+    for (int i = 0; i < ARRIVALS; i++)
+        if (count_arrivals(&arrivals[i]) < 100 || check_device()) check_op(build_arrivals, &arrivals[i], (CheckBounds){0});
 }
 
 static void build_block(Check *check, const void *argument) {
@@ -343,6 +402,33 @@ static void slots_are_in_expert_then_row_order_and_skipped_rows_have_none(void *
     check_sort(50, 2, 3, CHOOSE_NONE);
 }
 
+static void arrivals_of_an_expert_are_in_the_order_of_ranks_and_their_rows(void **state) {
+    (void)state;
+    for (int i = 0; i < ARRIVALS; i++) {
+        const Arrivals *a = &arrivals[i];
+        int64_t row = a->experts + 1, shape[] = {a->ranks, row};
+        Graph *graph = graph_create(PRECISION_FP64, false);
+        TensorId offsets = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 2, shape, "offsets");
+        Dispatch local = add_arrivals(graph, a, offsets);
+        Program program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+        const int32_t *from = memcpy(integers(&program, offsets), list_offsets(a), (size_t)(a->ranks * row) * sizeof(int32_t));
+        program_run(&program);
+        int32_t next = 0;
+        for (int64_t e = 0; e < a->own; e++) {
+            assert_int_equal(integers(&program, local.offset)[e], next);
+            for (int64_t r = 0, begin = 0; r < a->ranks; r++) { /* where the rows of rank r begin among all that arrive */
+                const int32_t *of_rank = from + r * row + a->first;
+                for (int32_t k = of_rank[e]; k < of_rank[e + 1]; k++)
+                    assert_int_equal(integers(&program, local.slot)[begin + k - of_rank[0]], next++);
+                begin += of_rank[a->own] - of_rank[0];
+            }
+        }
+        assert_int_equal(integers(&program, local.offset)[a->own], next);
+        for (int64_t k = 0; k < a->spare; k++) assert_int_equal(integers(&program, local.slot)[next + k], -1);
+        program_free(&program);
+    }
+}
+
 /* Experts from permute to combine, with gradients; the choice of experts is an input. */
 typedef struct BlockProgram {
     Program program;
@@ -358,7 +444,7 @@ static BlockProgram block_start(const Shape *s) {
         .d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->out}, "d_y")};
     b.w = graph_parameter(graph, "w", PARAMETER_MATRIX, 3, (int64_t[]){s->router.experts, s->out, s->in}, 0, 1, false);
     Dispatch dispatch = op_moe_sort(graph, b.index, s->router.experts);
-    TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, b.x, &dispatch), b.w, dispatch.offset);
+    TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, b.x, &dispatch), b.w, &dispatch);
     b.y = op_moe_combine(graph, y_slots, b.gate, &dispatch);
     b.program = program_start(graph, RECOMPUTE_NONE, &(Seed){b.y, b.d_y}, 1);
     memcpy(integers(&b.program, b.index), choose_experts(s), s->rows * s->router.k * sizeof(int32_t));
@@ -443,7 +529,7 @@ static int recomputed_gradients(RecomputePolicy policy, double d_bias[5], double
     RouterSpec spec = {.experts = 4, .k = 2, .skip = true, .auxiliary = 1};
     Routing routing = op_router(graph, logits, bias, share, loss, &spec);
     Dispatch dispatch = op_moe_sort(graph, routing.index, 4);
-    TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, x, &dispatch), w, dispatch.offset);
+    TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, x, &dispatch), w, &dispatch);
     TensorId y = op_moe_combine(graph, y_slots, routing.gate, &dispatch);
     Program program = program_start(graph, policy, &(Seed){y, d_y}, 1);
     const TensorId filled[] = {logits, x, d_y, share, bias, w};
@@ -471,6 +557,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routing_gradients_match_central_differences),
         cmocka_unit_test(dispatch_gradients_match_central_differences),
+        cmocka_unit_test(arrivals_are_sorted_and_put_back_with_their_gradients),
         cmocka_unit_test(gradients_reach_the_logits_through_the_experts),
         cmocka_unit_test(router_chooses_by_biased_and_gates_by_unbiased_probability),
         cmocka_unit_test(equal_scores_go_to_the_lower_index),
@@ -480,6 +567,7 @@ int main(void) {
         cmocka_unit_test(generation_has_neither_balance_bias_nor_loss),
         cmocka_unit_test(a_router_without_any_gradient_to_pass_on_adds_no_backward_node),
         cmocka_unit_test(slots_are_in_expert_then_row_order_and_skipped_rows_have_none),
+        cmocka_unit_test(arrivals_of_an_expert_are_in_the_order_of_ranks_and_their_rows),
         cmocka_unit_test(the_block_is_the_gated_sum_of_its_experts),
         cmocka_unit_test(gradients_of_expert_weights_are_added_up),
         cmocka_unit_test(a_block_that_every_row_skips_is_zero_and_learns_nothing),

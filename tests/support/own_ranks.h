@@ -33,3 +33,14 @@ static inline void finish_ranks(Ranks *ranks) {
 static inline void free_ranks(Ranks *ranks) {
     for (int i = 0; i < ranks->size; i++) process_free(&ranks->results[i]);
 }
+
+/* Fails the test where a rank does not end with 0. */
+static inline void run_over_tcp(int size, const char *role) {
+    Ranks ranks;
+    start_ranks(&ranks, size, role);
+    finish_ranks(&ranks);
+    for (int i = 0; i < size; i++)
+        if (ranks.results[i].code != 0)
+            fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
+    free_ranks(&ranks);
+}

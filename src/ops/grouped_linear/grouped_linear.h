@@ -3,9 +3,10 @@
 
 #include "graph/op.h"
 #include "ops/linear_gemm.h"
+#include "ops/moe/moe.h"
 
-/* y[s] = x[s] w[e]^T for the slots s of each expert e, those from offset[e] to offset[e + 1] - 1 (ops/moe/moe.h). */
-TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId offset);
+/* y[s] = x[s] w[e]^T for the slots s of each expert e, those from offset[e] to offset[e + 1] - 1. */
+TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch);
 
 typedef enum GroupedLinearOperand {
     GROUPED_LINEAR_X,      /* COMPUTE [slots, in] */
@@ -28,7 +29,9 @@ typedef enum GroupedLinearGradWeightOperand {
     GROUPED_LINEAR_GRAD_WEIGHT_D_W = 0, /* gradient of w, added to */
 } GroupedLinearGradWeightOperand;
 
-/* Of a node of any of the three operations: its slots, all experts' together, and the features of an expert; its
- * weight, or the weight's gradient. */
+typedef struct GroupedLinearAttributes { int64_t rows; } GroupedLinearAttributes; /* Dispatch.rows */
+
+/* Of a node of any of the three operations: the rows that it may expect (Dispatch.rows), all experts' together, and the
+ * features of an expert; its weight, or the weight's gradient. */
 LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node);
 TensorId grouped_linear_node_weight(const Node *node);

@@ -4,13 +4,15 @@
  * d_x are zero there. */
 #include "ops/grouped_linear/grouped_linear.h"
 
-TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId offset) {
+TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch) {
+    GroupedLinearAttributes attributes = {.rows = dispatch->rows};
+    TensorId offset = dispatch->offset;
     const Tensor *weight = graph_get(graph, w);
     assert(weight->rank == 3 && weight->type == TYPE_COMPUTE && graph_get(graph, x_slots)->type == TYPE_COMPUTE);
     assert(weight->shape[2] == graph_columns(graph, x_slots) && weight->shape[0] + 1 == graph_elements(graph, offset));
     TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x_slots), weight->shape[1], "y_slots");
     graph_node(graph, OP_grouped_linear, (Inputs){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
-        (Outputs){[GROUPED_LINEAR_Y] = y}, NULL, 0);
+        (Outputs){[GROUPED_LINEAR_Y] = y}, &attributes, sizeof attributes);
     return y;
 }
 
@@ -21,7 +23,7 @@ static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y,
         [GROUPED_LINEAR_GRAD_WEIGHT_OFFSET] = node->in[GROUPED_LINEAR_OFFSET],
     };
     Outputs out = {[GROUPED_LINEAR_GRAD_WEIGHT_D_W] = d_w};
-    graph_node(graph, OP_grouped_linear_grad_weight, in, out, NULL, 0);
+    graph_node(graph, OP_grouped_linear_grad_weight, in, out, node->attributes, 0);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -35,7 +37,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     };
     TensorId d_x = d_in[GROUPED_LINEAR_X] = graph_activation_like(graph, TYPE_COMPUTE, x, "d_x_slots");
     Outputs out = {[GROUPED_LINEAR_GRAD_INPUT_D_X] = d_x};
-    graph_node(graph, OP_grouped_linear_grad_input, in, out, NULL, 0);
+    graph_node(graph, OP_grouped_linear_grad_input, in, out, node->attributes, 0);
     if (d_w) append_weight_gradient(graph, node, d_y, d_w);
 }
 
@@ -48,13 +50,11 @@ TensorId grouped_linear_node_weight(const Node *node) {
 }
 
 LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node) {
-    static_assert((int)GROUPED_LINEAR_X == (int)GROUPED_LINEAR_GRAD_INPUT_D_Y, "x or d_y, of so many slots");
-    static_assert((int)GROUPED_LINEAR_X == (int)GROUPED_LINEAR_GRAD_WEIGHT_D_Y, "x or d_y, of so many slots");
     const int64_t *weight = graph_get(graph, grouped_linear_node_weight(node))->shape;
-    return (LinearShape){.rows = graph_rows(graph, node->in[GROUPED_LINEAR_X]), .in = weight[2], .out = weight[1]};
+    return (LinearShape){.rows = ((const GroupedLinearAttributes *)node->attributes)->rows, .in = weight[2], .out = weight[1]};
 }
 
-/* Every slot is counted, as if each had a row, and meets one matrix of in * out weights. */
+/* Every slot that may expect a row is counted, as if it had one, and meets one matrix of in * out weights. */
 static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;

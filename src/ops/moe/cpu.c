@@ -82,14 +82,14 @@ static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slo
     }
 }
 
-CPU_OP(moe_permute_grad) {
-    const T *d_x_slots = call->in[MOE_PERMUTE_GRAD_D_X_SLOTS];
-    const int32_t *slot = call->in[MOE_PERMUTE_GRAD_SLOT];
-    T *d_x = call->out[MOE_PERMUTE_GRAD_D_X];
-    int64_t rows = call->out_shape[MOE_PERMUTE_GRAD_D_X][0], columns = call->out_shape[MOE_PERMUTE_GRAD_D_X][1];
-    int64_t k = call->in_shape[MOE_PERMUTE_GRAD_SLOT][1];
+CPU_OP(moe_unpermute) {
+    const T *x_slots = call->in[MOE_UNPERMUTE_X_SLOTS];
+    const int32_t *slot = call->in[MOE_UNPERMUTE_SLOT];
+    T *x = call->out[MOE_UNPERMUTE_X];
+    int64_t rows = call->out_shape[MOE_UNPERMUTE_X][0], columns = call->out_shape[MOE_UNPERMUTE_X][1];
+    int64_t k = call->in_shape[MOE_UNPERMUTE_SLOT][1];
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) sum_slots(d_x + r * columns, d_x_slots, slot + r * k, NULL, k, columns);
+    for (int64_t r = 0; r < rows; r++) sum_slots(x + r * columns, x_slots, slot + r * k, NULL, k, columns);
 }
 
 CPU_OP(moe_combine) {

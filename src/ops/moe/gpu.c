@@ -338,9 +338,9 @@ static void combine(const OpCall *call, const bf16 *slots, const float *gate, in
     launch_moe_combine(call->device, arguments.columns % UNIT != 0, row_shape(call, arguments.count), &arguments);
 }
 
-GPU_OP(moe_permute_grad) {
-    static_assert((int)MOE_PERMUTE_GRAD_D_X_SLOTS == (int)MOE_COMBINE_Y_SLOTS, "combine reads its columns");
-    combine(call, call->in[MOE_PERMUTE_GRAD_D_X_SLOTS], NULL, MOE_PERMUTE_GRAD_SLOT, call->out[MOE_PERMUTE_GRAD_D_X]);
+GPU_OP(moe_unpermute) {
+    static_assert((int)MOE_UNPERMUTE_X_SLOTS == (int)MOE_COMBINE_Y_SLOTS, "combine reads its columns");
+    combine(call, call->in[MOE_UNPERMUTE_X_SLOTS], NULL, MOE_UNPERMUTE_SLOT, call->out[MOE_UNPERMUTE_X]);
 }
 
 GPU_OP(moe_combine) {

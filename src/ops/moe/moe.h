@@ -1,16 +1,23 @@
-/* Moving rows to experts and back: builders, operands and attributes, for the rule and the kernels of both back
- * ends. */
+/* Moving rows to experts and back, on one rank and between ranks: builders, operands and attributes, for the rules and
+ * the kernels of both back ends. */
 #pragma once
 
 #include "graph/op.h"
 
+/* -- On one rank --------------------------------------------------------------------------------------------------- */
+
 /* Rows sorted by expert, in row order within an expert: slot INT32 [R, k] of each row and choice, -1 where the row
  * skipped its expert; offset INT32 [experts + 1], the first slot of each expert. Slots from offset[experts] on have
  * no row and are zero in every tensor of slots. */
-typedef struct Dispatch { TensorId slot, offset; } Dispatch;
+typedef struct Dispatch {
+    TensorId slot, offset;
+    int64_t rows; /* in slots when experts are balanced and no row skips them: what the experts' work is counted by */
+} Dispatch;
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts);
 /* x_slots[slot[r, j]] = x[r] */
 TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch);
+/* x[r] = sum over j of x_slots[slot[r, j]] */
+TensorId op_moe_unpermute(Graph *graph, TensorId x_slots, const Dispatch *dispatch);
 /* y[r] = sum over j of gate[r, j] * y_slots[slot[r, j]] */
 TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dispatch *dispatch);
 
@@ -28,11 +35,12 @@ typedef enum MoePermuteOperand {
     MOE_PERMUTE_X_SLOTS = 0, /* COMPUTE [R * k, D] */
 } MoePermuteOperand;
 
-typedef enum MoePermuteGradOperand {
-    MOE_PERMUTE_GRAD_D_X_SLOTS, /* like x_slots */
-    MOE_PERMUTE_GRAD_SLOT,      /* INT32 [R, k] */
-    MOE_PERMUTE_GRAD_D_X = 0,   /* like x */
-} MoePermuteGradOperand;
+typedef enum MoeUnpermuteOperand {
+    MOE_UNPERMUTE_X_SLOTS, /* COMPUTE [R * k, D] */
+    MOE_UNPERMUTE_SLOT,    /* INT32 [R, k] */
+    MOE_UNPERMUTE_OFFSET,  /* INT32 [experts + 1]; for the gradient */
+    MOE_UNPERMUTE_X = 0,   /* COMPUTE [R, D] */
+} MoeUnpermuteOperand;
 
 typedef enum MoeCombineOperand {
     MOE_COMBINE_Y_SLOTS, /* COMPUTE [R * k, D] */
@@ -51,3 +59,45 @@ typedef enum MoeCombineGradOperand {
     MOE_COMBINE_GRAD_D_Y_SLOTS = 0, /* like y_slots */
     MOE_COMBINE_GRAD_D_GATE,        /* like gate */
 } MoeCombineGradOperand;
+
+/* -- Between ranks ------------------------------------------------------------------------------------------------- */
+
+/* Of E experts each of the n ranks of AXES_EXPERTS holds E / n, in rank order. A rank sorts its rows by expert
+ * (op_moe_sort), which sorts them by rank as well, and sends each rank the slots of its experts; what arrives, in the
+ * order of the senders, is sorted by expert again. So an expert has its rows in the order of the ranks they come from,
+ * and of the rows there. No row is dropped: all rows of all ranks may choose experts of one rank. */
+typedef struct Exchange {
+    TensorId offsets; /* HOST INT32 [n, E + 1]: `offset` of every rank; TENSOR_NONE: n is 1 */
+    Dispatch local;   /* of the rows that arrive, with k = 1; where n is 1 the one that was given */
+} Exchange;
+/* Tells all ranks of each other's offsets, once a layer: the backward pass reads them again. */
+Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch);
+/* x_slots [R * k, D] of this rank's rows to those of the rows that arrive, sorted by expert; and back. Where n is 1
+ * both give back what they are given. */
+TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const Exchange *exchange);
+TensorId op_moe_return(Graph *graph, TensorId y_slots, const Exchange *exchange, const Dispatch *dispatch);
+
+typedef enum MoeOffsetsOperand {
+    MOE_OFFSETS_OFFSET,      /* INT32 [E + 1] */
+    MOE_OFFSETS_OFFSETS = 0, /* HOST INT32 [n, E + 1] */
+} MoeOffsetsOperand;
+
+typedef enum MoeArrivalsOperand {
+    MOE_ARRIVALS_OFFSETS,  /* HOST INT32 [n, E + 1] */
+    MOE_ARRIVALS_SLOT = 0, /* INT32 [arrivals, 1]: by place among what arrives, -1 where nothing does */
+    MOE_ARRIVALS_OFFSET,   /* INT32 [E / n + 1] */
+} MoeArrivalsOperand;
+typedef struct MoeArrivalsAttributes { int64_t first; } MoeArrivalsAttributes; /* expert of this rank */
+
+/* moe_send brings slots to the ranks of their experts, moe_send_back those that arrived to where they came from; each
+ * is the other's gradient. What no row fills is zero. */
+typedef enum MoeSendOperand {
+    MOE_SEND_X,       /* COMPUTE [slots, D]; back: [arrivals, D] */
+    MOE_SEND_OFFSETS, /* HOST INT32 [n, E + 1] */
+    MOE_SEND_Y = 0,   /* COMPUTE [arrivals, D]; back: [slots, D] */
+} MoeSendOperand;
+
+/* What the kernels of every back end do; elements of COMPUTE tensors take so many bytes. */
+void moe_offsets_run(const OpCall *call);
+int64_t moe_offsets_workspace(const Graph *graph, const Node *node);
+void moe_send_run(const OpCall *call, bool back, size_t compute);

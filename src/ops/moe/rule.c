@@ -12,7 +12,8 @@ Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
     int64_t rows = graph_rows(graph, index), k = graph_columns(graph, index), offsets = experts + 1;
     assert(graph_get(graph, index)->type == TYPE_INT32 && rows * k <= INT32_MAX);
     Dispatch dispatch = {.slot = graph_activation(graph, TYPE_INT32, rows, k, "slot"),
-        .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset")};
+        .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset"),
+        .rows = rows * k};
     MoeSortAttributes attributes = {.experts = experts};
     graph_node(graph, OP_moe_sort, (Inputs){[MOE_SORT_INDEX] = index},
         (Outputs){[MOE_SORT_SLOT] = dispatch.slot, [MOE_SORT_OFFSET] = dispatch.offset}, &attributes, sizeof attributes);
@@ -28,14 +29,24 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     return x_slots;
 }
 
+TensorId op_moe_unpermute(Graph *graph, TensorId x_slots, const Dispatch *dispatch) {
+    assert(graph_get(graph, x_slots)->type == TYPE_COMPUTE && graph_rows(graph, x_slots) == graph_elements(graph, dispatch->slot));
+    TensorId x = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, dispatch->slot), graph_columns(graph, x_slots), "x");
+    Inputs in = {[MOE_UNPERMUTE_X_SLOTS] = x_slots, [MOE_UNPERMUTE_SLOT] = dispatch->slot, [MOE_UNPERMUTE_OFFSET] = dispatch->offset};
+    graph_node(graph, OP_moe_unpermute, in, (Outputs){[MOE_UNPERMUTE_X] = x}, NULL, 0);
+    return x;
+}
+
 static void permute_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    Dispatch dispatch = {.slot = node->in[MOE_PERMUTE_SLOT], .offset = node->in[MOE_PERMUTE_OFFSET]};
     TensorId d_x_slots = d_out[MOE_PERMUTE_X_SLOTS];
-    TensorId x = node->in[MOE_PERMUTE_X];
-    if (d_x_slots == TENSOR_NONE) return;
-    d_in[MOE_PERMUTE_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
-    Inputs in = {[MOE_PERMUTE_GRAD_D_X_SLOTS] = d_x_slots, [MOE_PERMUTE_GRAD_SLOT] = node->in[MOE_PERMUTE_SLOT]};
-    Outputs out = {[MOE_PERMUTE_GRAD_D_X] = d_in[MOE_PERMUTE_X]};
-    graph_node(graph, OP_moe_permute_grad, in, out, NULL, 0);
+    if (d_x_slots) d_in[MOE_PERMUTE_X] = op_moe_unpermute(graph, d_x_slots, &dispatch);
+}
+
+static void unpermute_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    Dispatch dispatch = {.slot = node->in[MOE_UNPERMUTE_SLOT], .offset = node->in[MOE_UNPERMUTE_OFFSET]};
+    TensorId d_x = d_out[MOE_UNPERMUTE_X];
+    if (d_x) d_in[MOE_UNPERMUTE_X_SLOTS] = op_moe_permute(graph, d_x, &dispatch);
 }
 
 TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dispatch *dispatch) {
@@ -73,12 +84,10 @@ static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_o
 
 /* A multiply-add for every element of every slot; the gradient has one multiplication more. */
 static double combine_flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[MOE_COMBINE_Y_SLOTS]); }
-static double permute_grad_flops(const Graph *graph, const Node *node) {
-    return graph_elements(graph, node->in[MOE_PERMUTE_GRAD_D_X_SLOTS]);
-}
+static double unpermute_flops(const Graph *graph, const Node *node) { return graph_elements(graph, node->in[MOE_UNPERMUTE_X_SLOTS]); }
 
 const Op op_rule_moe_sort = {.name = "moe_sort"};
 const Op op_rule_moe_permute = {.name = "moe_permute", .gradient = permute_gradient};
-const Op op_rule_moe_permute_grad = {.name = "moe_permute_grad", .flops = permute_grad_flops};
+const Op op_rule_moe_unpermute = {.name = "moe_unpermute", .gradient = unpermute_gradient, .flops = unpermute_flops};
 const Op op_rule_moe_combine = {.name = "moe_combine", .gradient = combine_gradient, .flops = combine_flops};
 const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad", .element_flops = 3};

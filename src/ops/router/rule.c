@@ -9,8 +9,9 @@
  *     loss += share * weight * E * sum over e of f_e P_e / k
  * with f_e the choices of expert e per token, constant in the gradient, and P_e the mean of its probability, over N
  * tokens. For one router N = R; Mixtral's loss in transformers (load_balancing_loss_func) sums the loads of all layers,
- * N = layers * R. Each microbatch has its own loss, and `share` makes their mean: choices of other microbatches and of
- * other ranks are not seen. */
+ * N = layers * R. Each microbatch has its own loss, and `share` makes their mean: choices of other microbatches are not
+ * seen. Ranks that have rows of one microbatch sum their loads first, and each adds its share of the loss. */
+#include "ops/collective/collective.h"
 #include "ops/router/router.h"
 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec) {
@@ -68,10 +69,12 @@ const Op op_rule_router_grad = {.name = "router_grad", .element_flops = 4};
 /* -- The load-balancing loss --------------------------------------------------------------------------------------- */
 
 void op_balance_loss(Graph *graph, TensorId loads, TensorId share, TensorId loss, const BalanceLossSpec *spec) {
+    BalanceLossSpec whole = *spec;
     assert(graph->training && graph_get(graph, loads)->type == TYPE_WIDE && graph_rows(graph, loads) == 2);
     assert(graph_columns(graph, loads) >= spec->experts && graph_elements(graph, loss) >= 2 && spec->tokens > 0 && spec->k > 0);
-    Inputs in = {[BALANCE_LOSS_LOADS] = loads, [BALANCE_LOSS_SHARE] = share};
-    graph_node(graph, OP_balance_loss, in, (Outputs){[BALANCE_LOSS_LOSS] = loss}, spec, sizeof *spec);
+    whole.tokens *= mesh_size(graph->mesh, AXES_ROWS);
+    Inputs in = {[BALANCE_LOSS_LOADS] = op_all_reduce(graph, loads, AXES_ROWS), [BALANCE_LOSS_SHARE] = share};
+    graph_node(graph, OP_balance_loss, in, (Outputs){[BALANCE_LOSS_LOSS] = loss}, &whole, sizeof whole);
 }
 
 static void balance_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {

@@ -1,0 +1,101 @@
+/* Training with experts that ranks share out, compared with one process. */
+#include "support/ranks_run.h"
+
+#define SIX_MICROBATCHES "batch.sequences=2 batch.tokens=384"
+
+/* One expert for a row, or none. */
+#define ZAYA "model.family=zaya model.auxiliary_loss=0.01 " SIX_MICROBATCHES
+/* Two experts for a row. */
+#define MIXTRAL "model.family=llama model.experts=8 model.experts_per_token=2 model.renormalise=true model.auxiliary_loss=0.01 " SIX_MICROBATCHES
+
+typedef struct Layout {
+    int ranks;
+    const char *settings;
+} Layout;
+
+/* The loss alone: a row whose second choice is nearly a tie may choose otherwise after a sum in another order, which the
+ * norm of a step shows and the loss does not. */
+static void assert_same_loss(const char *run, const char *other) {
+    compare_records(run, other, "step", "loss");
+    compare_records(run, other, "evaluation", "loss");
+}
+
+static void check_layouts(const char *settings, const Layout *layouts, int count) {
+    if (!has_mpi()) skip();
+    train_ranks(0, "%s run=one", settings);
+    for (int i = 0; i < count; i++) {
+        char run[32];
+        snprintf(run, sizeof run, "shared-%d", i);
+        train_ranks(layouts[i].ranks, "%s %s run=%s", settings, layouts[i].settings, run);
+        assert_same_loss(run, "one");
+    }
+}
+#define CHECK_LAYOUTS(settings, ...)                                                                \
+    do {                                                                                            \
+        static const Layout layouts[] = {__VA_ARGS__};                                              \
+        check_layouts(settings, layouts, (int)(sizeof layouts / sizeof *layouts));                  \
+    } while (0)
+
+static void zaya_learns_the_same_with_experts_on_several_ranks(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(ZAYA, {2, "layout.ep=2"}, {4, "layout.ep=4"}, {4, "layout.ep=2 layout.zero=3"});
+}
+
+static void zaya_with_muon_learns_the_same_with_experts_on_several_ranks(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(ZAYA " optimizer.name=muon", {2, "layout.ep=2 layout.zero=3"}, {4, "layout.ep=2"});
+}
+
+static void mixtral_learns_the_same_with_experts_on_several_ranks(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(MIXTRAL, {2, "layout.ep=2 recompute=block"}, {4, "layout.ep=2 layout.zero=2"}, {4, "layout.ep=4 layout.zero=3"});
+}
+
+static void mixtral_with_muon_learns_the_same_with_experts_on_several_ranks(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(MIXTRAL " optimizer.name=muon", {2, "layout.ep=2 layout.zero=2"}, {4, "layout.ep=4 layout.zero=0 recompute=norm"});
+}
+
+static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    train_ranks(0, ZAYA " run=one");
+    train_ranks(2, ZAYA " layout.ep=2 layout.reduce=bf16 run=two");
+    double off = 0;
+    for (int i = 0; i < 20; i++) off = fmax(off, fabs(recorded("two", "step", i, "loss") - recorded("one", "step", i, "loss")));
+    assert_true(off > 0 && off < 5e-3);
+}
+
+static void the_same_layout_gives_the_same_bits(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    for (int i = 0; i < 2; i++) train_ranks(4, MIXTRAL " precision=bf16 layout.ep=2 layout.zero=1 run=again-%d", i);
+    assert_same_steps("again-0", "again-1");
+}
+
+static void ranks_draw_one_text_together(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    train_ranks(0, ZAYA " eval.sample_tokens=20 run=one");
+    train_ranks(2, ZAYA " eval.sample_tokens=20 layout.ep=2 run=two");
+    json_t *one = records("one", "sample"), *two = records("two", "sample");
+    assert_true(json_array_size(one) > 0);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(one, 0), "text")),
+        json_string_value(json_object_get(json_array_get(two, 0), "text")));
+    json_decref(one);
+    json_decref(two);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(zaya_learns_the_same_with_experts_on_several_ranks),
+        TRAIN_TEST(zaya_with_muon_learns_the_same_with_experts_on_several_ranks),
+        TRAIN_TEST(mixtral_learns_the_same_with_experts_on_several_ranks),
+        TRAIN_TEST(mixtral_with_muon_learns_the_same_with_experts_on_several_ranks),
+        TRAIN_TEST(gradients_that_travel_in_bf16_teach_nearly_the_same),
+        TRAIN_TEST(the_same_layout_gives_the_same_bits),
+        TRAIN_TEST(ranks_draw_one_text_together),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
