@@ -533,6 +533,159 @@ static void documents_of_all_lengths_stay_apart(void **state) {
     free(positions);
 }
 
+/* -- Rows that ranks share out ------------------------------------------------------------------------------------ */
+
+/* A rank's rows of a tensor of whole sequences, [rows, columns] of doubles, to `part`, or added to it from there. */
+typedef enum Direction { TAKE, PUT } Direction;
+static void move_rows(const Shape *s, TokenRows rows, int64_t columns, double *whole, int64_t stride, double *part, Direction direction) {
+    for (int64_t i = 0; i < s->sequences * rows.rows; i++) {
+        int64_t row = i / rows.rows * s->spec.length + token_of_row(&rows, (int32_t)(i % rows.rows));
+        double *at = whole + row * stride, *own = part + i * columns;
+        memcpy(direction == TAKE ? own : at, direction == TAKE ? at : own, columns * sizeof *own);
+    }
+}
+
+/* Attention of a rank's queries over all keys. `qkv` and `d_out` are of whole sequences, as the output and its gradients
+ * are to which the rank's rows are written; what it has for keys and values is added. */
+static void rank_of_context(
+    const Shape *s, int64_t rank, int64_t ranks, double *qkv, const int32_t *values, double *d_out, double *out, double *d_qkv) {
+    const Heads *h = &s->spec.heads;
+    int64_t columns = shape_columns(h), queries = h->heads * h->head_dim, kv_columns = columns - queries, all = shape_rows(s),
+            rows = all / ranks;
+    AttentionSpec spec = s->spec;
+    spec.queries.rank = rank, spec.queries.ranks = ranks;
+    TokenRows own = token_rows(spec.length, ranks, rank), whole = token_rows(spec.length, 1, 0);
+    Run run = run_begin(true);
+    TensorId q = input(&run, TYPE_COMPUTE, rows, queries), kv = input(&run, TYPE_COMPUTE, all, kv_columns);
+    TensorId positions = input(&run, TYPE_INT32, rows, 1), seed = input(&run, TYPE_COMPUTE, rows, queries);
+    TensorId y = op_attention_over(run.graph, q, positions, kv, &spec);
+    graph_differentiate(run.graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
+    TensorId d_q = graph_get(run.graph, q)->gradient, d_kv = graph_get(run.graph, kv)->gradient;
+    run.graph->tensors[y].keep = run.graph->tensors[d_q].keep = run.graph->tensors[d_kv].keep = true;
+    run_plan(&run);
+    move_rows(s, own, queries, qkv, columns, executor_tensor(run.executor, q), TAKE);
+    move_rows(s, whole, kv_columns, qkv + queries, columns, executor_tensor(run.executor, kv), TAKE);
+    move_rows(s, own, queries, d_out, queries, executor_tensor(run.executor, seed), TAKE);
+    int32_t *taken = executor_tensor(run.executor, positions);
+    for (int64_t i = 0; i < rows; i++) taken[i] = values[i / own.rows * spec.length + token_of_row(&own, (int32_t)(i % own.rows))];
+    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(run.executor);
+    move_rows(s, own, queries, out, queries, executor_tensor(run.executor, y), PUT);
+    move_rows(s, own, queries, d_qkv, columns, executor_tensor(run.executor, d_q), PUT);
+    const double *partial = executor_tensor(run.executor, d_kv);
+    for (int64_t i = 0; i < all * kv_columns; i++) d_qkv[i / kv_columns * columns + queries + i % kv_columns] += partial[i];
+    run_end(&run);
+}
+
+static void expect_reference_of_ranks(const Shape *s, int64_t ranks, const int32_t *positions) {
+    int64_t cells = shape_rows(s) * shape_columns(&s->spec.heads), outs = shape_rows(s) * s->spec.heads.heads * s->spec.heads.head_dim;
+    double *qkv = memory_allocate(cells * sizeof *qkv), *d_qkv = memory_allocate(cells * sizeof *d_qkv);
+    double *out = memory_allocate(outs * sizeof *out), *d_out = memory_allocate(outs * sizeof *d_out);
+    for (int64_t i = 0; i < cells; i++) qkv[i] = 3 * random_value(i);
+    for (int64_t i = 0; i < outs; i++) d_out[i] = random_value(i + 1000000);
+    for (int64_t rank = 0; rank < ranks; rank++) rank_of_context(s, rank, ranks, qkv, positions, d_out, out, d_qkv);
+    compare_with_reference(s, qkv, positions, out, d_out, d_qkv);
+    free(d_out), free(out), free(d_qkv), free(qkv);
+}
+
+/* Chunks smaller and larger than tiles, that end within, at and after tiles and documents; windows shorter and longer
+ * than a chunk; one and several parts of work for each sequence. */
+static const struct {
+    Shape shape;
+    int64_t ranks;
+} contexts[] = {
+    {{1, {{1, 1, 4}, 4, 0}, 0}, 2},
+    {{3, {{4, 2, 6}, 72, 0}, 0}, 2},
+    {{2, {{2, 2, 20}, 66, 0}, 1}, 3},
+    {{1, {{2, 1, 18}, 132, 0}, 33}, 2},
+    {{2, {{2, 1, 8}, 512, 0}, 128}, 2},
+    {{2, {{2, 1, 8}, 512, 0}, 127}, 2},
+    {{1, {{3, 1, 8}, 512, 40}, 129}, 4},
+    {{1, {{2, 1, 8}, 520, 200}, 0}, 2},
+    {{1, {{1, 1, 16}, 200, 1}, 0}, 4},
+    {{4, {{16, 16, 3}, 140, 0}, 0}, 7},
+    {{1, {{60, 30, 4}, 336, 129}, 190}, 3},
+    {{2, {{6, 2, 20}, 132, 0, .alibi = 8}, 33}, 2},
+    {{1, {{5, 5, 8}, 152, 40, .scale = 0.7, .alibi = 2}, 70}, 2},
+};
+
+static void ranks_that_share_out_queries_make_the_attention_of_whole_sequences(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(contexts); i++) {
+        int32_t *positions = make_positions(&contexts[i].shape);
+        expect_reference_of_ranks(&contexts[i].shape, contexts[i].ranks, positions);
+        free(positions);
+    }
+}
+
+/* Queries of one rank over all keys, or those of one rank. */
+typedef struct Over {
+    Shape shape;
+    int64_t ranks, queries, keys; /* keys -1: all */
+} Over;
+
+static void build_over(Check *check, const void *argument) {
+    const Over *o = *(const Over *const *)argument;
+    const int32_t *positions = *((const int32_t *const *)argument + 1);
+    AttentionSpec spec = o->shape.spec;
+    const Heads *h = &spec.heads;
+    int64_t all = shape_rows(&o->shape), rows = all / o->ranks;
+    spec.queries.rank = o->queries, spec.queries.ranks = o->ranks;
+    if (o->keys >= 0) spec.keys.rank = o->keys, spec.keys.ranks = o->ranks;
+    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, 0, 1);
+    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){o->keys < 0 ? all : rows, 2 * h->kv_heads * h->head_dim}, 0, 1);
+    check_output(check, op_attention_over(check->graph, q, check_integers(check, 1, &rows, positions), kv, &spec));
+}
+
+static void check_over(const Over *o) {
+    const Shape *s = &o->shape;
+    TokenRows own = token_rows(s->spec.length, o->ranks, o->queries);
+    int32_t *whole = make_positions(s), *positions = memory_allocate(shape_rows(s) * sizeof *positions);
+    for (int64_t i = 0; i < s->sequences * own.rows; i++)
+        positions[i] = whole[i / own.rows * s->spec.length + token_of_row(&own, (int32_t)(i % own.rows))];
+    check_op(build_over, (const void *[]){o, positions}, (CheckBounds){0});
+    free(positions), free(whole);
+}
+
+static void a_rank_of_context_agrees_in_all_precisions(void **state) {
+    (void)state;
+    static const Over over[] = {
+        {{1, {{2, 1, 6}, 72, 0}, 0}, 2, 0, -1},
+        {{2, {{1, 1, 16}, 72, 20}, 17}, 2, 1, -1},
+        {{1, {{2, 1, 6}, 48, 0}, 0}, 2, 0, 0}, /* own keys */
+        {{1, {{2, 1, 6}, 48, 0}, 0}, 2, 0, 1}, /* half the queries see none of the keys */
+        {{1, {{2, 1, 6}, 48, 0, .alibi = 8}, 0}, 2, 1, 0},
+        {{2, {{1, 1, 8}, 72, 10}, 30}, 3, 1, 2},
+        {{1, {{2, 2, 32}, 132, 0, .alibi = 4}, 0}, 2, 1, 1},
+        {{1, {{2, 1, 64}, 200, 0}, 70}, 2, 1, -1},
+        {{1, {{2, 1, 128}, 160, 0}, 0}, 2, 0, 1},
+        {{1, {{1, 1, 200}, 96, 0}, 0}, 3, 2, 1},
+    };
+    for (size_t i = 0; i < COUNT(over); i++) check_over(&over[i]);
+}
+
+/* Chunks of many tiles, chunks within tiles, and blocks of keys that no query sees; too long for central differences. */
+static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
+    (void)state;
+    check_gpu();
+    static const Over longer[] = {
+        {{2, {{2, 1, 64}, 1024, 0}, 0}, 2, 0, -1},
+        {{1, {{2, 1, 128}, 1024, 0}, 0}, 2, 1, -1},
+        {{1, {{2, 2, 64}, 776, 300}, 0}, 2, 1, -1},
+        {{1, {{4, 2, 128}, 648, 300, .alibi = 8}, 0}, 2, 0, -1},
+        {{2, {{2, 1, 64}, 1200, 0}, 410}, 4, 1, -1},
+        {{2, {{2, 1, 128}, 1200, 0}, 33}, 4, 3, -1},
+        {{2, {{2, 1, 64}, 512, 0}, 0}, 2, 0, 0},
+        {{2, {{2, 1, 128}, 512, 0}, 0}, 2, 0, 1},
+        {{2, {{4, 1, 64}, 512, 0}, 0}, 2, 1, 0},
+        {{1, {{4, 2, 64}, 600, 0, .alibi = 8}, 0}, 2, 0, 1},
+        {{1, {{4, 2, 128}, 1200, 200, .alibi = 8}, 0}, 4, 2, 1},
+        {{1, {{4, 2, 96}, 600, 200}, 250}, 3, 2, 1},
+        {{8, {{12, 12, 64}, 512, 0}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
+    };
+    for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
+}
+
 /* -- Attention with a cache ---------------------------------------------------------------------------------------- */
 
 enum { CONTEXT = 200, MOST_RANKS = 5 };
@@ -748,8 +901,12 @@ static void speed_of_shape(const Shape *s) {
         .workspace = scratch};
     OpCall backward = {.device = check_device(),
         .attributes = &s->spec,
-        .in = {d_out, qkv, positions, out, log_sum},
-        .in_shape = {{rows, out_columns, 1, 1}},
+        .in = {[ATTENTION_QKV] = qkv,
+            [ATTENTION_POSITIONS] = positions,
+            [ATTENTION_GRAD_D_OUT] = d_out,
+            [ATTENTION_GRAD_OUT] = out,
+            [ATTENTION_GRAD_LOG_SUM] = log_sum},
+        .in_shape = {[ATTENTION_QKV] = {rows, columns, 1, 1}},
         .out = {d_qkv},
         .workspace = scratch};
     double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
@@ -795,6 +952,9 @@ int main(void) {
         cmocka_unit_test(attention_gradients_match_central_differences),
         cmocka_unit_test(attention_agrees_in_all_precisions_over_tiles_of_every_width),
         cmocka_unit_test(attention_on_a_gpu_agrees_over_many_tiles),
+        cmocka_unit_test(ranks_that_share_out_queries_make_the_attention_of_whole_sequences),
+        cmocka_unit_test(a_rank_of_context_agrees_in_all_precisions),
+        cmocka_unit_test(a_rank_of_context_agrees_on_a_gpu_over_many_tiles),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
         cmocka_unit_test(every_position_has_one_rank_and_one_row),

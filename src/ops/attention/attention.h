@@ -4,6 +4,7 @@
 
 #include "graph/op.h"
 #include "ops/attention/deal.h"
+#include "ops/attention/tokens.h"
 #include "ops/heads.h"
 
 /* Sequences lie after one another, `length` rows each. Row r attends to rows r - positions[r] .. r of its sequence, so
@@ -18,6 +19,9 @@ typedef struct AttentionSpec {
     double alibi;           /* 0: no bias */
     /* For slopes: which of how many heads of the model the first one here is. 0 of 0: all of them are here. */
     int64_t first_head, all_heads;
+    /* Under context parallelism: which rank of how many the rows of queries, and those of keys, belong to
+     * (ops/attention/tokens.h). 0 of 0: the rows are whole sequences. op_attention sets them by the mesh. */
+    struct { int64_t rank, ranks; } queries, keys;
 } AttentionSpec;
 
 static inline int64_t attention_all_heads(const AttentionSpec *spec) { return spec->all_heads ? spec->all_heads : spec->heads.heads; }
@@ -25,6 +29,10 @@ static inline int64_t attention_all_heads(const AttentionSpec *spec) { return sp
 /* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
  * head_dim]. */
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
+
+/* The same where queries [R, heads * head_dim] and keys and values `kv` [R', 2 * kv_heads * head_dim] are other rows of the
+ * same sequences: spec->queries and spec->keys say which. A query that sees none of the keys gets zeros. */
+TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
 
 /* Attention of new rows of one sequence in generation: writes their keys and values to rows positions[r] of `cache`,
  * STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache rows 0 .. positions[r] (the last `window` of
@@ -44,15 +52,16 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context);
 TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
 TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec);
 
-/* qkv COMPUTE [R, heads_columns], positions int32 [R] within the document -> out COMPUTE [R, heads * head_dim], log_sum
- * WIDE [R, heads]: natural log-sum-exp of each row's scores, in training only */
-enum { ATTENTION_QKV, ATTENTION_POSITIONS };
+/* qkv COMPUTE [R, heads_columns], or queries alone where kv is given; positions int32 [R] within the document; kv as in
+ * op_attention_over, or none -> out COMPUTE [R, heads * head_dim], log_sum WIDE [R, heads]: natural log-sum-exp of each
+ * row's scores, in training only */
+enum { ATTENTION_QKV, ATTENTION_POSITIONS, ATTENTION_KV };
 enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
 
-/* ATTENTION_QKV and ATTENTION_POSITIONS, so that both passes read them by the same names; d_out like out; the forward
- * outputs -> d_qkv like qkv */
-enum { ATTENTION_GRAD_D_OUT = ATTENTION_POSITIONS + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
-enum { ATTENTION_GRAD_D_QKV };
+/* ATTENTION_QKV, ATTENTION_POSITIONS and ATTENTION_KV, so that both passes read them by the same names; d_out like out;
+ * the forward outputs -> d_qkv like qkv, d_kv like kv */
+enum { ATTENTION_GRAD_D_OUT = ATTENTION_KV + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
+enum { ATTENTION_GRAD_D_QKV, ATTENTION_GRAD_D_KV };
 
 /* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, or where ranks share the cache a part of
  * op_attention_part; cache as in op_attention_cached */

@@ -49,7 +49,7 @@ static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, 
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         int64_t position = c->positions[row], window = c->spec->window;
         tile->mask.low[i] = (W)(window > 0 ? int_max(position - window + 1, 0) : 0);
-        tile->mask.high[i] = (W)position;
+        tile->mask.high[i] = tile->mask.token[i] = (W)position;
         if (tile->mask.sloped) tile->mask.slope[i] = attention_slope(c->spec, head);
         attention_load_row(tile->out + i * tile->width, c->qkv + row * c->columns + head * tile->head_dim, tile->head_dim, scale);
     }

@@ -110,7 +110,8 @@ GPU_OP(attention_cached, workspace) {
     a->keys = append.cache;
     a->values = a->keys + h->kv_heads * h->head_dim;
     a->key_stride = columns;
-    a->length = (int32_t)rows;
+    a->query_rows = token_rows(rows, 1, 0);
+    a->key_rows = token_rows(INT32_MAX, 1, 0);
     a->cached = 1;
     if (deal.ranks > 1) a->deal = deal;
     a->packed = (int32_t)(h->heads / h->kv_heads);

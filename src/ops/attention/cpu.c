@@ -20,18 +20,32 @@ enum { ATTENTION_TASKS = 64 };
 typedef struct AttentionPlan {
     const AttentionSpec *spec;
     int64_t heads, kv_heads, group, head_dim, width, window;
-    int64_t columns, length, blocks, padded; /* columns of qkv; of a sequence: rows, query blocks, rows in scratch */
+    int64_t columns, key_columns;       /* from row to row of queries; of keys and values: set by attention_begin */
+    TokenRows queries, keys;            /* of a sequence */
+    int64_t blocks, key_blocks, padded; /* of a sequence: query blocks, key blocks, rows of keys in scratch */
     int64_t sequences, pairs, parts;
     int64_t begin[ATTENTION_TASKS + 1];   /* first query block of each part */
     int64_t pair_elements;                /* WIDE keys and values of a pair; backward, also dK and dV of a part */
     int64_t tile_elements, part_elements; /* scratch of a tile, and all of a part */
 } AttentionPlan;
 
-/* Number of key blocks that query block `block` reaches, itself included, by causality and window. */
-static int64_t reach(const AttentionPlan *plan, int64_t block) {
-    int64_t blocks = plan->window > 0 ? (plan->window + ATTENTION_TILE - 2) / ATTENTION_TILE + 1 : block + 1;
-    return int_min(blocks, block + 1);
+/* Query rows of a block. */
+static int64_t block_rows(const AttentionPlan *plan, int64_t block) {
+    return int_min(ATTENTION_TILE, plan->queries.rows - block * ATTENTION_TILE);
 }
+
+/* The key blocks that query block `block` reaches by causality and window are first_block .. end_block - 1. Neither
+ * decreases with the block. */
+static int64_t first_block(const AttentionPlan *plan, int64_t block) {
+    int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE));
+    return plan->window > 0 ? row_from_token(&plan->keys, token - (int32_t)plan->window + 1) / ATTENTION_TILE : 0;
+}
+static int64_t end_block(const AttentionPlan *plan, int64_t block) {
+    int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE + block_rows(plan, block) - 1));
+    return divide_up(row_from_token(&plan->keys, token + 1), ATTENTION_TILE);
+}
+/* How many, but at least one, so that every query block costs something. */
+static int64_t reach(const AttentionPlan *plan, int64_t block) { return int_max(end_block(plan, block) - first_block(plan, block), 1); }
 
 /* Cuts the query blocks into parts that reach about equally many key blocks. */
 static void cut_parts(AttentionPlan *plan) {
@@ -53,11 +67,12 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
         .head_dim = h->head_dim,
         .width = attention_width(h->head_dim),
         .window = spec->window,
-        .length = spec->length};
-    plan.columns = heads_columns(h);
-    plan.padded = attention_padded_rows(plan.length);
-    plan.blocks = plan.padded / ATTENTION_TILE;
-    plan.sequences = rows / plan.length;
+        .queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank),
+        .keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank)};
+    plan.padded = attention_padded_rows(plan.keys.rows);
+    plan.key_blocks = plan.padded / ATTENTION_TILE;
+    plan.blocks = attention_padded_rows(plan.queries.rows) / ATTENTION_TILE;
+    plan.sequences = rows / plan.queries.rows;
     plan.pairs = plan.sequences * plan.kv_heads;
     plan.parts = int_max(1, int_min(plan.blocks, (ATTENTION_TASKS + plan.pairs - 1) / int_max(plan.pairs, 1)));
     cut_parts(&plan);
@@ -81,7 +96,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) { return pla
 /* A call, in both passes. */
 typedef struct Attention {
     AttentionPlan plan;
-    const T *qkv;
+    const T *queries, *keys, *values; /* of head 0 of the first row */
     const int32_t *positions;
     W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
 } Attention;
@@ -93,7 +108,7 @@ static int thread_count(const AttentionPlan *plan) { return (int)int_max(1, int_
 typedef struct Part {
     const Attention *attention;
     int64_t pair, index;
-    int64_t row, kv_head; /* first row of the sequence */
+    int64_t row, kv_head; /* first query row of the sequence */
     int64_t begin, end;   /* query blocks */
     W *keys, *values;     /* [padded][width] */
     W *d_keys, *d_values; /* [padded][width]; backward pass only */
@@ -108,7 +123,7 @@ static Part part_of_task(const Attention *a, int64_t task) {
     Part part = {.attention = a,
         .pair = pair,
         .index = index,
-        .row = pair % plan->sequences * plan->length,
+        .row = pair % plan->sequences * plan->queries.rows,
         .kv_head = pair / plan->sequences,
         .begin = plan->begin[index],
         .end = plan->begin[index + 1]};
@@ -120,43 +135,63 @@ static Part part_of_task(const Attention *a, int64_t task) {
     return part;
 }
 
+/* Elements from the first key or value of all to that of a block of a pair. */
+static int64_t block_offset(const AttentionPlan *plan, int64_t pair, int64_t block) {
+    int64_t row = pair % plan->sequences * plan->keys.rows + block * ATTENTION_TILE;
+    return row * plan->key_columns + pair / plan->sequences * plan->head_dim;
+}
+
 /* Casts keys and values of a block of a pair; `to` is where the pair's scratch begins. */
 static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
     const AttentionPlan *plan = &a->plan;
-    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
-    const T *from =
-        a->qkv + (pair % plan->sequences * plan->length + first) * plan->columns + (plan->heads + pair / plan->sequences) * plan->head_dim;
+    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->keys.rows - first), at = block_offset(plan, pair, block);
     to += first * plan->width;
-    attention_load(to, from, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
-    attention_load(
-        to + plan->padded * plan->width, from + plan->kv_heads * plan->head_dim, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+    attention_load(to, a->keys + at, plan->key_columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+    attention_load(to + plan->padded * plan->width, a->values + at, plan->key_columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+}
+
+/* Casts the key blocks that a query block reaches; `loaded` is the end of those that an earlier one did. Returns its
+ * own. */
+static int64_t load_blocks(const Part *part, int64_t block, int64_t loaded) {
+    const Attention *a = part->attention;
+    int64_t end = end_block(&a->plan, block);
+    for (int64_t key = int_max(loaded, first_block(&a->plan, block)); key < end; key++) load_block(a, part->pair, key, part->keys);
+    return int_max(loaded, end);
 }
 
 /* Begins a call. Where pairs have several parts, casts all their keys and values. */
 static Attention attention_begin(const OpCall *call, bool backward) {
     Attention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
-        .qkv = call->in[ATTENTION_QKV],
+        .queries = call->in[ATTENTION_QKV],
         .positions = call->in[ATTENTION_POSITIONS],
         .pairs = call->workspace};
-    const AttentionPlan *plan = &a.plan;
+    AttentionPlan *plan = &a.plan;
+    bool packed = !call->in[ATTENTION_KV];
+    plan->columns = call->in_shape[ATTENTION_QKV][1];
+    plan->key_columns = call->in_shape[packed ? ATTENTION_QKV : ATTENTION_KV][1];
+    a.keys = packed ? a.queries + plan->heads * plan->head_dim : call->in[ATTENTION_KV];
+    a.values = a.keys + plan->kv_heads * plan->head_dim;
     a.tiles = a.pairs + plan->pairs * plan->pair_elements;
     a.gradients = a.tiles + plan->pairs * plan->parts * plan->tile_elements;
     if (plan->parts == 1) return a;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        load_block(&a, i / plan->blocks, i % plan->blocks, a.pairs + i / plan->blocks * plan->pair_elements);
+    for (int64_t i = 0; i < plan->pairs * plan->key_blocks; i++)
+        load_block(&a, i / plan->key_blocks, i % plan->key_blocks, a.pairs + i / plan->key_blocks * plan->pair_elements);
     return a;
 }
 
 /* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the number of rows. */
 static int64_t mask_of_block(const Part *part, int64_t block, AttentionMask *mask) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
+    int64_t first = block * ATTENTION_TILE, rows = block_rows(plan, block);
+    mask->key_tokens = plan->keys;
     for (int64_t i = 0; i < rows; i++) {
-        int64_t at = first + i, back = int_max(part->attention->positions[part->row + at], 0);
+        int64_t token = token_of_row(&plan->queries, (int32_t)(first + i)),
+                back = int_max(part->attention->positions[part->row + first + i], 0);
         if (plan->window > 0) back = int_min(back, plan->window - 1);
-        mask->low[i] = (W)int_max(at - back, 0);
-        mask->high[i] = (W)at;
+        mask->low[i] = (W)row_from_token(&plan->keys, (int32_t)int_max(token - back, 0));
+        mask->high[i] = (W)(row_from_token(&plan->keys, (int32_t)token + 1) - 1);
+        mask->token[i] = (W)token;
     }
     mask->sloped = false; /* set_slope sets it for each head */
     attention_mask_finish(mask, rows);
@@ -180,39 +215,44 @@ static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t 
     int64_t next = last ? block + 1 : block;
     *next_head = last ? head + 1 - plan->group : head + 1;
     *next_row = part->row + next * ATTENTION_TILE;
-    return next < part->end ? int_min(ATTENTION_TILE, plan->length - next * ATTENTION_TILE) : 0;
+    return next < part->end ? block_rows(plan, next) : 0;
 }
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
 static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
-    attention_load_transposed(tile->queries, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows,
+    int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
+    attention_load_transposed(tile->queries, part->attention->queries + row * plan->columns + head * plan->head_dim, plan->columns, rows,
         tile->mask.queries, plan->head_dim, attention_scale(plan->spec), tile->out);
     set_slope(&tile->mask, plan->spec, head);
     attention_tile_begin(tile);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     tile->prefetch = (AttentionPrefetch){{
         {out + (row * plan->heads + head) * plan->head_dim, plan->heads * plan->head_dim, rows, true},
-        {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
+        {part->attention->queries + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
     }};
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         attention_tile_add_block(
             tile, part->keys + key * plan->width, part->values + key * plan->width, key, int_min(ATTENTION_TILE, end - key));
-    for (int64_t i = 0; i < rows; i++) attention_tile_store(tile, i, out + ((row + i) * plan->heads + head) * plan->head_dim);
+    for (int64_t i = 0; i < rows; i++) {
+        T *to = out + ((row + i) * plan->heads + head) * plan->head_dim;
+        if (attention_sees_none(&tile->mask, i)) memset(to, 0, plan->head_dim * sizeof *to);
+        else attention_tile_store(tile, i, to);
+    }
     if (!sums) return;
     W log_sum[ATTENTION_TILE];
     for (int i = 0; i < ATTENTION_TILE; i++) log_sum[i] = (tile->maximum[i] + attention_log2(tile->sum[i])) * (W)M_LN2;
-    for (int64_t i = 0; i < rows; i++) sums[(row + i) * plan->heads + head] = log_sum[i];
+    for (int64_t i = 0; i < rows; i++)
+        sums[(row + i) * plan->heads + head] = attention_sees_none(&tile->mask, i) ? -(W)INFINITY : log_sum[i];
 }
 
 static void forward_part(const Part *part, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     AttentionTile tile;
     attention_tile_place(&tile, part->scratch, plan->head_dim);
-    for (int64_t block = part->begin; block < part->end; block++) {
-        if (plan->parts == 1) load_block(part->attention, part->pair, block, part->keys);
+    for (int64_t block = part->begin, loaded = 0; block < part->end; block++) {
+        if (plan->parts == 1) loaded = load_blocks(part, block, loaded);
         int64_t rows = mask_of_block(part, block, &tile.mask);
         for (int64_t h = 0; h < plan->group; h++) forward_tile(part, &tile, block, part->kv_head * plan->group + h, rows, out, sums);
     }
@@ -277,7 +317,7 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
     int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->mask.queries;
     const T *d_out = (const T *)call->in[ATTENTION_GRAD_D_OUT] + at, *out = (const T *)call->in[ATTENTION_GRAD_OUT] + at;
     const W *sums = (const W *)call->in[ATTENTION_GRAD_LOG_SUM] + row * plan->heads + head;
-    attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
+    attention_load(tile->rows, part->attention->queries + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
         plan->head_dim, attention_scale(plan->spec));
     attention_load(tile->d_rows, d_out, stride, rows, queries, plan->head_dim, 1);
     attention_transpose(tile->queries, tile->rows, queries, plan->width);
@@ -323,9 +363,11 @@ static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64
             d_scores + first, tile->delta + first, block_values + at * width, tile->d_outs + first, plan->head_dim, end - first);
         attention_prefetch_rows(&tile->prefetch, plan->head_dim);
         grad_panel(tile, panel, weights, d_scores);
-        AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* query i is token high[0] + i */
-        for (int q = 0; q < ATTENTION_GROUP_QUADS; q++)
-            ranges[q] = (AttentionRange){(int)int_max(first, key + at + q * ATTENTION_QUAD - (int64_t)mask->high[0]), end};
+        AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* earlier queries come before the keys of the quad */
+        for (int q = 0; q < ATTENTION_GROUP_QUADS; q++) {
+            while (first < end && mask->high[first] < (W)(key + at + q * ATTENTION_QUAD)) first++;
+            ranges[q] = (AttentionRange){first, end};
+        }
         sum_over_queries(part->d_values + (key + at) * width, weights, tile->d_rows, ranges, width);
         sum_over_queries(part->d_keys + (key + at) * width, d_scores, tile->rows, ranges, width);
     }
@@ -336,7 +378,7 @@ static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64
 
 static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
+    int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
     set_slope(&tile->mask, plan->spec, head);
     grad_tile_load(tile, part, call, row, head, rows);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
@@ -344,7 +386,7 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
     tile->prefetch = (AttentionPrefetch){{
         {to, plan->columns, rows, true},
-        {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
+        {part->attention->queries + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, stride, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_OUT] + at, stride, next_rows, false},
     }};
@@ -355,28 +397,28 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
         attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
 }
 
-/* First key block that a part adds to, whose query blocks begin at `begin`. */
-static int64_t first_block(const AttentionPlan *plan, int64_t begin) { return begin + 1 - reach(plan, begin); }
-
 /* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block), cast to COMPUTE. `d_rows` is
  * that of the first part. */
 static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
-    int64_t rows = int_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE);
+    int64_t rows = int_min(ATTENTION_TILE, plan->keys.rows - block * ATTENTION_TILE);
     W *sum = NULL;
     for (int64_t part = 0; part < plan->parts; part++) {
         int64_t begin = plan->begin[part], end = plan->begin[part + 1];
-        if (begin == end || block >= end || block < first_block(plan, begin)) continue;
+        if (begin == end || block < first_block(plan, begin) || block >= end_block(plan, end - 1)) continue;
         W *more = d_rows + part * plan->pair_elements + block * ATTENTION_TILE * plan->width;
         for (int64_t i = 0; sum && i < rows * plan->width; i++) sum[i] += more[i];
         if (!sum) sum = more;
     }
-    for (int64_t i = 0; i < rows; i++) attention_store_row(to + i * plan->columns, sum + i * plan->width, plan->head_dim, scale);
+    for (int64_t i = 0; i < rows; i++)
+        if (sum) attention_store_row(to + i * plan->key_columns, sum + i * plan->width, plan->head_dim, scale);
+        else memset(to + i * plan->key_columns, 0, plan->head_dim * sizeof *to); /* no query comes after these keys */
 }
 
 /* Stores dK and dV of a block of a pair; `d_keys` is that of its first part. */
-static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, T *d_qkv) {
-    int64_t row = pair % plan->sequences * plan->length + block * ATTENTION_TILE, kv_head = pair / plan->sequences;
-    T *to = d_qkv + row * plan->columns + (plan->heads + kv_head) * plan->head_dim;
+static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, const OpCall *call) {
+    T *packed = call->out[ATTENTION_GRAD_D_QKV],
+      *all = call->out[ATTENTION_GRAD_D_KV] ? call->out[ATTENTION_GRAD_D_KV] : packed + plan->heads * plan->head_dim;
+    T *to = all + block_offset(plan, pair, block);
     store_sum(plan, d_keys, block, (W)M_LN2, to); /* the scale of queries contains log2(e) */
     store_sum(plan, d_keys + plan->padded * plan->width, block, 1, to + plan->kv_heads * plan->head_dim);
 }
@@ -386,16 +428,17 @@ static void grad_part(const Part *part, const OpCall *call) {
     if (part->begin == part->end) return;
     GradTile tile;
     grad_tile_place(&tile, part->scratch, plan);
-    int64_t first = first_block(plan, part->begin) * ATTENTION_TILE, rows = part->end * ATTENTION_TILE - first;
+    int64_t first = first_block(plan, part->begin) * ATTENTION_TILE;
+    int64_t rows = int_max(end_block(plan, part->end - 1) * ATTENTION_TILE - first, 0);
     memset(part->d_keys + first * plan->width, 0, rows * plan->width * sizeof(W));
     memset(part->d_values + first * plan->width, 0, rows * plan->width * sizeof(W));
-    for (int64_t block = part->begin; block < part->end; block++) {
-        if (plan->parts == 1) load_block(part->attention, part->pair, block, part->keys);
+    for (int64_t block = part->begin, loaded = 0; block < part->end; block++) {
+        if (plan->parts == 1) loaded = load_blocks(part, block, loaded);
         int64_t rows_of_block = mask_of_block(part, block, &tile.mask);
         for (int64_t h = 0; h < plan->group; h++) grad_tile(&tile, part, call, block, part->kv_head * plan->group + h, rows_of_block);
     }
-    for (int64_t block = 0; plan->parts == 1 && block < plan->blocks; block++)
-        store_block_grad(plan, part->pair, block, part->d_keys, call->out[ATTENTION_GRAD_D_QKV]);
+    for (int64_t block = 0; plan->parts == 1 && block < plan->key_blocks; block++)
+        store_block_grad(plan, part->pair, block, part->d_keys, call);
 }
 
 CPU_OP(attention_grad, grad_workspace) {
@@ -408,7 +451,7 @@ CPU_OP(attention_grad, grad_workspace) {
     }
     if (plan->parts == 1) return;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        store_block_grad(plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements,
-            call->out[ATTENTION_GRAD_D_QKV]);
+    for (int64_t i = 0; i < plan->pairs * plan->key_blocks; i++)
+        store_block_grad(
+            plan, i / plan->key_blocks, i % plan->key_blocks, a.gradients + i / plan->key_blocks * plan->parts * plan->pair_elements, call);
 }

@@ -302,11 +302,13 @@ static inline void attention_prefetch_rows(AttentionPrefetch *prefetch, int64_t 
 
 /* -- Masks --------------------------------------------------------------------------------------------------------- */
 
-/* Mask of a tile: query i sees the keys low[i] .. high[i], a group or quad of queries the union of theirs. Entries
- * beyond the last query repeat it. Key numbers are below 2^24, thus exact in W. */
+/* Mask of a tile: query i sees the keys low[i] .. high[i], none where high[i] = low[i] - 1; a group or quad of queries
+ * the union of theirs. high does not decrease with i. Entries beyond the last query repeat it. Key numbers are below
+ * 2^24, thus exact in W. */
 typedef struct AttentionMask {
     _Alignas(64) W low[ATTENTION_TILE], high[ATTENTION_TILE];
-    W slope[ATTENTION_TILE]; /* where `sloped`: attention_slope; query i is the token high[i] */
+    W slope[ATTENTION_TILE], token[ATTENTION_TILE]; /* where `sloped`: attention_slope, and the query's token */
+    TokenRows key_tokens;
     bool sloped;
     int64_t queries;                                                           /* a multiple of ATTENTION_GROUP */
     int64_t first_key, last_key;                                               /* first and last key that any query sees */
@@ -330,12 +332,15 @@ static inline W attention_maximum(const W *x, int count) {
     return most;
 }
 
+static inline bool attention_sees_none(const AttentionMask *mask, int64_t query) { return mask->low[query] > mask->high[query]; }
+
 /* Completes a mask whose first `count` queries are set: repeats the last one up to whole groups, then finds the keys
  * that groups and quads see. */
 static inline void attention_mask_finish(AttentionMask *mask, int64_t count) {
     assert(count > 0);
     mask->queries = attention_width(count);
     for (int64_t i = count; i < mask->queries; i++) mask->low[i] = mask->low[count - 1], mask->high[i] = mask->high[count - 1];
+    for (int64_t i = count; i < mask->queries; i++) mask->token[i] = mask->token[count - 1];
     for (int64_t i = count; mask->sloped && i < mask->queries; i++) mask->slope[i] = mask->slope[count - 1];
     for (int64_t g = 0, i = 0; i < mask->queries; i = ATTENTION_GROUP * ++g) {
         mask->groups[g].low = attention_minimum(mask->low + i, ATTENTION_GROUP);
@@ -392,8 +397,9 @@ static inline void attention_panel_mask(const AttentionMask *mask, int64_t panel
 /* Adds the ALiBi bias to the scores of a panel. */
 static inline void attention_panel_bias(const AttentionMask *mask, int64_t panel, W *scores) {
     for (int64_t k = 0; k < ATTENTION_GROUP; k++) {
-        W *restrict score = scores + k * ATTENTION_TILE, at = (W)(mask->key + panel * ATTENTION_GROUP + k);
-        for (int i = mask->first[panel]; i < mask->end[panel]; i++) score[i] += mask->slope[i] * (at - mask->high[i]);
+        W *restrict score = scores + k * ATTENTION_TILE;
+        W token = (W)token_of_row(&mask->key_tokens, (int32_t)(mask->key + panel * ATTENTION_GROUP + k));
+        for (int i = mask->first[panel]; i < mask->end[panel]; i++) score[i] += mask->slope[i] * (token - mask->token[i]);
     }
 }
 
@@ -423,6 +429,7 @@ typedef struct AttentionTile {
  * attention_tile_begin. */
 static inline void attention_tile_place(AttentionTile *tile, W *scratch, int64_t head_dim) {
     tile->prefetch = (AttentionPrefetch){0};
+    tile->mask.key_tokens = (TokenRows){0}; /* keys are numbered by token, unless the caller says otherwise */
     tile->head_dim = head_dim;
     tile->width = attention_width(head_dim);
     tile->queries = scratch;

@@ -17,6 +17,7 @@ enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA }
 
 typedef struct Place {
     int64_t base;      /* first row of the sequence */
+    int64_t key_base;  /* its first row of keys */
     int head, kv_head; /* first head of the tile */
     int first, total;  /* first row of the tile; rows of the sequence, of all packed heads */
     int part, chunk;
@@ -25,8 +26,9 @@ typedef struct Place {
 /* Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
  * of held in registers. */
 INLINE Place place_of_block(const Attention *a, int rows, int parts) {
-    int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->length * a->packed;
-    return (Place){.base = (int64_t)(x / groups) * a->length,
+    int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
+    return (Place){.base = (int64_t)(x / groups) * a->query_rows.rows,
+        .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
         .first = ((total + rows - 1) / rows - 1 - opaque(block_y())) * rows,
@@ -96,7 +98,7 @@ INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax 
                 attention_store(f->out + at * a->head_dim, &out[n], r, p->part * columns + n * MMA, a->head_dim, inverse, there);
             continue;
         }
-        at += (int64_t)p->chunk * a->length * a->heads;
+        at += (int64_t)p->chunk * a->query_rows.rows * a->heads;
         if (first_of_row) f->partial_sum[at] = sum == 0 ? -__builtin_inff() : log_sum;
         UNROLL for (int n = 0; n < columns / MMA; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int column = p->part * columns + n * MMA + accumulator_column(c);
@@ -138,7 +140,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     Accumulator out[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&out[n]);
 
-    int64_t start = (a->cached ? 0 : place.base * a->key_stride) + place.kv_head * a->head_dim;
+    int64_t start = place.key_base * a->key_stride + place.kv_head * a->head_dim;
     Stage keys_stage, values_stage;
     Source next = source_at(a, a->keys, start, key, last, 0);
     if (key <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
@@ -210,7 +212,8 @@ LAUNCHERS(attention_hopper, AttentionHopper, attention_hopper_64, attention_hopp
 Attention attention_of(const OpCall *call) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    const bf16 *queries = call->in[ATTENTION_QKV], *keys = queries + h->heads * h->head_dim;
+    bool packed = !call->in[ATTENTION_KV];
+    const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + h->heads * h->head_dim : call->in[ATTENTION_KV];
     double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->head_dim);
     int32_t slopes = 1;
     while (slopes < attention_all_heads(spec)) slopes *= 2;
@@ -219,9 +222,10 @@ Attention attention_of(const OpCall *call) {
         .keys = keys,
         .values = keys + h->kv_heads * h->head_dim,
         .positions = call->in[ATTENTION_POSITIONS],
-        .query_stride = heads_columns(h),
-        .key_stride = heads_columns(h),
-        .length = (int32_t)spec->length,
+        .query_stride = call->in_shape[ATTENTION_QKV][1],
+        .key_stride = call->in_shape[packed ? ATTENTION_QKV : ATTENTION_KV][1],
+        .query_rows = token_rows(spec->length, spec->queries.ranks, spec->queries.rank),
+        .key_rows = token_rows(spec->length, spec->keys.ranks, spec->keys.rank),
         .heads = (int32_t)h->heads,
         .kv_heads = (int32_t)h->kv_heads,
         .head_dim = (int32_t)h->head_dim,
@@ -234,9 +238,15 @@ Attention attention_of(const OpCall *call) {
         .alibi = (float)spec->alibi};
 }
 
-bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences) {
+bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences) {
     return (uintptr_t)data % 16 == 0 &&
-           gpu_tensor_map(device, map, data, (int64_t[]){columns, length, sequences}, (int64_t[]){columns, length * columns});
+           gpu_tensor_map(device, map, data, (int64_t[]){columns, rows, sequences}, (int64_t[]){stride, rows * stride});
+}
+
+bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const Attention *a, int64_t sequences) {
+    int64_t columns = (int64_t)a->heads * a->head_dim, key_columns = (int64_t)a->kv_heads * a->head_dim * 2;
+    return attention_map(device, queries, a->queries, a->query_rows.rows, columns, a->query_stride, sequences) &&
+           attention_map(device, keys, a->keys, a->key_rows.rows, key_columns, a->key_stride, sequences);
 }
 
 /* Rows of queries of a block. */
@@ -248,7 +258,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     int rows = tile_rows(device, width), others = ATTENTION_KEYS * (width + columns), own = rows * width;
     bool holds = wave == 64 || width <= 64;
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
-        .y = divide_up((int64_t)a->length * a->packed, rows),
+        .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),
         .z = parts * forward->chunks,
         .threads = rows / ATTENTION_ROWS * wave,
         .shared = (!holds            ? own + others
@@ -261,13 +271,15 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 /* Launches the Hopper kernel; false where device or shape rule it out. */
 static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
-    int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->length;
+    int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int width = a->head_dim;
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum};
     bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
-    if (!fits || !attention_map(call->device, &hopper.qkv, a->queries, a->length, a->query_stride, sequences)) return false;
-    LaunchShape shape = {
-        .x = sequences * a->heads, .y = divide_up(a->length, HOPPER_ROWS), .threads = HOPPER_GROUPS * 128, .shared = hopper_shared(width)};
+    if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
+    LaunchShape shape = {.x = sequences * a->heads,
+        .y = divide_up(a->query_rows.rows, HOPPER_ROWS),
+        .threads = HOPPER_GROUPS * 128,
+        .shared = hopper_shared(width)};
     launch_attention_hopper(call->device, width == 128, shape, &hopper);
     return true;
 }
@@ -276,7 +288,7 @@ GPU_OP(attention) {
     AttentionForward forward = {
         .attention = attention_of(call), .out = call->out[ATTENTION_OUT], .log_sum = call->out[ATTENTION_LOG_SUM], .chunks = 1};
     if (launch_hopper(call, &forward)) return;
-    attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.length);
+    attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.query_rows.rows);
 }
 
 #endif

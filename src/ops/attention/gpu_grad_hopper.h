@@ -22,13 +22,14 @@
 /* Numbers of 64 queries. Those past the last one have log_sum = infinity, so that their weights are zero. */
 typedef struct HopperRows {
     float log_sum[64], delta[64];          /* log_sum to base 2 */
-    int32_t low[64];                       /* first keys that they see */
+    int32_t low[64], high[64];             /* first keys that they see, and last ones, which ascend */
     int32_t low_min, low_max, first, head; /* bounds of low[]; first row; head */
 } HopperRows;
 
 /* A block of keys and the tiles of queries it iterates over: first .. last of the heads head .. end_head - 1. In the
- * sums of dQ it follows block + `follows`, 1 or -1; `before` is the last tile that block - 1 reaches. */
-typedef struct GradItem { int32_t sequence, head, end_head, block, first, last, before, follows; } GradItem;
+ * sums of dQ it follows block + `follows`, 1 or -1, in the tiles that this block iterates over too: those from `edge` on,
+ * or up to it. */
+typedef struct GradItem { int32_t sequence, head, end_head, block, first, last, edge, follows; } GradItem;
 
 enum {
     GRAD_KEYS = 128,     /* keys of a block */
@@ -40,7 +41,7 @@ enum {
 };
 
 typedef struct AttentionGradHopper {
-    TensorMap qkv, d_out_map;
+    TensorMap queries, d_out_map, keys;
     Attention attention;
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
@@ -75,7 +76,7 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
     int first = wave_id() * 16 + lane_id() / lanes;
     u32x4 x[8], y[8];
     UNROLL for (int i = 0; i < count; i++) {
-        int row = min_int(first_row + first + i * at_once, a->length - 1);
+        int row = min_int(first_row + first + i * at_once, a->query_rows.rows - 1);
         int64_t at = ((base + row) * a->heads + head) * width + lane_id() % lanes * 8;
         x[i] = *(GLOBAL const u32x4 *)(g->d_out + at), y[i] = *(GLOBAL const u32x4 *)(g->out + at);
     }
@@ -85,10 +86,10 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
             to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
         UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         int row = first + i * at_once;
-        bool there = first_row + row < a->length;
+        bool there = first_row + row < a->query_rows.rows;
         if (lane_id() % lanes == 0) {
             to->delta[row] = there ? sum : 0;
-            to->log_sum[row] = there ? g->log_sum[(base + first_row + row) * a->heads + head] * LOG2_E : __builtin_inff();
+            to->log_sum[row] = there ? attention_log_sum(g->log_sum, (base + first_row + row) * a->heads + head) : __builtin_inff();
         }
     }
 }
@@ -97,17 +98,27 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
 INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     const Attention *a = &g->attention;
     int pieces = g->tiles * (s.tile / 64), sequence = block_x() / pieces, piece = block_x() % pieces, head = block_y(), first = piece * 64;
-    int64_t base = (int64_t)sequence * a->length, at = ((int64_t)sequence * a->heads + head) * pieces + piece;
+    int64_t base = (int64_t)sequence * a->query_rows.rows, at = ((int64_t)sequence * a->heads + head) * pieces + piece;
     GLOBAL HopperRows *to = g->rows + at;
     hopper_deltas(g, to, s.width, base, head, first);
     if (wave_id() > 0) return;
     KeyBounds seen = hopper_bounds(a, base, first, 64);
-    UNROLL for (int i = 0; i < 64; i += WAVE) to->low[i + lane_id()] =
-        attention_interval(a, base, min_int(first + i + lane_id(), a->length - 1)).low;
+    UNROLL for (int i = 0; i < 64; i += WAVE) {
+        Interval own = attention_interval(a, base, min_int(first + i + lane_id(), a->query_rows.rows - 1));
+        to->low[i + lane_id()] = own.low, to->high[i + lane_id()] = own.high;
+    }
     if (lane_id() > 0) return;
     to->low_min = seen.low_min, to->low_max = seen.low_max, to->first = first, to->head = head;
     if (piece % (s.tile / 64) == 0) g->marks[at / (s.tile / 64)] = 0;
     if (block_x() == 0 && head == 0) *g->next = 0;
+}
+
+/* The first tile with a query that comes after the first key of a block, or the last tile: a block with no such query
+ * iterates over that one all the same, and adds zeros. */
+INLINE int grad_first(const AttentionGradHopper *g, const GradShape s, int block) {
+    const Attention *a = &g->attention;
+    int tile = row_from_token(&a->query_rows, token_of_row(&a->key_rows, block * GRAD_KEYS)) / s.tile;
+    return min_int(tile, g->tiles - 1);
 }
 
 /* Writes item number block_x(); called by a warp. Groups, one per sequence and key-value head, are cut into chunks of
@@ -125,7 +136,7 @@ INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
         .sequence = group / g->attention.kv_heads, .head = group % g->attention.kv_heads * heads, .follows = chunk % 2 == 0 ? 1 : -1};
     item.end_head = item.head + heads;
     item.block = item.follows > 0 ? g->blocks - 1 - rank : rank;
-    item.first = item.block * GRAD_KEYS / s.tile;
+    item.first = grad_first(g, s, item.block);
     int keys = item.block * GRAD_KEYS, last = item.first * pieces, before = -1;
     GLOBAL const HopperRows *rows = g->rows + (int64_t)item.sequence * g->attention.heads * g->tiles * pieces;
     for (int i = item.first * pieces + lane_id(); i < g->tiles * pieces; i += WAVE) {
@@ -137,7 +148,9 @@ INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
         last = max_int(last, (int)shuffle(last, lane_id() ^ mask));
         before = max_int(before, (int)shuffle(before, lane_id() ^ mask));
     }
-    item.last = last / pieces, item.before = before < 0 ? -1 : before / pieces;
+    item.last = last / pieces;
+    if (item.follows > 0) item.edge = item.block + 1 < g->blocks ? grad_first(g, s, item.block + 1) : g->tiles;
+    else item.edge = item.block == 0 ? -1 : max_int(before < 0 ? -1 : before / pieces, grad_first(g, s, item.block - 1));
     if (lane_id() == 0) g->list[ticket] = item;
 }
 
@@ -219,7 +232,7 @@ INLINE void warp_arrive(SharedBarrier b) {
 /* -- The thread that copies ---------------------------------------------------------------------------------------- */
 
 /* Copies the walk's current tile to the stage of `ring`, once that is empty; advances both. */
-INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t map, const AttentionGradHopper *g, LOCAL const GradItem *item,
+INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t maps, const AttentionGradHopper *g, LOCAL const GradItem *item,
     GradWalk *w, Ring *ring) {
     const int bytes = s.tile / 64 * (int)sizeof(HopperRows);
     SharedBarrier full = b->full + ring->stage;
@@ -227,14 +240,14 @@ INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t map, c
     if (ring->phase > 0) shared_barrier_wait(b->empty + ring->stage, ring->phase - 1);
     shared_barrier_expect(full, 2 * s.tile * s.width * 2 + bytes);
     copy_bytes(grad_rows(b, s, ring->stage), g->rows + grad_place(g, item, w) * (s.tile / 64), bytes, full);
-    copy_rows(to, map, s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
-    copy_rows(to + s.tile * s.width, map + sizeof(TensorMap), s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
+    copy_rows(to, maps, s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
+    copy_rows(to + s.tile * s.width, maps + sizeof(TensorMap), s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
     ring_advance(ring, GRAD_STAGES);
     grad_walk_next(w, item);
 }
 
 INLINE void keys_fetch(const GradBlock *b, const GradShape s, uint64_t map, const Attention *a, LOCAL const GradItem *item) {
-    int column = (a->heads + item->head / (item->end_head - item->head)) * s.width, row = item->block * GRAD_KEYS;
+    int column = item->head / (item->end_head - item->head) * s.width, row = item->block * GRAD_KEYS;
     shared_barrier_expect(b->keys_full, 2 * GRAD_KEYS * s.width * 2);
     copy_rows(b->keys, map, s.width, GRAD_KEYS, column, row, item->sequence, b->keys_full);
     copy_rows(b->values, map, s.width, GRAD_KEYS, column + a->kv_heads * s.width, row, item->sequence, b->keys_full);
@@ -242,7 +255,7 @@ INLINE void keys_fetch(const GradBlock *b, const GradShape s, uint64_t map, cons
 
 /* Loop of the copying thread: the first queries of an item are in flight before the keys of the previous item are
  * released. */
-INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, uint64_t map) {
+INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, uint64_t maps) {
     Ring ring = {0};
     for (int index = 0;; index++) {
         LOCAL GradItem *item = b->items + index % GRAD_ITEMS;
@@ -254,11 +267,11 @@ INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const Gr
             ((LOCAL u32x4 *)item)[0] = from[0], ((LOCAL u32x4 *)item)[1] = from[1];
         }
         GradWalk walk = grad_walk(item);
-        if (more) queries_fetch(b, s, map, g, item, &walk, &ring);
+        if (more) queries_fetch(b, s, maps, g, item, &walk, &ring);
         if (index > 0) shared_barrier_wait(b->keys_empty, index - 1);
         if (!more) break;
-        keys_fetch(b, s, map, &g->attention, item);
-        for (int left = grad_steps(item); left > 1; left--) queries_fetch(b, s, map, g, item, &walk, &ring);
+        keys_fetch(b, s, maps + 2 * sizeof(TensorMap), &g->attention, item);
+        for (int left = grad_steps(item); left > 1; left--) queries_fetch(b, s, maps, g, item, &walk, &ring);
     }
     shared_barrier_arrive(b->keys_full);
 }
@@ -266,24 +279,20 @@ INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const Gr
 /* -- The threads that add to dQ ------------------------------------------------------------------------------------ */
 
 /* Whether the item is the first to add to a tile of dQ, so that it overwrites. */
-INLINE bool grad_overwrites(const GradShape s, LOCAL const GradItem *item, int tile) {
-    return item->follows > 0 ? item->block == tile * s.tile / GRAD_KEYS : item->block == 0 || tile > item->before;
-}
+INLINE bool grad_overwrites(LOCAL const GradItem *item, int tile) { return item->follows > 0 ? tile < item->edge : tile > item->edge; }
 
 /* Waits until the item's predecessor has added to the step's tile, then arrives at `turns`: one thread does so in
  * advance of those that add. */
-INLINE void queries_wait_turn(
-    const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
-    if (!grad_overwrites(s, item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
+INLINE void queries_wait_turn(const AttentionGradHopper *g, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
+    if (!grad_overwrites(item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
     if (step > 0) shared_barrier_wait(b->sums_empty, step - 1);
     shared_barrier_arrive(b->turns + step % 2);
 }
 
 /* Adds both groups' parts of a step to dQ, then sets the tile's mark. */
-INLINE void queries_add(
-    const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
+INLINE void queries_add(const AttentionGradHopper *g, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
     int place = (int)grad_place(g, item, w);
-    bool overwrites = grad_overwrites(s, item, w->tile);
+    bool overwrites = grad_overwrites(item, w->tile);
     shared_barrier_wait(b->turns + step % 2, step / 2);
     fence_global_to_async();
     UNROLL for (int i = 0; i < GRAD_GROUPS; i++) {
@@ -301,7 +310,7 @@ INLINE void queries_add(
 
 /* Loop of the threads that add: `role` 0 and 1 add in even and odd steps, since an addition takes longer than a step;
  * role 2 waits for turns. */
-INLINE void grad_add(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int role) {
+INLINE void grad_add(const AttentionGradHopper *g, const GradBlock *b, int role) {
     int step = 0;
     for (int index = 0;; index++) {
         LOCAL const GradItem *item = b->items + index % GRAD_ITEMS;
@@ -310,8 +319,8 @@ INLINE void grad_add(const AttentionGradHopper *g, const GradShape s, const Grad
         if (item->end_head == 0) return;
         GradWalk walk = grad_walk(item);
         for (int left = grad_steps(item); left > 0; left--) {
-            if (role == 2) queries_wait_turn(g, s, b, item, &walk, step);
-            else if (role == step % 2) queries_add(g, s, b, item, &walk, step);
+            if (role == 2) queries_wait_turn(g, b, item, &walk, step);
+            else if (role == step % 2) queries_add(g, b, item, &walk, step);
             grad_walk_next(&walk, item);
             step++;
         }
@@ -366,12 +375,13 @@ INLINE void sums_clear(float *x, const int columns) { UNROLL for (int i = 0; i <
 INLINE void hopper_mask_keys(float *x, const int tile, const Attention *a, int key, LOCAL const HopperRows *rows) {
     float slope = attention_slope(a, rows->head);
     int lane = opaque(lane_id()), first = lane % 4 * 2, from = key + opaque(wave_id()) % 4 * 16 + lane / 4;
+    int tokens[2] = {token_of_row(&a->key_rows, from), token_of_row(&a->key_rows, from + 8)};
     UNROLL for (int i = 0; i < tile / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) {
-        int column = i * 2 + first + e, low = rows[i / 32].low[i * 2 % 64 + first + e], high = rows->first + column;
+        int column = i * 2 % 64 + first + e, low = rows[i / 32].low[column], count = rows[i / 32].high[column] + 1 - low;
+        int token = token_of_row(&a->query_rows, rows->first + i * 2 + first + e);
         UNROLL for (int r = 0; r < 2; r++) {
-            int number = from + r * 8;
-            float biased = x[i + 2 * r + e] + slope * (float)(number - high);
-            x[i + 2 * r + e] = (unsigned)(number - low) <= (unsigned)(high - low) ? biased : -__builtin_inff();
+            float biased = x[i + 2 * r + e] + slope * (float)(tokens[r] - token);
+            x[i + 2 * r + e] = (unsigned)(from + r * 8 - low) < (unsigned)count ? biased : -__builtin_inff();
         }
     }
 }
@@ -379,7 +389,7 @@ INLINE void hopper_mask_keys(float *x, const int tile, const Attention *a, int k
 INLINE bool keys_all_seen(const GradShape s, int key, LOCAL const HopperRows *rows) {
     int low = rows[0].low_max;
     UNROLL for (int i = 1; i < s.tile / 64; i++) low = max_int(low, rows[i].low_max);
-    return key >= low && key + GROUP_ROWS - 1 <= rows->first;
+    return key >= low && key + GROUP_ROWS - 1 <= rows->high[0];
 }
 
 /* S -> P of 64 keys from `key` on; columns are queries. */
@@ -509,11 +519,11 @@ INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const
         while (--left > 0) next_step(&sums, g, s, b, key, &ring, group, step++);
         last_step(&sums, s, b, &ring, group, step - 1);
         item = b->items + opaque(index) % GRAD_ITEMS;
-        int64_t to = (int64_t)item->sequence * a->length * a->key_stride + item->head / (item->end_head - item->head) * s.width;
+        int64_t to = (int64_t)item->sequence * a->key_rows.rows * a->key_stride + item->head / (item->end_head - item->head) * s.width;
         warp_arrive(b->keys_empty);
         float factor = a->scale * LN_2;
-        store_sums(g->d_keys + to, a->key_stride, sums.d_keys, s.width, key, a->length, (float[]){factor, factor});
-        store_sums(g->d_values + to, a->key_stride, sums.d_values, s.width, key, a->length, (float[]){1, 1});
+        store_sums(g->d_keys + to, a->key_stride, sums.d_keys, s.width, key, a->key_rows.rows, (float[]){factor, factor});
+        store_sums(g->d_values + to, a->key_stride, sums.d_values, s.width, key, a->key_rows.rows, (float[]){1, 1});
     }
 }
 
@@ -525,7 +535,7 @@ INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const G
         registers_lower(24);
         if (lane_id() > 0) return;
         if (wave_id() == GRAD_GROUPS * 4) grad_fetch(g, s, &block, maps);
-        else grad_add(g, s, &block, wave_id() - GRAD_GROUPS * 4 - 1);
+        else grad_add(g, &block, wave_id() - GRAD_GROUPS * 4 - 1);
     } else {
         registers_raise(240);
         grad_multiply(g, s, &block);
@@ -542,13 +552,14 @@ INLINE void hopper_queries_round(const AttentionGradHopper *g, const GradShape s
     int64_t place = ((int64_t)sequence * a->heads + head) * g->tiles + tile;
     GLOBAL const f32x4 *from = (GLOBAL const f32x4 *)(g->sums + (place * GRAD_GROUPS + group) * GRAD_PART);
     float x[32], factor = a->scale * LN_2;
+    bool seen = g->marks[place] != 0; /* by the queries: any block of keys */
     UNROLL for (int i = 0; i < 8; i++) {
         f32x4 four = from[i * WARPGROUP + thread_id() % WARPGROUP];
-        UNROLL for (int e = 0; e < 4; e++) x[4 * i + e] = four[e];
+        UNROLL for (int e = 0; e < 4; e++) x[4 * i + e] = seen ? four[e] : 0;
     }
     int first = tile * s.tile + (s.tile == 128 ? group * 64 : 0), column = head * s.width + (s.width == 128 ? group * 64 : 0);
-    store_sums(g->d_queries + (int64_t)sequence * a->length * a->query_stride + column, a->query_stride, x, 64, first, a->length,
-        (float[]){factor, factor});
+    store_sums(g->d_queries + (int64_t)sequence * a->query_rows.rows * a->query_stride + column, a->query_stride, x, 64, first,
+        a->query_rows.rows, (float[]){factor, factor});
 }
 
 #endif

@@ -20,7 +20,7 @@ enum {
 };
 
 typedef struct AttentionHopper {
-    TensorMap qkv; /* [sequences][length][columns] in boxes of 64 x 64 */
+    TensorMap queries, keys; /* [sequences][rows][columns of all heads] in boxes of 64 x 64; values are behind keys */
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum;
@@ -33,9 +33,11 @@ static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES
 
 #ifndef GPU_DEVICE
 
-/* Makes the tensor map of packed rows [sequences][length][columns]; false where the device or the address does not
- * allow one. */
-bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences);
+/* Makes the tensor map of [sequences][rows][columns], `stride` elements from row to row; false where the device or the
+ * address does not allow one. */
+bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences);
+/* Those of queries, and of keys with values. */
+bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const Attention *a, int64_t sequences);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -45,8 +47,8 @@ extern LOCAL bf16 hopper_tiles[] __attribute__((aligned(1024)));
 
 /* attention_bounds over any number of rows, `rows` constant. */
 INLINE KeyBounds hopper_bounds(const Attention *a, int64_t base, int first, const int rows) {
-    KeyBounds e = attention_bounds(a, base, first, WAVE, a->length);
-    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, a->length));
+    KeyBounds e = attention_bounds(a, base, first, WAVE, a->query_rows.rows);
+    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, a->query_rows.rows));
     return e;
 }
 
@@ -78,15 +80,22 @@ INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float sca
  * -inf. */
 INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t base, int head, int first, int key) {
     float slope = attention_slope(a, head);
+    int jump = attention_jump(a, key, keys);
     UNROLL for (int r = 0; r < 2; r++) {
-        Interval seen = attention_interval(a, base, min_int(first + group_row(r), a->length - 1));
-        int from = key + opaque(lane_id()) % 4 * 2, low = seen.low - from;
-        unsigned back = seen.high - seen.low;
-        if (a->alibi > 0)
+        int row = min_int(first + group_row(r), a->query_rows.rows - 1), after = opaque(lane_id()) % 4 * 2, from = key + after;
+        Interval seen = attention_interval(a, base, row);
+        int low = seen.low - from;
+        unsigned count = seen.high + 1 - seen.low;
+        if (a->alibi > 0) {
+            int distance = attention_distance(a, base, row, key) + after;
             UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) x[i + e] +=
-                slope * (float)(i / 4 * 8 + e + from - seen.high);
+                slope * (float)(i / 4 * 8 + e + distance);
+            if (jump != 0)
+                UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) x[i + e] +=
+                    i / 4 * 8 + e + from < a->key_rows.half ? 0 : slope * (float)jump;
+        }
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) x[i + e] =
-            (unsigned)(i / 4 * 8 + e - low) <= back ? x[i + e] : -__builtin_inff();
+            (unsigned)(i / 4 * 8 + e - low) < count ? x[i + e] : -__builtin_inff();
     }
 }
 
@@ -104,7 +113,7 @@ INLINE HopperPlace hopper_place(const Attention *a, const int rows) {
     return (HopperPlace){.sequence = x / a->heads,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((a->length + rows - 1) / rows - 1 - opaque(block_y())) * rows};
+        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque(block_y())) * rows};
 }
 
 /* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns and all rows. */
@@ -116,7 +125,7 @@ INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int r
 /* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values of tile i - 1, for i
  * > 0. Tile 0 starts at key number `key`. */
 typedef struct Rounds {
-    uint64_t map;
+    uint64_t queries_map, keys_map;
     LOCAL bf16 *queries, *stages;
     SharedBarrier full, empty, queries_full;
     int key_column, value_column, sequence, key, tiles;
@@ -127,8 +136,8 @@ INLINE void round_fill(const Rounds *r, const int width, const int keys, int rou
     LOCAL bf16 *to = r->stages + stage * 2 * elements;
     int key = r->key + round * keys, parts = (round < r->tiles) + (round > 0);
     shared_barrier_expect(r->full + stage, parts * elements * 2);
-    if (round < r->tiles) copy_rows(to, r->map, width, keys, r->key_column, key, r->sequence, r->full + stage);
-    if (round > 0) copy_rows(to + elements, r->map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
+    if (round < r->tiles) copy_rows(to, r->keys_map, width, keys, r->key_column, key, r->sequence, r->full + stage);
+    if (round > 0) copy_rows(to + elements, r->keys_map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
 }
 
 /* Initializes the barriers and starts the first copies; called by the thread that fills stages. */
@@ -138,7 +147,7 @@ INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width, 
     fence_shared_to_async();
     shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
     UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
-        copy_rows(r->queries + i * width, r->map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
+        copy_rows(r->queries + i * width, r->queries_map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
     for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, keys, i, i);
 }
 
@@ -193,16 +202,16 @@ INLINE void store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const in
 INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
     const Attention *a = &h->attention;
     int first = place->first + wave_id() / 4 * GROUP_ROWS;
-    int64_t base = (int64_t)place->sequence * a->length;
+    int64_t base = (int64_t)place->sequence * a->query_rows.rows;
     float inverse[2];
     UNROLL for (int r = 0; r < 2; r++) {
         float sum = lanes_sum(s->sum[r]);
         int row = first + group_row(r);
-        inverse[r] = fast_reciprocal(sum);
-        if (lane_id() % 4 == 0 && row < a->length && h->log_sum)
+        inverse[r] = sum == 0 ? 0 : fast_reciprocal(sum);
+        if (lane_id() % 4 == 0 && row < a->query_rows.rows && h->log_sum)
             h->log_sum[(base + row) * a->heads + place->head] = (s->maximum[r] * a->scale + fast_log2(sum)) * LN_2;
     }
-    store_sums(h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->length, inverse);
+    store_sums(h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
 }
 
 /* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's previous round. */
@@ -213,17 +222,18 @@ INLINE void pingpong_pass(int group, int round, int rounds) {
     if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
-INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int width, const int keys) {
+INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width, const int keys) {
     const Attention *a = &h->attention;
     const int stage_elements = 2 * keys * width;
     HopperPlace place = hopper_place(a, HOPPER_ROWS);
-    int64_t base = (int64_t)place.sequence * a->length;
+    int64_t base = (int64_t)place.sequence * a->query_rows.rows;
     int group = wave_id() / 4, first = place.first + group * GROUP_ROWS;
     KeyBounds block = hopper_bounds(a, base, place.first, HOPPER_ROWS), own = hopper_bounds(a, base, first, GROUP_ROWS);
     int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
     LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
     SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
-    Rounds rounds = {.map = map,
+    Rounds rounds = {.queries_map = maps,
+        .keys_map = maps + sizeof(TensorMap),
         .queries = hopper_tiles,
         .stages = stages,
         .full = full,
@@ -232,8 +242,8 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int widt
         .sequence = place.sequence,
         .key = key,
         .tiles = tiles,
-        .key_column = (a->heads + place.kv_head) * width,
-        .value_column = (a->heads + a->kv_heads + place.kv_head) * width};
+        .key_column = place.kv_head * width,
+        .value_column = (a->kv_heads + place.kv_head) * width};
     bool fills = thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP;
     if (fills) rounds_init(&rounds, &place, width, keys);
     barrier();

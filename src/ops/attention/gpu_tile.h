@@ -9,18 +9,19 @@
 
 #include "backend/gpu/gpu.h"
 #include "ops/attention/deal.h"
+#include "ops/attention/tokens.h"
 
 enum {
     ATTENTION_ROWS = 32, /* query rows of a wave */
     ATTENTION_KEYS = 64, /* keys of a tile in the forward pass */
 };
 
-/* A call, for all kernels. Rows and keys are numbered within their sequence. */
+/* A call, for all kernels. Rows of queries and of keys are numbered within their sequence. */
 typedef struct Attention {
     GLOBAL const bf16 *queries, *keys, *values; /* of head 0, row 0 */
     GLOBAL const int32_t *positions;
     int64_t query_stride, key_stride; /* elements from row to row */
-    int32_t length;                   /* query rows of a sequence */
+    TokenRows query_rows, key_rows;   /* of a sequence; keys of a cache have no end */
     int32_t heads, kv_heads, head_dim, window;
     int32_t cached; /* keys are the rows of a cache up to positions[row], not those of the sequence */
     Deal deal;      /* where ranks share the cache: `keys` are a rank's part of it; ranks 0: they are all */
@@ -69,17 +70,24 @@ INLINE int attention_packed_head(const Attention *a, int row) { return a->packed
 
 typedef struct Interval { int low, high; } Interval;
 
-/* The keys that row `row` of the sequence that begins at row `base` sees; of a rank's part perhaps none, low > high. */
+/* The keys that row `row` of the sequence that begins at row `base` sees; none where high = low - 1. */
 INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
-    int position = a->positions[base + row], high = a->cached ? position : row, back = position < 0 ? 0 : position < high ? position : high;
+    int position = a->positions[base + row], token = a->cached ? position : token_of_row(&a->query_rows, row);
+    int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
-    if (a->deal.ranks == 0) return (Interval){high - back, high};
-    return (Interval){(int)deal_rows(a->deal, high - back), (int)deal_rows(a->deal, high + 1) - 1};
+    if (a->deal.ranks > 0) return (Interval){(int)deal_rows(a->deal, token - back), (int)deal_rows(a->deal, token + 1) - 1};
+    return (Interval){row_from_token(&a->key_rows, token - back), row_from_token(&a->key_rows, token + 1) - 1};
 }
 
-/* How far key `key`, the first of a tile, lies behind the row's own, of which `seen` is the interval; < 0: before it. */
-INLINE int attention_distance(const Attention *a, int64_t base, int row, Interval seen, int key) {
-    return a->deal.ranks == 0 ? key - seen.high : (int)deal_position(a->deal, key) - a->positions[base + row];
+/* How far key `key`, the first of a tile, lies behind row `row`; < 0: before it. So does each key of the tile as much
+ * further as it comes after the first one, but those from key_rows.half on by attention_jump more. */
+INLINE int attention_distance(const Attention *a, int64_t base, int row, int key) {
+    int token = a->deal.ranks > 0 ? (int)deal_position(a->deal, key) : token_of_row(&a->key_rows, key);
+    return token - (a->cached ? a->positions[base + row] : token_of_row(&a->query_rows, row));
+}
+/* By how much a tile of keys jumps, 0 for most. */
+INLINE int attention_jump(const Attention *a, int key, int keys) {
+    return key < a->key_rows.half && key + keys > a->key_rows.half ? a->key_rows.second - a->key_rows.first : 0;
 }
 
 /* ALiBi slope of a head (AttentionSpec), in units of raw scores: by how much a score falls per key of distance. */
@@ -127,18 +135,29 @@ INLINE bool bounds_cover(const KeyBounds *e, int first, int last) { return first
  * registers. */
 INLINE void attention_mask(
     Accumulator *scores, const int blocks, const Attention *a, int64_t base, int head, int first, int total, int key) {
+    int jump = attention_jump(a, key, blocks * MMA);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = min_int(first + accumulator_row(r), total - 1);
         Interval seen = attention_interval(a, base, attention_token(a, row));
         float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;
-        int distance = attention_distance(a, base, attention_token(a, row), seen, key) + accumulator_first();
+        int distance = attention_distance(a, base, attention_token(a, row), key) + accumulator_first();
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int at = n * MMA + accumulator_step(c);
             float biased = accumulator_get(&scores[n], r, c) + slope * (float)(at + distance);
             accumulator_set(&scores[n], r, c, at >= low && at <= high ? biased : -__builtin_inff());
         }
+        if (jump != 0 && a->alibi > 0) UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+                float jumped = from + n * MMA + accumulator_step(c) < a->key_rows.half ? 0 : slope * (float)jump;
+                accumulator_set(&scores[n], r, c, accumulator_get(&scores[n], r, c) + jumped);
+            }
     }
+}
+
+/* A log-sum-exp that the forward pass kept, to base 2. Infinity for a row that sees no key, so that its weights are 0. */
+INLINE float attention_log_sum(GLOBAL const float *log_sum, int64_t at) {
+    float x = log_sum[at];
+    return x == -__builtin_inff() ? __builtin_inff() : x * LOG2_E;
 }
 
 /* -- Rows from and to global memory -------------------------------------------------------------------------------- */

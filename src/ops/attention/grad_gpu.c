@@ -41,7 +41,7 @@ enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES
 
 /* delta of each row and head, and bounds of each tile; a block for each tile of queries and head. */
 KERNEL(attention_delta, AttentionGrad) {
-    int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.length, first = tile * TILE;
+    int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.query_rows.rows, first = tile * TILE;
     int64_t base = (int64_t)sequence * length;
     KeyBounds seen = attention_bounds(&a.attention, base, first, TILE, length);
     if (block_y() == 0 && thread_id() == 0) a.reach[2 * block_x()] = seen.low_min, a.reach[2 * block_x() + 1] = seen.low_max;
@@ -95,16 +95,17 @@ INLINE void load_held_rows(Operand *held, LOCAL bf16 *tile, const int width, con
 /* -- Gradients of queries ------------------------------------------------------------------------------------------ */
 
 typedef struct QueryPlace {
-    int64_t base;
+    int64_t base, key_base;
     int head, kv_head, first, part;
 } QueryPlace;
 
 INLINE QueryPlace query_place(const Attention *a, const int rows) {
     int x = opaque(block_x()), head = x % a->heads;
-    return (QueryPlace){.base = (int64_t)(x / a->heads) * a->length,
+    return (QueryPlace){.base = (int64_t)(x / a->heads) * a->query_rows.rows,
+        .key_base = (int64_t)(x / a->heads) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((a->length + rows - 1) / rows - 1 - opaque(block_y())) * rows,
+        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque(block_y())) * rows,
         .part = opaque(block_z())};
 }
 
@@ -126,20 +127,21 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     QueryPlace place = query_place(a, rows);
     LOCAL bf16 *queries = attention_tiles, *d_outs = queries + (HOLDS ? 0 : rows * width), *tiles = d_outs + (HOLDS ? 0 : rows * width);
     int first = place.first + wave_id() * MMA;
-    KeyBounds block = attention_bounds(a, place.base, place.first, rows, a->length);
-    KeyBounds wave = attention_bounds(a, place.base, first, MMA, a->length);
+    const int length = a->query_rows.rows;
+    KeyBounds block = attention_bounds(a, place.base, place.first, rows, length);
+    KeyBounds wave = attention_bounds(a, place.base, first, MMA, length);
 
     Operand held_queries[MOST_WIDTH / MMA], held_d_outs[MOST_WIDTH / MMA];
     int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->head_dim;
-    Source q = rows_of(a->queries, a->query_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
-    Source d = rows_of(g->d_out, out_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
+    Source q = rows_of(a->queries, a->query_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
+    Source d = rows_of(g->d_out, out_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
     if (HOLDS)
         load_held_rows(held_queries, queries, width, rows, threads, &q), load_held_rows(held_d_outs, d_outs, width, rows, threads, &d);
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
     float log_sum[LANE_ROWS], delta[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int64_t at = (place.base + min_int(first + accumulator_row(r), a->length - 1)) * a->heads + place.head;
-        log_sum[r] = g->log_sum[at] * LOG2_E;
+        int64_t at = (place.base + min_int(first + accumulator_row(r), length - 1)) * a->heads + place.head;
+        log_sum[r] = attention_log_sum(g->log_sum, at);
         delta[r] = g->delta[at];
     }
     Accumulator sums[MOST_COLUMNS / MMA];
@@ -149,10 +151,12 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     int64_t column = place.kv_head * a->head_dim;
     Stage k_stage, v_stage;
     LOCAL bf16 *keys = tiles, *values = tiles + MMA * width;
-    Source k = rows_of(a->keys, a->key_stride, place.base + key, column, last + 1 - key, a->head_dim);
-    Source v = rows_of(a->values, a->key_stride, place.base + key, column, last + 1 - key, a->head_dim);
-    stage_begin(&k_stage, keys, width, MMA, threads, &k);
-    stage_begin(&v_stage, values, width, MMA, threads, &v);
+    Source k = rows_of(a->keys, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
+    Source v = rows_of(a->values, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
+    if (key <= last) {
+        stage_begin(&k_stage, keys, width, MMA, threads, &k);
+        stage_begin(&v_stage, values, width, MMA, threads, &v);
+    }
     for (int buffer = 0; key <= last; key += MMA) {
         stage_end(&k_stage, keys, width, MMA, threads, &k, 0);
         stage_end(&v_stage, values, width, MMA, threads, &v, 0);
@@ -160,8 +164,8 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         buffer = (buffer + 1) % buffers;
         LOCAL bf16 *next = tiles + buffer * 2 * MMA * width;
         if (key + MMA <= last) {
-            k = rows_of(a->keys, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
-            v = rows_of(a->values, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            k = rows_of(a->keys, a->key_stride, place.key_base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            v = rows_of(a->values, a->key_stride, place.key_base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
             stage_begin(&k_stage, next, width, MMA, threads, &k);
             stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
         }
@@ -171,7 +175,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
             scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
             if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
                 QueryPlace again = query_place(a, rows);
-                attention_mask(&scores, 1, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->length, key);
+                attention_mask(&scores, 1, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->query_rows.rows, key);
             }
             score_gradients(&scores, &d_weights, a->scale, log_sum, delta);
             Operand d_scores, operand;
@@ -190,7 +194,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         int at = place.first + wave_id() * MMA + accumulator_row(r);
         GLOBAL bf16 *to = g->d_queries + (place.base + at) * a->query_stride + place.head * a->head_dim;
         UNROLL for (int n = 0; n < columns / MMA; n++)
-            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, at < a->length);
+            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, at < a->query_rows.rows);
     }
 }
 
@@ -219,32 +223,33 @@ INLINE bool walk_next(Walk *walk) {
     return --walk->heads_left > 0;
 }
 
-/* Numbers of a tile's queries, in shared memory. */
+/* Numbers of a tile's queries, in shared memory. Last keys ascend. */
 typedef struct RowTile {
     float log_sum[TILE], delta[TILE];
-    int low[TILE];
+    int low[TILE], high[TILE];
 } RowTile;
 /* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
 typedef struct QueryStage {
     Stage queries, d_outs;
     Source q, d;
     float log_sum, delta;
-    int low, low_max;
+    Interval seen;
+    int low_max;
 } QueryStage;
 
 /* Queries past the last one get weights of zero. */
 INLINE void query_stage_begin(
     QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
     const Attention *a = &g->attention;
-    int first = opaque(walk->tile) * TILE, rows = a->length - first, row = first + thread_id() % TILE;
-    int64_t base = (int64_t)walk->sequence * a->length, at = (base + row) * a->heads + walk->head;
+    int first = opaque(walk->tile) * TILE, length = a->query_rows.rows, rows = length - first, row = first + thread_id() % TILE;
+    int64_t base = (int64_t)walk->sequence * length, at = (base + row) * a->heads + walk->head;
     stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
     stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
     stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
     stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
-    stage->log_sum = row < a->length ? g->log_sum[at] * LOG2_E : __builtin_inff();
-    stage->delta = row < a->length ? g->delta[at] : 0;
-    stage->low = row < a->length ? attention_interval(a, base, row).low : 0;
+    stage->log_sum = row < length ? attention_log_sum(g->log_sum, at) : __builtin_inff();
+    stage->delta = row < length ? g->delta[at] : 0;
+    stage->seen = row < length ? attention_interval(a, base, row) : (Interval){0, -1};
     stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
 }
 INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads) {
@@ -253,7 +258,7 @@ INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL Row
     if (thread_id() >= TILE) return;
     rows->log_sum[thread_id()] = stage->log_sum;
     rows->delta[thread_id()] = stage->delta;
-    rows->low[thread_id()] = stage->low;
+    rows->low[thread_id()] = stage->seen.low, rows->high[thread_id()] = stage->seen.high;
 }
 
 /* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf; queries are from
@@ -261,10 +266,11 @@ INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL Row
 INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
     float slope = attention_slope(a, head);
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-        int column = accumulator_column(c), low = rows->low[at + column], high = query + column;
+        int column = accumulator_column(c), low = rows->low[at + column], high = rows->high[at + column];
+        int token = token_of_row(&a->query_rows, query + column);
         UNROLL for (int r = 0; r < LANE_ROWS; r++) {
             int number = key + accumulator_row(r);
-            float biased = accumulator_get(scores, r, c) + slope * (float)(number - high);
+            float biased = accumulator_get(scores, r, c) + slope * (float)(token_of_row(&a->key_rows, number) - token);
             accumulator_set(scores, r, c, number >= low && number <= high ? biased : -__builtin_inff());
         }
     }
@@ -309,23 +315,23 @@ INLINE void gradient_of_keys(
     const bool early = buffers == 2 || WAVE == 64; /* the next tile can be in flight during the work on this one */
     const Attention *a = &g->attention;
     int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, group = a->heads / a->kv_heads, first_key = block_y() * rows;
-    int64_t base = (int64_t)sequence * a->length;
+    int64_t base = (int64_t)sequence * a->key_rows.rows;
     int share = wave_id() % split, own = wave_id() / split * MMA, key = first_key + own;
 
     LOCAL bf16 *keys = attention_tiles, *values = keys + (HOLDS ? 0 : rows * width), *tiles = values + (HOLDS ? 0 : rows * width);
     LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + (HOLDS ? max_int(rows, 2 * TILE) : buffers * 2 * TILE) * width);
     LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
     Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
-    Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
-    Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
+    Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
+    Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
     if (HOLDS) load_held_rows(held_keys, keys, width, rows, threads, &k), load_held_rows(held_values, values, width, rows, threads, &v);
     else tile_load(keys, width, rows, threads, &k), tile_load(values, width, rows, threads, &v);
 
     Accumulator d_keys[MOST_COLUMNS / MMA], d_values[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < own_columns / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
 
-    Walk walk = {
-        .sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_key / TILE, .tile = first_key / TILE};
+    int first_tile = row_from_token(&a->query_rows, token_of_row(&a->key_rows, first_key)) / TILE;
+    Walk walk = {.sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_tile, .tile = first_tile};
     walk.last_tile = last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1);
     QueryStage stage;
     LOCAL bf16 *tile = tiles;
@@ -348,7 +354,8 @@ INLINE void gradient_of_keys(
             Accumulator scores, d_weights;
             scores_and_d_weights(&scores, &d_weights, width, held_keys, held_values, keys + own * width, values + own * width,
                 queries + at * width, d_outs + at * width);
-            if (a->alibi > 0 || key < low_max || key + MMA - 1 > query + at) mask_keys(&scores, a, head, key, query + at, row_tile, at);
+            if (a->alibi > 0 || key < low_max || key + MMA - 1 > row_tile->high[at])
+                mask_keys(&scores, a, head, key, query + at, row_tile, at);
             weights_and_gradients(&scores, &d_weights, a->scale, row_tile, at, &weights, &d_scores);
             if (split > 1) {
                 operand_to_shared(exchange + wave_id() * 2 * sizeof(Operand) / 16 * WAVE, &weights);
@@ -374,8 +381,8 @@ INLINE void gradient_of_keys(
         int64_t to = (base + at) * a->key_stride + kv_head * a->head_dim;
         UNROLL for (int n = 0; n < own_columns / MMA; n++) {
             int column = block_z() * columns + share * own_columns + n * MMA;
-            attention_store(g->d_keys + to, &d_keys[n], r, column, a->head_dim, a->scale * LN_2, at < a->length);
-            attention_store(g->d_values + to, &d_values[n], r, column, a->head_dim, 1, at < a->length);
+            attention_store(g->d_keys + to, &d_keys[n], r, column, a->head_dim, a->scale * LN_2, at < a->key_rows.rows);
+            attention_store(g->d_values + to, &d_values[n], r, column, a->head_dim, 1, at < a->key_rows.rows);
         }
     }
 }
@@ -439,7 +446,7 @@ static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequenc
         rows = waves * ATTENTION_ROWS;
     int elements = wave == 64 ? rows * width : 2 * rows * width + 2 * 2 * ATTENTION_ROWS * width;
     LaunchShape shape = {.x = sequences * g->attention.heads,
-        .y = divide_up(g->attention.length, rows),
+        .y = divide_up(g->attention.query_rows.rows, rows),
         .z = divide_up(width, 128),
         .threads = waves * wave,
         .shared = elements * (int)sizeof(bf16)};
@@ -453,21 +460,21 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     int elements = wave == 64 ? (rows > 2 * tile ? rows : 2 * tile) * width : 2 * rows * width + pass.buffers * 2 * tile * width;
     int exchange = pass.split > 1 ? pass.waves * 2 * ATTENTION_ROWS * ATTENTION_ROWS * (int)sizeof(bf16) : 0;
     LaunchShape shape = {.x = sequences * g->attention.kv_heads,
-        .y = divide_up(g->attention.length, rows),
+        .y = divide_up(g->attention.key_rows.rows, rows),
         .z = divide_up(width, 128),
         .threads = pass.waves * wave,
-        .shared = elements * (int)sizeof(bf16) + exchange + pass.buffers * tile * (int)(2 * sizeof(float) + sizeof(int32_t))};
+        .shared = elements * (int)sizeof(bf16) + exchange + pass.buffers * tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t))};
     launch_keys(device, attention_width_index(width), shape, g);
 }
 
 /* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, and marks with
  * the next item. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, bytes; } HopperScratch;
-static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t heads, int64_t kv_heads, int width) {
+static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, int64_t heads, int64_t kv_heads, int width) {
     GradShape shape = grad_shape(width);
-    HopperScratch s = {.places = sequences * heads * divide_up(length, shape.tile)};
+    HopperScratch s = {.places = sequences * heads * divide_up(queries, shape.tile)};
     s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
-    s.rows_at = s.list_at + sequences * kv_heads * divide_up(length, GRAD_KEYS) * (int64_t)sizeof(GradItem);
+    s.rows_at = s.list_at + sequences * kv_heads * divide_up(keys, GRAD_KEYS) * (int64_t)sizeof(GradItem);
     s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
     s.bytes = s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t);
     return s;
@@ -476,8 +483,8 @@ static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t h
 /* All fields but the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
-    HopperScratch at = hopper_scratch(sequences, a->length, a->heads, a->kv_heads, a->head_dim);
-    int64_t groups = sequences * a->kv_heads, blocks = divide_up(a->length, GRAD_KEYS);
+    HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, a->heads, a->kv_heads, a->head_dim);
+    int64_t groups = sequences * a->kv_heads, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
     /* As many groups at once as fill the processors, since more would not stay in the cache; twice as many where a
      * group is one head: these wait less. */
     int64_t fill = processors * (a->heads == a->kv_heads ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
@@ -493,7 +500,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .d_queries = g->d_queries,
         .d_keys = g->d_keys,
         .d_values = g->d_values,
-        .tiles = (int32_t)divide_up(a->length, grad_shape(a->head_dim).tile),
+        .tiles = (int32_t)divide_up(a->query_rows.rows, grad_shape(a->head_dim).tile),
         .blocks = (int32_t)blocks,
         .items = (int32_t)(groups * blocks),
         .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
@@ -504,12 +511,13 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     const Attention *a = &g->attention;
     int width = a->head_dim, processors = device_info(call->device)->processors;
     bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
-    TensorMap qkv, d_out;
-    if (!fits || !attention_map(call->device, &qkv, a->queries, a->length, a->query_stride, sequences) ||
-        !attention_map(call->device, &d_out, g->d_out, a->length, (int64_t)a->heads * width, sequences))
+    int64_t columns = (int64_t)a->heads * width;
+    TensorMap queries, keys, d_out;
+    if (!fits || !attention_maps(call->device, &queries, &keys, a, sequences) ||
+        !attention_map(call->device, &d_out, g->d_out, a->query_rows.rows, columns, columns, sequences))
         return false;
     AttentionGradHopper hopper = hopper_arguments(g, call->workspace, sequences, processors);
-    hopper.qkv = qkv, hopper.d_out_map = d_out;
+    hopper.queries = queries, hopper.keys = keys, hopper.d_out_map = d_out;
     GradShape shape = grad_shape(width);
     LaunchShape rows = {.x = sequences * hopper.tiles * (shape.tile / 64), .y = a->heads, .threads = 128};
     LaunchShape items = {.x = hopper.items, .threads = 32};
@@ -526,20 +534,23 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
 /* The device is not known here: tiles of the smaller size are more, and the pass that needs most counts. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), sequences = rows / spec->length, heads = spec->heads.heads,
+    int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,
+            keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), sequences = rows / queries, heads = spec->heads.heads,
             width = spec->heads.head_dim;
-    int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
+    int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t);
     if (width != 64 && width != 128) return bytes;
-    int64_t hopper = hopper_scratch(sequences, spec->length, heads, spec->heads.kv_heads, (int)width).bytes;
+    int64_t hopper = hopper_scratch(sequences, queries, keys, heads, spec->heads.kv_heads, (int)width).bytes;
     return hopper > bytes ? hopper : bytes;
 }
 
 GPU_OP(attention_grad, workspace) {
     Attention attention = attention_of(call);
-    int64_t rows = call->in_shape[ATTENTION_QKV][0], sequences = rows / attention.length,
+    int64_t rows = call->in_shape[ATTENTION_QKV][0], length = attention.query_rows.rows, sequences = rows / length,
             queries = (int64_t)attention.heads * attention.head_dim;
     int tile = GRAD_TILE(device_info(call->device)->wave);
-    bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV];
+    bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV], *d_kv = call->out[ATTENTION_GRAD_D_KV];
+    bf16 *d_keys = d_kv ? d_kv : d_qkv + queries;
     float *delta = call->workspace;
     AttentionGrad g = {.attention = attention,
         .d_out = call->in[ATTENTION_GRAD_D_OUT],
@@ -548,9 +559,9 @@ GPU_OP(attention_grad, workspace) {
         .delta = delta,
         .reach = (int32_t *)(delta + rows * attention.heads),
         .d_queries = d_qkv,
-        .d_keys = d_qkv + queries,
-        .d_values = d_qkv + queries + attention.kv_heads * attention.head_dim,
-        .tiles = (int32_t)divide_up(attention.length, tile)};
+        .d_keys = d_keys,
+        .d_values = d_keys + attention.kv_heads * attention.head_dim,
+        .tiles = (int32_t)divide_up(length, tile)};
     if (launch_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);

@@ -9,50 +9,65 @@
 #include "ops/attention/attention.h"
 #include "ops/collective/collective.h"
 
-static void assert_shapes(const Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
+static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns, TensorId positions, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == heads_columns(h));
+    assert(graph_get(graph, queries)->type == TYPE_COMPUTE && graph_columns(graph, queries) == columns);
     assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
-    assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
+    assert(graph_elements(graph, positions) == graph_rows(graph, queries));
+}
+
+static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    int64_t rows = graph_rows(graph, in[ATTENTION_QKV]);
+    Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended")};
+    if (graph->training) out[ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, h->heads, "log_sum_exp");
+    graph_node(graph, OP_attention, in, out, spec, sizeof *spec);
+    return out[ATTENTION_OUT];
 }
 
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
-    assert_shapes(graph, qkv, positions, spec);
+    assert_shapes(graph, qkv, heads_columns(&spec->heads), positions, spec);
+    assert(spec->length > 0 && graph_rows(graph, qkv) % spec->length == 0);
+    return append(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
+}
+
+TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    int64_t rows = graph_rows(graph, qkv);
-    assert(spec->length > 0 && rows % spec->length == 0);
-    Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended")};
-    if (graph->training) out[ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, h->heads, "log_sum_exp");
-    graph_node(graph, OP_attention, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, out, spec, sizeof *spec);
-    return out[ATTENTION_OUT];
+    assert_shapes(graph, queries, h->heads * h->head_dim, positions, spec);
+    assert(graph_get(graph, kv)->type == TYPE_COMPUTE && graph_columns(graph, kv) == 2 * h->kv_heads * h->head_dim);
+    assert(graph_rows(graph, queries) * int_max(spec->queries.ranks, 1) == graph_rows(graph, kv) * int_max(spec->keys.ranks, 1));
+    return append(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[ATTENTION_OUT] == TENSOR_NONE) return;
-    d_in[ATTENTION_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_QKV], "d_qkv");
+    bool packed = node->in[ATTENTION_KV] == TENSOR_NONE;
+    d_in[ATTENTION_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_QKV], packed ? "d_qkv" : "d_queries");
+    if (!packed) d_in[ATTENTION_KV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_KV], "d_kv");
     Inputs in = {
         [ATTENTION_QKV] = node->in[ATTENTION_QKV],
         [ATTENTION_POSITIONS] = node->in[ATTENTION_POSITIONS],
+        [ATTENTION_KV] = node->in[ATTENTION_KV],
         [ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT],
         [ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT],
         [ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM],
     };
-    graph_node(graph, OP_attention_grad, in, (Outputs){[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV]}, node->attributes, 0);
+    Outputs out = {[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV], [ATTENTION_GRAD_D_KV] = d_in[ATTENTION_KV]};
+    graph_node(graph, OP_attention_grad, in, out, node->attributes, 0);
 }
 
-/* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees. Documents are not known here. */
-static double matmul_flops(const AttentionSpec *spec, int64_t rows, int matmuls) {
-    int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length;
+/* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees, of which every rank of queries, and of
+ * keys, has about an equal part. Documents are not known here. */
+static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
+    const AttentionSpec *spec = node->attributes;
+    int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
     double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
-    return 2.0 * matmuls * pairs * (rows / spec->length) * spec->heads.heads * spec->heads.head_dim;
+    double sequences = (double)graph_rows(graph, node->in[ATTENTION_QKV]) / (double)spec->length;
+    return 2.0 * matmuls * pairs * sequences / (double)keys * spec->heads.heads * spec->heads.head_dim;
 }
 
-static double flops(const Graph *graph, const Node *node) {
-    return matmul_flops(node->attributes, graph_rows(graph, node->in[ATTENTION_QKV]), 2);
-}
-static double grad_flops(const Graph *graph, const Node *node) {
-    return matmul_flops(node->attributes, graph_rows(graph, node->in[ATTENTION_QKV]), 5);
-}
+static double flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 2); }
+static double grad_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 5); }
 
 const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = flops};
 const Op op_rule_attention_grad = {.name = "attention_grad", .flops = grad_flops};
@@ -66,7 +81,7 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context) {
 /* The node of attention over a cache, whose output is `out`. */
 static void append_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId out, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    assert_shapes(graph, qkv, positions, spec);
+    assert_shapes(graph, qkv, heads_columns(h), positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
     graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
