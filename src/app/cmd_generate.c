@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -225,11 +226,11 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     return true;
 }
 
-/* All ranks share the cache. The configuration's sequences, which concern training, are made such that any layout can
- * share them out. */
+/* All ranks share the cache. Layouts are checked against the sequences of a configuration, which concern training:
+ * generation has one of any length, so here its length is one that all rules allow. */
 static bool choose_layout(const GenerateOptions *options, int ranks, Config *config, Error *error) {
     LayoutConfig *layout = &config->layout;
-    config->data.length = config->batch.tokens = 2 * (int64_t)ranks;
+    config->data.length = config->batch.tokens = round_up(config->model.context, 4 * (int64_t)ranks);
     config->batch.sequences = 1;
     *layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = options->layout.cp ? options->layout.cp : ranks, .ep = 1};
     if (ranks > 1 && !options->cache)

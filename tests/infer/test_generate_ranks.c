@@ -192,6 +192,70 @@ static void the_command_writes_what_one_process_writes(void **state) {
     launched_says(ERROR_USAGE, "cache=false is for one process", 2, "generate run the cache=false");
 }
 
+/* The record of an evaluation that was printed as JSON. */
+static json_t *evaluation(const ProcessResult *result) {
+    expect_code(result, 0, "eval");
+    json_t *record = json_loads(result->output, 0, NULL);
+    if (!record) fail_msg("not one record: %s", result->output);
+    return record;
+}
+
+/* 37 sequences are 10 batches, of which three ranks take 4, 3 and 3. */
+static void an_evaluation_by_ranks_is_that_of_one_process(void **state) {
+    (void)state;
+    static const char words[] = "eval run text sequences=37 json=true";
+    train_good("run=run stop_at=2");
+    ProcessResult alone = smelt(words);
+    json_t *expected = evaluation(&alone);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        ProcessResult shared = launched(ranks, words);
+        json_t *record = evaluation(&shared);
+        assert_int_equal(number(record, "tokens"), number(expected, "tokens"));
+        /* bf16 rows give the same bits in any batch; sums of batches are in double. */
+        assert_true(fabs(number(record, "loss") - number(expected, "loss")) <= 1e-6 * number(expected, "loss"));
+        assert_true(fabs(number(record, "bits_per_byte") - number(expected, "bits_per_byte")) <= 1e-6 * number(expected, "bits_per_byte"));
+        json_decref(record);
+        process_free(&shared);
+    }
+    json_decref(expected);
+    process_free(&alone);
+}
+
+enum { LONG_CONTEXT = 1 << 18 /* generation goes on until it is ended */ };
+
+static void a_lost_rank_ends_the_others(void **state) {
+    (void)state;
+    Process ranks[2];
+    int port = process_free_port();
+    train_good("run=run stop_at=2 model.context=%d", LONG_CONTEXT);
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *words = memory_format(
+            "RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s generate run the tokens=%d device=cpu", i, i, port,
+            getenv("SMELT"), LONG_CONTEXT);
+        ranks[i] = words_start("/usr/bin/env", words);
+    }
+    process_await_text(&ranks[0], "the", 1);
+    kill(ranks[1].id, SIGKILL);
+    ProcessResult first = process_finish(&ranks[0]), second = process_finish(&ranks[1]);
+    expect_code(&first, ERROR_COMMUNICATION, "rank 0");
+    if (!strstr(first.errors, "rank 1")) fail_msg("%s", first.errors);
+    assert_string_equal(second.output, "");
+    process_free(&first);
+    process_free(&second);
+}
+
+static void an_interrupt_ends_all_ranks(void **state) {
+    (void)state;
+    train_good("run=run stop_at=2 model.context=%d", LONG_CONTEXT);
+    SCOPED_FREE char *words = memory_format("launch -n 2 self_test=false -- generate run the tokens=%d device=cpu", LONG_CONTEXT);
+    Process launcher = smelt_start(words);
+    process_await_text(&launcher, "the", 1);
+    kill(launcher.id, SIGINT);
+    ProcessResult result = process_finish(&launcher);
+    expect_code(&result, ERROR_PREEMPTED, words);
+    process_free(&result);
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "rank")) return run_rank(argv[2]);
     train_main();
@@ -200,6 +264,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(four_ranks_give_the_logits_and_tokens_of_one),
         cmocka_unit_test(what_a_token_sends_does_not_depend_on_the_context),
         TRAIN_TEST(the_command_writes_what_one_process_writes),
+        TRAIN_TEST(an_evaluation_by_ranks_is_that_of_one_process),
+        TRAIN_TEST(a_lost_rank_ends_the_others),
+        TRAIN_TEST(an_interrupt_ends_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

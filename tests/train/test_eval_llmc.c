@@ -148,6 +148,17 @@ static void the_accuracies_are_printed(void **state) {
     process_free(&result);
 }
 
+static void ranks_share_the_examples_and_print_the_same(void **state) {
+    (void)state;
+    ProcessResult alone = smelt("eval model.bin choices.bin json=true"),
+                  shared = smelt("launch -n 2 self_test=false -- eval model.bin choices.bin json=true device=cpu");
+    expect_code(&alone, 0, "eval");
+    expect_code(&shared, 0, "eval by ranks");
+    assert_string_equal(shared.output, alone.output);
+    process_free(&alone);
+    process_free(&shared);
+}
+
 static void files_of_choices_that_lie_are_refused(void **state) {
     (void)state;
     const struct {
@@ -336,6 +347,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         LLMC_TEST(endings_have_the_losses_of_pytorch),
         LLMC_TEST(the_accuracies_are_printed),
+        LLMC_TEST(ranks_share_the_examples_and_print_the_same),
         LLMC_TEST(files_of_choices_that_lie_are_refused),
         LLMC_TEST(a_file_of_choices_cut_anywhere_is_refused),
         LLMC_TEST(choices_made_for_another_model_are_refused),
