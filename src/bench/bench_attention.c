@@ -57,7 +57,8 @@ typedef struct Program {
 static void fill(const Program *program, TensorId tensor, uint64_t seed) {
     int bytes = (int)precision_bytes(program->graph->precision, TYPE_COMPUTE);
     Normals normals = {.seed = seed, .stream = RNG_STREAM_BENCH, .deviation = 1};
-    device_normals(device_cpu(), executor_tensor(program->executor, tensor), bytes, 0, graph_elements(program->graph, tensor), &normals);
+    device_normals(device_cpu(), executor_tensor(program->executor, tensor), bytes,
+        &(Slice){.count = graph_elements(program->graph, tensor)}, &normals);
 }
 
 static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {

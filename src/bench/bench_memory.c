@@ -60,10 +60,10 @@ static const double FACTOR = 3;
 typedef double Line __attribute__((vector_size(64)));
 
 /* What a thread works on. */
-typedef struct Slice {
+typedef struct Part {
     Line *a, *b, *c;
     int64_t lines; /* a multiple of 8 */
-} Slice;
+} Part;
 
 #if defined __x86_64__
 #define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
@@ -72,21 +72,21 @@ typedef struct Slice {
 #endif
 
 #define STREAM(name, statement)                                                                                                           \
-    FOR_EACH_CPU static void name(const Slice *slice) {                                                                                   \
-        for (int64_t i = 0; i < slice->lines; i++) statement;                                                                             \
+    FOR_EACH_CPU static void name(const Part *part) {                                                                                   \
+        for (int64_t i = 0; i < part->lines; i++) statement;                                                                             \
     }
-STREAM(cpu_scale, slice->b[i] = FACTOR * slice->c[i])
-STREAM(cpu_add, slice->c[i] = slice->a[i] + slice->b[i])
-STREAM(cpu_triad, slice->a[i] = slice->b[i] + FACTOR * slice->c[i])
-STREAM(cpu_write, slice->a[i] = FACTOR - (Line){0})
+STREAM(cpu_scale, part->b[i] = FACTOR * part->c[i])
+STREAM(cpu_add, part->c[i] = part->a[i] + part->b[i])
+STREAM(cpu_triad, part->a[i] = part->b[i] + FACTOR * part->c[i])
+STREAM(cpu_write, part->a[i] = FACTOR - (Line){0})
 
-static void cpu_copy(const Slice *slice) { memcpy(slice->c, slice->a, (size_t)slice->lines * sizeof(Line)); }
+static void cpu_copy(const Part *part) { memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); }
 
 /* Several sums, so that none waits for the one before it. */
-FOR_EACH_CPU static void cpu_read(const Slice *slice) {
+FOR_EACH_CPU static void cpu_read(const Part *part) {
     Line s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, s6 = {0}, s7 = {0};
-    const Line *from = slice->a;
-    for (int64_t i = 0; i < slice->lines; i += 8) {
+    const Line *from = part->a;
+    for (int64_t i = 0; i < part->lines; i += 8) {
         s0 += from[i], s1 += from[i + 1], s2 += from[i + 2], s3 += from[i + 3];
         s4 += from[i + 4], s5 += from[i + 5], s6 += from[i + 6], s7 += from[i + 7];
     }
@@ -99,7 +99,7 @@ FOR_EACH_CPU static void cpu_read(const Slice *slice) {
 static const struct {
     const char *name;
     int arrays, order[MOST_ARRAYS];
-    void (*cpu)(const Slice *slice);
+    void (*cpu)(const Part *part);
     GpuKernel gpu;
 } kernels[KERNEL_COUNT] = {
     [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, cpu_copy, {"stream", "stream_copy"}},
@@ -137,10 +137,10 @@ static void run_cpu(void *context, int64_t call) {
         const int64_t unit = 8 * sizeof(Line);
         int64_t units = work->bytes / unit, threads = omp_get_num_threads(), thread = omp_get_thread_num();
         int64_t first = units * thread / threads, last = units * (thread + 1) / threads;
-        Slice slice = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
+        Part part = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
             (Line *)(work->arrays[2] + first * unit), 8 * (last - first)};
         for (int64_t pass = 0; pass < work->passes; pass++) {
-            kernels[work->kernel].cpu(&slice);
+            kernels[work->kernel].cpu(&part);
             __asm__ volatile("" : : : "memory"); /* the next pass is not the same for the compiler */
         }
     }

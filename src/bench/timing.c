@@ -66,7 +66,7 @@ static void fill(const BenchArena *arena, GemmType type) {
     const Normals normals = {.seed = 1, .stream = RNG_STREAM_BENCH, .deviation = 1};
     int64_t size = bench_type_bytes(type), count = int_min(arena->bytes / size, POOL), filled = count * size;
     if (type == GEMM_FP8) upload_fp8(arena, count);
-    else device_normals(arena->device, arena->memory, (int)size, 0, count, &normals);
+    else device_normals(arena->device, arena->memory, (int)size, &(Slice){.count = count}, &normals);
     for (int64_t more; filled < arena->bytes; filled += more) {
         more = int_min(arena->bytes - filled, filled);
         device_copy(arena->device, arena->memory + filled, arena->memory, more);

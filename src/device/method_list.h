@@ -40,9 +40,10 @@ OPTIONAL(void, synchronize, (Device *device), (device), (void)0)
 /* to[i] = from[i] rounded to nearest even, and back without rounding; both 16-byte aligned. */
 METHOD(void, cast_to_bf16, (Device *device, uint16_t *to, const float *from, int64_t count), (device, to, from, count))
 METHOD(void, cast_to_float, (Device *device, float *to, const uint16_t *from, int64_t count), (device, to, from, count))
-/* to[i] = normal first + i, the same bits on every device: `element_bytes` 2 in bf16, 4 in fp32, 8 in fp64 (CPU). */
-METHOD(void, normals, (Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals),
-    (device, to, element_bytes, first, count, normals))
+/* to[i] = normal number slice_at(slice, i), the same bits on every device: `element_bytes` 2 in bf16, 4 in fp32, 8 in
+ * fp64 (CPU). */
+METHOD(void, normals, (Device *device, void *to, int element_bytes, const Slice *slice, const Normals *normals),
+    (device, to, element_bytes, slice, normals))
 
 /* C = A B (device/gemm.h) by the vendor's library or smelt's own kernels, whichever is faster. Not for fp8. */
 METHOD(void, gemm, (Device *device, const Gemm *gemm), (device, gemm))

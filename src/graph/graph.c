@@ -92,25 +92,6 @@ static void cut_shape(const Mesh *mesh, const Cut *cut, int64_t *shape) {
     shape[cut->dimension] = rows;
 }
 
-ParameterInterval parameter_whole(const Mesh *mesh, const Parameter *parameter, const ParameterInterval *own) {
-    const Cut *cut = &parameter->cut;
-    int index = mesh_index(mesh, cut->axes), size = mesh_size(mesh, cut->axes);
-    if (size == 1) return *own;
-    int64_t inner = 1, rows = parameter->shape[cut->dimension], before = 0; /* elements of a row; rows of earlier blocks */
-    for (int i = cut->dimension + 1; i < TENSOR_MAX_RANK; i++) inner *= parameter->shape[i];
-    int64_t outer = own->first / (rows * inner), at = own->first % (rows * inner); /* in a sheet of `rows` rows */
-    for (int i = 0; i < cut->blocks; before += cut->rows[i++]) {
-        CutShare share = cut_share(cut->rows[i], index, size);
-        if (at < share.count * inner) {
-            int64_t first = (outer * parameter->whole[cut->dimension] + before + share.first) * inner + at;
-            return (ParameterInterval){own->parameter, first, int_min(own->count, share.count * inner - at)};
-        }
-        at -= share.count * inner;
-    }
-    assert(false);
-    return *own;
-}
-
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused) {
     return graph_cut_parameter(graph, name, kind, rank, shape, &(Cut){0}, init_mean, init_std, fused);
@@ -150,6 +131,32 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
     array_append(graph->parameters, graph->parameter_count, parameter);
     graph->parameter_bytes = graph->trained_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
+}
+
+Slice graph_take_slice(const Graph *graph, ParameterInterval *rest) {
+    const Parameter *p = &graph->parameters[rest->parameter];
+    const Cut *cut = &p->cut;
+    int size = mesh_size(graph->mesh, cut->axes), index = mesh_index(graph->mesh, cut->axes), block = 0;
+    if (size == 1) {
+        Slice slice = {.first = rest->first, .count = rest->count};
+        rest->first += rest->count;
+        rest->count = 0;
+        return slice;
+    }
+    int64_t inner = 1; /* elements of a row */
+    for (int i = cut->dimension + 1; i < p->rank; i++) inner *= p->whole[i];
+    int64_t held = p->shape[cut->dimension] * inner, stride = p->whole[cut->dimension] * inner;
+    int64_t at = rest->first % held, begin = rest->first / held * stride; /* in the block; the block's first element */
+    CutShare share = cut_share(cut->rows[0], index, size);
+    for (; at >= share.count * inner; share = cut_share(cut->rows[++block], index, size)) {
+        at -= share.count * inner;
+        begin += cut->rows[block] * inner;
+    }
+    int64_t run = share.count * inner, taken = cut->blocks == 1 ? rest->count : int_min(rest->count, run - at);
+    Slice runs = {.first = begin + share.first * inner, .count = at + taken, .run = run, .stride = stride};
+    rest->first += taken;
+    rest->count -= taken;
+    return slice_part(&runs, at, taken);
 }
 
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {

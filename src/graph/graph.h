@@ -29,6 +29,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/slice.h"
 #include "comm/mesh.h"
 #include "device/device.h"
 
@@ -146,10 +147,6 @@ typedef struct ParameterInterval {
     int64_t first, count;
 } ParameterInterval;
 
-/* The elements of the whole parameter that those of an interval of this rank's share are, as many from the interval's
- * first on as lie side by side in both. */
-ParameterInterval parameter_whole(const Mesh *mesh, const Parameter *parameter, const ParameterInterval *own);
-
 /* Bytes [begin, end) of an arena. */
 typedef struct ByteSpan { int64_t begin, end; } ByteSpan;
 
@@ -219,6 +216,12 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
 /* The index of the parameter of this name, or -1. */
 int graph_find_parameter(const Graph *graph, const char *name);
+/* Whether the rank has every parameter, and whole. */
+static inline bool graph_is_whole(const Graph *graph) { return mesh_size(graph->mesh, MESH(AXIS_PP) | AXES_EXPERTS) == 1; }
+/* Which elements of the whole parameter the first elements of `rest` are, which is not empty; `rest` moves behind them.
+ * What a rank has of a cut parameter is one slice where the cut has one block, else one for each block and index of the
+ * dimensions before the one that is cut. */
+Slice graph_take_slice(const Graph *graph, ParameterInterval *rest);
 
 /* Appends a node:
  *     graph_node(graph, OP_add, (Inputs){[ADD_A] = a, [ADD_B] = b}, (Outputs){[ADD_SUM] = sum}, &spec, sizeof spec);

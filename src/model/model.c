@@ -128,10 +128,10 @@ void model_initialize_interval(
     Normals normals = {.seed = seed, .stream = hash_bytes(p->name, strlen(p->name)), .mean = p->init_mean, .deviation = p->init_std};
     bool bf16 = graph_state_type(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision));
     int64_t element = bf16 ? (int64_t)sizeof(uint16_t) : p->element_bytes, first = interval->first, count = interval->count;
-    for (int64_t done = 0; done < count;) {
-        ParameterInterval left = {interval->parameter, first + done, count - done}, run = parameter_whole(graph->mesh, p, &left);
-        device_normals(device, (char *)to + done * element, (int)element, run.first, run.count, &normals);
-        done += run.count;
+    for (ParameterInterval rest = *interval; rest.count > 0;) {
+        char *at = (char *)to + (rest.first - first) * element;
+        Slice slice = graph_take_slice(graph, &rest);
+        device_normals(device, at, (int)element, &slice, &normals);
     }
     /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
     if (p->kind == PARAMETER_BALANCE_BIAS && config->family == FAMILY_ZAYA && count && first + count == p->count) {

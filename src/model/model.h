@@ -58,7 +58,7 @@ typedef struct ModelSize {
 } ModelSize;
 ModelSize model_size(const ModelConfig *config, const LoraConfig *lora, Precision precision, int64_t sequences, int64_t length);
 
-/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the
+/* Initial weights: a pure function of seed, name and element of the whole parameter, with the same bits on any device, in the
  * parameter's state dtype (a frozen matrix: in the type of the weights). `to` is memory of the device. */
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to);

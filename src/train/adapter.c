@@ -26,36 +26,16 @@ static bool check_base(const char *folder, const Config *origin, Error *error) {
                "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
-/* Where a parameter's values come from: the reader of a model folder, or a MASTER arena of the host. */
-typedef struct Source {
-    const HfReader *reader;
-    const Graph *graph;
-    const char *master;
-} Source;
-
-/* Fills a parameter of the session with parameter `index` of the source; matrices go into the arena of weights, cast
- * to its type. */
-static void take(Session *session, const Parameter *p, const Source *source, int index) {
+/* Fills the parameters of the session that the source has; matrices go into the arena of weights, cast to its type. */
+static void take_all(Session *session, const WeightSource *source) {
     const Graph *graph = session->model.graph;
-    bool base = graph_is_base(graph, p), as_bf16 = base ? precision_is_bf16(graph->precision) : graph_state_type(graph, p) == TYPE_COMPUTE;
-    int64_t bytes = p->count * (as_bf16 ? (int64_t)sizeof(uint16_t) : p->element_bytes);
-    void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
-    if (source->reader) {
-        source_load_parameter(source->reader, index, as_bf16, session->backend.device, to, bytes);
-        return;
-    }
-    const void *values = parameter_in(&source->graph->parameters[index], source->master);
-    SCOPED_FREE uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
-    if (rounded) bf16_from_floats(rounded, values, p->count);
-    device_upload(session->backend.device, to, rounded ? rounded : values, bytes);
-}
-
-static void take_all(Session *session, const Source *source) {
-    const Graph *graph = session->model.graph;
-    for (int i = 0; i < source->graph->parameter_count; i++) {
-        int own = graph_find_parameter(graph, source->graph->parameters[i].name);
-        assert(own >= 0);
-        take(session, &graph->parameters[own], source, i);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (graph_find_parameter(source->graph, p->name) < 0) continue; /* an adapter */
+        bool base = graph_is_base(graph, p),
+             as_bf16 = precision_is_bf16(graph->precision) && (base || graph_state_type(graph, p) == TYPE_COMPUTE);
+        void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
+        source_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->backend.device, to);
     }
 }
 
@@ -65,7 +45,7 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
     SCOPED(model_free) Model base = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     HfReader *reader = hf_reader_open(folder, &origin->model, base.graph, error);
     if (!reader) return false;
-    take_all(session, &(Source){.reader = reader, .graph = base.graph});
+    take_all(session, &(WeightSource){.reader = reader, .graph = base.graph});
     hf_reader_close(reader);
     return true;
 }
@@ -75,7 +55,7 @@ static bool take_source(Session *session, const char *folder, const Config *orig
     if (!host_model_open(&base, &session->config->model, NULL, session->config->precision, error) ||
         !source_load_weights(folder, origin, base.model.graph, base.master, NULL, error))
         return false;
-    take_all(session, &(Source){.graph = base.model.graph, .master = base.master});
+    take_all(session, &(WeightSource){.graph = base.model.graph, .master = base.master});
     return true;
 }
 

@@ -284,19 +284,6 @@ void session_update(Session *session, int64_t step, double lr, double norm) {
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
-bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error) {
-    Device *device = session->backend.device;
-    char *to = executor_arena(session->executor, ARENA_MASTER);
-    for (int i = 0; i < session->layout->shard.interval_count; i++) {
-        const ShardInterval *interval = &session->layout->shard.intervals[i];
-        const Parameter *p = &graph->parameters[interval->elements.parameter];
-        const char *from = (const char *)parameter_in(p, master) + interval->elements.first * p->element_bytes;
-        device_upload(device, to + interval->offset, from, interval->elements.count * p->element_bytes);
-    }
-    session_spread_weights(session);
-    return device_ok(device, error) && comm_ok(session->comm, error);
-}
-
 void session_spread_weights(Session *session) {
     for (int b = 0; b < session->layout->bucket_count; b++) exchange_make_weights(session->exchange, b);
     exchange_finish_weights(session->exchange);

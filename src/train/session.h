@@ -82,9 +82,6 @@ void session_free(Session *session);
 /* One update by the gradients that are complete, whose norm over all ranks is `norm`: clipped, at the rate `lr`. */
 void session_update(Session *session, int64_t step, double lr, double norm);
 
-/* Copies this rank's part of `master`, host memory with the offsets of `graph`'s parameters, into its master arena;
- * then session_spread_weights. */
-bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error);
 /* After something other than the optimizer wrote master weights: makes the weights on all ranks from them.
  * Collective. */
 void session_spread_weights(Session *session);

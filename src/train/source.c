@@ -2,9 +2,11 @@
  * of fp64 runs hold doubles, all others floats. */
 #include "train/source.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/bf16.h"
 #include "base/element.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -127,15 +129,18 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
-/* Graphs of one model in different precisions. */
+/* From the graph of a whole model to one that may have it in another precision, and cut. */
 static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
     for (int i = 0; i < to->parameter_count; i++) {
-        const Parameter *p = &to->parameters[i], *q = &from->parameters[i];
+        const Parameter *p = &to->parameters[i], *q = &from->parameters[graph_find_parameter(from, p->name)];
         size_t bytes = p->element_bytes, given = q->element_bytes;
-        void *values = parameter_in(p, target);
         const void *read = parameter_in(q, source);
+        for (ParameterInterval rest = {i, 0, p->count}; rest.count > 0;) {
+            char *values = (char *)parameter_in(p, target) + rest.first * p->element_bytes;
+            Slice slice = graph_take_slice(to, &rest);
 #pragma omp parallel for schedule(static)
-        for (int64_t j = 0; j < p->count; j++) element_set(bytes, values, j, element_get(given, read, j));
+            for (int64_t j = 0; j < slice.count; j++) element_set(bytes, values, j, element_get(given, read, slice_at(&slice, j)));
+        }
     }
 }
 
@@ -164,7 +169,7 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
     bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
     Precision given = as_kept ? config->precision : graph->precision == PRECISION_FP64 ? PRECISION_FP64 : PRECISION_FP32;
     bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
-    if (same_layout) return load_state(folder, config, graph, master, step, error);
+    if (same_layout && (as_kept || graph_is_whole(graph))) return load_state(folder, config, graph, master, step, error);
     SCOPED(host_model_close) HostModel kept = {0};
     if (!host_model_open(&kept, &config->model, NULL, given, error) ||
         !load_state(folder, config, kept.model.graph, kept.master, step, error))
@@ -175,22 +180,57 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
-void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes) {
-    void *host = device_info(device)->host_memory ? to : memory_allocate((size_t)bytes);
-    if (as_bf16) hf_reader_load_bf16(reader, parameter, host);
-    else hf_reader_load(reader, parameter, host);
-    if (host == to) return;
-    device_upload(device, to, host, bytes);
-    free(host);
+static void read_parameter(const HfReader *reader, int index, bool as_bf16, void *to) {
+    if (as_bf16) hf_reader_load_bf16(reader, index, to);
+    else hf_reader_load(reader, index, to);
+}
+
+/* All values of parameter `index`; *copy, to be freed, is set where they are not in the source's arena as they are. */
+static const char *whole_values(const WeightSource *source, int index, bool as_bf16, void **copy) {
+    const Parameter *p = &source->graph->parameters[index];
+    const void *kept = source->reader ? NULL : parameter_in(p, source->master);
+    if (kept && (!as_bf16 || p->element_bytes == sizeof(uint16_t))) return kept;
+    *copy = memory_allocate((size_t)p->count * (as_bf16 ? sizeof(uint16_t) : (size_t)p->element_bytes));
+    if (kept) bf16_from_floats(*copy, kept, p->count);
+    else read_parameter(source->reader, index, as_bf16, *copy);
+    return *copy;
+}
+
+/* Fills memory of a device with a slice of host memory of `count` elements. */
+static void upload_slice(Device *device, void *to, const Slice *slice, const char *values, int64_t count, int64_t width) {
+    SCOPED_FREE char *packed = slice->run ? memory_allocate((size_t)(slice->count * width)) : NULL;
+    if (packed) slice_copy(slice, packed, &(Slice){.count = count}, values, (size_t)width);
+    device_upload(device, to, packed ? packed : values + slice->first * width, slice->count * width);
+}
+
+void source_take(const WeightSource *source, const Graph *graph, ParameterInterval elements, bool as_bf16, Device *device, void *to) {
+    const Parameter *p = &graph->parameters[elements.parameter];
+    int index = graph_find_parameter(source->graph, p->name);
+    assert(index >= 0);
+    int64_t count = source->graph->parameters[index].count, width = as_bf16 ? (int64_t)sizeof(uint16_t) : p->element_bytes;
+    if (source->reader && elements.count == count && device_info(device)->host_memory) {
+        read_parameter(source->reader, index, as_bf16, to);
+        return;
+    }
+    SCOPED_FREE void *copy = NULL;
+    const char *values = whole_values(source, index, as_bf16, &copy);
+    for (int64_t first = elements.first; elements.count > 0;) {
+        char *at = (char *)to + (elements.first - first) * width;
+        Slice slice = graph_take_slice(graph, &elements);
+        upload_slice(device, at, &slice, values, count, width);
+    }
 }
 
 static bool load_folder(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
-    HfReader *reader = hf_reader_open(folder, &config->model, graph, error);
+    SCOPED(model_free) Model whole = {0};
+    if (!graph_is_whole(graph)) whole = model_build(&config->model, graph->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    const Graph *all = whole.graph ? whole.graph : graph;
+    HfReader *reader = hf_reader_open(folder, &config->model, all, error);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
-        source_load_parameter(
-            reader, i, graph_state_type(graph, p) == TYPE_COMPUTE, device, parameter_in(p, master), p->count * p->element_bytes);
+        source_take(&(WeightSource){.reader = reader, .graph = all}, graph, (ParameterInterval){i, 0, p->count},
+            graph_state_type(graph, p) == TYPE_COMPUTE, device, parameter_in(p, master));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);

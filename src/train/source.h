@@ -33,9 +33,15 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
  * parameter by parameter. */
 bool source_load_arenas(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error);
-/* Loads a parameter of a model folder into `bytes` of a device's memory, cast to bf16 with `as_bf16`, else in the
- * WIDE type. */
-void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes);
+/* Where whole parameters come from: a model folder's reader, or a MASTER arena of the host. */
+typedef struct WeightSource {
+    const HfReader *reader; /* opened for `graph`; or NULL */
+    const Graph *graph;     /* of the whole model */
+    const char *master;
+} WeightSource;
+/* Fills a device's memory with an interval of a parameter of `graph`, which may be cut: in bf16 with `as_bf16`, else in the
+ * parameter's state dtype, which is that of the source. */
+void source_take(const WeightSource *source, const Graph *graph, ParameterInterval elements, bool as_bf16, Device *device, void *to);
 /* A generator (generator_create) with the newest weights of a run or model folder, whose configuration is `config`. */
 Generator *source_open_generator(
     const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error);

@@ -61,13 +61,38 @@ static bool report_start(Loop *loop, Error *error) {
 
 /* -- First weights ------------------------------------------------------------------------------------------------- */
 
+/* Fills the rank's shards from whole parameters. */
+static bool take_shards(Session *session, const WeightSource *source, Error *error) {
+    const Graph *graph = session->model.graph;
+    char *master = executor_arena(session->executor, ARENA_MASTER);
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *held = &session->layout->shard.intervals[i];
+        const Parameter *p = &graph->parameters[held->elements.parameter];
+        source_take(
+            source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
+    }
+    session_spread_weights(session);
+    return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
+}
+
+/* Shards of a model folder's weights, of which one parameter at a time is in memory. */
+static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
+    SCOPED(model_free) Model whole = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
+    bool taken = reader && take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph}, error);
+    hf_reader_close(reader);
+    return taken;
+}
+
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
-    if (!session->layout->stage) return source_load_program(folder, origin, session->executor, error);
+    if (!session->layout->stage && graph_is_whole(session->model.graph))
+        return source_load_program(folder, origin, session->executor, error);
+    if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
     return host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) &&
            source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error) &&
-           session_set_master(session, whole.model.graph, whole.master, error);
+           take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master}, error);
 }
 
 /* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any. */

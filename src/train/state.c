@@ -45,20 +45,24 @@ StoredType session_stored_type(const Parameter *parameter) {
     return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
 }
 
-/* An interval of a parameter, or of its optimizer state, which lies at `memory`. The list takes `name`. */
-static void append(IntervalList *list, const Graph *graph, char *name, ParameterInterval elements, void *memory) {
+/* An interval of a parameter, or of its optimizer state, which lies at `memory`: as slices of the whole tensor. */
+static void append(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, char *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
-    Interval interval = {
-        .name = name, .type = session_stored_type(p), .rank = p->rank, .slice = {.first = elements.first, .count = elements.count}};
-    memcpy(interval.shape, p->shape, sizeof p->shape);
-    size_t also = list->count;
-    array_append(list->memory, also, memory);
-    array_append(list->items, list->count, interval);
+    Interval interval = {.type = session_stored_type(p), .rank = p->rank};
+    memcpy(interval.shape, p->whole, sizeof p->whole);
+    while (elements.count > 0) {
+        size_t also = list->count;
+        interval.name = memory_copy_string(name);
+        interval.slice = graph_take_slice(graph, &elements);
+        array_append(list->memory, also, memory);
+        array_append(list->items, list->count, interval);
+        memory += interval_bytes(&interval);
+    }
 }
 
 /* Appends what this rank reads of an interval that it holds at `memory` as number `holder` of `holders`, or writes of it:
- * what number 0 holds, or in stage 0, where there is most of it, an even share. Takes `name`. */
-static void append_held(IntervalList *list, const Session *session, char *name, ParameterInterval elements, int holders, int holder,
+ * what number 0 holds, or in stage 0, where there is most of it, an even share. */
+static void append_held(IntervalList *list, const Session *session, const char *name, ParameterInterval elements, int holders, int holder,
     char *memory, bool writes) {
     if (writes && !session->layout->stage) {
         CutShare share = cut_share(elements.count, holder, holders);
@@ -66,8 +70,7 @@ static void append_held(IntervalList *list, const Session *session, char *name, 
         elements.count = share.count;
         memory += share.first * session->model.graph->parameters[elements.parameter].element_bytes;
     }
-    if (writes && (session->layout->stage ? holder > 0 : elements.count == 0)) free(name);
-    else append(list, session->model.graph, name, elements, memory);
+    if (!writes || !session->layout->stage || holder == 0) append(list, session->model.graph, name, elements, memory);
 }
 
 /* What the session holds of weights and optimizer state on this rank; with `writes`, only what it writes. */
@@ -78,7 +81,7 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     IntervalList list = {0};
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *held = &shard->intervals[i];
-        char *name = memory_copy_string(graph->parameters[held->elements.parameter].name);
+        const char *name = graph->parameters[held->elements.parameter].name;
         append_held(&list, session, name, held->elements, held->holders, held->holder, master + held->offset, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
@@ -86,7 +89,7 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     optimizer_states(session->optimizer, states, count);
     for (size_t i = 0; i < count; i++) {
         const OptimizerState *state = &states[i];
-        char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
+        SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
         append_held(&list, session, name, state->elements, state->holders, state->holder, state->data, writes);
     }
     return list;
@@ -484,9 +487,9 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append(&list, graph, memory_copy_string(p->name), (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
-        list.items[list.count - 1].data = list.memory[list.count - 1];
+        append(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
     }
+    for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);
     const char *where = run_checkpoints(point.run, config);
     json_auto_t *metadata = NULL;

@@ -383,8 +383,8 @@ static void poison(const char *run, int64_t step, const char *tensor, int64_t el
         *interval = (Interval){.name = json_string_value(json_object_get(item, "tensor")), .type = STORED_F32};
         json_array_foreach(json_object_get(item, "shape"), axis, dimension) interval->shape[interval->rank++] =
             json_integer_value(dimension);
-        interval->count = json_integer_value(json_object_get(item, "count"));
-        interval->data = memory_allocate((size_t)interval->count * sizeof(float));
+        interval->slice.count = json_integer_value(json_object_get(item, "count"));
+        interval->data = memory_allocate((size_t)interval->slice.count * sizeof(float));
     }
     Error error = {0};
     if (!checkpoint_load(run, step, intervals, count, NULL, &error)) fail_msg("%s", error.message);

@@ -39,22 +39,22 @@ static void cpu_cast_to_bf16(UNUSED Device *device, uint16_t *to, const float *f
 
 static void cpu_cast_to_float(UNUSED Device *device, float *to, const uint16_t *from, int64_t count) { bf16_to_floats(to, from, count); }
 
-/* In blocks whose noise stays in a core's cache. */
-static void fill_normals(void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+/* Numbers [at, end) of the slice, in blocks whose noise stays in a core's cache. */
+static void fill_normals(void *to, int element_bytes, const Slice *slice, int64_t at, int64_t end, const Normals *normals) {
     enum { BLOCK = 4096 };
     float noise[BLOCK] = {0};
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        int64_t block = int_min(BLOCK, count - at);
-        if (normals->deviation > 0) rng_normals(normals->seed, normals->stream, (uint64_t)(first + at), block, noise);
+    for (int64_t block; at < end; at += block) {
+        block = int_min(int_min(BLOCK, end - at), slice_follow(slice, at));
+        if (normals->deviation > 0) rng_normals(normals->seed, normals->stream, (uint64_t)slice_at(slice, at), block, noise);
         for (int64_t j = 0; j < block; j++) element_set((size_t)element_bytes, to, at + j, normals->mean + normals->deviation * noise[j]);
     }
 }
 
-static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, const Slice *slice, const Normals *normals) {
     const int64_t task = 1 << 18;
 #pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < count; at += task)
-        fill_normals((char *)to + at * element_bytes, element_bytes, first + at, int_min(task, count - at), normals);
+    for (int64_t at = 0; at < slice->count; at += task)
+        fill_normals(to, element_bytes, slice, at, int_min(at + task, slice->count), normals);
 }
 
 static void cpu_gemm(UNUSED Device *device, const Gemm *g) { gemm(g); }

@@ -134,7 +134,7 @@ void modules_close(Gpu *gpu);
 /* Methods of device/device.h that are kernels (cast.c, normals.c). */
 void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count);
 void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count);
-void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals);
+void gpu_normals(Device *device, void *to, int element_bytes, const Slice *slice, const Normals *normals);
 
 typedef struct Staging Staging;
 /* Copies as device_upload and device_download say, if they are large: else false, with nothing done (staging.c). */

@@ -1,12 +1,13 @@
 /* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread
- * makes the values of one philox. Owns no memory. */
+ * makes four values, which are those of one philox where the slice allows. Owns no memory. */
 #include "backend/gpu/gpu.h"
 
 #include "base/rng.h"
+#include "base/slice.h"
 
 typedef struct NormalsArguments {
     void GLOBAL *to;
-    int64_t first, count;
+    Slice slice;
     uint64_t seed, stream;
     double mean, deviation;
     int32_t rounded; /* to bf16 */
@@ -20,14 +21,18 @@ enum { THREADS = 256 };
 #include "base/normals.h"
 
 KERNEL(normals, NormalsArguments) {
-    int64_t block = a.first / NORMALS_OF_BITS + (int64_t)block_x() * THREADS + thread_id(), at = block * NORMALS_OF_BITS - a.first;
-    RngBits bits = philox(a.seed, a.stream, (uint64_t)block);
+    int64_t at = ((int64_t)block_x() * THREADS + thread_id()) * NORMALS_OF_BITS, made = -1;
     float values[NORMALS_OF_BITS];
-    normals_pair(bits.word[0], bits.word[1], &values[0], &values[1]);
-    normals_pair(bits.word[2], bits.word[3], &values[2], &values[3]);
-    UNROLL for (int i = 0; i < NORMALS_OF_BITS; i++) {
-        float value = (float)(a.mean + a.deviation * values[i]);
-        if (at + i < 0 || at + i >= a.count) continue;
+    for (int i = 0; i < NORMALS_OF_BITS && at + i < a.slice.count; i++) {
+        int64_t element = slice_at(&a.slice, at + i), block = element / NORMALS_OF_BITS;
+        if (block != made) {
+            RngBits bits = philox(a.seed, a.stream, (uint64_t)block);
+            normals_pair(bits.word[0], bits.word[1], &values[0], &values[1]);
+            normals_pair(bits.word[2], bits.word[3], &values[2], &values[3]);
+            made = block;
+        }
+        float normal = element % 4 < 2 ? (element % 2 ? values[1] : values[0]) : (element % 2 ? values[3] : values[2]);
+        float value = (float)(a.mean + a.deviation * normal);
         if (a.rounded) ((bf16 GLOBAL *)a.to)[at + i] = to_bf16(value);
         else ((float GLOBAL *)a.to)[at + i] = value;
     }
@@ -40,19 +45,17 @@ KERNEL(normals, NormalsArguments) {
 
 LAUNCHER(normals, NormalsArguments)
 
-void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+void gpu_normals(Device *device, void *to, int element_bytes, const Slice *slice, const Normals *normals) {
     assert(element_bytes == 2 || element_bytes == 4);
-    if (count == 0) return;
-    int64_t blocks = (first + count - 1) / NORMALS_OF_BITS - first / NORMALS_OF_BITS + 1;
+    if (slice->count == 0) return;
     NormalsArguments arguments = {.to = to,
-        .first = first,
-        .count = count,
+        .slice = *slice,
         .seed = normals->seed,
         .stream = normals->stream,
         .mean = normals->mean,
         .deviation = normals->deviation,
         .rounded = element_bytes == 2};
-    launch_normals(device, (LaunchShape){.x = divide_up(blocks, THREADS), .threads = THREADS}, &arguments);
+    launch_normals(device, (LaunchShape){.x = divide_up(slice->count, THREADS * NORMALS_OF_BITS), .threads = THREADS}, &arguments);
 }
 
 #endif

@@ -391,7 +391,7 @@ static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample
 static void start_scratch(VendorGemm *v, const Trial *trial) {
     const Gemm *g = &trial->gemm;
     if (!g->accumulate) return;
-    device_normals(v->host.device, trial->scratch, (int)output_bytes(g), 0, trial->scratch_bytes / output_bytes(g),
+    device_normals(v->host.device, trial->scratch, (int)output_bytes(g), &(Slice){.count = trial->scratch_bytes / output_bytes(g)},
         &(Normals){.deviation = trial->size});
 }
 
@@ -477,7 +477,8 @@ static bool open_operands(VendorGemm *v, Trial *trial) {
         trial->operand_bytes[i] = bytes[i];
         trial->operands[i] = device_allocate(v->host.device, bytes[i], &error);
         if (!trial->operands[i]) return false;
-        device_normals(v->host.device, trial->operands[i], 2, 0, bytes[i] / 2, &(Normals){.stream = 2 + (uint64_t)i, .deviation = 1});
+        device_normals(
+            v->host.device, trial->operands[i], 2, &(Slice){.count = bytes[i] / 2}, &(Normals){.stream = 2 + (uint64_t)i, .deviation = 1});
     }
     g->a = trial->operands[0];
     g->b = trial->operands[1];
@@ -512,7 +513,8 @@ static bool set_size(VendorGemm *v, Trial *trial) {
     if (!rows) return false;
     trial->size = rows_size(g, &sample, rows);
     if (trial->offsets)
-        device_normals(v->host.device, trial->offsets, sizeof(float), 0, g->n, &(Normals){.stream = 1, .deviation = trial->size});
+        device_normals(
+            v->host.device, trial->offsets, sizeof(float), &(Slice){.count = g->n}, &(Normals){.stream = 1, .deviation = trial->size});
     return true;
 }
 

@@ -19,30 +19,35 @@
 enum { COUNT = 100003, BEYOND = 16 /* values that must stay as they are */ };
 static const Normals WIDE = {.seed = 0x1234567890abcdef, .stream = 0xfedcba9876543210, .mean = 0.125, .deviation = 0.02};
 
-/* What the GPU makes of COUNT values from `first` on, followed by BEYOND untouched bytes of 0x55. */
-static void *made(int64_t first, int unit, const Normals *normals) {
+/* What the GPU makes of a slice of COUNT values, followed by BEYOND untouched bytes of 0x55. */
+static void *made(const Slice *slice, int unit, const Normals *normals) {
     int64_t bytes = COUNT * unit + BEYOND;
     Error error = {0};
     void *memory = device_allocate(check_device(), bytes, &error), *values = memory_allocate((size_t)bytes);
     if (!memory) fail_msg("%s", error.message);
     device_fill(check_device(), memory, 0x55, bytes);
-    device_normals(check_device(), memory, unit, first, COUNT, normals);
+    device_normals(check_device(), memory, unit, slice, normals);
     device_download(check_device(), values, memory, bytes);
     device_free(check_device(), memory, bytes);
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
     return values;
 }
 
-static void check_normals(int64_t first, int unit, const Normals *normals) {
-    char *got = made(first, unit, normals);
+static void check_slice(Slice slice, int unit, const Normals *normals) {
+    char *got = made(&slice, unit, normals);
     for (int64_t i = 0; i < COUNT; i++) {
-        float wide = (float)(normals->mean + normals->deviation * rng_normal(normals->seed, normals->stream, (uint64_t)(first + i)));
+        float wide =
+            (float)(normals->mean + normals->deviation * rng_normal(normals->seed, normals->stream, (uint64_t)slice_at(&slice, i)));
         uint16_t rounded = bf16_from_float(wide);
         if (memcmp(got + i * unit, unit == 2 ? (void *)&rounded : &wide, (size_t)unit))
-            fail_msg("value %lld of those from %lld on differs: the host's is %.9g", (long long)i, (long long)first, (double)wide);
+            fail_msg("value %lld of those from %lld on differs: the host's is %.9g", (long long)i, (long long)slice.first, (double)wide);
     }
     for (int64_t i = 0; i < BEYOND; i++) assert_int_equal(got[COUNT * unit + i], 0x55);
     free(got);
+}
+
+static void check_normals(int64_t first, int unit, const Normals *normals) {
+    check_slice((Slice){.first = first, .count = COUNT}, unit, normals);
 }
 
 static void normals_have_the_hosts_bits_wherever_they_begin(void **state) {
@@ -50,6 +55,13 @@ static void normals_have_the_hosts_bits_wherever_they_begin(void **state) {
     check_gpu();
     for (int64_t first = 0; first < 4; first++) check_normals(first, 4, &WIDE);
     check_normals(((int64_t)1 << 34) + 1, 4, &WIDE);
+}
+
+static void normals_of_a_cut_matrix_have_the_hosts_bits(void **state) {
+    (void)state;
+    check_gpu();
+    for (int64_t run = 1; run < 7; run++) check_slice((Slice){3 + run - 1, COUNT, run, run + 5, run - 1}, 4, &WIDE);
+    check_slice((Slice){((int64_t)1 << 34) + 1, COUNT, 1024, 8192, 17}, 2, &WIDE);
 }
 
 static void normals_in_bf16_are_rounded_as_on_the_host(void **state) {
@@ -133,6 +145,7 @@ static void large_copies_arrive_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(normals_have_the_hosts_bits_wherever_they_begin),
+        cmocka_unit_test(normals_of_a_cut_matrix_have_the_hosts_bits),
         cmocka_unit_test(normals_in_bf16_are_rounded_as_on_the_host),
         cmocka_unit_test(constants_are_normals_without_deviation),
         cmocka_unit_test(a_models_initial_weights_have_the_hosts_bits),
