@@ -15,6 +15,7 @@ static const double network_part = 0.94;  /* of a card's rate: RCCL's send and r
 /* Links that join GPUs one to one are of use only to the others that take part; a switch gives all of it to any two. */
 double cluster_node_bandwidth(const Cluster *cluster, int64_t local) {
     const Hardware *hardware = &cluster->hardware;
+    if (hardware->link <= 0) return network_part * hardware->network; /* CPUs */
     double whole = hardware->best_link > 0 ? hardware->best_link : usual_link * hardware->link;
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }

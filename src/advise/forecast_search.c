@@ -98,6 +98,12 @@ static bool add_stages(Space *space, ForecastLayout layout, bool *fits, Error *e
     return true;
 }
 
+/* Whether steps are whole microbatches of so many sequences. */
+static bool is_whole(const Config *config, int64_t sequences) {
+    int64_t microbatch = sequences * config->data.length;
+    return sequences == 1 || (config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0);
+}
+
 /* Microbatches of powers of two up to a rank's share of the batch: larger ones would make the step larger than asked for. */
 static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) {
     const Config *config = space->config;
@@ -111,6 +117,7 @@ static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) 
         fits = false;
         Config trial = forecast_apply(config, &layout);
         char broken[160];
+        if (!is_whole(config, layout.sequences)) continue;
         if (layout_breaks(&trial, space->cluster->gpus, broken, sizeof broken)) fits = true; /* rows that tp does not divide */
         else if (!add_stages(space, layout, &fits, error)) return false;
     }

@@ -11,6 +11,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/layout_rules.h"
+#include "advise/auto_layout.h"
 #include "advise/hardware.h"
 #include "advise/plan_page.h"
 #include "app/command.h"
@@ -157,9 +158,55 @@ static bool read_arguments(int argc, char **argv, Config *config, OptionStrings 
            phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
+/* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */
+static bool describe_cluster(Cluster *cluster, int ranks, int per_node, const Device *device, int64_t available, Error *error) {
+    *cluster = (Cluster){.gpus = ranks};
+    if (!hardware_of_device(&cluster->hardware, device))
+        return error_set(error, ERROR_USAGE,
+            "layout=auto knows no rates of %s: give layout.tp, layout.pp, layout.cp, layout.ep and layout.zero", device_info(device)->name);
+    cluster->per_node = per_node ? per_node : cluster->hardware.per_node;
+    if (available >= 0) cluster->hardware.memory = (double)available;
+    if (available >= 0) cluster->hardware.runtime = 0;
+    return true;
+}
+
+/* What all ranks take over of rank 0's choice. */
+typedef struct ChosenLayout {
+    LayoutConfig layout;
+    int64_t sequences;
+    int recompute;
+    Error error;
+} ChosenLayout;
+
+/* Rank 0 chooses for the rank that has least memory. Collective. */
+static bool choose_layout(Config *config, Comm *comm, Device *device, Error *error) {
+    ChosenLayout chosen = {0};
+    int64_t available = train_memory(comm, device);
+    if (config->layout.choice != LAYOUT_AUTO) return true;
+    if (!comm_host_all_reduce(comm, "memory", &available, 1, COMM_I64, COMM_MIN, error)) return false;
+    if (comm_rank(comm) == 0) {
+        Cluster cluster;
+        bool found = describe_cluster(&cluster, comm_size(comm), comm_local_size(comm), device, available, &chosen.error) &&
+                     auto_layout(config, &cluster, stdout, &chosen.error);
+        if (found) chosen.error = (Error){0};
+        chosen.layout = config->layout;
+        chosen.sequences = config->batch.sequences;
+        chosen.recompute = config->recompute;
+    }
+    if (!comm_host_broadcast(comm, "layout", &chosen, sizeof chosen, COMM_U8, 0, error)) return false;
+    config->layout = chosen.layout;
+    config->batch.sequences = chosen.sequences;
+    config->recompute = chosen.recompute;
+    if (chosen.error.code == ERROR_NONE) return true;
+    *error = chosen.error;
+    return false;
+}
+
 /* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
  * run folder: output that could not be printed is dropped. */
-static bool train_together(const Config *config, Error *error) {
+static bool train_together(const Config *given, Error *error) {
+    Config settings = *given;
+    const Config *config = &settings;
     static StopRequest stop; /* signals and lines of the log may come until the process ends */
     static Console *console;
     console = console_create(config->log.every);
@@ -172,7 +219,7 @@ static bool train_together(const Config *config, Error *error) {
         process_set_threads(config->threads, comm_local_size(comm));
     }
     TrainHost host = {&stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision) : NAN};
-    bool done = ready && train(config, device, comm, &host, error);
+    bool done = ready && choose_layout(&settings, comm, device, error) && train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);
     device_close(device);
@@ -207,15 +254,23 @@ static bool count_steps(Config *config, Error *error) {
 }
 
 /* One process plans for the ranks that the layout asks for, which need not be here, several plan for themselves. */
-static bool plan_rank(const Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
+static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
+    int64_t available = train_memory(comm, device);
     int ranks = comm_size(comm) == 1 ? (int)layout_asked_ranks(&config->layout) : comm_size(comm);
-    return plan_print(config, ranks, done_steps(config), device, train_memory(comm, device), file, error);
+    if (config->layout.choice == LAYOUT_AUTO) {
+        Cluster cluster;
+        int per_node = comm_size(comm) == 1 ? 0 : comm_local_size(comm);
+        if (!describe_cluster(&cluster, ranks, per_node, device, available, error) || !auto_layout(config, &cluster, file, error))
+            return false;
+        fputc('\n', file);
+    }
+    return plan_print(config, ranks, done_steps(config), device, available, file, error);
 }
 
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
 static bool plan_together(const Config *given, Error *error) {
     Config settings = *given;
-    const Config *config = &settings;
+    Config *config = &settings;
     if (!count_steps(&settings, error)) return false;
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;

@@ -409,6 +409,7 @@ void options_write_yaml(const OptionTable *table, const void *values, FILE *file
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
         size_t group = options_group_length(option->name);
+        if (first_of_group(table, option->name)) continue; /* a word for the whole group, whose settings follow */
         if (group && options_opens_group(table, i)) fprintf(file, "%.*s:\n", (int)group, option->name);
         write_row(option, values, option->name + (group ? group + 1 : 0), group ? 2 : 0, file);
     }

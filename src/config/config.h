@@ -74,7 +74,9 @@ typedef struct DataConfig {
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 
 typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
+typedef enum LayoutChoice { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
 typedef struct LayoutConfig {
+    int choice; /* LayoutChoice */
     int64_t dp, tp, pp, cp, ep, zero, shard;
     double bucket_mb;
     int reduce;
