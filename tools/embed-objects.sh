@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. PTX is cut into one object per kernel, since a
-# kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.
+# kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.ptx. Beside it stays MODULE.TARGET.d, which says what the object depends on.
 set -e
 echo '#include "backend/gpu/driver.h"'
 table=''
@@ -16,14 +16,17 @@ for file in "$@"; do
     module=${base%%.*} target=${base#*.}
     case $target in
     sm_*)
-        rm -f "$file".*
+        rm -f "$file".*.ptx
         awk -v prefix="$file." '
-            /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name; text = bounds = "" }
+            /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name ".ptx"; text = bounds = "" }
             out { text = text $0 "\n" }
             out && $2 == "bounds" { bounds = ".maxntid " $3 "\n.minnctapersm " $4 "\n" ($5 ? ".reqnctapercluster " $5 "\n" : "") }
             !out && !/globl/ { header = header $0 "\n" }
             /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
-        for piece in "$file".*; do embed "$piece" "$module" "$target" "${piece##*.}"; done ;;
+        for piece in "$file".*.ptx; do
+            kernel=${piece%.ptx}
+            embed "$piece" "$module" "$target" "${kernel##*.}"
+        done ;;
     *) embed "$file" "$module" "$target" '' ;;
     esac
 done

@@ -223,9 +223,16 @@ static void experts_on_four_ranks_compute_what_they_do_on_one(void **state) {
     run_over_tcp(4, "compare");
 }
 
+/* By hand, where there are GPUs: SMELT_TEST_DEVICE=cuda test_experts gpus 2 */
+static int run_on_gpus(int size) {
+    run_over_tcp(size, "compare");
+    printf("experts on %d GPUs compute what they do on one\n", size);
+    return 0;
+}
+
 int main(int argc, char **argv) {
-    (void)argv;
     const struct CMUnitTest rank[] = {cmocka_unit_test(rank_compares)};
+    if (argc == 3 && !strcmp(argv[1], "gpus")) return run_on_gpus(atoi(argv[2]));
     if (argc > 1) return cmocka_run_group_tests(rank, NULL, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_on_two_ranks_compute_what_they_do_on_one),
