@@ -75,9 +75,11 @@ typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps;
 
 typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
 typedef enum LayoutChoice { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
+typedef enum CpExchange { CP_GATHER, CP_RING } CpExchange;
 typedef struct LayoutConfig {
     int choice; /* LayoutChoice */
     int64_t dp, tp, pp, cp, ep, zero, shard;
+    int cp_exchange; /* CpExchange */
     double bucket_mb;
     int reduce;
 } LayoutConfig;

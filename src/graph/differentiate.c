@@ -91,7 +91,7 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
     if (tensor == TENSOR_NONE || t->arena != ARENA_ACTIVATION || t->keep || t->producer < 0 || t->producer >= r->forward) return tensor;
     Node node = graph->nodes[t->producer];
     const Op *op = op_table[node.op];
-    if (!policy_drops(r, &node)) return tensor;
+    if (!t->remade && !policy_drops(r, &node)) return tensor;
     bool crosses = any_output_crosses(r, &node);
     if (op->recompute && (crosses || r->policy != RECOMPUTE_BLOCK)) {
         int output = 0;
