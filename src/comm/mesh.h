@@ -38,6 +38,8 @@ extern const Mesh mesh_alone;
 /* How many ranks differ from this one on these axes alone, itself included; and its number among them. */
 int mesh_size(const Mesh *mesh, MeshAxes axes);
 int mesh_index(const Mesh *mesh, MeshAxes axes);
+/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
+MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes);
 /* Sets `at` to the coordinates of a rank of the whole mesh. */
 void mesh_place(Mesh *mesh, int rank);
 /* The rank in the run that this mesh is for. */

@@ -54,6 +54,7 @@ static bool any_output_crosses(const Recompute *r, const Node *node) {
 
 static bool policy_drops(const Recompute *r, const Node *node) {
     OpClass class = op_table[node->op]->class;
+    if (class == OP_CLASS_GATHER) return true;
     switch (r->policy) {
     case RECOMPUTE_NONE: return false;
     case RECOMPUTE_NORM: return class == OP_CLASS_NORM;
