@@ -32,7 +32,7 @@ static void llama_learns_the_same(void **state) {
     CHECK_LAYOUTS(LLAMA, both);
 }
 
-/* Shares of 86, 86 and 87 and of 64 and 65 rows of the vocabulary, each rank's own head beside its embedding. */
+/* Shares of 129 and 130, and of 64 and 65 rows of the vocabulary. */
 static void llama_with_a_head_and_an_odd_vocabulary_learns_the_same(void **state) {
     (void)state;
     CHECK_LAYOUTS(LLAMA "model.tied=false model.vocabulary=259", both);
@@ -54,12 +54,6 @@ static void groups_that_share_out_data_learn_the_same(void **state) {
     CHECK_LAYOUTS(LLAMA, layouts);
 }
 
-static void muon_learns_the_same(void **state) {
-    (void)state;
-    static const Layout layouts[] = {{2, "layout.tp=2"}, {4, "layout.tp=4 layout.zero=1"}};
-    CHECK_LAYOUTS(LLAMA "optimizer.name=muon", layouts);
-}
-
 static void the_same_layout_gives_the_same_bits(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -74,7 +68,6 @@ int main(void) {
         TRAIN_TEST(biases_and_norms_of_heads_learn_the_same),
         TRAIN_TEST(recomputed_layers_learn_the_same),
         TRAIN_TEST(groups_that_share_out_data_learn_the_same),
-        TRAIN_TEST(muon_learns_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
     };
     train_main();
