@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "comm/mesh.h"
 #include "ops/attention/attention.h"
+#include "ops/linear/linear.h"
 #include "support/check.h"
 #include "support/own_ranks.h"
 
@@ -136,6 +137,32 @@ static void ranks_gather_keys(void **state) {
     run_over_tcp(3, "gather");
 }
 
+/* Beside the gathering run the two GEMMs of the gradient of the linear layer that follows attention. */
+static void keys_are_gathered_again_ahead_of_attention(void **state) {
+    (void)state;
+    const Case *c = &cases[1];
+    int64_t rows = c->sequences * c->spec.length / 2, one = out_columns(c);
+    Mesh mesh = mesh_alone;
+    mesh.size[AXIS_CP] = 2;
+    Graph *graph = graph_create(PRECISION_FP32, true);
+    graph->mesh = &mesh;
+    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){rows, columns_of(c)}, "qkv");
+    TensorId positions = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &rows, "positions");
+    TensorId weight = graph_parameter(graph, "weight", PARAMETER_MATRIX, 2, (int64_t[]){one, one}, 0, 1, false);
+    TensorId y = op_linear(graph, op_attention(graph, x, positions, &c->spec), weight, TENSOR_NONE, false);
+    TensorId seed = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){rows, one}, "seed");
+    graph_differentiate(graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
+    int gathered = 0, gemms = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].op != OP_all_gather || graph->nodes[i].clone_of < 0) continue;
+        gathered++;
+        for (int j = i + 1; j < graph_await(graph, i); j++) gemms += strstr(op_table[graph->nodes[j].op]->name, "linear") != NULL;
+    }
+    assert_int_equal(gathered, 1);
+    assert_int_equal(gemms, 2);
+    graph_free(graph);
+}
+
 static void keys_go_round_ranks(void **state) {
     (void)state;
     run_over_tcp(2, "ring");
@@ -147,6 +174,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_gather_keys),
         cmocka_unit_test(keys_go_round_ranks),
+        cmocka_unit_test(keys_are_gathered_again_ahead_of_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
