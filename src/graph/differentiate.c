@@ -150,11 +150,42 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     free(r.again);
 }
 
+/* -- Overlap ------------------------------------------------------------------------------------------------------- */
+
+/* Whether all that the node does is to add to gradients of parameters, which no node of the program reads. */
+static bool only_adds_to_gradients(const Graph *graph, const Node *node) {
+    for (int i = 0; i < node->outputs; i++)
+        if (node->out[i] && graph_get(graph, node->out[i])->arena != ARENA_GRADIENT) return false;
+    return node->outputs > 0;
+}
+
+/* The last such node of begin .. end - 1 in the layer of node `end`, or -1. */
+static int last_addition(const Graph *graph, int begin, int end) {
+    for (int i = end - 1; i >= begin && graph->nodes[i].layer == graph->nodes[end].layer; i--)
+        if (only_adds_to_gradients(graph, &graph->nodes[i])) return i;
+    return -1;
+}
+
+/* Puts the last of them before each collective behind it: the two run side by side, and what needs the collective's
+ * result waits less. Producers are set when the nodes are appended again, by recompute. */
+static void overlap_collectives(Graph *graph, int forward) {
+    for (int end = forward, begin = forward; end < graph->node_count; end++) {
+        if (!op_table[graph->nodes[end].op]->communicates) continue;
+        int at = last_addition(graph, begin, end);
+        begin = end + 1;
+        if (at < 0) continue;
+        Node moved = graph->nodes[at];
+        memmove(&graph->nodes[at], &graph->nodes[at + 1], (end - at) * sizeof moved);
+        graph->nodes[end] = moved;
+    }
+}
+
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
     int forward = graph->node_count;
     graph->backward = true;
     for (int i = 0; i < seed_count; i++) add_gradient(graph, seeds[i].tensor, seeds[i].gradient);
     for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
+    overlap_collectives(graph, forward);
     recompute(graph, policy, forward);
     graph->backward = false;
     graph_scope(graph, -1, "");
