@@ -77,7 +77,8 @@ static void zaya_learns_the_same(void **state) {
 static void the_same_layout_gives_the_same_bits(void **state) {
     (void)state;
     if (!has_mpi()) skip();
-    for (int i = 0; i < 2; i++) train_ranks(2, DATA "layout.cp=2 precision=bf16 layout.zero=%d optimizer.name=muon run=%s", 3, i ? "two" : "one");
+    for (int i = 0; i < 2; i++)
+        train_ranks(2, DATA "layout.cp=2 precision=bf16 layout.zero=%d optimizer.name=muon run=%s", 3, i ? "two" : "one");
     assert_same_steps("one", "two");
 }
 
