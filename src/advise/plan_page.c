@@ -54,6 +54,7 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
         (long long)config->data.length, ranks, plural(ranks));
     print_layout(session, file);
     print_length(config, phases, file);
+    if (session->pipeline) pipeline_plan_print(session->pipeline, file);
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->model.graph->node_count, operations);
 }
 

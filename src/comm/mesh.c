@@ -37,7 +37,8 @@ void mesh_place(Mesh *mesh, int rank) {
 
 /* -- Groups -------------------------------------------------------------------------------------------------------- */
 
-MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes) {
+/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
+static MeshAxes significant(const Mesh *mesh, MeshAxes axes) {
     for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
         if (mesh->size[axis] == 1) axes &= ~MESH(axis);
     return axes;
@@ -53,8 +54,8 @@ static void name_group(MeshAxes axes, char *name, size_t size) {
 
 static bool open_group(Mesh *mesh, MeshAxes axes, Error *error) {
     char name[COMM_GROUP_NAME];
-    axes = mesh_significant(mesh, axes);
-    if (!axes || axes == mesh_significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
+    axes = significant(mesh, axes);
+    if (!axes || axes == significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
     name_group(axes, name, sizeof name);
     return (mesh->groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
 }
@@ -64,7 +65,10 @@ bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *e
     mesh->all = comm;
     for (int i = 0; i < count; i++)
         if (!open_group(mesh, axes[i], error)) return false;
-    return true;
+    int stage = mesh->at[AXIS_PP], stages = mesh->size[AXIS_PP];
+    bool end = stage == 0 || stage == stages - 1;
+    if (stages > 1) mesh->ends = comm_split(comm, end ? mesh_index(mesh, AXES_ALL & ~MESH(AXIS_PP)) : -1, "ends", error);
+    return stages == 1 || mesh->ends;
 }
 
 void mesh_close(Mesh *mesh) {
@@ -72,11 +76,15 @@ void mesh_close(Mesh *mesh) {
         comm_close(mesh->groups[axes]);
         mesh->groups[axes] = NULL;
     }
+    comm_close(mesh->ends);
+    mesh->ends = NULL;
     mesh->all = NULL;
 }
 
+Comm *mesh_ends(const Mesh *mesh) { return mesh->ends ? mesh->ends : comm_alone(); }
+
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
-    axes = mesh_significant(mesh, axes);
+    axes = significant(mesh, axes);
     if (!axes) return comm_alone();
     Comm *group = mesh->groups[axes] ? mesh->groups[axes] : mesh->all;
     assert(group && comm_size(group) == mesh_size(mesh, axes));
@@ -95,7 +103,7 @@ Mesh mesh_without(const Mesh *mesh, MeshAxis axis) {
 MeshAxes mesh_find_axes(const Mesh *mesh, const char *group) {
     for (MeshAxes axes = 1; axes <= AXES_ALL; axes++) {
         char name[COMM_GROUP_NAME];
-        if (mesh_significant(mesh, axes) != axes) continue;
+        if (significant(mesh, axes) != axes) continue;
         name_group(axes, name, sizeof name);
         if (!strcmp(name, group)) return axes;
     }

@@ -27,8 +27,8 @@ enum {
 typedef struct Mesh {
     int size[AXIS_COUNT], at[AXIS_COUNT]; /* of this rank: 0 <= at < size */
     int row_blocks; /* a microbatch's rows are in so many blocks, each shared out over AXES_TENSOR (ops/collective/collective.h) */
-    bool ring;      /* over AXIS_CP keys go round the ranks instead of being gathered (ops/attention/ring.c) */
     Comm *all;      /* borrowed; NULL: a plan */
+    Comm *ends;     /* of the first and the last stage of a pipeline: mesh_ends */
     Comm *groups[1 << AXIS_COUNT]; /* by axes of more than one rank; NULL: none was opened */
 } Mesh;
 
@@ -38,8 +38,6 @@ extern const Mesh mesh_alone;
 /* How many ranks differ from this one on these axes alone, itself included; and its number among them. */
 int mesh_size(const Mesh *mesh, MeshAxes axes);
 int mesh_index(const Mesh *mesh, MeshAxes axes);
-/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
-MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes);
 /* Sets `at` to the coordinates of a rank of the whole mesh. */
 void mesh_place(Mesh *mesh, int rank);
 /* The rank in the run that this mesh is for. */
@@ -70,6 +68,10 @@ bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank);
 void mesh_describe_rank(const Mesh *mesh, int rank, char *text, size_t size);
 /* Ranks that hold one copy of the model together: all but those along dp. */
 int mesh_copy_ranks(const Mesh *mesh);
+
+/* This rank and the one at the other end of the pipeline, the first stage being number 0; on stages between them the rank
+ * alone. */
+Comm *mesh_ends(const Mesh *mesh);
 
 /* "tp", "dp" ...: the user's word for an axis. */
 const char *mesh_axis_name(MeshAxis axis);

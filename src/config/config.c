@@ -168,11 +168,13 @@ static const Option rows[] = {
     INT_OPTION(
         layout.tp, "1", 1, 1 << 20, "ranks", "ranks that divide every layer: heads, columns, vocabulary (tensor parallelism)", CHANGES),
     INT_OPTION(layout.pp, "1", 1, 1 << 20, "ranks", "ranks that divide the layers among them (pipeline parallelism)", CHANGES),
-    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that divide every sequence (context parallelism)", CHANGES),
-    CHOICE_OPTION(layout.cp_exchange, "gather", "gather|ring",
-        "how keys and values of whole sequences come to the ranks of layout.cp: gathered, or round the ranks, one rank's at a time, which "
-        "takes no more memory the longer a sequence is",
+    CHOICE_OPTION(layout.pp_schedule, "1f1b", "1f1b|interleaved|zero-bubble",
+        "order of a pipeline's work: interleaved has several chunks of layers on each rank, zero-bubble computes gradients of weights "
+        "while it would wait",
         CHANGES),
+    INT_OPTION(layout.pp_chunks, "0", 0, 1 << 10, "chunks",
+        "chunks of layers on each rank of an interleaved pipeline, which divide its bubble; 0: 2 where it is interleaved", CHANGES),
+    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that divide every sequence (context parallelism)", CHANGES),
     INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "ranks that divide the experts, and a batch too (expert parallelism)", CHANGES),
     INT_OPTION(layout.zero, "1", 0, 3, "",
         "what ranks divide among them in place of whole copies: 1: optimizer state, 2: gradients too, 3: weights too (FSDP); 0: nothing",
@@ -386,5 +388,9 @@ bool config_check(Config *config, Error *error) {
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
+    if (config->layout.pp_chunks > 1 && (config->layout.pp == 1 || config->layout.pp_schedule != PIPELINE_INTERLEAVED))
+        return error_set(error, ERROR_USAGE,
+            "layout.pp_chunks=%lld is for layout.pp > 1 with layout.pp_schedule=interleaved: set these, or leave it out",
+            (long long)config->layout.pp_chunks);
     return layout_check(config, 0, error) && check_schedule(config, error);
 }

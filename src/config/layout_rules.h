@@ -6,6 +6,8 @@
 
 /* Ranks of one copy of the model: layout.tp x pp x cp x ep. */
 int64_t layout_copy_ranks(const LayoutConfig *layout);
+/* Chunks of layers on each stage of a pipeline. */
+int64_t layout_chunks(const LayoutConfig *layout);
 /* The ranks that the settings ask for: those of layout.dp copies, or of one where layout.dp is 0. */
 int64_t layout_asked_ranks(const LayoutConfig *layout);
 

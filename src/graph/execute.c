@@ -20,7 +20,10 @@ typedef struct Stop {
     int end;
 } Stop;
 
-/* Invariants: calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
+/* Nodes [first, end) of a part, and stops [first_stop, end_stop) among and behind them. */
+typedef struct PartRange { int first, end, first_stop, end_stop; } PartRange;
+
+/* Invariants: a slot's calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
  * written by one node of `overwrites`, before any other node adds to it. */
 struct Executor {
     const Graph *graph;
@@ -28,20 +31,24 @@ struct Executor {
     void *arena[ARENA_COUNT];
     bool owned[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT];
-    void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
-    OpCall *calls;
+    void *host[ARENA_COUNT];  /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
+    int slots, slot;          /* microbatches in flight, and whose turn it is */
+    OpCall *calls;            /* by slot, then by node */
     int *points, point_count; /* comm points */
     Stop *stops;              /* segment s ends before node stops[s].node, the last one after the last node */
     int stop_count;
     CommTicket *tickets; /* by node: of the collective that it has started; 0: none */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
-    bool overwrite;   /* the next run is the first of a step, in which nodes of `overwrites` write gradients */
+    PartRange *parts;
+    int part_count;
+    bool *overwrite;  /* by part: its next run is the first of a step, in which nodes of `overwrites` write gradients */
     bool *overwrites; /* by node: it is the first to touch its gradient and can write it whole (Op.overwrites) */
     ByteSpan *gaps;   /* of the gradient arena: what no node of `overwrites` writes, which executor_zero zeroes */
     int gap_count;
-    int runs[2];                     /* by `overwrite`, without a hook */
-    DeviceRecording **recordings[2]; /* by `overwrite`; one per segment, or NULL */
+    int run_count;                   /* of parts */
+    int *runs[2];                    /* by `overwrite`; by slot, then by part; without a hook */
+    DeviceRecording **recordings[2]; /* by `overwrite`; by slot, then by segment; or NULL */
 };
 
 static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
@@ -50,10 +57,17 @@ const Backend *executor_backend(const Executor *executor) { return &executor->ba
 const Graph *executor_graph(const Executor *executor) { return executor->graph; }
 void *executor_arena(const Executor *executor, Arena arena) { return executor->arena[arena]; }
 
+static bool has_slots(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_HOST || arena == ARENA_STASH; }
+
+/* Where the slot's copy of an arena begins. */
+static int64_t slot_offset(const Executor *executor, Arena arena) {
+    return has_slots(arena) ? executor->bytes[arena] / executor->slots * executor->slot : 0;
+}
+
 static void *in_arena(const Executor *executor, void *const *arenas, TensorId id) {
     const Tensor *tensor = graph_get(executor->graph, id);
     if (id == TENSOR_NONE) return NULL;
-    return (char *)arenas[tensor->arena] + tensor->offset;
+    return (char *)arenas[tensor->arena] + slot_offset(executor, tensor->arena) + tensor->offset;
 }
 
 void *executor_tensor(const Executor *executor, TensorId id) {
@@ -74,19 +88,28 @@ double executor_get_metric(const Executor *executor, TensorId tensor, int64_t in
     return element_get(precision_bytes(executor->graph->precision, TYPE_WIDE), data, index);
 }
 
+void executor_set_slot(Executor *executor, int slot) {
+    assert(slot >= 0 && slot < executor->slots);
+    executor->slot = slot;
+}
+
+static OpCall *call_of(const Executor *executor, int node) {
+    return &executor->calls[(int64_t)executor->slot * executor->graph->node_count + node];
+}
+
 static void run_nodes(Executor *executor, int first, int end) {
     const Graph *graph = executor->graph;
     for (int i = first; i < end; i++)
-        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
+        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op]->run(call_of(executor, i));
 }
 
 /* -- Creation ------------------------------------------------------------------------------------------------------ */
 
-static void bind(Executor *executor) {
+static void bind_slot(Executor *executor) {
     const Graph *graph = executor->graph;
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        OpCall *call = &executor->calls[i];
+        OpCall *call = call_of(executor, i);
         for (int j = 0; j < node->inputs; j++) {
             call->in[j] = in_arena(executor, executor->arena, node->in[j]);
             if (node->in[j]) memcpy(call->in_shape[j], graph_get(graph, node->in[j])->shape, sizeof call->in_shape[j]);
@@ -101,6 +124,14 @@ static void bind(Executor *executor) {
         call->device = executor->backend.device;
         call->mesh = graph->mesh;
         call->ticket = &executor->tickets[i];
+    }
+}
+
+static void bind(Executor *executor) {
+    executor->calls = memory_allocate(((int64_t)executor->slots * executor->graph->node_count + 1) * sizeof *executor->calls);
+    for (executor->slot = executor->slots - 1;; executor->slot--) {
+        bind_slot(executor);
+        if (executor->slot == 0) return;
     }
 }
 
@@ -150,9 +181,10 @@ static void find_overwrites(Executor *executor) {
     find_gaps(executor, written, written_count);
 }
 
-/* Tells the kernels of the next run whether they overwrite gradients or add to them. */
-static void set_overwrites(Executor *executor) {
-    for (int i = 0; i < executor->graph->node_count; i++) executor->calls[i].overwrite = executor->overwrite && executor->overwrites[i];
+/* Tells the kernels of a part's next run whether they overwrite gradients or add to them. */
+static void set_overwrites(Executor *executor, int part) {
+    for (int i = executor->parts[part].first; i < executor->parts[part].end; i++)
+        call_of(executor, i)->overwrite = executor->overwrite[part] && executor->overwrites[i];
 }
 
 static bool check_kernels(const Executor *executor, Error *error) {
@@ -203,7 +235,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
         executor_free(executor);
         return NULL;
     }
-    executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
+    executor->slots = plan->slots;
     executor->tickets = memory_allocate((graph->node_count + 1) * sizeof *executor->tickets);
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
@@ -218,14 +250,17 @@ void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
     for (int overwrite = 0; overwrite < 2; overwrite++) {
-        for (int i = 0; i <= executor->stop_count && executor->recordings[overwrite]; i++)
+        for (int i = 0; i < (executor->stop_count + 1) * executor->slots && executor->recordings[overwrite]; i++)
             device_recording_free(device, executor->recordings[overwrite][i]);
         free(executor->recordings[overwrite]);
+        free(executor->runs[overwrite]);
     }
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         if (executor->host[arena] != executor->arena[arena]) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) free_arena(executor, arena);
     }
+    free(executor->parts);
+    free(executor->overwrite);
     free(executor->overwrites);
     free(executor->gaps);
     free(executor->points);
@@ -237,32 +272,53 @@ void executor_free(Executor *executor) {
 
 /* -- Runs ---------------------------------------------------------------------------------------------------------- */
 
+/* Of the slot. */
 static void upload_inputs(Executor *executor) {
+    int64_t begin = slot_offset(executor, ARENA_INPUT);
     if (executor->host[ARENA_INPUT] != executor->arena[ARENA_INPUT])
-        device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
+        device_upload(executor->backend.device, (char *)executor->arena[ARENA_INPUT] + begin,
+            (const char *)executor->host[ARENA_INPUT] + begin, executor->bytes[ARENA_INPUT] / executor->slots);
 }
 
 static bool communicates(const Executor *executor, int node) {
-    return node < executor->graph->node_count && graph_communicates(executor->graph, node);
+    return node < executor->graph->node_count && op_table[executor->graph->nodes[node].op]->communicates;
 }
+
+static bool ends_part(const Graph *graph, int node) { return node > 0 && graph->nodes[node].part != graph->nodes[node - 1].part; }
 
 /* One stop for each node that has a reason to. */
 static void list_stops(Executor *executor) {
-    int nodes = executor->graph->node_count, point = 0;
+    const Graph *graph = executor->graph;
+    int nodes = graph->node_count, point = 0;
     SCOPED_FREE bool *awaits = memory_allocate(nodes + 1);
     for (int i = 0; i < nodes; i++)
-        if (communicates(executor, i)) awaits[graph_await(executor->graph, i)] = true;
+        if (communicates(executor, i)) awaits[graph_await(graph, i)] = true;
     free(executor->stops);
     executor->stops = memory_allocate((nodes + 1) * sizeof *executor->stops);
     executor->stop_count = 0;
     for (int i = 0; i <= nodes; i++) {
         bool calls = point < executor->point_count && executor->points[point] == i;
-        if (calls || awaits[i] || communicates(executor, i))
+        if (calls || awaits[i] || communicates(executor, i) || (i < nodes && ends_part(graph, i)))
             executor->stops[executor->stop_count++] = (Stop){.node = i,
                 .point = calls ? point : -1,
                 .runs = communicates(executor, i),
-                .end = i < nodes ? graph_await(executor->graph, i) : nodes};
+                .end = i < nodes ? graph_await(graph, i) : nodes};
         point += calls;
+    }
+}
+
+static void list_parts(Executor *executor) {
+    executor->part_count = graph_parts(executor->graph);
+    free(executor->parts);
+    executor->parts = memory_allocate(executor->part_count * sizeof *executor->parts);
+    for (int p = 0; p < executor->part_count; p++) {
+        NodeSpan span = graph_part_span(executor->graph, p);
+        PartRange *part = &executor->parts[p];
+        if (span_is_empty(span)) continue;
+        *part = (PartRange){.first = span.first, .end = span.last + 1};
+        while (part->first_stop < executor->stop_count && executor->stops[part->first_stop].node < part->first) part->first_stop++;
+        part->end_stop = part->first_stop;
+        while (part->end_stop < executor->stop_count && executor->stops[part->end_stop].node <= part->end) part->end_stop++;
     }
 }
 
@@ -281,26 +337,32 @@ static void prepare_stop(Executor *executor, const Stop *stop) {
 }
 
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context) {
-    assert(executor->runs[0] + executor->runs[1] == 0);
+    assert(executor->run_count == 0);
     free(executor->points);
     executor->points = memory_allocate((count + 1) * sizeof *executor->points);
     if (count) memcpy(executor->points, points, count * sizeof *points);
     executor->point_count = count;
     list_stops(executor);
+    list_parts(executor);
     for (int overwrite = 0; overwrite < 2; overwrite++) {
         free(executor->recordings[overwrite]);
-        executor->recordings[overwrite] = memory_allocate((executor->stop_count + 1) * sizeof(DeviceRecording *));
+        free(executor->runs[overwrite]);
+        executor->recordings[overwrite] = memory_allocate((executor->stop_count + 1) * executor->slots * sizeof(DeviceRecording *));
+        executor->runs[overwrite] = memory_allocate(executor->part_count * executor->slots * sizeof(int));
     }
+    free(executor->overwrite);
+    executor->overwrite = memory_allocate(executor->part_count);
     executor->comm_point = comm_point;
     executor->comm_point_context = context;
 }
 
 /* Recordings are by Executor.overwrite. The first run of a kind autotunes GEMMs, so the second one is recorded. */
-static void run_segment(Executor *executor, int segment, int first, int end) {
+static void run_segment(Executor *executor, int part, int segment, int first, int end) {
     Device *device = executor->backend.device;
-    DeviceRecording **recording = &executor->recordings[executor->overwrite][segment];
-    if (first == end) return;
-    if (executor->runs[executor->overwrite] == 1 && device_record_begin(device)) {
+    bool overwrite = executor->overwrite[part];
+    DeviceRecording **recording = &executor->recordings[overwrite][executor->slot * (executor->stop_count + 1) + segment];
+    if (first >= end) return;
+    if (executor->runs[overwrite][executor->slot * executor->part_count + part] == 1 && device_record_begin(device)) {
         run_nodes(executor, first, end);
         *recording = device_record_end(device);
     }
@@ -308,39 +370,64 @@ static void run_segment(Executor *executor, int segment, int first, int end) {
     else run_nodes(executor, first, end);
 }
 
-void executor_run(Executor *executor) {
-    int first = 0;
-    upload_inputs(executor);
-    set_overwrites(executor);
-    for (int i = 0; i < executor->stop_count; i++) {
+static void begin_part(Executor *executor, int part) {
+    executor->run_count++;
+    if (!executor->graph->nodes[executor->parts[part].first].backward) upload_inputs(executor);
+    set_overwrites(executor, part);
+}
+
+/* Collectives whose results another part reads end here: between the parts other microbatches run. */
+static void end_part(Executor *executor, int part) {
+    for (int i = executor->parts[part].first; i < executor->parts[part].end && executor->part_count > 1; i++) await_node(executor, i);
+    executor->overwrite[part] = false;
+}
+
+void executor_run_part(Executor *executor, int part) {
+    const PartRange *range = &executor->parts[part];
+    int first = range->first;
+    if (range->first == range->end) return;
+    begin_part(executor, part);
+    for (int i = range->first_stop; i < range->end_stop; i++) {
         const Stop *stop = &executor->stops[i];
-        run_segment(executor, i, first, stop->node);
+        run_segment(executor, part, i, first, stop->node);
         prepare_stop(executor, stop);
-        if (stop->runs) run_nodes(executor, stop->node, stop->node + 1);
+        if (stop->runs && stop->node < range->end) run_nodes(executor, stop->node, stop->node + 1);
         first = stop->node + stop->runs;
     }
-    run_segment(executor, executor->stop_count, first, executor->graph->node_count);
-    executor->runs[executor->overwrite]++;
-    executor->overwrite = false;
+    run_segment(executor, part, range->end_stop, first, range->end);
+    executor->runs[executor->overwrite[part]][executor->slot * executor->part_count + part]++;
+    end_part(executor, part);
+}
+
+int executor_run_part_hooked(Executor *executor, int part, ExecutorHook hook, void *context) {
+    const Graph *graph = executor->graph;
+    Device *device = executor->backend.device;
+    const PartRange *range = &executor->parts[part];
+    int stop = range->first_stop, stopped_at = -1;
+    if (range->first == range->end) return -1;
+    begin_part(executor, part);
+    for (int i = range->first; stopped_at < 0; i++) {
+        for (; stop < range->end_stop && executor->stops[stop].node == i; stop++) prepare_stop(executor, &executor->stops[stop]);
+        if (i == range->end) break;
+        if (op_table[graph->nodes[i].op]->once) continue;
+        device_timer_start(device);
+        executor->backend.kernels[graph->nodes[i].op]->run(call_of(executor, i));
+        await_node(executor, i);
+        double seconds = device_timer_stop(device);
+        if (!hook(context, graph, i, seconds)) stopped_at = i;
+    }
+    end_part(executor, part);
+    return stopped_at;
+}
+
+void executor_run(Executor *executor) {
+    assert(executor->part_count == 1);
+    executor_run_part(executor, 0);
 }
 
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
-    const Graph *graph = executor->graph;
-    Device *device = executor->backend.device;
-    int stop = 0;
-    upload_inputs(executor);
-    set_overwrites(executor);
-    executor->overwrite = false;
-    for (int i = 0;; i++) {
-        for (; stop < executor->stop_count && executor->stops[stop].node == i; stop++) prepare_stop(executor, &executor->stops[stop]);
-        if (i == graph->node_count) return -1;
-        if (op_table[graph->nodes[i].op]->once) continue;
-        device_timer_start(device);
-        executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
-        await_node(executor, i);
-        double seconds = device_timer_stop(device);
-        if (!hook(context, graph, i, seconds)) return i;
-    }
+    assert(executor->part_count == 1);
+    return executor_run_part_hooked(executor, 0, hook, context);
 }
 
 bool executor_finish(Executor *executor, Error *error) {
@@ -357,5 +444,5 @@ void executor_zero(Executor *executor) {
         device_fill(device, (char *)executor->arena[ARENA_GRADIENT] + gap.begin, 0, gap.end - gap.begin);
     }
     device_fill(device, executor->arena[ARENA_METRIC], 0, executor->bytes[ARENA_METRIC]);
-    executor->overwrite = true;
+    for (int part = 0; part < executor->part_count; part++) executor->overwrite[part] = true;
 }

@@ -25,7 +25,7 @@ const char *precision_name(Precision precision) {
 
 const char *arena_name(Arena arena) {
     static const char *const names[ARENA_COUNT] = {
-        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "host", "activations"};
+        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "host", "activations", "stash"};
     return names[arena];
 }
 
@@ -54,6 +54,28 @@ void graph_free(Graph *graph) {
     free(graph->tensors);
     free(graph->parameters);
     free(graph);
+}
+
+/* -- Parts --------------------------------------------------------------------------------------------------------- */
+
+int graph_part(const Graph *graph, PartKind kind, int chunk) {
+    if (kind == PART_FORWARD || !graph->chunks) return chunk;
+    bool weights = kind == PART_WEIGHTS && graph->splits_backward;
+    return graph->chunks + 2 * (graph->chunks - 1 - chunk) + weights;
+}
+
+int graph_parts(const Graph *graph) { return graph->chunks ? 3 * graph->chunks : 1; }
+
+int graph_part_chunk(const Graph *graph, int part) { return part < graph->chunks ? part : graph->chunks - 1 - (part - graph->chunks) / 2; }
+
+NodeSpan graph_part_span(const Graph *graph, int part) {
+    NodeSpan span = NEVER;
+    for (int i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].part != part) continue;
+        if (span_is_empty(span)) span.first = i;
+        span.last = i;
+    }
+    return span;
 }
 
 void graph_scope(Graph *graph, int layer, const char *prefix) {
@@ -118,7 +140,6 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
         .fused = fused,
         .cut = *cut,
         .frozen = graph->frozen};
-    parameter.cut.axes = mesh_significant(graph->mesh, cut->axes);
     memcpy(parameter.shape, shape, sizeof shape);
     for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.whole[i] = i < rank ? whole[i] : 1;
     parameter.tensor = append_tensor(graph,
@@ -171,15 +192,6 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
     return append_tensor(graph, view, view.shape);
 }
 
-TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count) {
-    Tensor view = *graph_get(graph, parameter);
-    assert(graph_is_parameter(graph, parameter) && first >= 0 && first + count <= view.shape[0]);
-    view.offset += graph_bytes(graph, parameter) / view.shape[0] * first;
-    view.shape[0] = count;
-    view.gradient = TENSOR_NONE;
-    return append_tensor(graph, view, view.shape);
-}
-
 bool graph_is_parameter(const Graph *graph, TensorId tensor) {
     Arena arena = graph_get(graph, tensor)->arena;
     return tensor != TENSOR_NONE && (arena == ARENA_WEIGHT || arena == ARENA_MASTER);
@@ -221,7 +233,8 @@ static int operand_count(const TensorId *operands, int count) {
 }
 
 int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const void *attributes, size_t attribute_bytes) {
-    Node node = {.op = op, .attributes = attributes, .layer = graph->layer, .backward = graph->backward, .clone_of = -1};
+    Node node = {
+        .op = op, .attributes = attributes, .layer = graph->layer, .part = graph->part, .backward = graph->backward, .clone_of = -1};
     memcpy(node.in, in, sizeof node.in);
     memcpy(node.out, out, sizeof node.out);
     node.inputs = operand_count(in, NODE_MAX_INPUTS), node.outputs = operand_count(out, NODE_MAX_OUTPUTS);

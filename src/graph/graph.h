@@ -71,6 +71,7 @@ typedef enum Arena {
     ARENA_STATE,      /* lives from run to run: caches of generation */
     ARENA_HOST,       /* made by nodes and read by host and device alike, in pinned host memory: sizes known only then */
     ARENA_ACTIVATION, /* planned: alive from its producer to its last reader, which may put its own output there */
+    ARENA_STASH,      /* planned: what one part of a pipeline's program leaves to another, once for each slot */
     ARENA_COUNT
 } Arena;
 const char *arena_name(Arena arena);
@@ -88,7 +89,6 @@ typedef struct Tensor {
     int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     bool frozen;       /* a parameter that is not trained: it has no gradient */
-    bool remade;       /* the backward pass makes it again, whatever the recompute policy: large, and quickly made */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 
@@ -134,6 +134,7 @@ typedef struct Parameter {
     double init_mean, init_std;
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
+    bool ends;   /* the first and the last stage of a pipeline both have it */
     /* The folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): reading and writing transpose. */
     bool transposed;
     TensorId tensor;
@@ -162,11 +163,18 @@ typedef struct Node {
     Outputs out;
     const void *attributes; /* the operation's attribute struct, owned by the graph */
     int layer;              /* -1 outside the layers */
+    int part;               /* of a pipeline's program (graph_part); 0 in others */
     bool backward;
     int clone_of;      /* the forward node that this one recomputes, or -1 */
     int64_t workspace; /* offset of its scratch in the activation arena */
     char *name;
 } Node;
+
+/* A pipeline's program has parts, which are run one by one: for each chunk of layers the forward pass, the backward pass,
+ * and where the graph splits that (Graph.splits_backward) the gradients of weights, which nothing in the program waits for. A
+ * part is a span of nodes; forward parts come first, then those of the backward pass from the last chunk on. Between the
+ * parts of a chunk other microbatches run: what a part leaves to another is in ARENA_STASH, in the microbatch's slot. */
+typedef enum PartKind { PART_FORWARD, PART_BACKWARD, PART_WEIGHTS, PART_KINDS } PartKind;
 
 /* A program under construction. Invariants: nodes run in array order; forward nodes come before backward ones;
  * indices of nodes, tensors and parameters never change, but pointers to them do when an array grows. */
@@ -184,6 +192,9 @@ typedef struct Graph {
     const Mesh *mesh; /* of the rank that it is for; mesh_alone unless the builder of a model has another */
     bool training;    /* builders may skip what only gradients need */
     int layer;        /* given to new nodes */
+    int part;         /* given to new nodes */
+    int chunks;       /* of layers in a pipeline's program; 0: the program is one part */
+    bool splits_backward;
     bool backward;
     char scope[64]; /* put before the names of new tensors and nodes */
     void **owned;
@@ -192,6 +203,11 @@ typedef struct Graph {
 
 Graph *graph_create(Precision precision, bool training);
 void graph_free(Graph *graph);
+
+/* The number of a part, and how many there may be; the chunk that a part belongs to; its nodes. */
+int graph_part(const Graph *graph, PartKind kind, int chunk);
+int graph_parts(const Graph *graph);
+int graph_part_chunk(const Graph *graph, int part);
 
 /* Layer index (-1: none) and name prefix of what is appended next. */
 void graph_scope(Graph *graph, int layer, const char *prefix);
@@ -212,8 +228,6 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
 static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return AXES_ALL & ~MESH(AXIS_PP) & ~parameter->cut.axes; }
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
-/* A view of rows first .. first + count - 1 of a matrix, or of such a view. */
-TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count);
 /* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
@@ -288,6 +302,7 @@ typedef struct Backend {
 /* Sizes and costs of a planned graph. Tensors lie inside bytes[arena]; activation_floor <= bytes[ARENA_ACTIVATION]. */
 typedef struct Plan {
     int64_t bytes[ARENA_COUNT]; /* per arena; without optimizer state */
+    int slots;                  /* copies of the INPUT, HOST and STASH arenas in these bytes: microbatches in flight */
     int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
     double flops;               /* of one run, by op_cost; recomputed nodes are not counted */
     double traffic;             /* bytes that one run moves, by op_cost; recomputed nodes are counted */
@@ -298,6 +313,8 @@ typedef struct Plan {
 typedef struct NodeSpan { int first, last; } NodeSpan;
 #define NEVER {INT32_MAX, -1}
 static inline bool span_is_empty(NodeSpan span) { return span.first > span.last; }
+
+NodeSpan graph_part_span(const Graph *graph, int part);
 
 /* Memory that is in use during up to two spans of a program. */
 typedef struct PlanBlock {
@@ -312,6 +329,8 @@ int64_t plan_blocks(PlanBlock *blocks, int count);
 /* Gives every tensor its offset, a multiple of 256 bytes outside the parameters' arenas. Activations are placed best
  * fit by lifetime, some in the memory of the input that their node reads last (Op.in_place). */
 Plan graph_plan(Graph *graph, const Backend *backend);
+/* Makes room for so many microbatches in flight in a plan that has one. */
+void plan_set_slots(Plan *plan, int slots);
 /* graph_plan without activations, scratch and costs: the least that the program needs, known at once. Placing the
  * activations of a model of thousands of layers takes a minute, which is too long to wait for a refusal. */
 Plan graph_plan_lasting(Graph *graph);
@@ -336,9 +355,14 @@ void executor_free(Executor *executor);
  * node points[i] (ascending; node_count: after the last node). Call it before the first run. The list is copied. */
 typedef void (*ExecutorCommPoint)(void *context, int index);
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context);
-/* Runs the program. On a GPU it returns before the work is done; from the third run on it replays recordings. */
+/* Chooses the slot of the runs, reads and writes that follow; 0 at first. */
+void executor_set_slot(Executor *executor, int slot);
+/* Runs a part of the program in the slot. Forward parts take the slot's inputs. */
+void executor_run_part(Executor *executor, int part);
+/* Runs a part and calls the hook after each node. Returns the node at which the hook stopped the run, or -1. */
+int executor_run_part_hooked(Executor *executor, int part, ExecutorHook hook, void *context);
+/* The same for a program of one part: on a GPU it returns before the work is done; from the third run on it replays recordings. */
 void executor_run(Executor *executor);
-/* Runs the program and calls the hook after each node. Returns the node at which the hook stopped the run, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
 /* Waits for all runs; metrics may be read afterwards. False when the device failed: ERROR_DEVICE. */
 bool executor_finish(Executor *executor, Error *error);

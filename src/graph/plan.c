@@ -3,7 +3,8 @@
  * Blocks are placed largest first, best fit: each into the smallest gap between the blocks already placed whose
  * lifetimes overlap its own, or above them. The result is close to the floor, the most bytes alive at once, which is
  * reported too. The communication schedule places its receive buffers by the same function (layout/comm_schedule.c).
- * Also prints the program. Owns nothing that outlives a call. */
+ * In a program of several parts, activations that one part leaves to another are placed apart, in a slot of the stash,
+ * which has each chunk's in turn. Also prints the program. Owns nothing that outlives a call. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,6 +137,74 @@ static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int
     }
 }
 
+/* -- The stash ----------------------------------------------------------------------------------------------------- */
+
+/* Activations that a node of another part reads move to the stash. */
+static void find_stash(Graph *graph) {
+    for (int i = 0; i < graph->node_count && graph->chunks; i++)
+        for (int j = 0; j < graph->nodes[i].inputs; j++) {
+            Tensor *tensor = &graph->tensors[graph->nodes[i].in[j]];
+            if (tensor->arena == ARENA_ACTIVATION && graph->nodes[tensor->producer].part != graph->nodes[i].part)
+                tensor->arena = ARENA_STASH;
+        }
+}
+
+/* When a slot has to hold each tensor of the stash. One without a producer is received before the part that reads it first;
+ * one that is kept is sent, or was received before the chunk's first part: it stays to the end of its part, or of the
+ * chunk. Empty for what no node touches. */
+static NodeSpan *list_lives(const Graph *graph) {
+    NodeSpan *lives = memory_allocate(graph->tensor_count * sizeof *lives);
+    for (int i = 0; i < graph->tensor_count; i++) lives[i] = (NodeSpan)NEVER;
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        int last = graph_node_end(graph, i);
+        for (int j = 0; j < node->outputs; j++) lives[node->out[j]] = (NodeSpan){int_min(i, lives[node->out[j]].first), last};
+        for (int j = 0; j < node->inputs; j++) {
+            NodeSpan *life = &lives[node->in[j]];
+            if (span_is_empty(*life)) life->first = graph_part_span(graph, node->part).first;
+            life->last = int_max(last, life->last);
+        }
+    }
+    for (int i = 1; i < graph->tensor_count; i++) {
+        const Tensor *tensor = &graph->tensors[i];
+        if (tensor->arena != ARENA_STASH || !tensor->keep || span_is_empty(lives[i])) continue;
+        int part = graph->nodes[lives[i].first].part, chunk = graph_part_chunk(graph, part);
+        for (int n = lives[i].first; n < graph->node_count; n++)
+            if (tensor->producer < 0 ? graph_part_chunk(graph, graph->nodes[n].part) == chunk : graph->nodes[n].part == part)
+                lives[i].last = int_max(n, lives[i].last);
+    }
+    return lives;
+}
+
+/* Returns the bytes of a slot. */
+static int64_t place_stash(Graph *graph) {
+    if (!graph->chunks) return 0;
+    SCOPED_FREE PlanBlock *blocks = memory_allocate((graph->tensor_count + 1) * sizeof *blocks);
+    SCOPED_FREE NodeSpan *lives = list_lives(graph);
+    int64_t most = 0;
+    for (int chunk = 0; chunk < graph->chunks; chunk++) {
+        int count = 0;
+        for (int i = 1; i < graph->tensor_count; i++) {
+            Tensor *tensor = &graph->tensors[i];
+            if (tensor->arena != ARENA_STASH || span_is_empty(lives[i])) continue;
+            if (graph_part_chunk(graph, graph->nodes[lives[i].first].part) != chunk) continue;
+            blocks[count++] = (PlanBlock){.bytes = tensor_bytes(graph, i), .life = {lives[i], NEVER}, .target = &tensor->offset};
+        }
+        most = int_max(most, plan_blocks(blocks, count));
+    }
+    return most;
+}
+
+void plan_set_slots(Plan *plan, int slots) {
+    assert(plan->slots == 1);
+    plan->slots = slots;
+    plan->bytes[ARENA_INPUT] *= slots;
+    plan->bytes[ARENA_HOST] *= slots;
+    plan->bytes[ARENA_STASH] *= slots;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
 static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
     Listing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
         .last = memory_allocate(graph->tensor_count * sizeof *list.last),
@@ -155,7 +224,7 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
 }
 
 Plan graph_plan_lasting(Graph *graph) {
-    Plan plan = {0};
+    Plan plan = {.slots = 1};
     bool backward = false;
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
@@ -175,6 +244,8 @@ Plan graph_plan_lasting(Graph *graph) {
 
 Plan graph_plan(Graph *graph, const Backend *backend) {
     Plan plan = graph_plan_lasting(graph);
+    find_stash(graph);
+    plan.bytes[ARENA_STASH] = place_stash(graph);
     place_activations(graph, backend, &plan);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

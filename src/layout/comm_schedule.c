@@ -48,18 +48,26 @@ static int earlier_first(const void *a, const void *b) {
     return x->bucket - y->bucket;
 }
 
-/* A bucket that is read again before any other is needed stays. */
-static void list_gatherings(CommSchedule *schedule, const Layout *layout) {
+static int part_of(const Graph *graph, const Gathering *gathering) { return graph->nodes[gathering->reads.first].part; }
+
+/* A bucket that is read again before any other is needed stays, unless another part reads it: between the parts of a
+ * pipeline's program others run, for which its memory may be needed. */
+static void list_gatherings(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     Gathering *list = schedule->gatherings = memory_allocate((layout->bucket_count * PASS_COUNT + 1) * sizeof *list);
     int count = 0;
     for (int b = 0; b < layout->bucket_count && layout->stage >= 3; b++)
         for (int pass = 0; pass < PASS_COUNT && layout->buckets[b].sharded; pass++)
-            if (!span_is_empty(schedule->buckets[b].reads[pass])) list[count++] = (Gathering){b, schedule->buckets[b].reads[pass]};
+            if (!span_is_empty(schedule->buckets[b].reads[pass]))
+                list[count++] = (Gathering){.bucket = b, .reads = schedule->buckets[b].reads[pass]};
     qsort(list, count, sizeof *list, earlier_first);
     for (int i = 0; i < count; i++) {
         Gathering *last = schedule->gathering_count ? &list[schedule->gathering_count - 1] : NULL;
-        if (last && last->bucket == list[i].bucket) last->reads.last = list[i].reads.last;
-        else list[schedule->gathering_count++] = list[i];
+        bool same_part = last && part_of(graph, last) == part_of(graph, &list[i]);
+        if (same_part && last->bucket == list[i].bucket) last->reads.last = list[i].reads.last;
+        else {
+            list[i].prefetched = same_part;
+            list[schedule->gathering_count++] = list[i];
+        }
     }
 }
 
@@ -75,7 +83,8 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
             if (schedule->gatherings[i].bucket == b)
-                slot.life[lives++] = (NodeSpan){schedule->gatherings[i > 0 ? i - 1 : 0].reads.first, schedule->gatherings[i].reads.last};
+                slot.life[lives++] = (NodeSpan){
+                    schedule->gatherings[i - schedule->gatherings[i].prefetched].reads.first, schedule->gatherings[i].reads.last};
         if (lives) slots[count++] = slot;
     }
     return plan_blocks(slots, count);
@@ -109,13 +118,13 @@ static void place_slots(CommSchedule *schedule, const Layout *layout, Precision 
     int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, local_gradients);
     schedule->weight_bytes = precision_weight_offset(precision, layout->bytes);
     schedule->gradient_bytes = layout->trained_bytes;
-    if (layout->stage >= 2) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
+    if (layout->shard.local_gradients) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
     if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTimes *times = &schedule->buckets[b];
         if (bucket->frozen) continue;
-        if (layout->stage >= 2) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
+        if (layout->shard.local_gradients) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
         if (layout->stage >= 3)
             times->weights = bucket->sharded ? local_weights + times->weights : precision_weight_offset(precision, bucket->local);
     }
@@ -148,7 +157,7 @@ static void list_points(CommSchedule *schedule, const Layout *layout) {
             if (layout->stage < 3) break; /* they stay */
         }
         if (span_is_empty(times->writes)) continue;
-        if (sharded && layout->stage >= 2) points[count++] = times->writes.first;
+        if (sharded && layout->shard.local_gradients) points[count++] = times->writes.first;
         points[count++] = times->writes.last + 1;
     }
     qsort(points, count, sizeof *points, ascending);
@@ -162,7 +171,7 @@ CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph) {
     CommSchedule *schedule = memory_allocate(sizeof *schedule);
     schedule->buckets = memory_allocate((layout->bucket_count + 1) * sizeof *schedule->buckets);
     note_all(schedule, layout, graph);
-    list_gatherings(schedule, layout);
+    list_gatherings(schedule, layout, graph);
     place_slots(schedule, layout, graph->precision);
     move_tensors(schedule, layout, graph);
     list_points(schedule, layout);

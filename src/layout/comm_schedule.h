@@ -5,8 +5,9 @@
  * Arenas of a rank by ZeRO stage:
  *   WEIGHT    1, 2: the whole one. 3: the rank's shards at local offsets; then slots, in which buckets are gathered for
  *             as long as they are read
- *   GRADIENT  1: the whole one. 2, 3: sums of the rank's shards at local offsets; then slots, in which buckets are while
- *             the program adds to them and until they are reduced
+ *   GRADIENT  1, and every stage of a pipeline, which reduces gradients once a step: the whole one. 2, 3: sums of the rank's
+ *             shards at local offsets; then slots, in which buckets are while the program adds to them and until they are
+ *             reduced
  * Made by session_plan for each program, between layout_place and executor_create. */
 #pragma once
 
@@ -24,11 +25,13 @@ typedef struct BucketTimes {
 typedef struct Gathering {
     int bucket;
     NodeSpan reads;
+    bool prefetched; /* begins at the first read of the gathering before; false: of the first of a part, at its own */
 } Gathering;
 
 typedef struct CommSchedule {
-    BucketTimes *buckets;  /* of the layout */
-    Gathering *gatherings; /* by their first reads. Each begins at the first read of the one before, so that it is done when it is needed */
+    BucketTimes *buckets; /* of the layout */
+    Gathering *
+        gatherings; /* by their first reads. Each but a part's first begins at the first read of the one before, to be done when it is needed */
     int gathering_count;
     int *points, point_count;             /* nodes for executor_set_comm_points, ascending: before first reads, around writes */
     int64_t weight_bytes, gradient_bytes; /* of the arenas */

@@ -11,12 +11,13 @@
 #include "base/memory.h"
 #include "ops/add/add.h"
 
-enum { STAGE_GRADIENTS = 2, STAGE_WEIGHTS = 3 }; /* from which these are sharded */
+enum { STAGE_WEIGHTS = 3 }; /* from which these are sharded */
 
 struct Exchange {
     const Layout *layout;
     const CommSchedule *schedule;
     Executor *executor;
+    NodeSpan nodes; /* of the part that runs; before the first one, of the first */
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
     uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
@@ -125,7 +126,7 @@ static void finish_gradients(Exchange *exchange, int b) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
     if (reduces_in_bf16(exchange->layout, bucket)) cast_gradients_back(exchange, bucket, gradients_at(exchange, b));
-    if (exchange->layout->stage >= STAGE_GRADIENTS && bucket->sharded) add_gradients(exchange, b);
+    if (exchange->layout->shard.local_gradients && bucket->sharded) add_gradients(exchange, b);
 }
 
 /* Zeroes a slot for the program to add to, when the collectives of buckets that share its memory have ended. */
@@ -141,8 +142,31 @@ static void clear_gradients(Exchange *exchange, int b) {
 
 void exchange_set_last(Exchange *exchange, bool last) { exchange->last = last; }
 
-void exchange_finish_gradients(Exchange *exchange) {
+void exchange_set_part(Exchange *exchange, int part, bool last) {
+    exchange->nodes = graph_part_span(executor_graph(exchange->executor), part);
+    exchange->last = last;
+}
+
+/* The first and the last stage of a pipeline both hold a tied embedding. Middle stages take no part; the last stage would
+ * wait for the first one's end of the step if it did that earlier. */
+static void sum_over_ends(Exchange *exchange, int b) {
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    if (!bucket->ends || span_is_empty(exchange->schedule->buckets[b].writes)) return;
+    ByteSpan shard = layout_bucket_shard(bucket);
+    int64_t count = (shard.end - shard.begin) / bucket->element_bytes;
+    char *gradients = (char *)gradients_at(exchange, b) + shard.begin - bucket->begin;
+    CommType type = comm_type(bucket->element_bytes);
+    exchange->gradients[b] = comm_all_reduce(mesh_ends(exchange->layout->mesh), "gradients of ends", gradients, count, type, COMM_SUM);
+    wait_for(exchange, &exchange->gradients[b]);
+}
+
+static void finish_all_gradients(Exchange *exchange) {
     for (int b = 0; b < exchange->layout->bucket_count; b++) finish_gradients(exchange, b);
+}
+
+void exchange_finish_gradients(Exchange *exchange) {
+    finish_all_gradients(exchange);
+    for (int b = 0; b < exchange->layout->bucket_count; b++) sum_over_ends(exchange, b);
 }
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
@@ -165,7 +189,6 @@ static void gather_weights(Exchange *exchange, int b) {
  * for the backward pass while the forward pass still reads it. All bytes are then written as they are, so the copy is of
  * the shard's own bytes alone: those that shard_of adds before them are another rank's. */
 static void begin_gathering(Exchange *exchange, int index) {
-    if (index >= exchange->schedule->gathering_count) return;
     int b = exchange->schedule->gatherings[index].bucket;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     ByteSpan span = layout_bucket_shard(bucket);
@@ -176,13 +199,15 @@ static void begin_gathering(Exchange *exchange, int index) {
     gather_weights(exchange, b);
 }
 
+static bool runs_now(const Exchange *exchange, int node) { return exchange->nodes.first <= node && node <= exchange->nodes.last; }
+
 /* Prefetches one bucket beyond the one that is read. */
 static void gather_in_time(Exchange *exchange, int node) {
     for (int i = 0; i < exchange->schedule->gathering_count; i++) {
         const Gathering *gathering = &exchange->schedule->gatherings[i];
-        if (gathering->reads.first != node) continue;
-        if (i == 0) begin_gathering(exchange, i);
-        begin_gathering(exchange, i + 1);
+        if (gathering->reads.first != node || !runs_now(exchange, node)) continue;
+        if (!gathering->prefetched) begin_gathering(exchange, i);
+        if (i + 1 < exchange->schedule->gathering_count && gathering[1].prefetched) begin_gathering(exchange, i + 1);
         wait_for(exchange, &exchange->weights[gathering->bucket]);
     }
 }
@@ -212,11 +237,11 @@ void exchange_finish_weights(Exchange *exchange) {
 
 static void at_bucket(Exchange *exchange, int b, int node) {
     const BucketTimes *times = &exchange->schedule->buckets[b];
-    bool slots = exchange->layout->stage >= STAGE_GRADIENTS && exchange->layout->buckets[b].sharded;
+    bool slots = exchange->layout->shard.local_gradients && exchange->layout->buckets[b].sharded;
     int first_read = times->reads[span_is_empty(times->reads[PASS_FORWARD]) ? PASS_BACKWARD : PASS_FORWARD].first;
     if (first_read == node && exchange->layout->stage < STAGE_WEIGHTS) wait_for(exchange, &exchange->weights[b]);
     if (span_is_empty(times->writes)) return;
-    if (times->writes.last + 1 == node && (slots || exchange->last)) send_gradients(exchange, b);
+    if (times->writes.last + 1 == node && runs_now(exchange, node - 1) && (slots || exchange->last)) send_gradients(exchange, b);
     if (times->writes.first == node && slots) clear_gradients(exchange, b);
 }
 
@@ -242,6 +267,7 @@ Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Ex
     Exchange *exchange = memory_allocate(sizeof *exchange);
     int64_t bytes = exchange_bytes(layout, schedule);
     *exchange = (Exchange){.layout = layout, .schedule = schedule, .executor = executor};
+    exchange->nodes = graph_part_span(executor_graph(executor), 0);
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
@@ -254,7 +280,7 @@ Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Ex
 
 void exchange_free(Exchange *exchange) {
     if (!exchange) return;
-    exchange_finish_gradients(exchange);
+    finish_all_gradients(exchange);
     exchange_finish_weights(exchange);
     device_free(device_of(exchange), exchange->bf16_buffer, exchange_bytes(exchange->layout, exchange->schedule));
     free(exchange->gradients);

@@ -22,7 +22,10 @@ void exchange_free(Exchange *exchange);
 
 /* Whether the gradients are complete after the next run, so that they are summed over the ranks during it. */
 void exchange_set_last(Exchange *exchange, bool last);
-/* Waits until they are. Afterwards each rank has those of its shards. */
+/* In a program of several parts: which one runs next, and whether for the last time of the step. */
+void exchange_set_part(Exchange *exchange, int part, bool last);
+/* Waits until they are. Afterwards each rank has those of its shards, summed over both ends of a pipeline where both hold
+ * them. Collective. */
 void exchange_finish_gradients(Exchange *exchange);
 
 /* Casts this rank's master weights of a bucket to weights, and gathers those of all ranks. */

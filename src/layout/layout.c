@@ -60,6 +60,7 @@ typedef struct Cutting {
 static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t end, int previous, int next) {
     const Parameter *a = &cutting->graph->parameters[previous], *b = &cutting->graph->parameters[next];
     if (b->fused) return false;
+    if (a->ends || b->ends) return true;
     if ((a->kind == PARAMETER_EMBEDDING) != (b->kind == PARAMETER_EMBEDDING)) return true; /* they are ready at other times */
     if (cutting->layout->stage == 3 && bucket->sharded && cutting->layers[previous] != cutting->layers[next]) return true;
     return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
@@ -100,6 +101,7 @@ static void cut_class(Cutting *cutting, Class class, MeshAxes axes) {
             if (bucket) close_bucket(layout, bucket, multiple);
             bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, axes, p->element_bytes);
             layout->bytes = bucket->begin;
+            bucket->ends = p->ends;
         }
         assert(p->element_bytes == bucket->element_bytes && (!p->fused || previous == i - 1));
         if (!p->fused) layout->bytes = round_up(layout->bytes, alignment);
@@ -192,6 +194,8 @@ static void place_local(Layout *layout, int64_t alignment) {
 static void append_intervals(Layout *layout, const Graph *graph, int b) {
     const LayoutBucket *bucket = &layout->buckets[b];
     ByteSpan held = layout_bucket_shard(bucket);
+    MeshAxes copies = bucket->sharded ? bucket->axes & MESH(AXIS_REPLICA) : bucket->axes;
+    bool second_end = bucket->ends && layout->mesh->at[AXIS_PP] > 0;
     OptimizerShard *shard = &layout->shard;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -202,9 +206,8 @@ static void append_intervals(Layout *layout, const Graph *graph, int b) {
         ShardInterval interval = {.elements = {i, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
             .offset = bucket->local + begin - held.begin,
             .bucket = b,
-            .holders = bucket->sharded ? mesh_size(layout->mesh, bucket->axes & MESH(AXIS_REPLICA)) : mesh_size(layout->mesh, bucket->axes),
-            .holder =
-                bucket->sharded ? mesh_index(layout->mesh, bucket->axes & MESH(AXIS_REPLICA)) : mesh_index(layout->mesh, bucket->axes)};
+            .holders = mesh_size(layout->mesh, copies) * (bucket->ends ? 2 : 1),
+            .holder = mesh_index(layout->mesh, copies) + (second_end ? mesh_size(layout->mesh, copies) : 0)};
         array_append(shard->intervals, shard->interval_count, interval);
     }
 }
@@ -257,7 +260,7 @@ Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const Layo
     *layout = (Layout){.mesh = mesh,
         .stage = stage,
         .reduces_in_bf16 = reduces && precision_state_bytes(graph->precision, TYPE_COMPUTE) == 4,
-        .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2}};
+        .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2 && mesh->size[AXIS_PP] == 1}};
     SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,

@@ -19,6 +19,10 @@
  * (parameter_sum_axes), so buckets are of one such set of axes each. The axis REPLICA is no part of that: replicas have
  * shards of their own, between which only gradients are summed.
  *
+ * Stages of a pipeline have parameters of their own, but for a tied embedding, which the first and the last hold and update
+ * alike. Its gradients are summed over both. Parts of many microbatches run in turn there, so gradients are whole until the
+ * step ends, in every ZeRO stage.
+ *
  * Offsets are bytes of the MASTER arena (graph.h), either of the whole model's or of the rank's own, which is called
  * local: it holds the vectors and the rank's shards of all buckets, one after another. Names and shapes of parameters
  * do not change, so any layout reads a checkpoint of any other through the list of intervals that a rank holds.
@@ -39,6 +43,7 @@ typedef struct LayoutBucket {
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds it all */
     bool frozen;           /* nothing in it is trained: it is in the WEIGHT arena alone */
+    bool ends;             /* of a parameter that the first and the last stage of a pipeline both hold (Parameter.ends) */
     MeshAxes axes;         /* over which its gradients are summed */
     int size, rank;        /* of the ranks of these axes but REPLICA, which share it out: how many, and this one's number */
     int64_t *shards; /* [size + 1] ascending elements from the bucket's begin: rank r has [shards[r], shards[r + 1]). NULL unless sharded */

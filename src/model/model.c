@@ -3,11 +3,14 @@
  * evaluates, generates or sizes a model. */
 #include "model/model.h"
 
+#include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/memory.h"
+#include "base/scope.h"
 #include "model/model_internal.h"
-#include "ops/collective/collective.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
@@ -24,8 +27,15 @@ static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
 }
 
-Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
-    int64_t sequences, int64_t length, RecomputePolicy recompute) {
+static void differentiate(Model *model, RecomputePolicy recompute) {
+    SCOPED_FREE Seed *seeds = memory_allocate((EDGE_TENSORS * model->chunk_count + 1) * sizeof *seeds);
+    int count = stage_list_seeds(model->graph, model->chunks, model->chunk_count, seeds);
+    graph_differentiate(model->graph, recompute, seeds, count);
+    stage_keep_gradients(model->graph, model->chunks, model->chunk_count);
+}
+
+Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
+    ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
     if (mesh) graph->mesh = mesh;
@@ -33,6 +43,12 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
     int64_t rows = sequences * length / (mode == MODEL_GENERATE ? 1 : graph->mesh->size[AXIS_CP]), one = 1, two = 2;
     Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length, .rows = rows};
     bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
+    assert(cut || graph->mesh->size[AXIS_PP] == 1);
+    if (cut) {
+        graph->chunks = model.chunk_count = cut->chunks;
+        graph->splits_backward = cut->splits_backward;
+        model.chunks = memory_allocate((size_t)cut->chunks * sizeof *model.chunks);
+    }
     model.tokens = integers(graph, rows, "tokens");
     model.positions = integers(graph, rows, "positions");
     if (loss) {
@@ -50,21 +66,28 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
         .positions = model.positions,
         .share = model.share,
         .loss = model.loss,
+        .cut = cut,
+        .chunks = model.chunks,
         .layer_names = "model.layers",
         .layer = -1};
     Trunk trunk = families[config->family](&builder);
     builder_layer(&builder, -1);
-    if (loss) {
-        TensorId normed = builder_gather(&builder, trunk.normed);
-        op_linear_cross_entropy(graph, normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
+    if (!trunk.normed) {
+        /* a stage before the last one */
+    } else if (loss) {
+        op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
     } else {
         TensorId asked = mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
-        TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
-        model.logits = op_gather_columns(graph, logits, config->vocabulary, AXES_TENSOR);
+        model.logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
         graph->tensors[model.logits].keep = true;
     }
-    if (mode == MODEL_TRAIN) graph_differentiate(graph, recompute, NULL, 0);
+    if (mode == MODEL_TRAIN) differentiate(&model, recompute);
     return model;
+}
+
+Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
+    int64_t sequences, int64_t length, RecomputePolicy recompute) {
+    return model_build_stage(mesh, NULL, config, lora, precision, mode, sequences, length, recompute);
 }
 
 Model model_build(
@@ -74,6 +97,7 @@ Model model_build(
 
 void model_free(Model *model) {
     graph_free(model->graph);
+    free(model->chunks);
     *model = (Model){0};
 }
 

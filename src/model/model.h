@@ -15,6 +15,21 @@ typedef enum ModelMode {
     MODEL_LOGITS,   /* logits of every row, to be compared with those of other programs */
 } ModelMode;
 
+/* What travels from a chunk of layers to the next one in a pipeline: the residual stream WIDE [R, D], the state of ZAYA1's
+ * routers WIDE [R, router_width], and loads of routers for a loss of the whole model WIDE [2, classes]. */
+enum { EDGE_STREAM, EDGE_ROUTER_STATE, EDGE_LOADS, EDGE_TENSORS };
+/* The edges of a chunk, by tensor, with their gradients, all in the stash; TENSOR_NONE where nothing travels. `in` and d_out
+ * are received, `out` and d_in sent. */
+typedef struct ModelChunk { TensorId in[EDGE_TENSORS], out[EDGE_TENSORS], d_in[EDGE_TENSORS], d_out[EDGE_TENSORS]; } ModelChunk;
+
+/* How a model is cut for a pipeline: piece p of pp * chunks has layers [begin[p], begin[p + 1]) and is chunk p / pp of stage
+ * p % pp. */
+typedef struct ModelCut {
+    int chunks; /* of a stage */
+    bool splits_backward;
+    int *begin;
+} ModelCut;
+
 /* Inputs and results of a built model; TENSOR_NONE where the mode has none. */
 typedef struct Model {
     Graph *graph;
@@ -27,6 +42,8 @@ typedef struct Model {
     TensorId share;             /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
     TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
     TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [rows, vocabulary] */
+    ModelChunk *chunks;         /* of a pipeline's stage; NULL: the model is whole */
+    int chunk_count;
 } Model;
 
 /* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration
@@ -38,6 +55,10 @@ Model model_build(
  * puts frozen matrices where they have no masters. */
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
     int64_t sequences, int64_t length, RecomputePolicy recompute);
+/* The same of a stage of a pipeline, the mesh's on AXIS_PP: its layers; the embedding on the first one; the last norm, head
+ * and loss (or logits) on the last. `cut` NULL: the whole model. */
+Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
+    ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
 void model_free(Model *model);
 
 /* The rows of a microbatch that this rank has: from one number for each of sequences * length tokens to an input of

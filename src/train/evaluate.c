@@ -2,6 +2,7 @@
  * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
  * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -33,25 +34,65 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 /* Integers only, as one collective has one type. */
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies this rank's rows of a batch, dropping the samples from number `samples` on; counts targets of all rows and, with
+/* Batches that run together: one, or in a pipeline as many as keep its stages busy. */
+typedef struct Group {
+    const EvaluationInput *input;
+    int64_t size;
+    StepInputs inputs; /* rows of all sequences */
+} Group;
+
+static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
+
+static Group allocate_group(const EvaluationInput *input) {
+    enum { EACH = 4 }; /* the bubble takes a fifth */
+    int64_t size = input->run ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
+    int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
+    return (Group){input, size, {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
+}
+
+static void free_group(Group *group) { free(group->inputs.tokens); }
+
+/* Copies a batch as number `index` of the group, dropping the samples from number `samples` on; counts targets and, with
  * `text`, the bytes that they stand for. NULL: a batch without targets. */
-static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
-    const Model *model = input->model;
-    int64_t rows = model->sequences * model->length;
-    if (!batch) {
-        memset(executor_tensor(input->executor, model->targets), -1, model->rows * sizeof(int32_t));
-        return;
-    }
-    SCOPED_FREE int32_t *target = memory_allocate((size_t)rows * sizeof *target);
+static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
+    int64_t rows = batch_rows(group->input->model), at = index * rows;
+    int32_t *target = group->inputs.targets + at;
+    memset(target, -1, rows * sizeof *target);
+    if (!batch) return;
+    memcpy(group->inputs.tokens + at, batch->tokens, rows * sizeof(int32_t));
+    memcpy(group->inputs.positions + at, batch->positions, rows * sizeof(int32_t));
     for (int64_t i = 0; i < rows; i++) {
-        bool inside = batch->first_sample + i / model->length < samples;
-        target[i] = inside ? batch->targets[i] : -1;
+        if (batch->first_sample + i / group->input->model->length < samples) target[i] = batch->targets[i];
         counts->targets += target[i] >= 0;
         if (text && target[i] >= 0) counts->bytes += text[target[i]];
     }
-    model_take_rows(model, executor_tensor(input->executor, model->tokens), batch->tokens);
-    model_take_rows(model, executor_tensor(input->executor, model->targets), target);
-    model_take_rows(model, executor_tensor(input->executor, model->positions), batch->positions);
+}
+
+/* Hands this rank's rows of a batch of the group to the program. */
+static void load(void *context, int64_t index) {
+    const Group *group = context;
+    const EvaluationInput *input = group->input;
+    const Model *model = input->model;
+    int64_t at = index * batch_rows(model);
+    executor_set_scalar(input->executor, model->scale, 1);
+    executor_set_scalar(input->executor, model->share, 1);
+    model_take_rows(model, executor_tensor(input->executor, model->tokens), group->inputs.tokens + at);
+    model_take_rows(model, executor_tensor(input->executor, model->targets), group->inputs.targets + at);
+    model_take_rows(model, executor_tensor(input->executor, model->positions), group->inputs.positions + at);
+}
+
+/* Runs the group and adds its losses up. */
+static bool run_group(Group *group, double *sum, Error *error) {
+    const EvaluationInput *input = group->input;
+    executor_zero(input->executor);
+    if (input->run) pipeline_run_step(input->run, group->size, &(PipelineWork){.load = load, .context = group});
+    else {
+        load(group, 0);
+        executor_run(input->executor);
+    }
+    if (!executor_finish(input->executor, error)) return false;
+    *sum += executor_get_metric(input->executor, input->model->loss, 0);
+    return true;
 }
 
 /* The ranks that the model is for. */
@@ -130,20 +171,18 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     Counts counts = {0};
     SCOPED_FREE uint32_t *text = list_text_bytes(input);
     double sum = 0, start = log_seconds();
-    executor_set_scalar(input->executor, model->scale, 1);
-    executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true, stop = false;
-    for (int64_t i = index; i - index < batches; i += size) {
+    SCOPED(free_group) Group group = allocate_group(input);
+    for (int64_t first = index; first - index < batches; first += group.size * size) {
         Error unread = {0};
-        const Batch *batch = i < batches ? loader_next(reading.loader, &unread) : NULL;
+        for (int64_t g = 0, i = first; g < group.size; g++, i += size) {
+            const Batch *batch = i < batches && !unread.code ? loader_next(reading.loader, &unread) : NULL;
+            take_batch(&group, g, batch, samples, text, &counts);
+        }
         if (!(done = agree_to_go_on(input, &unread, &stop, error)) || stop) break;
-        load_batch(input, batch, samples, text, &counts);
-        executor_zero(input->executor);
-        executor_run(input->executor);
-        if (!(done = executor_finish(input->executor, error))) break;
-        sum += executor_get_metric(input->executor, model->loss, 0);
-        if (comm_rank(input->comm) == 0) progress_update(&progress, i + 1);
+        if (!(done = run_group(&group, &sum, error))) break;
+        if (comm_rank(input->comm) == 0) progress_update(&progress, int_min(first + group.size * size, batches));
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
     progress_finish(&progress);
@@ -190,6 +229,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
     input.executor = session->evaluator;
+    input.run = session->evaluation_run;
     input.comm = session->comm;
     input.watchdog = watchdog;
     input.stop = stop;

@@ -67,6 +67,25 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
     return search->node < 0 || !alone;
 }
 
+/* "tensor NAME[3], made by NODE" */
+static void describe_found(const Search *search, char *text, size_t size) {
+    const Graph *graph = search->session->model.graph;
+    if (search->node < 0 || text[0]) return;
+    snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search->tensor)->name, (long long)search->index,
+        graph->nodes[search->node].backward ? "the backward pass of " : "", graph->nodes[search->node].name);
+}
+
+void numerics_find_in_stage(const Session *session, int64_t microbatches, const PipelineWork *work, char *text, size_t size) {
+    const char *parameter = numerics_bad_parameter(session);
+    Search search = {.session = session, .node = -1};
+    PipelineWork inspected = {work->load, work->context, inspect, &search};
+    if (parameter) snprintf(text, size, "parameter %s", parameter);
+    executor_zero(session->executor);
+    pipeline_run_step(session->run, microbatches, &inspected);
+    exchange_finish_gradients(session->exchange);
+    describe_found(&search, text, size);
+}
+
 void numerics_find(const Session *session, char *text, size_t size) {
     const char *parameter = numerics_bad_parameter(session);
     Search search = {.session = session, .node = -1};
@@ -74,8 +93,5 @@ void numerics_find(const Session *session, char *text, size_t size) {
     if (text[0] && layout_all_ranks(session->layout) == 1) return;
     executor_zero(session->executor);
     executor_run_hooked(session->executor, inspect, &search);
-    if (search.node < 0 || text[0]) return;
-    const Graph *graph = session->model.graph;
-    snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search.tensor)->name, (long long)search.index,
-        graph->nodes[search.node].backward ? "the backward pass of " : "", graph->nodes[search.node].name);
+    describe_found(&search, text, size);
 }

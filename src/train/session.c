@@ -23,9 +23,26 @@ static int64_t bucket_bytes(const Config *config, const Device *device) {
     return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
 }
 
+/* The most microbatches of a step that this rank runs. */
+static int64_t step_microbatches(const Session *session) {
+    const Config *config = session->config;
+    return divide_up(config->batch.tokens / (config->batch.sequences * config->data.length), mesh_size(session->mesh, AXES_DATA));
+}
+
+int64_t session_step_rows(const Session *session) {
+    return step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
+}
+
+static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
+    const Config *config = session->config;
+    return model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &config->model, &config->lora, config->precision,
+        mode, sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config->recompute : RECOMPUTE_NONE);
+}
+
 /* The plan with the arenas of parameters as large as this rank needs them. */
 static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
     Plan plan = graph_plan(graph, &session->backend);
+    if (session->pipeline) plan_set_slots(&plan, graph->training ? session->pipeline->slots : session->pipeline->forward_slots);
     if (!session->layout->stage) return plan;
     plan.bytes[ARENA_MASTER] = session->layout->shard.bytes;
     plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
@@ -37,8 +54,7 @@ static void plan_sampling(Session *session) {
     const Config *config = session->config;
     int64_t rows = text_sample_rows(config);
     if (!rows) return;
-    session->sampling =
-        model_build_adapted(session->whole, &config->model, &config->lora, config->precision, MODEL_SCORE, 1, rows, RECOMPUTE_NONE);
+    session->sampling = build(session, session->whole, MODEL_SCORE, 1, rows);
     layout_place(session->layout, session->sampling.graph);
     session->sampling_schedule = comm_schedule_create(session->layout, session->sampling.graph);
     session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
@@ -60,10 +76,9 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
     session->size = model_size(&config->model, &config->lora, precision, sequences, length);
-    session->model =
-        model_build_adapted(session->mesh, &config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
-    session->evaluation =
-        model_build_adapted(session->mesh, &config->model, &config->lora, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
+    session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
+    session->evaluation = build(session, session->mesh, MODEL_EVALUATE, sequences, length);
     session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
     layout_place(session->layout, session->evaluation.graph);
     session->schedule = comm_schedule_create(session->layout, session->model.graph);
@@ -81,20 +96,14 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* The most rows of a step that this rank runs. */
-int64_t session_step_rows(const Session *session) {
-    const Config *config = session->config;
-    int64_t microbatch = config->batch.sequences * config->data.length, microbatches = config->batch.tokens / microbatch;
-    return divide_up(microbatches, mesh_size(session->mesh, AXES_DATA)) * microbatch;
-}
-
 static int64_t small_arenas(const Plan *plan) {
     return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC] + plan->bytes[ARENA_STATE];
 }
 
 /* Of a program that runs in the training activations where they are large enough. */
 static int64_t own_activations(const Session *session, const Plan *plan) {
-    return plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0;
+    return plan->bytes[ARENA_STASH] +
+           (plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
 }
 
 Budget session_budget(const Session *session) {
@@ -108,7 +117,7 @@ Budget session_budget(const Session *session) {
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
-        .activations = plan->bytes[ARENA_ACTIVATION],
+        .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + step_tokens,
@@ -229,6 +238,10 @@ static void note_kernels(Session *session) {
     device_prepare_end(device);
 }
 
+PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange) {
+    return session->pipeline ? pipeline_run_create(session->pipeline, kind, model, executor, exchange) : NULL;
+}
+
 bool session_start(Session *session, Comm *comm, Error *error) {
     const Config *config = session->config;
     session->comm = comm;
@@ -250,12 +263,19 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     session->exchange = exchange_create(session->layout, session->schedule, session->executor, error);
     session->evaluation_exchange = exchange_create(session->layout, session->evaluation_schedule, session->evaluator, error);
     if (!session->exchange || !session->evaluation_exchange) return false;
+    session->run =
+        session_run(session, session->pipeline ? session->pipeline->shape.kind : 0, &session->model, session->executor, session->exchange);
+    session->evaluation_run =
+        session_run(session, PIPELINE_FORWARD, &session->evaluation, session->evaluator, session->evaluation_exchange);
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
     return initialize(session, error);
 }
 
 void session_free(Session *session) {
     session_close_saver(session);
+    pipeline_run_free(session->sampling_run);
+    pipeline_run_free(session->evaluation_run);
+    pipeline_run_free(session->run);
     exchange_free(session->sampling_exchange);
     exchange_free(session->evaluation_exchange);
     exchange_free(session->exchange);
@@ -268,6 +288,7 @@ void session_free(Session *session) {
     comm_schedule_free(session->evaluation_schedule);
     comm_schedule_free(session->schedule);
     layout_free(session->layout);
+    pipeline_plan_free(session->pipeline);
     model_free(&session->sampling);
     model_free(&session->evaluation);
     model_free(&session->model);

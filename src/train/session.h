@@ -5,7 +5,7 @@
 
 #include "ckpt/ckpt.h"
 #include "config/config.h"
-#include "layout/exchange.h"
+#include "layout/pipeline_run.h"
 #include "model/model.h"
 #include "optim/optim.h"
 
@@ -28,17 +28,19 @@ typedef struct Validation {
 
 typedef struct Session {
     const Config *config;
-    Backend backend; /* its device is the planner's */
-    Comm *comm;      /* of who started the session; NULL before */
-    Mesh *mesh;      /* of the layout; with groups from session_start on */
-    Mesh *whole;     /* the same without AXIS_CP, for sequences that every rank has whole */
-    Layout *layout;  /* this rank's shards of arenas and optimizer state */
+    Backend backend;        /* its device is the planner's */
+    Comm *comm;             /* of who started the session; NULL before */
+    Mesh *mesh;             /* of the layout; with groups from session_start on */
+    Mesh *whole;            /* the same without AXIS_CP, for sequences that every rank has whole */
+    PipelinePlan *pipeline; /* NULL: the model is not cut in stages, nor are there the runs below */
+    Layout *layout;         /* this rank's shards of arenas and optimizer state */
     CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
     Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */
     ModelSize size;                    /* of the whole model */
     Plan plan, evaluation_plan, sampling_plan;
     Executor *executor, *evaluator, *sampler; /* sampler: NULL until the first sample (text_sample.c) */
     Exchange *exchange, *evaluation_exchange, *sampling_exchange;
+    PipelineRun *run, *evaluation_run, *sampling_run; /* made with the exchanges */
     Optimizer *optimizer;
     Saver *saver;           /* what saves need (state.c); NULL before session_resume */
     int64_t step;           /* completed */
@@ -67,6 +69,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
 /* session_plan_rank for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
 Budget session_budget(const Session *session);
+/* The runs of the session's stage, where there is a pipeline; else NULL. */
+PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange);
 /* Rows (tokens) of the largest step that this rank takes, in whole microbatches. */
 int64_t session_step_rows(const Session *session);
 /* A table; `available` bytes are there, < 0: unknown. */

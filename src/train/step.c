@@ -185,16 +185,38 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
 
 static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
 
-static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *error) {
-    Session *session = &loop->session;
-    executor_set_scalar(session->executor, session->model.scale, 1.0 / (targets ? targets : 1));
-    executor_zero(session->executor);
-    for (int64_t i = 0; i < share->rounds; i++) {
-        load_microbatch(loop, share, i);
-        exchange_set_last(session->exchange, i == share->rounds - 1);
+/* What a pipeline loads microbatches with. */
+typedef struct Loading {
+    const Loop *loop;
+    const Share *share;
+    double scale;
+} Loading;
+
+static void load(void *context, int64_t microbatch) {
+    const Loading *loading = context;
+    const Session *session = &loading->loop->session;
+    executor_set_scalar(session->executor, session->model.scale, loading->scale);
+    load_microbatch(loading->loop, loading->share, microbatch);
+}
+
+/* Runs the step's microbatches one after the other. */
+static void run_rounds(Loop *loop, Loading *loading) {
+    const Session *session = &loop->session;
+    for (int64_t i = 0; i < loading->share->rounds; i++) {
+        load(loading, i);
+        exchange_set_last(session->exchange, i == loading->share->rounds - 1);
         if (loop->config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
         else executor_run(session->executor);
     }
+}
+
+static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *error) {
+    Session *session = &loop->session;
+    Loading loading = {loop, share, 1.0 / (targets ? targets : 1)};
+    PipelineWork work = {load, &loading, loop->config->profile ? profile_node : NULL, &loop->profile};
+    executor_zero(session->executor);
+    if (session->run) pipeline_run_step(session->run, share->rounds, &work);
+    else run_rounds(loop, &loading);
     exchange_finish_gradients(session->exchange);
     return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
 }
@@ -206,7 +228,11 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
     SCOPED_FREE char *texts = memory_allocate((size_t)ranks * TEXT);
     char *mine = texts + comm_rank(loop->comm) * TEXT;
     exchange_set_last(loop->session.exchange, false);
-    for (int64_t i = 0; i < share->rounds; i++) {
+    if (loop->session.run) {
+        Loading loading = {loop, share, 1};
+        numerics_find_in_stage(&loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine, TEXT);
+    }
+    for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
         exchange_finish_gradients(loop->session.exchange);
         load_microbatch(loop, share, i);
         numerics_find(&loop->session, mine, TEXT);
@@ -244,10 +270,22 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
     return true;
 }
 
+/* The layer of the model that has number `index` of this rank's layers. */
+static int64_t layer_of(const Session *session, int64_t index) {
+    const PipelinePlan *pipeline = session->pipeline;
+    if (!pipeline) return index;
+    const int *begin = &pipeline->cut.begin[session->mesh->at[AXIS_PP]];
+    for (; index >= begin[1] - begin[0]; begin += pipeline->shape.stages) index -= begin[1] - begin[0];
+    return begin[0] + index;
+}
+
+/* Collective over the stages of a pipeline. */
 static void report_load(Loop *loop, int64_t step) {
     const Graph *graph = loop->session.model.graph;
     const ModelConfig *model = &loop->config->model;
-    if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return;
+    if ((!loop->metrics && !loop->session.pipeline) || !model->experts || loop->config->lora.rank ||
+        loop->config->precision == PRECISION_FP64)
+        return;
     Error error = {0};
     const void *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     SCOPED_FREE double *load = memory_allocate(model->layers * model->experts * sizeof *load);
@@ -257,9 +295,11 @@ static void report_load(Loop *loop, int64_t step) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
         device_download(loop->session.backend.device, excess, parameter_in(p, gradients), model->experts * sizeof *excess);
-        for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
-        layer++;
+        double *of_layer = load + layer_of(&loop->session, layer++) * model->experts;
+        for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] + 1.0 / model->experts;
     }
+    Comm *stages = mesh_group(loop->session.mesh, MESH(AXIS_PP));
+    if (!comm_host_all_reduce(stages, "load", load, model->layers * model->experts, COMM_F64, COMM_SUM, &error) || !loop->metrics) return;
     loop_note_record(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
 }
 

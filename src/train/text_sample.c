@@ -3,8 +3,8 @@
  * memory, and each layout of the weights works as it does in an evaluation. Texts are shorter than the program's
  * sequence: they are its last rows, and each row before is a document of its own, which no other row sees.
  *
- * Rank 0 draws and tells the others. With ZeRO 3 all ranks run the program, since each has a part of the weights; else
- * rank 0 alone does. The draws are a function of the seed and the place in the text: training's random streams stay as
+ * The first rank that has the head, rank 0 unless there is a pipeline, draws and tells the others. All ranks run the program
+ * where each has a part of the weights: with ZeRO 3 and in pipelines; else that rank alone does. The draws are a function of the seed and the place in the text: training's random streams stay as
  * they are, and evaluations differ by their weights alone. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
@@ -132,19 +132,37 @@ static bool start_program(Session *session, Error *error) {
     session->sampler = executor_create(session->sampling.graph, &session->sampling_plan, &session->backend, shared, error);
     if (session->sampler)
         session->sampling_exchange = exchange_create(session->layout, session->sampling_schedule, session->sampler, error);
+    if (session->sampling_exchange)
+        session->sampling_run = session_run(session, PIPELINE_FORWARD, &session->sampling, session->sampler, session->sampling_exchange);
     return session->sampling_exchange != NULL;
 }
 
-static bool run_program(Session *session, const TokenIds *text, Error *error) {
-    const Model *model = &session->sampling;
-    int32_t *tokens = executor_tensor(session->sampler, model->tokens), *positions = executor_tensor(session->sampler, model->positions);
-    int64_t before = model->length - (int64_t)text->count;
+typedef struct Loading {
+    const Session *session;
+    const TokenIds *text;
+} Loading;
+
+static void load(void *context, int64_t microbatch) {
+    const Loading *loading = context;
+    const Model *model = &loading->session->sampling;
+    Executor *executor = loading->session->sampler;
+    int32_t *tokens = executor_tensor(executor, model->tokens), *positions = executor_tensor(executor, model->positions);
+    int64_t before = model->length - (int64_t)loading->text->count;
+    (void)microbatch;
     for (int64_t i = 0; i < model->length; i++) {
-        tokens[i] = i < before ? 0 : text->items[i - before];
+        tokens[i] = i < before ? 0 : loading->text->items[i - before];
         positions[i] = i < before ? 0 : (int32_t)(i - before);
     }
+}
+
+static bool run_program(Session *session, const TokenIds *text, Error *error) {
+    Loading loading = {session, text};
     executor_zero(session->sampler);
-    executor_run(session->sampler);
+    if (session->sampling_run) pipeline_run_step(session->sampling_run, 1, &(PipelineWork){.load = load, .context = &loading});
+    else {
+        load(&loading, 0);
+        executor_run(session->sampler);
+    }
     return executor_finish(session->sampler, error);
 }
 
@@ -164,13 +182,21 @@ static int64_t draw(const Session *session, const Corpus *corpus, size_t count) 
     return sample_token(logits, known, &sampling, rng_uniform(config->seed, RNG_STREAM_SAMPLE, (uint64_t)count));
 }
 
+/* The first rank of the stage that has the head. */
+static int drawing_rank(const Session *session) {
+    Mesh mesh = *session->mesh;
+    for (int axis = 0; axis < AXIS_COUNT; axis++) mesh.at[axis] = axis == AXIS_PP ? mesh.size[axis] - 1 : 0;
+    return mesh_rank(&mesh);
+}
+
 /* The next token, the same on all ranks, or STOPPED or BROKEN. */
 static bool next_token(const TextSampleInput *input, const TokenIds *text, int64_t *token, Error *error) {
     Session *session = input->session;
-    bool leads = comm_rank(session->comm) == 0, alone = mesh_size(session->mesh, AXES_ROWS | AXES_EXPERTS | MESH(AXIS_PP)) == 1;
+    int root = drawing_rank(session);
+    bool leads = comm_rank(session->comm) == root, alone = mesh_size(session->mesh, AXES_ROWS | AXES_EXPERTS | MESH(AXIS_PP)) == 1;
     if ((leads || !alone || session->layout->stage == 3) && !run_program(session, text, error)) return false;
     if (leads) *token = input->stop->signal ? STOPPED : draw(session, input->corpus, text->count);
-    return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, 0, error);
+    return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, root, error);
 }
 
 static bool draw_all(const TextSampleInput *input, TokenIds *text, TextSample *sample, Error *error) {

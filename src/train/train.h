@@ -89,6 +89,7 @@ typedef struct Evaluation {
 typedef struct EvaluationInput {
     const Model *model;
     Executor *executor;
+    PipelineRun *run; /* of a stage of a pipeline; NULL: the executor's program is the whole model */
     const ShardSet *set;
     int64_t vocabulary, sequences; /* the first ones of the set; sequences 0: all */
     Comm *comm;                    /* the ranks of the model's mesh; all of them get the result */
@@ -150,5 +151,7 @@ bool dump_step(const Session *session, const char *folder, const StepInputs *inp
 /* Runs the microbatch whose inputs are in place again and describes the first parameter or tensor with a NaN or
  * infinity; where there is none, or `text` holds one already, leaves it as it is. */
 void numerics_find(const Session *session, char *text, size_t size);
+/* The same for all microbatches of a step in this stage of a pipeline. Collective. */
+void numerics_find_in_stage(const Session *session, int64_t microbatches, const PipelineWork *work, char *text, size_t size);
 /* The first parameter with a NaN or infinity in this rank's shard, or NULL. */
 const char *numerics_bad_parameter(const Session *session);

@@ -1,0 +1,22 @@
+/* What a pipeline's stages are: which layers each has, what their parts cost, and how many microbatches are in flight. A
+ * pure function of configuration and mesh, the same on all ranks. Owned by the session, which plans it before its
+ * programs. */
+#pragma once
+
+#include "config/config.h"
+#include "layout/pipeline_schedule.h"
+#include "model/model.h"
+
+typedef struct PipelinePlan {
+    PipelineShape shape; /* its microbatches are the most of a step */
+    ModelCut cut;
+    PieceCost *costs;         /* by piece, in FLOPs of one microbatch */
+    int slots, forward_slots; /* of the stage that the mesh is for, in its own order and in PIPELINE_FORWARD's: enough for any
+                               * number of microbatches */
+} PipelinePlan;
+
+/* NULL where the mesh has no pipeline. `microbatches`: the most of a step. The caller frees it. */
+PipelinePlan *pipeline_plan_create(const Mesh *mesh, const Config *config, int microbatches);
+void pipeline_plan_free(PipelinePlan *plan);
+/* A table of the stages, and the bubble beside the formula's. */
+void pipeline_plan_print(const PipelinePlan *plan, FILE *file);

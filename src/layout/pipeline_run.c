@@ -1,0 +1,104 @@
+/* Follows the stage's list of actions. A transfer's buffers are in its slot, so it needs no copy; a part waits for what
+ * was received into its slot, and a forward pass for what was sent from it before. Owns schedules and tickets. */
+#include "layout/pipeline_run.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+struct PipelineRun {
+    const PipelinePlan *plan;
+    PipelineKind kind;
+    const Model *model;
+    Executor *executor;
+    Exchange *exchange;
+    PipelineSchedule *schedule;  /* of the number of microbatches that ran last */
+    CommTicket *received, *sent; /* by slot: the last one */
+    int slots;
+};
+
+PipelineRun *pipeline_run_create(const PipelinePlan *plan, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange) {
+    PipelineRun *run = memory_allocate(sizeof *run);
+    *run = (PipelineRun){.plan = plan, .kind = kind, .model = model, .executor = executor, .exchange = exchange};
+    run->slots = kind == PIPELINE_FORWARD ? plan->forward_slots : plan->slots;
+    run->received = memory_allocate((size_t)run->slots * sizeof *run->received);
+    run->sent = memory_allocate((size_t)run->slots * sizeof *run->sent);
+    return run;
+}
+
+void pipeline_run_free(PipelineRun *run) {
+    if (!run) return;
+    pipeline_schedule_free(run->schedule);
+    free(run->received);
+    free(run->sent);
+    free(run);
+}
+
+static const Mesh *mesh_of(const PipelineRun *run) { return run->model->graph->mesh; }
+
+static void choose_schedule(PipelineRun *run, int64_t count) {
+    PipelineShape shape = run->plan->shape;
+    if (run->schedule && run->schedule->shape.microbatches == count) return;
+    pipeline_schedule_free(run->schedule);
+    shape.kind = run->kind;
+    shape.microbatches = (int)count;
+    run->schedule = pipeline_schedule_create(&shape, run->plan->costs);
+    assert(run->schedule->stages[mesh_of(run)->at[AXIS_PP]].slots <= run->slots);
+}
+
+/* The tensors of an action: forward a chunk's output goes out and its input comes in, backward their gradients go the other
+ * way. */
+static const TensorId *edge_of(const PipelineRun *run, const PipelineAction *action) {
+    const ModelChunk *chunk = &run->model->chunks[action->chunk];
+    bool sends = action->act == PIPELINE_SEND;
+    return action->part == PART_FORWARD ? (sends ? chunk->out : chunk->in) : (sends ? chunk->d_in : chunk->d_out);
+}
+
+/* All tensors of an edge, in the same order on both ends. */
+static void transfer(PipelineRun *run, const PipelineAction *action) {
+    static const char *const names[] = {"stream", "router_state", "loads"};
+    const Graph *graph = run->model->graph;
+    const TensorId *edge = edge_of(run, action);
+    Comm *comm = mesh_group(mesh_of(run), MESH(AXIS_PP));
+    CommType type = precision_bytes(graph->precision, TYPE_WIDE) == 8 ? COMM_F64 : COMM_F32;
+    for (int i = 0; i < EDGE_TENSORS; i++) {
+        if (!edge[i]) continue;
+        char name[32];
+        void *data = executor_tensor(run->executor, edge[i]);
+        int64_t count = graph_elements(graph, edge[i]);
+        snprintf(name, sizeof name, "%s%s.%d", action->part == PART_FORWARD ? "" : "d_", names[i], action->microbatch);
+        if (action->act == PIPELINE_SEND) run->sent[action->slot] = comm_exchange(comm, name, data, count, action->peer, NULL, 0, -1, type);
+        else run->received[action->slot] = comm_exchange(comm, name, NULL, 0, -1, data, count, action->peer, type);
+    }
+}
+
+static void wait_for(PipelineRun *run, CommTicket *ticket) {
+    if (*ticket) comm_wait(mesh_of(run)->all, *ticket);
+    *ticket = 0;
+}
+
+static void run_part(PipelineRun *run, const PipelineAction *action, const PipelineWork *work) {
+    int part = graph_part(run->model->graph, action->part, action->chunk);
+    wait_for(run, &run->received[action->slot]);
+    if (action->part == PART_FORWARD) {
+        wait_for(run, &run->sent[action->slot]);
+        work->load(work->context, action->microbatch);
+    }
+    exchange_set_part(run->exchange, part, action->last);
+    if (work->hook) executor_run_part_hooked(run->executor, part, work->hook, work->hook_context);
+    else executor_run_part(run->executor, part);
+}
+
+void pipeline_run_step(PipelineRun *run, int64_t count, const PipelineWork *work) {
+    choose_schedule(run, count);
+    const PipelineStage *stage = &run->schedule->stages[mesh_of(run)->at[AXIS_PP]];
+    for (int i = 0; i < stage->count; i++) {
+        const PipelineAction *action = &stage->actions[i];
+        executor_set_slot(run->executor, action->slot);
+        if (action->act == PIPELINE_RUN) run_part(run, action, work);
+        else transfer(run, action);
+    }
+    executor_set_slot(run->executor, 0);
+}

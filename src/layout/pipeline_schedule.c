@@ -1,0 +1,344 @@
+/* Lists the runs of every stage in the order of the kind, simulates their times, and lists each stage's actions: its
+ * runs, and its transfers in the global order. Owns the schedule's lists. Called when a session is planned, and for
+ * each number of microbatches that steps have. */
+#include "layout/pipeline_schedule.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+
+const char *pipeline_kind_name(PipelineKind kind) {
+    static const char *const names[] = {"1f1b", "interleaved", "zero-bubble", "forward"};
+    return names[kind];
+}
+
+/* -- The order of a stage's runs ----------------------------------------------------------------------------------- */
+
+typedef struct RunList {
+    PipelineAction *items;
+    int count;
+} RunList;
+
+/* The backward passes of a stage run so many forward passes behind. */
+static int64_t warmup(const PipelineShape *shape, int stage) {
+    int behind = shape->stages - 1 - stage;
+    return shape->kind == PIPELINE_INTERLEAVED ? 2 * behind + (shape->chunks - 1) * shape->stages : behind;
+}
+
+/* Appends the pass number `index` of a stage: in groups of as many microbatches as stages, chunk after chunk, backward from
+ * the last one. */
+static void append_run(RunList *list, const PipelineShape *shape, PartKind part, int64_t index) {
+    int64_t group = index / pipeline_pieces(shape), within = index % pipeline_pieces(shape);
+    int chunk = (int)(within / shape->stages), microbatch = (int)(group * shape->stages + within % shape->stages);
+    PipelineAction run = {.act = PIPELINE_RUN, .part = part, .chunk = part == PART_FORWARD ? chunk : shape->chunks - 1 - chunk};
+    run.microbatch = microbatch;
+    if (microbatch < shape->microbatches) array_append(list->items, list->count, run);
+}
+
+/* Stage s puts the gradients of weights of s microbatches off, to have work while it waits at the end. */
+static RunList list_runs(const PipelineShape *shape, int stage) {
+    RunList list = {0};
+    int64_t passes = round_up(shape->microbatches, shape->stages) * shape->chunks, ahead = int_min(warmup(shape, stage), passes);
+    if (shape->kind == PIPELINE_FORWARD) ahead = passes;
+    for (int64_t i = 0; i < ahead; i++) append_run(&list, shape, PART_FORWARD, i);
+    for (int64_t i = 0; i < passes && shape->kind != PIPELINE_FORWARD; i++) {
+        if (i + ahead < passes) append_run(&list, shape, PART_FORWARD, i + ahead);
+        append_run(&list, shape, PART_BACKWARD, i);
+        if (shape->kind == PIPELINE_ZERO_BUBBLE && i >= stage) append_run(&list, shape, PART_WEIGHTS, i - stage);
+    }
+    for (int64_t i = int_max(passes - stage, 0); i < passes && shape->kind == PIPELINE_ZERO_BUBBLE; i++)
+        append_run(&list, shape, PART_WEIGHTS, i);
+    return list;
+}
+
+static void mark_last_runs(RunList *list, int chunks) {
+    SCOPED_FREE bool *seen = memory_allocate((size_t)chunks * PART_KINDS);
+    for (int i = list->count - 1; i >= 0; i--) {
+        bool *later = &seen[list->items[i].chunk * PART_KINDS + list->items[i].part];
+        list->items[i].last = !*later;
+        *later = true;
+    }
+}
+
+/* -- Simulation ---------------------------------------------------------------------------------------------------- */
+
+/* Ends and starts of passes by [part][piece][microbatch]; those that have not run end at infinity. */
+typedef struct Simulation {
+    const PipelineShape *shape;
+    const PieceCost *costs;
+    RunList *runs; /* by stage */
+    double *start, *end;
+} Simulation;
+
+static int piece_of(const PipelineShape *shape, int stage, int chunk) { return chunk * shape->stages + stage; }
+
+static int64_t cell(const PipelineShape *shape, PartKind part, int piece, int microbatch) {
+    return ((int64_t)part * pipeline_pieces(shape) + piece) * shape->microbatches + microbatch;
+}
+
+/* The piece whose pass a pass on `piece` waits for, or -1. */
+static int source_of(const PipelineShape *shape, PartKind part, int piece) {
+    int source = part == PART_FORWARD ? piece - 1 : part == PART_BACKWARD ? piece + 1 : -1;
+    return source < pipeline_pieces(shape) ? source : -1;
+}
+
+/* Runs the stage's next parts as far as what they wait for has run. Whether there was one. */
+static bool advance(Simulation *s, int stage, int *next, double *now) {
+    int before = *next;
+    for (; *next < s->runs[stage].count; ++*next) {
+        PipelineAction *run = &s->runs[stage].items[*next];
+        int piece = piece_of(s->shape, stage, run->chunk), source = source_of(s->shape, run->part, piece);
+        double ready = source >= 0 ? s->end[cell(s->shape, run->part, source, run->microbatch)] : 0;
+        if (isinf(ready)) break;
+        run->start = fmax(*now, ready);
+        *now = run->end = run->start + s->costs[piece].part[run->part];
+        s->start[cell(s->shape, run->part, piece, run->microbatch)] = run->start;
+        s->end[cell(s->shape, run->part, piece, run->microbatch)] = run->end;
+    }
+    return *next > before;
+}
+
+static void simulate(Simulation *s) {
+    int stages = s->shape->stages;
+    SCOPED_FREE int *next = memory_allocate((size_t)stages * sizeof *next);
+    SCOPED_FREE double *now = memory_allocate((size_t)stages * sizeof *now);
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int stage = 0; stage < stages; stage++) moved |= advance(s, stage, &next[stage], &now[stage]);
+    }
+    for (int stage = 0; stage < stages; stage++) assert(next[stage] == s->runs[stage].count);
+}
+
+/* -- Transfers ----------------------------------------------------------------------------------------------------- */
+
+/* One end of a transfer, with what the global order goes by: when the receiver needs it, and for equal times its number. */
+typedef struct End {
+    PipelineAction action;
+    double needed;
+    int64_t number;
+} End;
+
+static int earlier_first(const void *a, const void *b) {
+    const End *x = a, *y = b;
+    if (x->needed != y->needed) return x->needed < y->needed ? -1 : 1;
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+/* A pass of a stage that sends or receives makes one end of a transfer. */
+static void list_end(const Simulation *s, int stage, const PipelineAction *run, PipelineAct act, End *ends, int *count) {
+    const PipelineShape *shape = s->shape;
+    int piece = piece_of(shape, stage, run->chunk), step = run->part == PART_FORWARD ? 1 : -1;
+    int to = act == PIPELINE_SEND ? piece + step : piece, from = to - step;
+    if (run->part == PART_WEIGHTS || to < 0 || from < 0 || to >= pipeline_pieces(shape) || from >= pipeline_pieces(shape)) return;
+    End end = {.action = *run, .number = cell(shape, run->part, to, run->microbatch)};
+    end.needed = s->start[end.number];
+    end.action.act = act;
+    end.action.peer = (act == PIPELINE_SEND ? to : from) % shape->stages;
+    ends[(*count)++] = end;
+}
+
+/* The transfers of a stage in the global order, for the caller to free. */
+static End *list_ends(const Simulation *s, int stage, int *count) {
+    End *ends = memory_allocate((size_t)(2 * s->runs[stage].count + 1) * sizeof *ends);
+    *count = 0;
+    for (int i = 0; i < s->runs[stage].count; i++) {
+        list_end(s, stage, &s->runs[stage].items[i], PIPELINE_SEND, ends, count);
+        list_end(s, stage, &s->runs[stage].items[i], PIPELINE_RECEIVE, ends, count);
+    }
+    qsort(ends, (size_t)*count, sizeof *ends, earlier_first);
+    return ends;
+}
+
+/* -- Actions of a stage -------------------------------------------------------------------------------------------- */
+
+/* A slot while a stage's actions are listed. Its next holder's input may arrive while results of the one before still
+ * wait to be sent, but nothing may run in it. */
+typedef struct Slot {
+    int64_t holder; /* 1 + chunk * microbatches + microbatch; 0: none */
+    int unsent;
+} Slot;
+
+/* A stage's list of actions while it is written with a number of slots. */
+typedef struct Listing {
+    const Simulation *s;
+    int stage;
+    PipelineStage *result;
+    const End *ends;
+    int end_count, next;
+    Slot *slots;
+    int *ran_in; /* by cell: 1 + the slot in which a pass ran; 0: it has not */
+} Listing;
+
+static int64_t cell_of(const Listing *list, const PipelineAction *action) {
+    return cell(list->s->shape, action->part, piece_of(list->s->shape, list->stage, action->chunk), action->microbatch);
+}
+
+static int find_slot(const Listing *list, int64_t holder) {
+    for (int i = 0; i < list->result->slots; i++)
+        if (list->slots[i].holder == holder) return i;
+    return -1;
+}
+
+static int find_free_slot(const Listing *list) {
+    for (int i = 0; i < list->result->slots; i++)
+        if (!list->slots[i].holder && !list->slots[i].unsent) return i;
+    return find_slot(list, 0);
+}
+
+/* The slot of an action's microbatch, which its first action takes; -1: none is free. */
+static int take_slot(Listing *list, const PipelineAction *action) {
+    int64_t holder = 1 + (int64_t)action->chunk * list->s->shape->microbatches + action->microbatch;
+    int slot = find_slot(list, holder);
+    if (slot < 0) slot = find_free_slot(list);
+    if (slot >= 0) list->slots[slot].holder = holder;
+    return slot;
+}
+
+static void append(Listing *list, PipelineAction action, int slot) {
+    action.slot = slot;
+    array_append(list->result->actions, list->result->count, action);
+}
+
+/* Issues transfers in the global order, as far as their data are made and slots are free. */
+static void issue(Listing *list) {
+    for (; list->next < list->end_count; list->next++) {
+        const PipelineAction *action = &list->ends[list->next].action;
+        bool send = action->act == PIPELINE_SEND;
+        int slot = send ? list->ran_in[cell_of(list, action)] - 1 : take_slot(list, action);
+        if (slot < 0) return;
+        if (send) list->slots[slot].unsent--;
+        append(list, *action, slot);
+    }
+}
+
+/* Whether the parts of its chunk end with this one, so that the slot is free again. */
+static bool is_final(PipelineKind kind, PartKind part) {
+    return part == (kind == PIPELINE_FORWARD ? PART_FORWARD : kind == PIPELINE_ZERO_BUBBLE ? PART_WEIGHTS : PART_BACKWARD);
+}
+
+/* The number of transfers of this kind that a pass makes. */
+static int count_ends(const Listing *list, const PipelineAction *run, PipelineAct act) {
+    End unused[1];
+    int count = 0;
+    list_end(list->s, list->stage, run, act, unused, &count);
+    return count;
+}
+
+static bool has_arrived(const Listing *list, const PipelineAction *run) {
+    for (int i = list->next; i < list->end_count; i++) {
+        const PipelineAction *end = &list->ends[i].action;
+        if (end->act == PIPELINE_RECEIVE && cell_of(list, end) == cell_of(list, run)) return false;
+    }
+    return true;
+}
+
+/* Lists all actions with result->slots; false where these do not suffice. */
+static bool list_actions(Listing *list) {
+    const RunList *runs = &list->s->runs[list->stage];
+    for (int i = 0; i < runs->count; i++) {
+        const PipelineAction *run = &runs->items[i];
+        issue(list);
+        int slot = has_arrived(list, run) ? take_slot(list, run) : -1;
+        if (slot < 0 || (run->part == PART_FORWARD && list->slots[slot].unsent)) return false;
+        append(list, *run, slot);
+        list->ran_in[cell_of(list, run)] = slot + 1;
+        list->slots[slot].unsent += count_ends(list, run, PIPELINE_SEND);
+        if (is_final(list->s->shape->kind, run->part)) list->slots[slot].holder = 0;
+    }
+    issue(list);
+    assert(list->next == list->end_count);
+    return true;
+}
+
+/* Lists the stage's actions with as few slots as these need. */
+static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
+    int count;
+    int64_t cells = (int64_t)PART_KINDS * pipeline_pieces(s->shape) * s->shape->microbatches;
+    SCOPED_FREE End *ends = list_ends(s, stage, &count);
+    for (bool listed = false; !listed;) {
+        SCOPED_FREE Slot *slots = memory_allocate((size_t)++result->slots * sizeof *slots);
+        SCOPED_FREE int *ran_in = memory_allocate((size_t)cells * sizeof *ran_in);
+        Listing list = {.s = s, .stage = stage, .result = result, .ends = ends, .end_count = count, .slots = slots, .ran_in = ran_in};
+        result->count = 0;
+        listed = list_actions(&list);
+    }
+    for (int i = 0; i < s->runs[stage].count; i++) result->busy += s->runs[stage].items[i].end - s->runs[stage].items[i].start;
+}
+
+/* -- Life ---------------------------------------------------------------------------------------------------------- */
+
+/* PART_BACKWARD of the zero-bubble kind is without the gradients of weights: B - W. */
+static double formula_of(const PipelineShape *shape, const PieceCost *costs) {
+    double mean[PART_KINDS] = {0};
+    for (int p = 0; p < pipeline_pieces(shape); p++)
+        for (int part = 0; part < PART_KINDS; part++) mean[part] += costs[p].part[part] / shape->stages;
+    double turn = mean[PART_FORWARD];
+    if (shape->kind != PIPELINE_FORWARD) turn += mean[PART_BACKWARD];
+    if (shape->kind == PIPELINE_ZERO_BUBBLE) turn -= mean[PART_WEIGHTS];
+    return (shape->stages - 1) * turn / shape->chunks;
+}
+
+PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs) {
+    PipelineSchedule *schedule = memory_allocate(sizeof *schedule);
+    size_t stages = (size_t)shape->stages, cells = (size_t)PART_KINDS * pipeline_pieces(shape) * shape->microbatches;
+    SCOPED_FREE RunList *runs = memory_allocate(stages * sizeof *runs);
+    SCOPED_FREE double *start = memory_allocate(cells * sizeof *start), *end = memory_allocate(cells * sizeof *end);
+    assert(shape->chunks == 1 || shape->kind == PIPELINE_INTERLEAVED || shape->kind == PIPELINE_FORWARD);
+    *schedule = (PipelineSchedule){.shape = *shape, .stages = memory_allocate(stages * sizeof(PipelineStage))};
+    Simulation s = {.shape = shape, .costs = costs, .runs = runs, .start = start, .end = end};
+    for (size_t i = 0; i < cells; i++) end[i] = INFINITY;
+    for (int stage = 0; stage < shape->stages; stage++) {
+        runs[stage] = list_runs(shape, stage);
+        mark_last_runs(&runs[stage], shape->chunks);
+    }
+    simulate(&s);
+    double busiest = 0;
+    for (int stage = 0; stage < shape->stages; stage++) {
+        list_stage(&s, stage, &schedule->stages[stage]);
+        busiest = fmax(busiest, schedule->stages[stage].busy);
+        if (runs[stage].count) schedule->length = fmax(schedule->length, runs[stage].items[runs[stage].count - 1].end);
+        free(runs[stage].items);
+    }
+    schedule->bubble = schedule->length - busiest;
+    schedule->formula = formula_of(shape, costs);
+    return schedule;
+}
+
+void pipeline_schedule_free(PipelineSchedule *schedule) {
+    if (!schedule) return;
+    for (int stage = 0; stage < schedule->shape.stages; stage++) free(schedule->stages[stage].actions);
+    free(schedule->stages);
+    free(schedule);
+}
+
+/* -- Stages by cost ------------------------------------------------------------------------------------------------ */
+
+/* What a piece adds to the sum that is made least: its eighth power, so that the dearest piece decides and the others
+ * are even too. */
+static double weight_of(double cost) { return pow(cost, 8); }
+
+void pipeline_cut_layers(const double *layers, int layer_count, double first, double last, int pieces, int *begin) {
+    int ends = layer_count + 1;
+    assert(pieces >= 1 && pieces <= layer_count);
+    SCOPED_FREE double *least = memory_allocate((size_t)(pieces + 1) * ends * sizeof *least); /* [pieces used][layers used] */
+    SCOPED_FREE int *start = memory_allocate((size_t)(pieces + 1) * ends * sizeof *start);    /* of the last of these pieces */
+    for (int i = 1; i < (pieces + 1) * ends; i++) least[i] = INFINITY;
+    for (int p = 1; p <= pieces; p++)
+        for (int end = p; end < ends; end++) {
+            double cost = (p == 1 ? first : 0) + (p == pieces ? last : 0);
+            for (int from = end - 1; from >= p - 1; from--) {
+                cost += layers[from];
+                double sum = least[(p - 1) * ends + from] + weight_of(cost);
+                if (sum >= least[p * ends + end]) continue;
+                least[p * ends + end] = sum;
+                start[p * ends + end] = from;
+            }
+        }
+    begin[pieces] = layer_count;
+    for (int p = pieces; p > 0; p--) begin[p - 1] = start[p * ends + begin[p]];
+}

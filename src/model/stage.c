@@ -1,0 +1,83 @@
+/* A stage of a pipeline: which layers it has, and what it receives and sends. Tensors that travel are in the stash, where
+ * they stay until the transfer has ended. Owns nothing. Called by builder.c and model.c. */
+#include <assert.h>
+
+#include "model/model_internal.h"
+
+static int stage_of(const Builder *b) { return b->graph->mesh->at[AXIS_PP]; }
+static int stages_of(const Builder *b) { return b->graph->mesh->size[AXIS_PP]; }
+
+bool builder_is_first_stage(const Builder *b) { return !b->cut || stage_of(b) == 0; }
+bool builder_is_last_stage(const Builder *b) { return !b->cut || stage_of(b) == stages_of(b) - 1; }
+int builder_chunks(const Builder *b) { return b->cut ? b->cut->chunks : 1; }
+
+static int piece_of(const Builder *b, int chunk) { return chunk * stages_of(b) + stage_of(b); }
+static bool is_last_piece(const Builder *b, int chunk) { return piece_of(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
+
+/* A tensor that is received, [rows, columns]. */
+static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *name) {
+    TensorId tensor = graph_tensor(b->graph, ARENA_STASH, TYPE_WIDE, 2, (int64_t[]){rows, columns}, name);
+    b->graph->tensors[tensor].keep = true;
+    return tensor;
+}
+
+static void receive(Builder *b, TensorId *in) {
+    const ModelConfig *c = b->config;
+    int64_t rows = graph_elements(b->graph, b->tokens) / mesh_size(b->graph->mesh, AXES_TENSOR);
+    bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
+    in[EDGE_STREAM] = received(b, rows, c->width, "received_stream");
+    if (c->family == FAMILY_ZAYA) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
+    if (loads) in[EDGE_LOADS] = received(b, 2, c->experts + (c->family == FAMILY_ZAYA), "received_loads");
+}
+
+LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {
+    if (!b->cut) return (LayerRange){0, (int)b->config->layers};
+    int piece = piece_of(b, chunk);
+    b->graph->part = chunk;
+    if (piece > 0) {
+        TensorId *in = b->chunks[chunk].in;
+        receive(b, in);
+        *stream = in[EDGE_STREAM];
+        b->router_state = in[EDGE_ROUTER_STATE];
+        b->loads = in[EDGE_LOADS];
+    }
+    return (LayerRange){b->cut->begin[piece], b->cut->begin[piece + 1]};
+}
+
+void builder_end_chunk(Builder *b, int chunk, TensorId stream) {
+    if (!b->cut || is_last_piece(b, chunk)) return;
+    TensorId *out = b->chunks[chunk].out;
+    out[EDGE_STREAM] = stream;
+    out[EDGE_ROUTER_STATE] = b->router_state;
+    out[EDGE_LOADS] = b->loads;
+    for (int i = 0; i < EDGE_TENSORS; i++) {
+        Tensor *tensor = &b->graph->tensors[out[i]];
+        if (!out[i]) continue;
+        tensor->arena = ARENA_STASH;
+        tensor->keep = true;
+    }
+}
+
+int stage_list_seeds(Graph *graph, ModelChunk *chunks, int count, Seed *seeds) {
+    int seed_count = 0;
+    for (int c = 0; c < count; c++)
+        for (int i = 0; i < EDGE_TENSORS; i++) {
+            TensorId out = chunks[c].out[i];
+            if (!out) continue;
+            Tensor like = *graph_get(graph, out);
+            chunks[c].d_out[i] = graph_tensor(graph, ARENA_STASH, like.type, like.rank, like.shape, "received_gradient");
+            seeds[seed_count++] = (Seed){out, chunks[c].d_out[i]};
+        }
+    return seed_count;
+}
+
+void stage_keep_gradients(Graph *graph, ModelChunk *chunks, int count) {
+    for (int c = 0; c < count; c++)
+        for (int i = 0; i < EDGE_TENSORS; i++) {
+            if (!chunks[c].in[i]) continue;
+            TensorId gradient = chunks[c].d_in[i] = graph_get(graph, chunks[c].in[i])->gradient;
+            assert(gradient);
+            graph->tensors[gradient].arena = ARENA_STASH;
+            graph->tensors[gradient].keep = true;
+        }
+}
