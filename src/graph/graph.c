@@ -108,10 +108,7 @@ TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, cons
 
 static void cut_shape(const Mesh *mesh, const Cut *cut, int64_t *shape) {
     int index = mesh_index(mesh, cut->axes), size = mesh_size(mesh, cut->axes);
-    int64_t rows = 0;
-    if (size == 1) return;
-    for (int i = 0; i < cut->blocks; i++) rows += cut_share(cut->rows[i], index, size).count;
-    shape[cut->dimension] = rows;
+    if (size > 1) shape[cut->dimension] = cut_rows(cut, index, size);
 }
 
 TensorId graph_parameter(

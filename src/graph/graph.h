@@ -119,6 +119,13 @@ static inline CutShare cut_share(int64_t count, int index, int size) {
     return (CutShare){index * count / size, (index + 1) * count / size - index * count / size};
 }
 
+/* The rows of all blocks that number `index` of `size` has. */
+static inline int64_t cut_rows(const Cut *cut, int index, int size) {
+    int64_t rows = 0;
+    for (int i = 0; i < cut->blocks; i++) rows += cut_share(cut->rows[i], index, size).count;
+    return rows;
+}
+
 /* A parameter's name is its tensor name in the family's Hugging Face folder. Parameters lie one after another in
  * declaration order; each starts at a multiple of precision_alignment unless it is `fused` to the one before it. */
 typedef struct Parameter {

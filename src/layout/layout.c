@@ -122,8 +122,9 @@ static void cut_evenly(LayoutBucket *bucket) {
 
 /* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
 
-/* A matrix: its first element in the bucket, and what it costs its rank: two GEMMs with its smaller side squared for
- * each iteration, in proportion to rows x columns x order. */
+/* A matrix, or a rank's slice of it: its first element in the bucket, and what it costs its rank: two GEMMs with its
+ * smaller side squared for each iteration, in proportion to rows x columns x order. The ranks of a cut, which work on it
+ * together (optim/muon.c), come to the same costs. */
 typedef struct Atom {
     int64_t first;
     double cost;
@@ -138,10 +139,12 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
         int64_t offset = cutting->layout->offsets[i];
         if (offset < bucket->begin || offset >= bucket->end) continue;
         int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], matrices = p->count / (rows * columns);
+        int64_t whole_rows = p->whole[p->rank - 2], whole_columns = p->whole[p->rank - 1];
+        int sharers = rows * columns < whole_rows * whole_columns ? mesh_size(cutting->layout->mesh, p->cut.axes) : 1;
         for (int64_t k = 0; k < matrices; k++)
             array_append(atoms, *count,
                 (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
-                    .cost = (double)rows * columns * int_min(rows, columns)});
+                    .cost = (double)whole_rows * whole_columns * int_min(whole_rows, whole_columns) / sharers});
     }
     return atoms;
 }

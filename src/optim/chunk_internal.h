@@ -37,11 +37,12 @@ typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_C
  * segment. */
 typedef struct Chunk {
     int64_t index, count; /* its first element in the MASTER arena, and its elements */
-    int64_t second_index; /* its first element in the variance arena under AdamW, in its matrix under Muon */
-    int64_t first;        /* its first element in its parameter */
-    uint32_t key;         /* of its parameter, for optim_noise_seed */
-    int32_t rates;        /* a RateGroup; AdamW only */
-    int32_t matrix;       /* its index in the list of matrices; Muon only */
+    int64_t
+        second_index; /* its first element in the variance arena under AdamW; under Muon in its matrix, or among the slices to be sent */
+    int64_t first;    /* its first element in its parameter */
+    uint32_t key;     /* of its parameter, for optim_noise_seed */
+    int32_t rates;    /* a RateGroup; AdamW only */
+    int32_t matrix;   /* its index in the list of matrices; Muon only */
 } Chunk;
 
 /* Added to the Frobenius norm of Muon's direction, so that a zero gradient's stays zero. */

@@ -1,5 +1,5 @@
-/* Norms over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a chunk in
- * double; then one block for each norm adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the
+/* Sums of squares over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a
+ * chunk in double; then one block for each result adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the
  * threads' sums by a tree: bits depend on the list of chunks alone. Reads every gradient once: 4 bytes a parameter, or
  * 2. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
@@ -11,11 +11,11 @@ typedef struct SquaresArguments {
     const void GLOBAL *gradients;
     double GLOBAL *partials;
 } SquaresArguments;
-typedef struct NormsArguments {
+typedef struct SumsArguments {
     const double GLOBAL *partials;
-    double GLOBAL *norms;
+    double GLOBAL *sums;
     int64_t each;
-} NormsArguments;
+} SumsArguments;
 
 #ifdef GPU_DEVICE
 
@@ -33,7 +33,7 @@ INLINE void sum_chunk(const SquaresArguments *a, bool pure_bf16) {
 KERNEL(squares, SquaresArguments) { sum_chunk(&a, false); }
 KERNEL(squares_bf16, SquaresArguments) { sum_chunk(&a, true); }
 
-KERNEL(norms, NormsArguments) {
+KERNEL(sums, SumsArguments) {
     const double GLOBAL *from = a.partials + block_x() * a.each;
     int64_t i = thread_id();
     double sum = 0;
@@ -44,30 +44,29 @@ KERNEL(norms, NormsArguments) {
     }
     for (; i < a.each; i += OPTIM_THREADS) sum += from[i];
     sum = block_sum_double(sum);
-    if (thread_id() == 0) a.norms[block_x()] = __builtin_sqrt(sum);
+    if (thread_id() == 0) a.sums[block_x()] = sum;
 }
 
 #else
 
 LAUNCHERS(squares, SquaresArguments, squares, squares_bf16)
-LAUNCHER(norms, NormsArguments)
+LAUNCHER(sums, SumsArguments)
 
-void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms) {
-    launch_norms(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(NormsArguments){partials, norms, each});
+void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double *partials, double *sums) {
+    launch_sums(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(SumsArguments){partials, sums, each});
 }
 
 void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
-    double *norms = optimizer->norms + optimizer->matrix_count;
+    double *sums = optimizer->squares + optimizer->matrix_count;
     for (int k = first; k < optimizer->segment_count; k++) {
         const Segment *segment = &optimizer->segments[k];
         LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
         SquaresArguments arguments = {
             optimizer->device_chunks + segment->first, gradients ? optim_gradients(optimizer, segment, arena) : arena, optimizer->partials};
         launch_squares(optimizer->device, segment->pure_bf16, shape, &arguments);
-        gpu_norms_of_partials(optimizer->device, shape.x, 1, optimizer->partials, norms + k);
+        gpu_sum_partials(optimizer->device, shape.x, 1, optimizer->partials, sums + k);
     }
-    device_download(optimizer->device, squares, norms, optimizer->segment_count * (int64_t)sizeof *squares);
-    for (int k = first; k < optimizer->segment_count; k++) squares[k] *= squares[k];
+    device_download(optimizer->device, squares, sums, optimizer->segment_count * (int64_t)sizeof *squares);
 }
 
 #endif

@@ -7,9 +7,10 @@
  * mirrored, which costs little over half. aI + bA + cA^2 is rounded once, so that the last GEMM is the whole update of
  * X.
  *
- * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. This file says
- * which matrices, groups and GEMMs there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the
- * optimizer. */
+ * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. Of matrices that
+ * ranks share out along rows or columns (graph.h's Cut), directions are exchanged so that each is whole on one rank, its
+ * owner, which iterates it and sends every rank its slice. This file says which matrices, groups, exchanges and GEMMs
+ * there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -21,31 +22,116 @@ static int64_t aligned(int64_t bytes) { return round_up(bytes, 64); }
 
 /* ---- The list of matrices ---- */
 
+static const Cut *cut_of(const Optimizer *o, const Matrix *matrix) {
+    return &o->graph->parameters[o->shard.intervals[matrix->interval].elements.parameter].cut;
+}
+
 static void append_matrices(Optimizer *o, int index) {
     const ShardInterval *interval = &o->shard.intervals[index];
     const Parameter *p = &o->graph->parameters[interval->elements.parameter];
-    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = interval->elements.count / (rows * columns);
+    int64_t rows = p->whole[p->rank - 2], columns = p->whole[p->rank - 1], held = p->shape[p->rank - 2] * p->shape[p->rank - 1];
+    int64_t stack = interval->elements.count / held;
+    bool cut = held < rows * columns;
     o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
     for (int64_t k = 0; k < stack; k++)
-        o->matrices[o->matrix_count++] = (Matrix){.offset = interval->offset + k * rows * columns * p->element_bytes,
+        o->matrices[o->matrix_count++] = (Matrix){.offset = interval->offset + k * held * p->element_bytes,
             .interval = index,
             .rows = rows,
             .columns = columns,
-            .order = int_min(rows, columns)};
+            .order = int_min(rows, columns),
+            .held = held,
+            .exchange = cut ? 0 : -1,
+            .by_columns = cut && p->cut.dimension == p->rank - 1};
 }
 
 static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
 
 static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->shard.intervals[matrix->interval].bucket; }
 
-/* Bucket by bucket, equal shapes beside each other, and then as they lie in memory. */
+/* Bucket by bucket, first those that are cut, where it matters equal shapes beside each other, and then as they lie in
+ * memory: the same order on all ranks of a cut. */
 static int by_shape(const void *first, const void *second, void *optimizer) {
+    const Optimizer *o = optimizer;
     const Matrix *a = first, *b = second;
-    int bucket = compare(bucket_of(optimizer, a), bucket_of(optimizer, b));
-    if (bucket) return bucket;
-    int rows = compare(a->rows, b->rows), columns = compare(a->columns, b->columns);
-    return rows ? rows : columns ? columns : compare(a->offset, b->offset);
+    int order = compare(bucket_of(o, a), bucket_of(o, b));
+    if (!order) order = compare(b->exchange, a->exchange);
+    if (!order && o->backend->uniform_groups) order = compare(a->rows, b->rows);
+    if (!order && o->backend->uniform_groups) order = compare(a->columns, b->columns);
+    if (!order && o->backend->uniform_groups) order = compare(a->by_columns, b->by_columns);
+    return order ? order : compare(a->offset, b->offset);
 }
+
+/* ---- Slices ---- */
+
+/* The rows, or columns, of a cut matrix that a rank has. */
+static int64_t share_of(const Optimizer *o, const Matrix *matrix, int rank) {
+    return cut_rows(cut_of(o, matrix), rank, o->exchanges[matrix->exchange].size);
+}
+
+/* Elements from the slice of one matrix that a rank has to the next one. */
+static int64_t slice_room(const Optimizer *o, const Matrix *matrix, int rank) {
+    return round_up(share_of(o, matrix, rank) * (matrix->by_columns ? matrix->rows : matrix->columns), 8);
+}
+
+static double cost_of(const Matrix *matrix) { return (double)matrix->rows * (double)matrix->columns * (double)matrix->order; }
+
+/* Shares the work out: the ranks of a cut come to the same owners, each of matrices that follow each other. */
+static void choose_owners(const Optimizer *o, MuonExchange *exchange, int first, int end) {
+    double all = 0, before = 0;
+    for (int i = first; i < end; i++) all += cost_of(&o->matrices[i]);
+    for (int r = 0; r <= exchange->size; r++) exchange->owned[r] = end;
+    exchange->owned[0] = first;
+    for (int i = first; i < end; i++) {
+        double cost = cost_of(&o->matrices[i]);
+        int owner = (int)((before + cost / 2) / all * exchange->size);
+        for (int r = owner; r > 0 && exchange->owned[r] == end; r--) exchange->owned[r] = i;
+        before += cost;
+    }
+}
+
+/* The slices of matrices first .. end - 1 are brought together. */
+static void append_exchange(Optimizer *o, int first, int end) {
+    MeshAxes axes = cut_of(o, &o->matrices[first])->axes;
+    int size = mesh_size(o->graph->mesh, axes), rank = mesh_index(o->graph->mesh, axes), index = o->exchange_count++;
+    o->exchanges = memory_resize(o->exchanges, (size_t)o->exchange_count * sizeof *o->exchanges);
+    MuonExchange *exchange = &o->exchanges[index];
+    *exchange = (MuonExchange){.axes = axes,
+        .rank = rank,
+        .size = size,
+        .owned = memory_allocate((size_t)(size + 1) * sizeof(int)),
+        .sent = memory_allocate((size_t)(size + 1) * sizeof(int64_t)),
+        .received = memory_allocate((size_t)(size + 1) * sizeof(int64_t))};
+    choose_owners(o, exchange, first, end);
+    for (int i = first; i < end; i++) o->matrices[i].exchange = index;
+    for (int r = 0; r < size; r++) {
+        exchange->sent[r + 1] = exchange->sent[r];
+        for (int i = exchange->owned[r]; i < exchange->owned[r + 1]; i++) {
+            o->matrices[i].packed = exchange->sent[r + 1];
+            exchange->sent[r + 1] += slice_room(o, &o->matrices[i], rank);
+        }
+        exchange->received[r + 1] = exchange->received[r];
+        for (int i = exchange->owned[rank]; i < exchange->owned[rank + 1]; i++)
+            exchange->received[r + 1] += slice_room(o, &o->matrices[i], r);
+    }
+    exchange->gathered = aligned(exchange->sent[size] * (int64_t)o->compute);
+    exchange->behind = exchange->gathered + aligned(exchange->received[size] * (int64_t)o->compute);
+    o->muon_bytes = int_max(o->muon_bytes, exchange->behind);
+}
+
+static void list_exchanges(Optimizer *o) {
+    for (int first = 0, end; first < o->matrix_count; first = end) {
+        const Matrix *matrix = &o->matrices[first];
+        for (end = first + 1; end < o->matrix_count; end++)
+            if (bucket_of(o, &o->matrices[end]) != bucket_of(o, matrix) || o->matrices[end].exchange != matrix->exchange) break;
+        if (matrix->exchange >= 0) append_exchange(o, first, end);
+    }
+}
+
+static const MuonExchange *exchange_of(const Optimizer *o, const Matrix *matrix) {
+    return matrix->exchange < 0 ? NULL : &o->exchanges[matrix->exchange];
+}
+
+/* ---- Groups ---- */
 
 /* Places the scratch of a matrix at `start`; returns its end. */
 static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
@@ -58,21 +144,34 @@ static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
     return matrix->square + aligned(square * wide);
 }
 
+/* Whether they have one shape, and on every rank slices of one. */
+static bool alike(const Optimizer *o, const Matrix *a, const Matrix *b) {
+    bool same = a->rows == b->rows && a->columns == b->columns && a->by_columns == b->by_columns && a->exchange == b->exchange;
+    for (int r = 0; same && a->exchange >= 0 && r < o->exchanges[a->exchange].size; r++) same = share_of(o, a, r) == share_of(o, b, r);
+    return same;
+}
+
+static bool may_join(const Optimizer *o, const Matrix *last, const Matrix *next) {
+    if (bucket_of(o, last) != bucket_of(o, next) || last->exchange != next->exchange) return false;
+    return !o->backend->uniform_groups || alike(o, last, next);
+}
+
 static void place_groups(Optimizer *o) {
+    const Matrix *last = NULL;
     int64_t used = 0;
-    int group = 0;
+    int group = -1;
     for (int i = 0; i < o->matrix_count; i++) {
         Matrix *matrix = &o->matrices[i];
-        int64_t end = place(o, matrix, used);
-        bool together = i == 0 || bucket_of(o, matrix) == bucket_of(o, matrix - 1);
-        bool alike = i == 0 || (matrix->rows == matrix[-1].rows && matrix->columns == matrix[-1].columns);
-        if (used > 0 && (end > o->backend->group_bytes || !together || (o->backend->uniform_groups && !alike))) {
-            group++;
-            end = place(o, matrix, 0);
-        }
+        const MuonExchange *exchange = exchange_of(o, matrix);
+        int64_t start = exchange ? exchange->behind : 0;
+        matrix->group = -1;
+        if (exchange && (i < exchange->owned[exchange->rank] || i >= exchange->owned[exchange->rank + 1])) continue;
+        bool joins = last && may_join(o, last, matrix) && place(o, matrix, used) - start <= o->backend->group_bytes;
+        if (!joins) group++;
         matrix->group = group;
-        used = end;
+        used = place(o, matrix, joins ? used : start);
         o->muon_bytes = int_max(o->muon_bytes, used);
+        last = matrix;
     }
 }
 
@@ -85,9 +184,19 @@ static int group_end(const Optimizer *o, int first) {
 void muon_lay_out(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->shard.interval_count; i++)
         if (optimizer->variance_offset[i] < 0) append_matrices(optimizer, i);
-    if (optimizer->backend->uniform_groups && optimizer->matrix_count > 0)
-        qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
+    if (optimizer->matrix_count > 0) qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
+    list_exchanges(optimizer);
     place_groups(optimizer);
+}
+
+void muon_free(Optimizer *optimizer) {
+    for (int i = 0; i < optimizer->exchange_count; i++) {
+        free(optimizer->exchanges[i].owned);
+        free(optimizer->exchanges[i].sent);
+        free(optimizer->exchanges[i].received);
+    }
+    free(optimizer->exchanges);
+    free(optimizer->matrices);
 }
 
 /* ---- GEMMs ---- */
@@ -133,10 +242,90 @@ Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const 
 
 double muon_rate(const Matrix *matrix, double lr) { return lr * 0.2 * sqrt((double)int_max(matrix->rows, matrix->columns)); }
 
+static void *scratch_at(const Optimizer *o, int64_t offset) { return (char *)o->scratch + offset; }
+
+void *muon_iterated(const Optimizer *o, const Matrix *matrix) {
+    return scratch_at(o, o->config.newton_schulz_steps % 2 ? matrix->y : matrix->x);
+}
+
+void *muon_direction(const Optimizer *o, const Matrix *matrix) { return scratch_at(o, matrix->exchange < 0 ? matrix->x : 0); }
+
+void *muon_result(const Optimizer *o, const Matrix *matrix) {
+    return matrix->exchange < 0 ? muon_iterated(o, matrix) : muon_direction(o, matrix);
+}
+
+/* Runs a pass over matrices first .. end - 1, on a GPU shape by shape. */
+static void run_pass(const Optimizer *o, MuonPass *pass, const Segment *segment, const Update *update, int first, int end) {
+    for (int next = first; first < end; first = next) {
+        next = o->backend->uniform_groups ? first + 1 : end;
+        while (next < end && alike(o, &o->matrices[first], &o->matrices[next])) next++;
+        pass(o, segment, update, first, next);
+    }
+}
+
+static void step_whole(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
+    o->backend->muon_momenta(o, segment, update, first, end);
+    o->backend->muon_directions(o, segment, update, first, end);
+    o->backend->muon_iterate(o, first, end);
+    o->backend->muon_apply(o, segment, update, first, end);
+}
+
+/* Moves the slices of matrices first .. end - 1, which are alike and this rank's, from all ranks' shards into X, or back. */
+static void place_slices(const Optimizer *o, const MuonExchange *exchange, int first, int end, bool back) {
+    const Matrix *m = &o->matrices[first];
+    for (int64_t r = 0, at = 0, share; r < exchange->size; r++, at += share) {
+        int64_t element = exchange->received[r];
+        share = share_of(o, m, (int)r);
+        for (int i = exchange->owned[exchange->rank]; i < first; i++) element += slice_room(o, &o->matrices[i], (int)r);
+        MuonMove move = {.first = first,
+            .end = end,
+            .back = back,
+            .at = m->by_columns ? at : at * m->columns,
+            .rows = m->by_columns ? m->rows : share,
+            .columns = m->by_columns ? share : m->columns,
+            .distance = slice_room(o, m, (int)r),
+            .slices = optim_at(scratch_at(o, exchange->gathered), element, o->compute)};
+        o->backend->muon_place(o, &move);
+    }
+}
+
+static void place_group(const Optimizer *o, const MuonExchange *exchange, int first, int end, bool back) {
+    for (int next; first < end; first = next) {
+        for (next = first + 1; next < end && alike(o, &o->matrices[first], &o->matrices[next]);) next++;
+        place_slices(o, exchange, first, next, back);
+    }
+}
+
+/* A step of matrices of which this rank has slices: their directions travel to the owners and come back iterated. The
+ * order in which slices along the rows lie in X is that of the ranks, not of the rows: iterations commute with
+ * permutations of rows. */
+static void step_slices(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
+    const MuonExchange *exchange = &o->exchanges[segment->exchange];
+    const CommType type = o->compute == sizeof(double) ? COMM_F64 : o->compute == sizeof(float) ? COMM_F32 : COMM_BF16;
+    Comm *group = mesh_group(o->graph->mesh, exchange->axes);
+    void *slices = o->scratch, *gathered = scratch_at(o, exchange->gathered);
+    run_pass(o, o->backend->muon_momenta, segment, update, first, end);
+    comm_wait(group, comm_all_reduce(group, "muon.squares", o->squares + first, end - first, COMM_F64, COMM_SUM));
+    run_pass(o, o->backend->muon_directions, segment, update, first, end);
+    comm_wait(group, comm_all_to_all(group, "muon.directions", slices, exchange->sent, gathered, exchange->received, type));
+    for (int i = exchange->owned[exchange->rank], last = exchange->owned[exchange->rank + 1], next; i < last; i = next) {
+        next = group_end(o, i);
+        place_group(o, exchange, i, next, false);
+        o->backend->muon_iterate(o, i, next);
+        place_group(o, exchange, i, next, true);
+    }
+    comm_wait(group, comm_all_to_all(group, "muon.updates", gathered, exchange->received, slices, exchange->sent, type));
+    run_pass(o, o->backend->muon_apply, segment, update, first, end);
+}
+
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update) {
-    int last = optimizer->chunks[segment->end - 1].matrix;
-    for (int first = optimizer->chunks[segment->first].matrix, end; first <= last; first = end) {
+    int first = optimizer->chunks[segment->first].matrix, last = optimizer->chunks[segment->end - 1].matrix;
+    if (segment->exchange >= 0) {
+        step_slices(optimizer, segment, update, first, last + 1);
+        return;
+    }
+    for (int end; first <= last; first = end) {
         end = group_end(optimizer, first);
-        optimizer->backend->muon(optimizer, segment, update, first, end);
+        step_whole(optimizer, segment, update, first, end);
     }
 }

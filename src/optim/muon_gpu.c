@@ -13,14 +13,23 @@ typedef struct MuonGroup {
     OptimArenas arenas;
     const Chunk GLOBAL *chunks; /* of these matrices alone */
     double GLOBAL *partials;    /* one for each chunk */
-    double GLOBAL *norms;       /* one for each matrix */
-    bf16 GLOBAL *x;             /* the first matrix's direction, 16-byte aligned */
-    int64_t stride;             /* elements from one direction to the next, a multiple of 8 */
+    double GLOBAL *squares;     /* one for each matrix: of its direction, or of all slices of it */
+    bf16 GLOBAL *x;             /* the first matrix's direction, or slices of directions; 16-byte aligned */
+    int64_t stride;             /* elements from one direction to the next, a multiple of 8; 0 between slices */
     int64_t matrices, chunks_each;
     int32_t first_matrix;  /* index in the list of matrices */
     float momentum, scale; /* what the momentum keeps; what gradients are multiplied by */
     float keep, rate;      /* p = keep p - rate x */
 } MuonGroup;
+
+/* MuonMove between `x`, of matrices of `width` columns, and slices. */
+typedef struct PlaceArguments {
+    bf16 GLOBAL *x;
+    bf16 GLOBAL *slices;
+    int64_t stride, distance; /* elements from one matrix, or slice, to the next */
+    int64_t at, rows, columns, width;
+    int32_t back;
+} PlaceArguments;
 
 typedef struct IdentityArguments {
     const bf16 GLOBAL *gram;
@@ -72,7 +81,7 @@ INLINE void write_direction(const MuonGroup *a, bf16 GLOBAL *x, int64_t at, floa
 INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     bf16 GLOBAL *x = chunk_direction(a, chunk);
-    float factor = 1 / ((float)a->norms[chunk->matrix - a->first_matrix] + (float)MUON_EPSILON);
+    float norm = (float)__builtin_sqrt(a->squares[chunk->matrix]), factor = 1 / (norm + (float)MUON_EPSILON);
     int64_t fours = chunk_fours(chunk), i;
     for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 4);
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 1);
@@ -125,6 +134,16 @@ INLINE void apply_directions(const MuonGroup *a, bool pure_bf16) {
 KERNEL(apply, MuonGroup) { apply_directions(&a, false); }
 KERNEL(apply_bf16, MuonGroup) { apply_directions(&a, true); }
 
+/* A thread for each element of a slice. */
+KERNEL(place, PlaceArguments) {
+    int64_t i = (int64_t)block_x() * OPTIM_THREADS + thread_id();
+    if (i >= a.rows * a.columns) return;
+    bf16 GLOBAL *in_matrix = a.x + block_y() * a.stride + a.at + i / a.columns * a.width + i % a.columns;
+    bf16 GLOBAL *in_slice = a.slices + block_y() * a.distance + i;
+    if (a.back) *in_slice = *in_matrix;
+    else *in_matrix = *in_slice;
+}
+
 #else
 
 #include "backend/gpu/gpu_gemm.h"
@@ -134,16 +153,10 @@ LAUNCHERS(momentum, MuonGroup, momentum, momentum_bf16)
 LAUNCHERS(direction, MuonGroup, direction, direction_bf16)
 LAUNCHER(add_identity, IdentityArguments)
 LAUNCHERS(apply, MuonGroup, apply, apply_bf16)
+LAUNCHER(place, PlaceArguments)
 
 static LaunchShape block_per_chunk(const MuonGroup *group) {
     return (LaunchShape){.x = group->matrices * group->chunks_each, .threads = OPTIM_THREADS};
-}
-
-/* Momenta and directions: x = u / |u| of u = scale g + momentum m, matrix by matrix. */
-static void load_directions(Device *device, const MuonGroup *group) {
-    launch_momentum(device, group->arenas.pure_bf16, block_per_chunk(group), group);
-    gpu_norms_of_partials(device, group->chunks_each, group->matrices, group->partials, group->norms);
-    launch_direction(device, group->arenas.pure_bf16, block_per_chunk(group), group);
 }
 
 /* -- GEMMs --------------------------------------------------------------------------------------------------------- */
@@ -207,19 +220,23 @@ static void iterate(GroupGemms *p, bool busy) {
     p->y = x;
 }
 
-/* -- The step ------------------------------------------------------------------------------------------------------ */
-
-void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+void gpu_muon_iterate(const Optimizer *optimizer, int first, int end) {
     const Matrix *m = &optimizer->matrices[first];
     GroupGemms gemms = gemms_of(optimizer, first, end);
-    MuonGroup group = {
+    for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) iterate(&gemms, m->rows * m->columns >= optimizer->busy);
+}
+
+/* -- The passes ---------------------------------------------------------------------------------------------------- */
+
+static MuonGroup group_of(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    const Matrix *m = &optimizer->matrices[first];
+    return (MuonGroup){
         .arenas = optim_arenas(optimizer, segment, update),
         .chunks = optimizer->device_chunks + m->first_chunk,
         .partials = optimizer->partials,
-        .norms = optimizer->norms,
-        .x = gemms.x,
-        .stride = gemms.stride,
-        .matrices = gemms.count,
+        .squares = optimizer->squares,
+        .stride = m->exchange < 0 ? gemms_of(optimizer, first, end).stride : 0,
+        .matrices = end - first,
         .chunks_each = m->end_chunk - m->first_chunk,
         .first_matrix = first,
         .momentum = (float)optimizer->config.momentum,
@@ -227,10 +244,41 @@ void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *
         .keep = (float)(1 - update->lr * optimizer->config.weight_decay),
         .rate = (float)muon_rate(m, update->lr),
     };
-    load_directions(optimizer->device, &group);
-    for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) iterate(&gemms, m->rows * m->columns >= optimizer->busy);
-    group.x = gemms.x;
+}
+
+void gpu_muon_momenta(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    launch_momentum(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
+    gpu_sum_partials(optimizer->device, group.chunks_each, group.matrices, group.partials, group.squares + first);
+}
+
+void gpu_muon_directions(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    group.x = muon_direction(optimizer, &optimizer->matrices[first]);
+    launch_direction(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
+}
+
+void gpu_muon_apply(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    group.x = muon_result(optimizer, &optimizer->matrices[first]);
     launch_apply(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
+}
+
+void gpu_muon_place(const Optimizer *optimizer, const MuonMove *move) {
+    const Matrix *m = &optimizer->matrices[move->first];
+    PlaceArguments arguments = {.x = move->back ? muon_iterated(optimizer, m) : (void *)((char *)optimizer->scratch + m->x),
+        .slices = move->slices,
+        .stride = gemms_of(optimizer, move->first, move->end).stride,
+        .distance = move->distance,
+        .at = move->at,
+        .rows = move->rows,
+        .columns = move->columns,
+        .width = m->columns,
+        .back = move->back};
+    int64_t elements = move->rows * move->columns;
+    if (elements == 0) return;
+    LaunchShape shape = {.x = divide_up(elements, OPTIM_THREADS), .y = move->end - move->first, .threads = OPTIM_THREADS};
+    launch_place(optimizer->device, shape, &arguments);
 }
 
 #endif

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     TILE = 128,       /* rows of a symmetric GEMM computed at once: smaller wastes less, larger packs less */
@@ -68,7 +69,8 @@ static double run_pass(const Work *work, int64_t i, OptimPass pass, const PassRa
         .momentum = optim_at(o->momentum, c->index, bytes),
         .variance = optim_at(o->variance, c->second_index, bytes)};
     if (!memory.weights) memory.weights = memory.master;
-    if (work->count) memory.x = optim_at(current(work, &o->matrices[c->matrix]), c->second_index, o->compute);
+    const Matrix *matrix = work->count ? &o->matrices[c->matrix] : NULL;
+    if (matrix) memory.x = optim_at((pass == PASS_APPLY ? muon_result : muon_direction)(o, matrix), c->second_index, o->compute);
     if (!work->segment->pure_bf16) return o->kernels->pass[pass](rates, &memory);
     return bf16_pass(o->kernels, pass, rates, &memory, optim_noise_seed(c->key, update->step), c->first);
 }
@@ -152,47 +154,54 @@ static void complete_gram(const Work *work, bool polynomial) {
         }
 }
 
-/* x = u / |u| with u = g + momentum * m, m updated; norms are of whole directions, from their chunks in order. */
-static void load_direction(const Work *work) {
-    const Optimizer *o = work->optimizer;
-    PassRates momentum = {.decay = o->config.momentum, .scale = work->update->scale};
-    int64_t first = work->matrices[0].first_chunk, end = work->matrices[work->count - 1].end_chunk;
+static Work work_on(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    return (Work){
+        .optimizer = optimizer, .segment = segment, .update = update, .matrices = optimizer->matrices + first, .count = end - first};
+}
+
+static PassRates momentum_rates(const Work *work) {
+    return (PassRates){.decay = work->optimizer->config.momentum, .scale = work->update->scale};
+}
+
+/* Sums are of whole directions, or slices, from their chunks in order. */
+void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
+    Work work = work_on(o, segment, update, first, end);
+    PassRates momentum = momentum_rates(&work);
 #pragma omp parallel for schedule(static)
-    for (int64_t i = first; i < end; i++) o->partials[i] = run_pass(work, i, PASS_MOMENTUM, &momentum);
-    for (int k = 0; k < work->count; k++) {
-        double sum = 0;
-        for (int64_t i = work->matrices[k].first_chunk; i < work->matrices[k].end_chunk; i++) sum += o->partials[i];
-        o->norms[work->matrices + k - o->matrices] = sqrt(sum);
-    }
-#pragma omp parallel for schedule(static)
-    for (int64_t i = first; i < end; i++) {
-        PassRates direction = momentum;
-        direction.factor = 1 / (o->norms[o->chunks[i].matrix] + MUON_EPSILON);
-        run_pass(work, i, PASS_DIRECTION, &direction);
+    for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++)
+        o->partials[i] = run_pass(&work, i, PASS_MOMENTUM, &momentum);
+    for (int k = first; k < end; k++) {
+        o->squares[k] = 0;
+        for (int64_t i = o->matrices[k].first_chunk; i < o->matrices[k].end_chunk; i++) o->squares[k] += o->partials[i];
     }
 }
 
-static void apply_direction(const Work *work) {
-    const Optimizer *o = work->optimizer;
-    double lr = work->update->lr, keep = 1 - lr * o->config.weight_decay;
-    int64_t first = work->matrices[0].first_chunk, end = work->matrices[work->count - 1].end_chunk;
+/* x = u / |u| with u = g + momentum * m of the updated m. */
+void cpu_muon_directions(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
+    Work work = work_on(o, segment, update, first, end);
 #pragma omp parallel for schedule(static)
-    for (int64_t i = first; i < end; i++)
-        run_pass(work, i, PASS_APPLY, &(PassRates){.keep = keep, .rate = muon_rate(&o->matrices[o->chunks[i].matrix], lr)});
+    for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++) {
+        PassRates direction = momentum_rates(&work);
+        direction.factor = 1 / (sqrt(o->squares[o->chunks[i].matrix]) + MUON_EPSILON);
+        run_pass(&work, i, PASS_DIRECTION, &direction);
+    }
 }
 
-/* ---- Muon's step ---- */
+void cpu_muon_apply(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
+    Work work = work_on(o, segment, update, first, end);
+    double lr = update->lr, keep = 1 - lr * o->config.weight_decay;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++)
+        run_pass(&work, i, PASS_APPLY, &(PassRates){.keep = keep, .rate = muon_rate(&o->matrices[o->chunks[i].matrix], lr)});
+}
 
-void cpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+/* ---- Muon's iterations ---- */
+
+void cpu_muon_iterate(const Optimizer *optimizer, int first, int end) {
     int64_t tiles = 0;
     for (int i = first; i < end; i++) tiles += divide_up(optimizer->matrices[i].order, TILE);
-    Work work = {.optimizer = optimizer,
-        .segment = segment,
-        .update = update,
-        .matrices = optimizer->matrices + first,
-        .count = end - first,
-        .gemms = memory_allocate((size_t)tiles * sizeof(Gemm))};
-    load_direction(&work);
+    Work work = work_on(optimizer, NULL, NULL, first, end);
+    work.gemms = memory_allocate((size_t)tiles * sizeof(Gemm));
     for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
         multiply_symmetric(&work, false);
         complete_gram(&work, false);
@@ -201,6 +210,18 @@ void cpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *
         multiply_update(&work);
         work.swapped = !work.swapped;
     }
-    apply_direction(&work);
     free(work.gemms);
+}
+
+void cpu_muon_place(const Optimizer *optimizer, const MuonMove *move) {
+    const size_t width = optimizer->compute, bytes = (size_t)move->columns * width;
+#pragma omp parallel for schedule(static) collapse(2)
+    for (int i = move->first; i < move->end; i++)
+        for (int64_t row = 0; row < move->rows; row++) {
+            const Matrix *m = &optimizer->matrices[i];
+            void *whole = move->back ? muon_iterated(optimizer, m) : (char *)optimizer->scratch + m->x;
+            void *in_matrix = optim_at(whole, move->at + row * m->columns, width);
+            void *in_slice = optim_at(move->slices, (i - move->first) * move->distance + row * move->columns, width);
+            memcpy(move->back ? in_slice : in_matrix, move->back ? in_matrix : in_slice, bytes);
+        }
 }

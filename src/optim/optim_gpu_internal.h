@@ -30,8 +30,8 @@ static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment
         update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
 }
 
-/* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count (gradient_norm_gpu.c). */
-void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms);
+/* sums[i] = the sum of partials[i * each .. (i + 1) * each - 1], for i < count (gradient_norm_gpu.c). */
+void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double *partials, double *sums);
 
 #else
 

@@ -12,17 +12,34 @@
 #define NEWTON_SCHULZ_B -4.7750
 #define NEWTON_SCHULZ_C 2.0315
 
-/* A matrix that Muon updates. Its scratch (in the COMPUTE type; on the CPU `square` in the WIDE type) lies at byte
- * offsets that the matrices of one group share out. X and Y are rows x columns, Gram and square are order x order with
- * order = min(rows, columns). On a GPU all matrices of a group have one shape, and lie have their scratch at one
- * distance from each other. */
+/* A matrix that Muon updates, or of which this rank updates a slice. Its scratch (in the COMPUTE type; on the CPU `square`
+ * in the WIDE type) lies at byte offsets that the matrices of one group share out. X and Y are rows x columns, Gram and
+ * square are order x order with order = min(rows, columns). On a GPU all matrices of a group have one shape, and have
+ * their scratch at one distance from each other. Of a cut matrix only its owner among the ranks of the cut has X to
+ * square. */
 typedef struct Matrix {
-    int64_t offset; /* in the rank's MASTER arena */
-    int64_t rows, columns, order;
+    int64_t offset;               /* in the rank's MASTER arena */
+    int64_t rows, columns, order; /* of the whole matrix */
+    int64_t held;                 /* elements that this rank has of it */
     int64_t first_chunk, end_chunk;
     int64_t x, y, gram, square; /* offsets in scratch */
     int group, interval;        /* a group has one segment's matrices */
+    int exchange;               /* index in the optimizer's list; -1: this rank has the whole matrix */
+    bool by_columns;            /* a cut one is cut along its columns, else along its rows */
+    int64_t packed;             /* of a cut one: where this rank's slice of the direction lies, in elements of scratch */
 } Matrix;
+
+/* How the ranks of a cut bring together the slices of a segment's matrices: rank r owns, which means iterates, matrices
+ * [owned[r], owned[r + 1]). A slice takes a multiple of 8 elements. What a rank sends lies in the order of the matrices, so
+ * that of each owner is together; what an owner receives lies rank by rank, and of each rank in the order of its
+ * matrices. */
+typedef struct MuonExchange {
+    MeshAxes axes;
+    int rank, size;
+    int *owned;               /* [size + 1] indices of matrices */
+    int64_t *sent, *received; /* [size + 1] shards in elements */
+    int64_t gathered, behind; /* offsets in scratch, which begins with this rank's slices: of all slices of what it owns; of their X */
+} MuonExchange;
 
 /* Chunks [first, end), which have one state dtype. In arenas of the whole model their gradients lie `shift` bytes after
  * the local offsets of their master weights, and their weights precision_weight_offset(shift) bytes. */
@@ -31,6 +48,7 @@ typedef struct Segment {
     int64_t shift;
     int bucket;
     bool primary, pure_bf16;
+    int exchange; /* of its matrices; or -1 */
 } Segment;
 
 /* The CPU's passes over the elements of a chunk. */
@@ -93,14 +111,16 @@ struct Optimizer {
     int balance_segments, adamw_segments, segment_count; /* ends in the list */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
-    int64_t busy;     /* elements of a matrix whose GEMMs keep a GPU busy by themselves */
+    MuonExchange *exchanges;
+    int exchange_count;
+    int64_t busy; /* elements of a matrix whose GEMMs keep a GPU busy by themselves */
 
-    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, where the back end reads it,
+    /* In the device's memory. Scratch is Muon's, then `partials`, `squares` and, where the back end reads it,
      * `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
     double *partials;     /* one per chunk */
-    double *norms;        /* one per matrix and, after them, of the gradients of each segment */
+    double *squares;      /* sums of squares: of each matrix's direction and, after them, of each segment's gradients */
     Chunk *device_chunks; /* a copy of the list */
 };
 
@@ -130,15 +150,31 @@ typedef struct Update {
  * their `gradients` in it. Waits. */
 typedef void SumSquares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
 typedef void AdamwStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
-/* One step of the matrices first .. end - 1, which are a group. */
-typedef void MuonStep(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+/* What Muon does with the matrices first .. end - 1, or with this rank's slices of them. On a GPU they have one shape. */
+typedef void MuonPass(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+/* Newton-Schulz on their X in scratch, which they leave where muon_iterated says. They are a group. */
+typedef void MuonIterate(const Optimizer *optimizer, int first, int end);
+/* Copies a rank's slices of matrices first .. end - 1, which have one shape, into their X, or `back` from where it is after
+ * the iterations. A slice is rows x columns elements and begins at element `at` of the matrix; slices begin `distance`
+ * elements apart, the first at `slices`. */
+typedef struct MuonMove {
+    int first, end;
+    bool back;
+    int64_t at, rows, columns, distance;
+    void *slices;
+} MuonMove;
+typedef void MuonPlace(const Optimizer *optimizer, const MuonMove *move);
 
 /* How one back end runs the passes over a segment's chunks, as OpKernel is for operations. The two are listed in
  * optimizer.c. */
 struct OptimBackend {
     SumSquares *sum_squares;
     AdamwStep *adamw;
-    MuonStep *muon;
+    MuonPass *muon_momenta;    /* momenta, and sums of squares of directions */
+    MuonPass *muon_directions; /* x = u / |u|, to X or among the slices to be sent */
+    MuonIterate *muon_iterate;
+    MuonPass *muon_apply; /* moves the parameters along the result */
+    MuonPlace *muon_place;
     int64_t group_bytes;   /* most scratch of a group; a single matrix may need more */
     bool uniform_groups;   /* the matrices of a group have one shape */
     bool wide_square;      /* the square of gram is of the WIDE type, else of the COMPUTE type */
@@ -148,14 +184,23 @@ struct OptimBackend {
 /* The methods: the CPU's are in optim_cpu.c, a GPU's in gradient_norm_gpu.c, adamw_gpu.c and muon_gpu.c. */
 SumSquares cpu_sum_squares, gpu_sum_squares;
 AdamwStep cpu_adamw, gpu_adamw;
-MuonStep cpu_muon, gpu_muon;
+MuonPass cpu_muon_momenta, cpu_muon_directions, cpu_muon_apply, gpu_muon_momenta, gpu_muon_directions, gpu_muon_apply;
+MuonIterate cpu_muon_iterate, gpu_muon_iterate;
+MuonPlace cpu_muon_place, gpu_muon_place;
 
 /* Updates a segment of AdamW's chunks (adamw.c). */
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 
-/* Lists the matrices that Muon updates with their groups and scratch, without chunks: sets matrices, matrix_count and
- * muon_bytes (muon.c). */
+/* Lists the matrices that Muon updates with their exchanges, groups and scratch, without chunks: sets matrices, exchanges,
+ * their counts and muon_bytes (muon.c). */
 void muon_lay_out(Optimizer *optimizer);
+void muon_free(Optimizer *optimizer);
+/* What chunks' second_index counts from: where the direction of a matrix, or this rank's slices of directions, lie; and
+ * where they lie after the iterations. */
+void *muon_direction(const Optimizer *optimizer, const Matrix *matrix);
+void *muon_result(const Optimizer *optimizer, const Matrix *matrix);
+/* Where X lies after the iterations. */
+void *muon_iterated(const Optimizer *optimizer, const Matrix *matrix);
 /* Updates the matrices whose chunks are in the segment. */
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 /* What the direction of such a matrix is multiplied by. */

@@ -14,9 +14,10 @@
 
 enum { USUAL_TILE = 128 * 128 }; /* elements of C that one processor of a GPU computes at a time in a GEMM */
 
-static const OptimBackend cpu = {cpu_sum_squares, cpu_adamw, cpu_muon, .group_bytes = 64 << 20, .wide_square = true};
-static const OptimBackend gpu = {
-    gpu_sum_squares, gpu_adamw, gpu_muon, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
+static const OptimBackend cpu = {cpu_sum_squares, cpu_adamw, cpu_muon_momenta, cpu_muon_directions, cpu_muon_iterate, cpu_muon_apply,
+    cpu_muon_place, .group_bytes = 64 << 20, .wide_square = true};
+static const OptimBackend gpu = {gpu_sum_squares, gpu_adamw, gpu_muon_momenta, gpu_muon_directions, gpu_muon_iterate, gpu_muon_apply,
+    gpu_muon_place, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
 
 static const OptimBackend *backend_of(const Device *device) { return device_info(device)->host_memory ? &cpu : &gpu; }
 
@@ -79,7 +80,7 @@ static int64_t place_variance(Optimizer *optimizer) {
 /* ---- Chunks ---- */
 
 /* The chunks from `first` on, which are of the interval, belong to the last segment or to a new one. */
-static void extend_segments(Optimizer *optimizer, int64_t first, int index) {
+static void extend_segments(Optimizer *optimizer, int64_t first, int index, int exchange) {
     const ShardInterval *interval = &optimizer->shard.intervals[index];
     const Parameter *parameter = parameter_of(optimizer, index);
     Segment segment = {.first = first,
@@ -87,12 +88,13 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index) {
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
         .bucket = interval->bucket,
         .primary = interval->holder == 0,
-        .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE};
+        .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE,
+        .exchange = exchange};
     bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
     if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary &&
-        last->pure_bf16 == segment.pure_bf16) {
+        last->pure_bf16 == segment.pure_bf16 && last->exchange == segment.exchange) {
         last->end = segment.end;
         return;
     }
@@ -135,7 +137,7 @@ static void append_adamw_chunks(Optimizer *optimizer, bool balance_biases) {
         whole.second_index = optimizer->variance_offset[i] / parameter->element_bytes;
         whole.rates = rates;
         append_chunks(optimizer, whole);
-        extend_segments(optimizer, first, i);
+        extend_segments(optimizer, first, i, -1);
     }
 }
 
@@ -147,11 +149,12 @@ static void append_muon_chunks(Optimizer *optimizer) {
         const ShardInterval *interval = &optimizer->shard.intervals[matrix->interval];
         Chunk whole = chunk_of(parameter, interval->elements.first + (matrix->offset - interval->offset) / parameter->element_bytes);
         whole.index = matrix->offset / parameter->element_bytes;
-        whole.count = matrix->rows * matrix->columns;
+        whole.count = matrix->held;
+        whole.second_index = matrix->packed;
         whole.matrix = i;
         append_chunks(optimizer, whole);
         matrix->end_chunk = optimizer->chunk_count;
-        extend_segments(optimizer, matrix->first_chunk, matrix->interval);
+        extend_segments(optimizer, matrix->first_chunk, matrix->interval, matrix->exchange);
     }
 }
 
@@ -206,8 +209,8 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
         return NULL;
     }
     optimizer->partials = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
-    optimizer->norms = optimizer->partials + optimizer->chunk_count;
-    optimizer->device_chunks = (Chunk *)(optimizer->norms + optimizer->matrix_count + optimizer->segment_count);
+    optimizer->squares = optimizer->partials + optimizer->chunk_count;
+    optimizer->device_chunks = (Chunk *)(optimizer->squares + optimizer->matrix_count + optimizer->segment_count);
     if (optimizer->backend->chunks_on_device)
         device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
     return optimizer;
@@ -224,7 +227,7 @@ void optimizer_free(Optimizer *optimizer) {
     free(optimizer->variance_offset);
     free(optimizer->segments);
     free(optimizer->chunks);
-    free(optimizer->matrices);
+    muon_free(optimizer);
     free(optimizer);
 }
 
