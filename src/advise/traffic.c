@@ -33,14 +33,8 @@ BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
-static MeshAxes significant(const Mesh *mesh, MeshAxes axes) {
-    for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
-        if (mesh->size[axis] == 1) axes &= ~MESH(axis);
-    return axes;
-}
-
 static void add(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
-    MeshAxes axes = significant(mesh, traffic->axes);
+    MeshAxes axes = mesh_significant(mesh, traffic->axes);
     int at = 0;
     if (!axes || traffic->bytes <= 0) return;
     while (at < table->count && (table->rows[at].axes != axes || strcmp(table->rows[at].operation, operation))) at++;
@@ -86,6 +80,6 @@ void traffic_name_axes(const Mesh *mesh, MeshAxes axes, char *text, size_t size)
     size_t used = 0;
     text[0] = 0;
     for (size_t i = 0; i < sizeof words / sizeof *words && used < size; i++)
-        if (significant(mesh, axes & words[i]))
+        if (mesh_significant(mesh, axes & words[i]))
             used += (size_t)snprintf(text + used, size - used, "%s%s", used ? "." : "", mesh_axis_name(names[i]));
 }

@@ -37,15 +37,14 @@ void mesh_place(Mesh *mesh, int rank) {
 
 /* -- Groups -------------------------------------------------------------------------------------------------------- */
 
-/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
-static MeshAxes significant(const Mesh *mesh, MeshAxes axes) {
+MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes) {
     for (MeshAxis axis = 0; axis < AXIS_COUNT; axis++)
         if (mesh->size[axis] == 1) axes &= ~MESH(axis);
     return axes;
 }
 
 /* "cp.tp"; "copy" is part of the user's tp. */
-static void name_group(MeshAxes axes, char *name, size_t size) {
+void mesh_name_group(MeshAxes axes, char *name, size_t size) {
     size_t used = 0;
     name[0] = 0;
     for (MeshAxis axis = 0; axis < AXIS_COUNT && used < size; axis++)
@@ -54,9 +53,9 @@ static void name_group(MeshAxes axes, char *name, size_t size) {
 
 static bool open_group(Mesh *mesh, MeshAxes axes, Error *error) {
     char name[COMM_GROUP_NAME];
-    axes = significant(mesh, axes);
-    if (!axes || axes == significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
-    name_group(axes, name, sizeof name);
+    axes = mesh_significant(mesh, axes);
+    if (!axes || axes == mesh_significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
+    mesh_name_group(axes, name, sizeof name);
     return (mesh->groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
 }
 
@@ -84,7 +83,7 @@ void mesh_close(Mesh *mesh) {
 Comm *mesh_ends(const Mesh *mesh) { return mesh->ends ? mesh->ends : comm_alone(); }
 
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
-    axes = significant(mesh, axes);
+    axes = mesh_significant(mesh, axes);
     if (!axes) return comm_alone();
     Comm *group = mesh->groups[axes] ? mesh->groups[axes] : mesh->all;
     assert(group && comm_size(group) == mesh_size(mesh, axes));
@@ -103,8 +102,8 @@ Mesh mesh_without(const Mesh *mesh, MeshAxis axis) {
 MeshAxes mesh_find_axes(const Mesh *mesh, const char *group) {
     for (MeshAxes axes = 1; axes <= AXES_ALL; axes++) {
         char name[COMM_GROUP_NAME];
-        if (significant(mesh, axes) != axes) continue;
-        name_group(axes, name, sizeof name);
+        if (mesh_significant(mesh, axes) != axes) continue;
+        mesh_name_group(axes, name, sizeof name);
         if (!strcmp(name, group)) return axes;
     }
     return AXES_ALL; /* the group of all ranks has a name of its own */

@@ -38,6 +38,8 @@ extern const Mesh mesh_alone;
 /* How many ranks differ from this one on these axes alone, itself included; and its number among them. */
 int mesh_size(const Mesh *mesh, MeshAxes axes);
 int mesh_index(const Mesh *mesh, MeshAxes axes);
+/* The axes of the set that have more than one rank: sets with the same of them have the same ranks. */
+MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes);
 /* Sets `at` to the coordinates of a rank of the whole mesh. */
 void mesh_place(Mesh *mesh, int rank);
 /* The rank in the run that this mesh is for. */
@@ -61,7 +63,8 @@ void mesh_close(Mesh *mesh);
 /* The group of these axes, which was opened; comm_alone where it has one rank. */
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes);
 
-/* The axes of which a group has its name, and whether a rank is in this rank's group of these axes. */
+/* A group's name, "cp.tp"; the axes of which a group has this name, and whether a rank is in this rank's group of these axes. */
+void mesh_name_group(MeshAxes axes, char *name, size_t size);
 MeshAxes mesh_find_axes(const Mesh *mesh, const char *group);
 bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank);
 /* "rank 5 (dp 1, pp 0, tp 1)", by the user's words for axes; "rank 5" where there is one axis at most. */

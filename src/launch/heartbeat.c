@@ -26,20 +26,37 @@ Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
     return heartbeats;
 }
 
-/* The file of SMELT_HEARTBEATS, if it is one that has room for this rank. */
-static int inherited(int local_rank) {
+/* The file of SMELT_HEARTBEATS, if it is one that has room for this rank; else -1. */
+static int inherited(int local_rank, int *ranks) {
     const char *text = getenv("SMELT_HEARTBEATS");
     char *end;
     long file = text && *text ? strtol(text, &end, 10) : -1;
     struct stat status;
     if (file < 0 || file > INT32_MAX || *end || local_rank < 0 || fstat((int)file, &status) != 0) return -1;
-    return status.st_size >= (off_t)(((size_t)local_rank + 1) * sizeof(Heartbeat)) ? (int)file : -1;
+    int64_t count = status.st_size / (int64_t)sizeof(Heartbeat);
+    if (count <= local_rank || count > INT32_MAX) return -1;
+    *ranks = (int)count;
+    return (int)file;
 }
 
-Heartbeat *heartbeat_join(int local_rank, int *ranks, Error *error) {
-    int file = inherited(local_rank);
-    *ranks = file < 0 ? 1 : local_rank + 1;
+Heartbeat *heartbeat_join(int local_rank, int *own, int *ranks, Error *error) {
+    *ranks = 1;
+    int file = inherited(local_rank, ranks);
+    *own = file < 0 ? 0 : local_rank;
     return map(file, *ranks, error);
+}
+
+void heartbeat_set_mesh(Heartbeat *heartbeat, const Mesh *mesh) {
+    for (int axis = 0; axis < AXIS_COUNT; axis++) heartbeat->axes[axis] = mesh->size[axis];
+}
+
+bool heartbeat_get_mesh(const Heartbeat *heartbeat, Mesh *mesh) {
+    *mesh = mesh_alone;
+    for (int axis = 0; axis < AXIS_COUNT; axis++) {
+        if (heartbeat->axes[axis] < 1) return false;
+        mesh->size[axis] = heartbeat->axes[axis];
+    }
+    return true;
 }
 
 void heartbeat_close(Heartbeat *heartbeats, int ranks) { memory_unmap(heartbeats, (size_t)ranks * sizeof *heartbeats); }

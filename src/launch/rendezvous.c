@@ -19,7 +19,7 @@
 #include "comm/acceptor.h"
 #include "comm/socket.h"
 
-enum { LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024 };
+enum { LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024, MOST_COPY = 1 << 20 };
 static const double slice = 0.1; /* seconds between two looks at place.stop */
 
 typedef struct Hello {
@@ -123,7 +123,8 @@ static bool is_sound(const Rendezvous *rendezvous, const Hello *hello) {
     const NodeReport *report = &hello->report;
     return hello->job == rendezvous->job && hello->nodes == rendezvous->place.nodes && hello->node > 0 && hello->node < hello->nodes &&
            report->state >= NODE_READY && report->state <= NODE_ENDS && report->ranks > 0 && report->ranks <= MOST_RANKS &&
-           report->port > 0 && report->port < 65536 && report->code >= 0 && report->code < 128;
+           report->copy > 0 && report->copy <= MOST_COPY && report->port > 0 && report->port < 65536 && report->code >= 0 &&
+           report->code < 128;
 }
 
 /* Where the others reach a node: at the address that node 0 sees, or at node 0's address when both are on one host. */
@@ -178,6 +179,24 @@ static const NodeReport *find_end(const Rendezvous *rendezvous) {
 }
 
 static bool takes_part(const Seat *seat) { return seat->here && seat->report.state == NODE_READY; }
+
+/* Nodes beyond whole copies of the model, the last first, wait in reserve. */
+static void reserve_nodes(Rendezvous *rendezvous) {
+    int64_t copy = 1, ranks = 0;
+    for (int node = 0; node < rendezvous->place.nodes; node++) {
+        const Seat *seat = &rendezvous->seats[node];
+        if (!takes_part(seat)) continue;
+        ranks += seat->report.ranks;
+        if (seat->report.copy > copy) copy = seat->report.copy;
+    }
+    for (int node = rendezvous->place.nodes; node-- > 0 && ranks % copy;) {
+        Seat *seat = &rendezvous->seats[node];
+        if (!takes_part(seat)) continue;
+        ranks -= seat->report.ranks;
+        seat->report.state = NODE_SICK;
+        snprintf(seat->report.reason, sizeof seat->report.reason, "in reserve: a copy of the model takes %lld ranks", (long long)copy);
+    }
+}
 
 /* Which nodes are missing and why, for people. */
 static void describe_absent(const Rendezvous *rendezvous, char *text, size_t size) {
@@ -238,6 +257,7 @@ static RendezvousVerdict answer_all(Rendezvous *rendezvous, RendezvousVerdict al
 
 static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
     const NodeReport *end = find_end(rendezvous);
+    reserve_nodes(rendezvous);
     RendezvousAnswer answer = count_members(rendezvous);
     rendezvous->attempt.number++;
     answer.attempt = rendezvous->attempt;
@@ -370,7 +390,7 @@ static void tell_first(Rendezvous *rendezvous, const NodeReport *end) {
 }
 
 void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason) {
-    NodeReport report = {.state = NODE_ENDS, .ranks = 1, .port = 1, .code = code};
+    NodeReport report = {.state = NODE_ENDS, .ranks = 1, .port = 1, .copy = 1, .code = code};
     RendezvousAnswer end = {.code = code};
     snprintf(report.reason, sizeof report.reason, "%s", reason);
     snprintf(end.reason, sizeof end.reason, "%s", reason);

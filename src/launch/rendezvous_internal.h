@@ -33,7 +33,8 @@ typedef enum NodeState {
 /* The state of a node. `port` is free there, in case the run's rank 0 becomes one of its ranks. */
 typedef struct NodeReport {
     int32_t state, ranks, port, code;
-    char name[64], reason[192];
+    int32_t copy; /* ranks of one copy of the model: ranks start in multiples of it */
+    char name[64], reason[188];
 } NodeReport;
 
 typedef enum RendezvousVerdict {

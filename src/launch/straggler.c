@@ -10,7 +10,7 @@ enum { COMPARE_EVERY = 16, SLOW_REPEATS = 3 };
 static const double slow_ratio = 1.5, smoothing = 0.1;
 
 /* What ranks exchange: doubles only, as one collective has one type. */
-typedef struct RankTime { double busy, node, local_rank; } RankTime;
+typedef struct RankTime { double busy, node, local_rank, stage; } RankTime;
 
 void straggler_mark(StragglerDetector *straggler) {
     straggler->last = log_seconds();
@@ -18,7 +18,8 @@ void straggler_mark(StragglerDetector *straggler) {
     straggler->waited = totals.waited + totals.stalled;
 }
 
-int straggler_slowest(const double *busy, int ranks, double *ratio) {
+/* Of `ranks` of one stage. */
+static int find_slowest(const double *busy, int ranks, double *ratio) {
     int slowest = 0, others = ranks - 1;
     *ratio = 0;
     if (others == 0) return -1;
@@ -31,12 +32,37 @@ int straggler_slowest(const double *busy, int ranks, double *ratio) {
     return *ratio > slow_ratio ? slowest : -1;
 }
 
+int straggler_slowest(const double *busy, const int *stages, int ranks, double *ratio) {
+    SCOPED_FREE double *of_stage = memory_allocate((size_t)ranks * sizeof *of_stage);
+    SCOPED_FREE int *numbers = memory_allocate((size_t)ranks * sizeof *numbers);
+    int slowest = -1, last = 0;
+    *ratio = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        if (stages[rank] > last) last = stages[rank];
+    for (int stage = 0; stage <= last; stage++) {
+        int count = 0;
+        double its_ratio;
+        for (int rank = 0; rank < ranks; rank++) {
+            if (stages[rank] != stage) continue;
+            numbers[count] = rank;
+            of_stage[count++] = busy[rank];
+        }
+        int slow = count ? find_slowest(of_stage, count, &its_ratio) : -1;
+        if (count && its_ratio > *ratio) *ratio = its_ratio, slowest = slow < 0 ? -1 : numbers[slow];
+    }
+    return slowest;
+}
+
 static void find_straggler(StragglerDetector *straggler, const RankTime *times) {
     int ranks = comm_size(straggler->comm);
     double ratio;
     SCOPED_FREE double *busy = memory_allocate((size_t)ranks * sizeof *busy);
-    for (int rank = 0; rank < ranks; rank++) busy[rank] = times[rank].busy;
-    int slow = straggler_slowest(busy, ranks, &ratio);
+    SCOPED_FREE int *stages = memory_allocate((size_t)ranks * sizeof *stages);
+    for (int rank = 0; rank < ranks; rank++) {
+        busy[rank] = times[rank].busy;
+        stages[rank] = (int)times[rank].stage;
+    }
+    int slow = straggler_slowest(busy, stages, ranks, &ratio);
     straggler->repeats = slow >= 0 && slow == straggler->slow ? straggler->repeats + 1 : 0;
     straggler->slow = slow;
     if (straggler->repeats == SLOW_REPEATS - 1 && comm_rank(straggler->comm) == 0)
@@ -50,7 +76,8 @@ static void compare_step_times(StragglerDetector *straggler) {
     Error ignored = {0};
     int ranks = comm_size(straggler->comm);
     SCOPED_FREE RankTime *times = memory_allocate((size_t)ranks * sizeof *times);
-    times[comm_rank(straggler->comm)] = (RankTime){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm)};
+    times[comm_rank(straggler->comm)] =
+        (RankTime){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm), straggler->stage};
     if (comm_host_all_gather(straggler->comm, "busy time", times, sizeof *times / sizeof(double), COMM_F64, &ignored))
         find_straggler(straggler, times);
 }

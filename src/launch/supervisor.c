@@ -36,7 +36,8 @@ static const Option rows[] = {
     REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after a request to stop"),
     REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
-    BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
+    BOOL_OPTION(shrink, "false",
+        "leave out a rank that failed twice in a row without progress, and go on with whole copies of the model (one node only)"),
     BOOL_OPTION(self_test, "true",
         "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first "
         "start"),
@@ -61,7 +62,7 @@ typedef struct LinePattern {
     regex_t expression;
 } LinePattern;
 
-/* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count. */
+/* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count <= left. */
 typedef struct Supervisor {
     const LaunchOptions *options;
     const StopRequest *stop;
@@ -76,6 +77,8 @@ typedef struct Supervisor {
     bool suspect;           /* the node must pass its self-test before ranks start */
     bool over;              /* node 0 said that the run is over */
     int devices[1024], failed_device, failures;
+    int left;          /* of the devices: those that may be used, of which plan.count are */
+    Mesh mesh;         /* of the last attempt that knew it; else mesh_alone */
     int64_t best_step; /* over all attempts */
     Ranks ranks;
     Verdict verdict;
@@ -200,8 +203,9 @@ static int choose_port(void) {
 
 static void describe_end(const Supervisor *supervisor, char text[256]) {
     const Verdict *verdict = &supervisor->verdict;
-    int length = snprintf(text, 256, "rank %d %s", ranks_number(&supervisor->plan, verdict->rank), verdict->rule->meaning),
-        left = 256 - length;
+    char name[128];
+    mesh_describe_rank(&supervisor->mesh, ranks_number(&supervisor->plan, verdict->rank), name, sizeof name);
+    int length = snprintf(text, 256, "%s %s", name, verdict->rule->meaning), left = 256 - length;
     if (verdict->rule->event == EVENT_SIGNAL)
         snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
     if (verdict->rule->event == EVENT_EXIT) snprintf(text + length, (size_t)left, " (exit code %d)", verdict->value);
@@ -221,6 +225,8 @@ static int64_t attempt(Supervisor *supervisor, Error *error) {
     if (!ranks_start(&supervisor->ranks, &supervisor->plan, error)) return -1;
     watch(supervisor);
     int64_t step = last_step(supervisor);
+    Mesh mesh;
+    if (heartbeat_get_mesh(&supervisor->ranks.heartbeats[0], &mesh)) supervisor->mesh = mesh;
     judge_ends(supervisor);
     if (supervisor->verdict.rule->action != ACTION_NONE && !ended_with(&supervisor->verdict, ERROR_PREEMPTED)) print_tails(supervisor);
     ranks_free(&supervisor->ranks);
@@ -236,14 +242,18 @@ static char *device_name(int device) {
     return name && *name ? memory_format("%.*s", (int)strcspn(name, ","), name) : memory_format("%d", device);
 }
 
-/* Takes the rank's device out of those that are used. */
+/* Takes the rank's device out of those that are used. As many ranks start as make whole copies of the model; devices
+ * beyond them stay in reserve. */
 static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
     char *visible = NULL;
-    log_warn("leaving out rank %d, %s: going on with %d rank%s", rank, reason, plan->count - 1, plural(plan->count - 1));
-    plan->count--;
+    int copy = mesh_copy_ranks(&supervisor->mesh), left = --supervisor->left;
+    plan->count = left / copy * copy;
+    log_warn("leaving out rank %d, %s: going on with %d rank%s", rank, reason, plan->count, plural(plan->count));
+    if (plan->count < left)
+        log_warn("a copy of the model takes %d ranks: %d of the other devices stay in reserve", copy, left - plan->count);
     supervisor->failures = 0;
-    memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(plan->count - rank) * sizeof *supervisor->devices);
+    memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(left - rank) * sizeof *supervisor->devices);
     for (int i = 0; i < plan->count; i++) {
         SCOPED_FREE char *name = device_name(supervisor->devices[i]), *before = visible;
         visible = before ? memory_format("%s,%s", before, name) : memory_copy_string(name);
@@ -253,7 +263,7 @@ static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
 }
 
 static bool may_shrink(const Supervisor *supervisor) {
-    return supervisor->options->shrink && supervisor->plan.count > 1 && supervisor->nodes == 1;
+    return supervisor->options->shrink && supervisor->nodes == 1 && supervisor->left - 1 >= mesh_copy_ranks(&supervisor->mesh);
 }
 
 /* The command of the ranks, for the caller to free; with room for skip_nan. */
@@ -343,7 +353,8 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
 }
 
 static NodeReport report_node(Supervisor *supervisor) {
-    NodeReport report = {.state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port()};
+    NodeReport report = {
+        .state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port(), .copy = mesh_copy_ranks(&supervisor->mesh)};
     if (gethostname(report.name, sizeof report.name - 1) != 0) report.name[0] = 0;
     bool unsteady = supervisor->local_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
     if (unsteady) snprintf(report.reason, sizeof report.reason, "its ranks failed twice in a row without progress");
@@ -383,7 +394,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
             return false;
         case RENDEZVOUS_LEFT_OUT:
             log_warn("node %d is left out: %s; once it passes its self-test it takes part from the next start on", supervisor->node,
-                report.reason);
+                *report.reason ? report.reason : answer.reason);
             supervisor->local_failures = 0;
             break;
         case RENDEZVOUS_AGAIN:
@@ -492,7 +503,9 @@ bool launch(const LaunchOptions *options, char *const *command, const StopReques
         .count = (int)options->ranks,
         .show_all = options->output == LAUNCH_OUTPUT_ALL,
         .whole_lines = *options->restart_on || *options->stop_on};
-    for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
+    supervisor->left = supervisor->plan.count;
+    supervisor->mesh = mesh_alone;
+    for (int i = 0; i < supervisor->left; i++) supervisor->devices[i] = i;
     supervisor->health = health_open("");
     bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error) &&
                 compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, error) &&

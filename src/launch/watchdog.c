@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -17,7 +18,8 @@ struct Watchdog {
     double seconds;
     HangActions actions;
     Heartbeat *heartbeats;
-    int ranks; /* of the page up to this one, whose heartbeat is the last */
+    int own, ranks; /* this rank's number on the page, and how many there are */
+    Mesh mesh;      /* without groups */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t stopped;
@@ -25,9 +27,65 @@ struct Watchdog {
     StragglerDetector straggler;
 };
 
-static Heartbeat *heartbeat(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->ranks - 1]; }
+static Heartbeat *heartbeat(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->own]; }
 
 /* -- The report ---------------------------------------------------------------------------------------------------- */
+
+/* The oldest collective that has not ended; false where there is none. */
+static bool find_wait(const Watchdog *watchdog, CommRecord *wait) {
+    CommRecord records[COMM_RECORDS];
+    int count = comm_recent(watchdog->comm, records, COMM_RECORDS);
+    for (int i = count; i-- > 0;) {
+        if (records[i].state != COMM_QUEUED && records[i].state != COMM_RUNNING) continue;
+        *wait = records[i];
+        return true;
+    }
+    return false;
+}
+
+static uint64_t wait_of(const Watchdog *watchdog) {
+    CommRecord wait;
+    return find_wait(watchdog, &wait) ? heartbeat_wait(mesh_find_axes(&watchdog->mesh, wait.group), wait.sequence) : 0;
+}
+
+/* "  rank 4 (dp 1, pp 0, tp 0), which is in no collective", by the heartbeat that the rank writes on this node. */
+static void print_absent(const Watchdog *watchdog, int rank) {
+    char name[128], group[COMM_GROUP_NAME];
+    int local = rank - comm_rank(watchdog->comm) + watchdog->own;
+    mesh_describe_rank(&watchdog->mesh, rank, name, sizeof name);
+    if (local < 0 || local >= watchdog->ranks) {
+        fprintf(stderr, "  %s, on another node\n", name);
+        return;
+    }
+    uint64_t wait = watchdog->heartbeats[local].waits;
+    mesh_name_group(heartbeat_wait_axes(wait), group, sizeof group);
+    if (wait) fprintf(stderr, "  %s, which waits in number %llu of %s\n", name, (unsigned long long)heartbeat_wait_number(wait), group);
+    else fprintf(stderr, "  %s, which is in no collective\n", name);
+}
+
+/* The ranks of the group that have not come to the collective in which this one waits. */
+static void print_wait(const Watchdog *watchdog) {
+    enum { MOST = 16 };
+    CommRecord wait;
+    char name[128];
+    int absent = 0, own = comm_rank(watchdog->comm);
+    mesh_describe_rank(&watchdog->mesh, own, name, sizeof name);
+    if (!find_wait(watchdog, &wait)) {
+        fprintf(stderr, "%s is in no collective\n", name);
+        return;
+    }
+    fprintf(stderr, "%s waits in %s %llu '%s' of %s for\n", name, wait.operation, (unsigned long long)wait.sequence, wait.name, wait.group);
+    MeshAxes axes = mesh_find_axes(&watchdog->mesh, wait.group);
+    uint64_t here = heartbeat_wait(axes, wait.sequence);
+    for (int rank = 0; rank < comm_size(watchdog->comm); rank++) {
+        int local = rank - own + watchdog->own;
+        bool came = local >= 0 && local < watchdog->ranks && watchdog->heartbeats[local].waits == here;
+        if (rank == own || came || !mesh_has(&watchdog->mesh, axes, rank)) continue;
+        if (absent++ < MOST) print_absent(watchdog, rank);
+    }
+    if (absent > MOST) fprintf(stderr, "  and %d more\n", absent - MOST);
+    if (!absent) fprintf(stderr, "  none: all of the group have come, as far as they are on this node\n");
+}
 
 static void print_collectives(const Watchdog *watchdog) {
     static const char *const states[] = {
@@ -65,6 +123,7 @@ static void end_hang(Watchdog *watchdog) {
     snprintf(reason, sizeof reason, "rank %d made no progress for %.0f s after step %lld: ended by its watchdog", comm_rank(watchdog->comm),
         watchdog->seconds, (long long)step);
     log_error("%s", reason);
+    print_wait(watchdog);
     print_collectives(watchdog);
     if (watchdog->actions.print_stacks) watchdog->actions.print_stacks();
     comm_abort(watchdog->comm, reason);
@@ -78,6 +137,7 @@ static void *watch(void *argument) {
     for (; !pause_for(watchdog, interval); before = log_seconds()) {
         bool slept = log_seconds() - before > 2 * interval; /* the process was stopped meanwhile, or its machine */
         if (slept) heartbeat(watchdog)->alive = log_seconds();
+        heartbeat(watchdog)->waits = wait_of(watchdog);
         if (log_seconds() - heartbeat(watchdog)->alive < watchdog->seconds) continue;
         end_hang(watchdog);
         break;
@@ -86,14 +146,18 @@ static void *watch(void *argument) {
     return NULL;
 }
 
-Watchdog *watchdog_start(Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error) {
+Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
-    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .actions = *actions, .straggler = {.comm = comm, .slow = -1}};
-    watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->ranks, error);
+    *watchdog = (Watchdog){
+        .comm = comm, .seconds = seconds, .actions = *actions, .straggler = {.comm = comm, .stage = mesh->at[AXIS_PP], .slow = -1}};
+    memcpy(watchdog->mesh.size, mesh->size, sizeof mesh->size);
+    memcpy(watchdog->mesh.at, mesh->at, sizeof mesh->at);
+    watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->own, &watchdog->ranks, error);
     if (!watchdog->heartbeats) {
         free(watchdog);
         return NULL;
     }
+    heartbeat_set_mesh(heartbeat(watchdog), mesh);
     heartbeat(watchdog)->step = step;
     heartbeat(watchdog)->alive = log_seconds();
     pthread_mutex_init(&watchdog->lock, NULL);

@@ -1,11 +1,11 @@
 /* The watchdog of a rank: a thread that notices when training makes no progress. After a given time without, it
- * prints the last collectives of this rank (group, operation, name, number, size, state, times) and the stack of
+ * prints for which ranks this one waits, in which collective of which group, the last collectives (group, operation, name, number, size, state, times) and the stack of
  * every thread, then aborts communication, so that the rank ends with ERROR_COMMUNICATION; where that does not help,
  * it has the process ended. It also detects stragglers (straggler_internal.h). One for each process. Called by the
  * training loop. */
 #pragma once
 
-#include "comm/comm.h"
+#include "comm/mesh.h"
 
 typedef struct Watchdog Watchdog;
 
@@ -16,9 +16,10 @@ typedef struct HangActions {
     void (*end)(int code);      /* ends the process at once: a rank that is stuck cannot return */
 } HangActions;
 
-/* `step`: the one that training continues from. `seconds`: the longest time between two signs of life; 0: it only
+/* `mesh`: how the ranks of `comm` are laid out, by whose axes reports name ranks and groups, and of which stragglers are
+ * sought among the ranks of one pipeline stage. `step`: the one that training continues from. `seconds`: the longest time between two signs of life; 0: it only
  * writes the heartbeat. ERROR_MEMORY, ERROR_INTERNAL. */
-Watchdog *watchdog_start(Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error);
+Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error);
 /* A sign of life; `step` is the last completed one. Call it on all ranks after every step, where it is a collective
  * now and then, and again wherever much time passes before the next one begins (evaluation, saving). Cheap. */
 void watchdog_alive(Watchdog *watchdog, int64_t step);

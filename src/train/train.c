@@ -358,7 +358,7 @@ static bool run_steps(Loop *loop, Error *error) {
     double start = log_seconds();
     SummaryEnd end = {.first = saved, .tokens = -phases_tokens(&loop->phases, loop->session.samples)};
     CommTotals before = comm_totals(loop->comm);
-    loop->watchdog = watchdog_start(loop->comm, loop->session.step, config->hang, &loop->host->hang, error);
+    loop->watchdog = watchdog_start(loop->session.mesh, loop->comm, loop->session.step, config->hang, &loop->host->hang, error);
     if (!loop->watchdog || (loop->origin.forked && !save(loop, error))) return false;
     if (loop_owes_evaluation(loop) && !evaluate_and_report(loop, error)) return false;
     if (loop_leads(loop)) report_nothing_to_do(config, saved);

@@ -225,16 +225,48 @@ static void slurms_host_lists_give_their_first_host(void **state) {
 static void a_rank_that_computes_much_longer_than_the_others_is_found(void **state) {
     (void)state;
     double busy[4] = {0.1, 0.11, 0.2, 0.1}, ratio;
-    assert_int_equal(straggler_slowest(busy, 4, &ratio), 2);
+    const int one[4] = {0};
+    assert_int_equal(straggler_slowest(busy, one, 4, &ratio), 2);
     assert_true(fabs(ratio - 2) < 1e-12);
-    assert_int_equal(straggler_slowest(busy + 1, 2, &ratio), 1);
-    assert_int_equal(straggler_slowest(busy, 2, &ratio), -1);
-    assert_int_equal(straggler_slowest(busy, 1, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy + 1, one, 2, &ratio), 1);
+    assert_int_equal(straggler_slowest(busy, one, 2, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, one, 1, &ratio), -1);
     busy[2] = 0.14;
-    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, one, 4, &ratio), -1);
     busy[3] = 0;
     busy[2] = 9;
-    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, one, 4, &ratio), -1);
+}
+
+static void ranks_are_compared_with_those_of_their_stage(void **state) {
+    (void)state;
+    const double busy[6] = {0.1, 0.11, 0.3, 0.31, 0.1, 0.3}, slow[6] = {0.1, 0.11, 0.3, 0.31, 0.2, 0.3};
+    const int stages[6] = {0, 0, 1, 1, 0, 1};
+    double ratio;
+    assert_int_equal(straggler_slowest(busy, stages, 6, &ratio), -1);
+    assert_int_equal(straggler_slowest(slow, stages, 6, &ratio), 4);
+    assert_true(fabs(ratio - 0.2 / 0.11) < 1e-12);
+}
+
+static void a_hang_names_the_group_and_the_ranks_that_did_not_come(void **state) {
+    (void)state;
+    char *arguments[] = {"/proc/self/exe", "supervise", "ranks=4", "restarts=3", "--", "train", folder, "pairs hang", NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect(&result, 0, "rank 0 (dp 0, tp 0) waits in all_reduce 9 'sum' of all for\n  rank 1 (dp 0, tp 1), which is in no collective\n");
+    expect(&result, 0, "rank 1 (dp 0, tp 1) is in no collective");
+    process_free(&result);
+}
+
+static void ranks_are_left_out_by_whole_copies_of_the_model(void **state) {
+    (void)state;
+    char *arguments[] = {"/proc/self/exe", "supervise", "ranks=4", "shrink=true", "restarts=5", "--", "train", folder, "pairs crash", NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect(&result, 0, "rank 1 (dp 0, tp 1) was killed by signal 6");
+    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 2 ranks\n");
+    expect(&result, 0, "a copy of the model takes 2 ranks: 1 of the other devices stay in reserve");
+    process_free(&result);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
@@ -259,6 +291,9 @@ int main(int argc, char **argv) {
         TEST(the_self_test_can_be_left_out),
         TEST(the_rank_nearest_to_the_cause_decides),
         TEST(slurms_host_lists_give_their_first_host),
+        TEST(ranks_are_compared_with_those_of_their_stage),
+        TEST(a_hang_names_the_group_and_the_ranks_that_did_not_come),
+        TEST(ranks_are_left_out_by_whole_copies_of_the_model),
         TEST(a_rank_that_computes_much_longer_than_the_others_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

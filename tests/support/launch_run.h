@@ -67,8 +67,11 @@ static inline void note_process(const char *folder, int rank) {
     if (!file || fprintf(file, "%d", getpid()) < 0 || fclose(file) != 0) exit(1);
 }
 
-static inline void meet(const char *misfortune, const char *folder, int rank, int64_t step) {
+static inline void meet(const char *misfortune, const char *folder, int rank, int ranks, int64_t step) {
     if (step != 7 || rank != 1) return;
+    if (!strcmp(misfortune, "pairs crash") && ranks == 4) abort();
+    if (!strcmp(misfortune, "pairs hang") && first_time(folder, "hung"))
+        for (;;) process_sleep(10);
     if (!strcmp(misfortune, "hang") && first_time(folder, "hung"))
         for (;;) process_sleep(10);
     if (!strcmp(misfortune, "stop") && first_time(folder, "stopped")) kill(getpid(), SIGSTOP);
@@ -104,21 +107,32 @@ static inline void remove_file(const char *folder, const char *name) {
     unlink(path);
 }
 
+/* "pairs ...": two ranks hold a copy of the model together. */
+static inline Mesh mesh_of(const Comm *comm, const char *misfortune) {
+    Mesh mesh = mesh_alone;
+    int ranks = comm ? comm_size(comm) : 1;
+    mesh.size[AXIS_TP] = !strncmp(misfortune, "pairs", 5) && ranks % 2 == 0 ? 2 : 1;
+    mesh.size[AXIS_DP] = ranks / mesh.size[AXIS_TP];
+    mesh_place(&mesh, comm ? comm_rank(comm) : 0);
+    return mesh;
+}
+
 /* FOLDER MISFORTUNE [on_nan=skip] */
 static inline int train(int argc, char **argv) {
     Error error = {0};
     const char *folder = argv[1], *misfortune = argc > 3 && !strcmp(argv[3], "on_nan=skip") ? "" : argv[2];
     signal(SIGTERM, !strcmp(misfortune, "stubborn") ? SIG_IGN : on_stop);
     Comm *comm = comm_open(NULL, &error);
+    Mesh mesh = mesh_of(comm, misfortune);
     Watchdog *watchdog =
-        comm ? watchdog_start(comm, 0, !strcmp(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
+        comm ? watchdog_start(&mesh, comm, 0, strstr(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
     if (!watchdog) give_up(&error);
     int rank = comm_rank(comm);
     State state = load(folder);
     note_process(folder, rank);
     fprintf(stderr, "rank %d starts at step %lld\n", rank, (long long)state.step);
     while (state.step < STEPS) {
-        meet(misfortune, folder, rank, state.step);
+        meet(misfortune, folder, rank, comm_size(comm), state.step);
         if (state.step == held_step(misfortune)) hold(comm, folder);
         double values[2] = {1.0 / (state.step + rank + 1), stopped};
         if (!comm_host_all_reduce(comm, "sum", values, 2, COMM_F64, COMM_SUM, &error)) give_up(&error);
