@@ -13,7 +13,7 @@
 #include "app/process.h"
 
 static const Benchmark *const benchmarks[] = {&bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_loader,
-    &bench_train, &bench_suite, &bench_collective};
+    &bench_train, &bench_suite, &bench_collective, &bench_decode};
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
 /* CONFIG.yaml and the settings on top of it; defaults where none is given. */
@@ -56,6 +56,7 @@ static bool run(Invocation *invocation, Error *error) {
     *bench = (Bench){.benchmark = benchmark,
         .options = invocation->options,
         .open_device = command_open_device,
+        .open_local_device = command_open_local_device,
         .recommend = process_recommend,
         .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
     bool done = read_config(bench, invocation, error) && check_outputs(bench->options, error) && measure(bench, error);

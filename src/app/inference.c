@@ -17,15 +17,12 @@ bool inference_join(Inference *inference, Error *error) {
 bool inference_leads(const Inference *inference) { return comm_rank(inference->comm) == 0; }
 
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
-    static const MeshAxes groups[] = {AXES_TENSOR, MESH(AXIS_TP), MESH(AXIS_CP), AXES_EXPERTS, AXES_ROWS, AXES_ROWS & ~MESH(AXIS_CP)};
     Comm *comm = inference->comm;
-    if (!layout_mesh(&inference->mesh, config, comm_rank(comm), comm_size(comm), error)) return false;
     process_set_threads(threads, comm_local_size(comm));
     gemm_exact(config->exact_gemm);
     inference->precision = precision_for_inference(command_precision(precision, config->precision));
     inference->device = command_open_local_device(device, inference->precision, comm, error);
-    return inference->device && comm_use_device(comm, inference->device, error) &&
-           mesh_open(&inference->mesh, comm, groups, sizeof groups / sizeof *groups, error);
+    return inference->device && comm_use_device(comm, inference->device, error) && layout_open_mesh(&inference->mesh, config, comm, error);
 }
 
 void inference_close(Inference *inference, const Error *error) {

@@ -81,6 +81,7 @@ typedef struct Bench {
     const char *positional; /* the argument that is no option; "" when there is none */
     Device *device;         /* NULL until bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
+    Device *(*open_local_device)(int choice, Precision precision, const Comm *comm, Error *error);
     void (*recommend)(const char *name, const char *value); /* CommOptions.recommend */
     BenchResults results;                                   /* begins with the benchmark's columns and plot */
     bool silent;                                            /* prints and writes nothing: a rank other than the first */
@@ -105,10 +106,12 @@ typedef struct Benchmark {
     .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = run
 
 extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_loader, bench_train, bench_suite,
-    bench_collective;
+    bench_collective, bench_decode;
 
 /* Opens the device that was asked for, once. ERROR_USAGE, ERROR_DEVICE. */
 bool bench_open_device(Bench *bench, Precision precision, Error *error);
+/* That of this rank. */
+bool bench_open_local_device(Bench *bench, Precision precision, const Comm *comm, Error *error);
 
 /* -- Results (results.c) ------------------------------------------------------------------------------------------- */
 

@@ -73,10 +73,15 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
     executor_run(program->executor);
-    executor_read(program->executor, program->model.logits, g->wide_logits);
-    size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
-    for (int64_t i = 0; i < g->config->vocabulary; i++) g->logits[i] = element_get(bytes, g->wide_logits, i);
     g->computed = first + length;
+}
+
+/* Takes the logits of the program that ran last. */
+static void read_logits(Generator *g, const Program *program) {
+    size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
+    executor_read(program->executor, program->model.logits, g->wide_logits);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < g->config->vocabulary; i++) g->logits[i] = element_get(bytes, g->wide_logits, i);
 }
 
 /* All programs must give the same offsets to the states in the shared arena. */
@@ -223,6 +228,7 @@ static bool compute_whole(Generator *g, Error *error) {
     program_plan(&program, g);
     if (!program_start(&program, g, error)) return false;
     program_run(&program, g, 0);
+    read_logits(g, &program);
     return true;
 }
 
@@ -236,7 +242,11 @@ static Program *choose_program(Generator *g) {
 const double *generator_logits(Generator *g, Error *error) {
     assert(g->count > 0);
     if (!g->cache && g->computed < g->count && !compute_whole(g, error)) return NULL;
-    while (g->computed < g->count) program_run(choose_program(g), g, g->computed);
+    for (Program *program; g->computed < g->count;) {
+        program = choose_program(g);
+        program_run(program, g, g->computed);
+        if (g->computed == g->count) read_logits(g, program);
+    }
     if (!comm_ok(g->comm, error)) return NULL;
     for (int64_t i = 0; i < g->config->vocabulary; i++)
         if (!isfinite(g->logits[i])) {

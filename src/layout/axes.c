@@ -23,3 +23,11 @@ bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *e
     mesh_place(mesh, rank);
     return true;
 }
+
+const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS] = {
+    AXES_TENSOR, AXES_EXPERTS, AXES_ROWS, AXES_ROWS & ~MESH(AXIS_CP), MESH(AXIS_CP), MESH(AXIS_PP), MESH(AXIS_TP)};
+
+bool layout_open_mesh(Mesh *mesh, const Config *config, Comm *comm, Error *error) {
+    return layout_mesh(mesh, config, comm_rank(comm), comm_size(comm), error) &&
+           mesh_open(mesh, comm, layout_program_groups, LAYOUT_PROGRAM_GROUPS, error);
+}

@@ -208,13 +208,10 @@ static bool initialize(Session *session, Error *error) {
 
 /* The groups of ranks that the buckets and the program communicate in. */
 static bool open_groups(Session *session, Error *error) {
-    static const MeshAxes of_programs[] = {
-        AXES_TENSOR, AXES_EXPERTS, AXES_ROWS, AXES_ROWS & ~MESH(AXIS_CP), MESH(AXIS_CP), MESH(AXIS_PP), MESH(AXIS_TP)};
-    enum { PROGRAMS = sizeof of_programs / sizeof *of_programs };
     const Layout *layout = session->layout;
-    SCOPED_FREE MeshAxes *axes = memory_allocate((PROGRAMS + 3 * (size_t)layout->bucket_count) * sizeof *axes);
+    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_PROGRAM_GROUPS + 3 * (size_t)layout->bucket_count) * sizeof *axes);
     int count = 0;
-    for (int i = 0; i < PROGRAMS; i++) axes[count++] = of_programs[i];
+    for (int i = 0; i < LAYOUT_PROGRAM_GROUPS; i++) axes[count++] = layout_program_groups[i];
     for (int b = 0; b < layout->bucket_count; b++) {
         axes[count++] = layout->buckets[b].axes;
         axes[count++] = layout->buckets[b].axes & ~MESH(AXIS_REPLICA);
