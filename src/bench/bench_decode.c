@@ -18,8 +18,10 @@ typedef struct DecodeOptions {
 } DecodeOptions;
 
 static const Option rows[] = {BENCH_ROWS,
-    {"prompt", OPTION_INT, offsetof(DecodeOptions, prompt), "0", 0, 1 << 24, NULL, "tokens", "before those that are timed; 0: what they leave of the context"},
-    {"tokens", OPTION_INT, offsetof(DecodeOptions, tokens), "64", 1, 1 << 20, NULL, "tokens", "that are timed one by one, after two that are not"}};
+    {"prompt", OPTION_INT, offsetof(DecodeOptions, prompt), "0", 0, 1 << 24, NULL, "tokens",
+        "before those that are timed; 0: what they leave of the context"},
+    {"tokens", OPTION_INT, offsetof(DecodeOptions, tokens), "64", 1, 1 << 20, NULL, "tokens",
+        "that are timed one by one, after two that are not"}};
 
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 9}, {"ranks", 0, 6}, {"cp", 0, 4}, {"tp", 0, 4}, {"context", 0, 9},
     {"prompt", 0, 9}, {"prompt_tokens_s", 1, 16}, {"token_ms", 3, 10}, {"best_ms", 3, 10}, {"tokens_s", 1, 10}, {"sent_bytes", 0, 12}};
@@ -42,8 +44,8 @@ static void close_decoding(Decoding *decoding) {
 }
 
 static bool random_weights(Generator *generator, const Config *config, Device *device, Error *error) {
-    return model_initialize_on(generator_graph(generator), &config->model, config->seed, device, generator_master(generator),
-        generator_weights(generator), error);
+    return model_initialize_on(
+        generator_graph(generator), &config->model, config->seed, device, generator_master(generator), generator_weights(generator), error);
 }
 
 static bool open_ranks(Bench *bench, Decoding *decoding, Precision precision, Error *error) {
@@ -52,8 +54,10 @@ static bool open_ranks(Bench *bench, Decoding *decoding, Precision precision, Er
     if (!comm) return false;
     bench->silent = comm_rank(comm) > 0;
     if (!bench_open_local_device(bench, precision, comm, error) || !comm_use_device(comm, bench->device, error)) return false;
-    if (comm_size(comm) != config->layout.cp * config->layout.tp)
-        return error_set(error, ERROR_USAGE, "%d ranks generate together: give layout.cp and layout.tp whose product is %d", comm_size(comm), comm_size(comm));
+    int size = comm_size(comm);
+    if (size != config->layout.cp * config->layout.tp)
+        return error_set(error, ERROR_USAGE, "%d rank%s: give layout.cp=%d, or layout.cp and layout.tp with that product", size,
+            size > 1 ? "s generate" : " generates", size);
     return layout_open_mesh(&decoding->mesh, config, comm, error);
 }
 
@@ -80,7 +84,8 @@ static bool time_tokens(Decoding *decoding, Error *error) {
         int32_t token;
         double start = log_seconds();
         if (i == 0) sent = comm_totals(decoding->comm).bytes;
-        if (!generator_next(decoding->generator, &(Sampling){.top_p = 1}, INT64_MAX, &token, error) || !generator_logits(decoding->generator, error))
+        if (!generator_next(decoding->generator, &(Sampling){.top_p = 1}, INT64_MAX, &token, error) ||
+            !generator_logits(decoding->generator, error))
             return false;
         if (i >= 0) seconds[i] = log_seconds() - start;
     }
@@ -96,29 +101,31 @@ static bool run(Bench *bench, Error *error) {
     const Config *config = &bench->config;
     Precision precision = precision_for_inference((Precision)config->precision);
     SCOPED(close_decoding)
-    Decoding decoding = {.tokens = options->tokens, .prompt = options->prompt ? options->prompt : config->model.context - options->tokens - WARM};
+    Decoding decoding = {
+        .tokens = options->tokens, .prompt = options->prompt ? options->prompt : config->model.context - options->tokens - WARM};
     if (decoding.prompt < 1 || decoding.prompt + decoding.tokens + WARM > config->model.context)
-        return error_set(error, ERROR_USAGE, "prompt=%lld and tokens=%lld, and %d more, do not fit into model.context=%lld", (long long)decoding.prompt,
-            (long long)decoding.tokens, WARM, (long long)config->model.context);
+        return error_set(error, ERROR_USAGE, "prompt=%lld and tokens=%lld, and %d more, do not fit into model.context=%lld",
+            (long long)decoding.prompt, (long long)decoding.tokens, WARM, (long long)config->model.context);
     if (!open_ranks(bench, &decoding, precision, error)) return false;
     decoding.generator = generator_create(&decoding.mesh, &config->model, precision, bench->device, true, error);
-    if (!decoding.generator || !random_weights(decoding.generator, config, bench->device, error) || !feed_prompt(&decoding, config, error) ||
-        !time_tokens(&decoding, error))
+    if (!decoding.generator || !random_weights(decoding.generator, config, bench->device, error) ||
+        !feed_prompt(&decoding, config, error) || !time_tokens(&decoding, error))
         return false;
-    bench_row(bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(comm_size(decoding.comm)), NUMBER(config->layout.cp), NUMBER(config->layout.tp),
-                         NUMBER(config->model.context), NUMBER(decoding.prompt), NUMBER((double)decoding.prompt / decoding.prompt_seconds),
-                         NUMBER(1e3 * decoding.token_seconds), NUMBER(1e3 * decoding.best_seconds), NUMBER(1 / decoding.token_seconds),
-                         NUMBER(decoding.sent)});
+    bench_row(bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(comm_size(decoding.comm)), NUMBER(config->layout.cp),
+                         NUMBER(config->layout.tp), NUMBER(config->model.context), NUMBER(decoding.prompt),
+                         NUMBER((double)decoding.prompt / decoding.prompt_seconds), NUMBER(1e3 * decoding.token_seconds),
+                         NUMBER(1e3 * decoding.best_seconds), NUMBER(1 / decoding.token_seconds), NUMBER(decoding.sent)});
     return true;
 }
 
 const Benchmark bench_decode = {
     .name = "decode",
     .summary = "how fast a configuration generates, by one rank or several that share the cache",
-    .explanation =
-        "A prompt of random tokens fills the context, then tokens are drawn one by one; weights are random. Started as ranks, smelt launch -n 2 "
-        "-- bench decode\n"
-        "CONFIG.yaml layout.cp=2, they share the cache. token_ms is the median, best_ms the least; sent_bytes is what a rank sends for a token.\n",
+    .explanation = "A prompt of random tokens fills the context, then tokens are drawn one by one; weights are random. Started as ranks, "
+                   "smelt launch -n 2 "
+                   "-- bench decode\n"
+                   "CONFIG.yaml layout.cp=2, they share the cache. token_ms is the median, best_ms the least; sent_bytes is what a rank "
+                   "sends for a token.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(DecodeOptions),
     .plot = {"Generation", "context", "tokens_s", {"ranks"}, "context, tokens", "tokens/s", .x_logarithmic = true},

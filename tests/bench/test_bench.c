@@ -472,6 +472,29 @@ static void collectives_want_more_than_one_rank(void **state) {
     expect_code("collective device=cpu", ERROR_USAGE, "mpirun");
 }
 
+/* -- Generation ---------------------------------------------------------------------------------------------------- */
+
+static void generation_is_measured_alone_and_by_ranks(void **state) {
+    (void)state;
+    static const char words[] =
+        "%s decode %s/decode.yaml device=cpu threads=1 prompt=100 tokens=5 json=%s/decode.json model.context=128 %s";
+    write_input("decode.yaml", small_llama);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        char *smelt = process_smelt(),
+             *launch = ranks > 1 ? memory_format("%s launch -n 2 self_test=false -- bench", smelt) : memory_format("%s bench", smelt);
+        char *command = memory_format(words, launch, folder, folder, ranks > 1 ? "layout.cp=2" : "");
+        assert_int_equal(system(command), 0);
+        json_t *json = read_json("decode.json"), *row = json_array_get(json_object_get(json, "rows"), 0);
+        assert_true(number_of(row, "ranks") == ranks && number_of(row, "prompt") == 100);
+        assert_true(number_of(row, "token_ms") >= number_of(row, "best_ms") && number_of(row, "best_ms") > 0);
+        assert_true((number_of(row, "sent_bytes") > 0) == (ranks > 1));
+        json_decref(json);
+        free(command), free(launch), free(smelt);
+    }
+    expect_code("decode %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "do not fit into model.context=");
+    expect_code("decode %s/decode.yaml device=cpu prompt=4 tokens=5 layout.cp=2", ERROR_USAGE, "1 rank generates: give layout.cp=1");
+}
+
 /* -- Training ------------------------------------------------------------------------------------------------------ */
 
 static void training_finds_a_microbatch_that_divides_the_batch(void **state) {
@@ -555,7 +578,8 @@ static void outputs_that_cannot_be_written_are_refused_before_measuring(void **s
 
 static void every_benchmark_explains_itself(void **state) {
     (void)state;
-    static const char *const names[] = {"gemm", "memory", "attention", "optimizer", "storage", "loader", "train", "suite", "collective"};
+    static const char *const names[] = {
+        "gemm", "memory", "attention", "optimizer", "storage", "loader", "train", "suite", "collective", "decode"};
     ProcessResult all = bench("--help");
     assert_int_equal(all.code, 0);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -597,6 +621,7 @@ int main(void) {
         cmocka_unit_test(the_loader_refuses_what_is_no_shard),
         cmocka_unit_test(collectives_are_right_and_counted_as_nccl_tests_does),
         cmocka_unit_test(collectives_want_more_than_one_rank),
+        cmocka_unit_test(generation_is_measured_alone_and_by_ranks),
         cmocka_unit_test(training_finds_a_microbatch_that_divides_the_batch),
         cmocka_unit_test(training_that_does_not_fit_is_refused_before_it_starts),
         cmocka_unit_test(a_suite_goes_on_after_a_model_that_fails),
