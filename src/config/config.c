@@ -175,6 +175,10 @@ static const Option rows[] = {
     INT_OPTION(layout.pp_chunks, "0", 0, 1 << 10, "chunks",
         "chunks of layers on each rank of an interleaved pipeline, which divide its bubble; 0: 2 where it is interleaved", CHANGES),
     INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that divide every sequence (context parallelism)", CHANGES),
+    CHOICE_OPTION(layout.cp_exchange, "gather", "gather|ring",
+        "how keys and values of whole sequences come to the ranks of layout.cp: gathered, or round the ranks, one rank's at a time, which "
+        "takes no more memory the longer a sequence is",
+        CHANGES),
     INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "ranks that divide the experts, and a batch too (expert parallelism)", CHANGES),
     INT_OPTION(layout.zero, "1", 0, 3, "",
         "what ranks divide among them in place of whole copies: 1: optimizer state, 2: gradients too, 3: weights too (FSDP); 0: nothing",

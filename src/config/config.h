@@ -77,9 +77,11 @@ typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps;
 typedef enum PipelineKind { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ZERO_BUBBLE, PIPELINE_FORWARD } PipelineKind;
 typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
 typedef enum LayoutChoice { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
+typedef enum CpExchange { CP_GATHER, CP_RING } CpExchange;
 typedef struct LayoutConfig {
     int choice; /* LayoutChoice */
     int64_t dp, tp, pp, cp, ep, zero, shard;
+    int cp_exchange;   /* CpExchange */
     int64_t pp_chunks; /* of layers, on each stage; 0: 2 where the schedule is interleaved, else 1 */
     int pp_schedule;   /* PipelineKind, but PIPELINE_FORWARD */
     double bucket_mb;

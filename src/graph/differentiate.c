@@ -55,6 +55,7 @@ static bool any_output_crosses(const Recompute *r, const Node *node) {
 
 static bool policy_drops(const Recompute *r, const Node *node) {
     OpClass class = op_table[node->op]->class;
+    if (class == OP_CLASS_GATHER) return true;
     switch (r->policy) {
     case RECOMPUTE_NONE: return false;
     case RECOMPUTE_NORM: return class == OP_CLASS_NORM;
@@ -92,7 +93,7 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
     if (tensor == TENSOR_NONE || t->arena != ARENA_ACTIVATION || t->keep || t->producer < 0 || t->producer >= r->forward) return tensor;
     Node node = graph->nodes[t->producer];
     const Op *op = op_table[node.op];
-    if (!policy_drops(r, &node)) return tensor;
+    if (!t->remade && !policy_drops(r, &node)) return tensor;
     bool crosses = any_output_crosses(r, &node);
     if (op->recompute && (crosses || r->policy != RECOMPUTE_BLOCK)) {
         int output = 0;
@@ -116,6 +117,19 @@ static void mark_crossing(Recompute *r) {
     }
 }
 
+/* Collectives that a node a little later needs again are begun before `node`, so that they run beside the nodes between:
+ * for attention these are the GEMMs of the gradient of its output projection. */
+enum { EARLIER = 2 };
+static void begin_early(Recompute *r, const Node *node) {
+    for (int i = 0; i < node->inputs; i++) {
+        const Tensor *t = graph_get(r->graph, node->in[i]);
+        if (!t->remade || t->producer < 0) continue;
+        Node producer = r->graph->nodes[t->producer];
+        for (int j = 0; j < producer.inputs; j++)
+            if (graph_get(r->graph, producer.in[j])->remade) recomputed(r, producer.in[j]);
+    }
+}
+
 static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     int backward = graph->node_count - forward;
     SCOPED_FREE Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
@@ -130,6 +144,7 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     graph->node_count = forward;
     for (int i = 0; i < backward; i++) {
         graph->part = nodes[i].part;
+        if (i + EARLIER < backward && nodes[i + EARLIER].part == nodes[i].part) begin_early(&r, &nodes[i + EARLIER]);
         for (int j = 0; j < nodes[i].inputs; j++) nodes[i].in[j] = recomputed(&r, nodes[i].in[j]);
         graph_append(graph, &nodes[i]);
     }
@@ -137,14 +152,37 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     free(r.again);
 }
 
-/* -- Parts --------------------------------------------------------------------------------------------------------- */
+/* -- Overlap ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a node makes nothing but gradients of parameters. */
-static bool only_adds_gradients(const Graph *graph, const Node *node) {
+/* Whether all that the node does is to add to gradients of parameters, which no node of the program reads. */
+static bool only_adds_to_gradients(const Graph *graph, const Node *node) {
     for (int i = 0; i < node->outputs; i++)
         if (node->out[i] && graph_get(graph, node->out[i])->arena != ARENA_GRADIENT) return false;
-    return true;
+    return node->outputs > 0;
 }
+
+/* The last such node of begin .. end - 1 in the layer of node `end`, or -1. */
+static int last_addition(const Graph *graph, int begin, int end) {
+    for (int i = end - 1; i >= begin && graph->nodes[i].layer == graph->nodes[end].layer; i--)
+        if (only_adds_to_gradients(graph, &graph->nodes[i])) return i;
+    return -1;
+}
+
+/* Puts the last of them before each collective behind it: the two run side by side, and what needs the collective's
+ * result waits less. Producers are set when the nodes are appended again, by recompute. */
+static void overlap_collectives(Graph *graph, int forward) {
+    for (int end = forward, begin = forward; end < graph->node_count; end++) {
+        if (!op_table[graph->nodes[end].op]->communicates) continue;
+        int at = last_addition(graph, begin, end);
+        begin = end + 1;
+        if (at < 0) continue;
+        Node moved = graph->nodes[at];
+        memmove(&graph->nodes[at], &graph->nodes[at + 1], (end - at) * sizeof moved);
+        graph->nodes[end] = moved;
+    }
+}
+
+/* -- Parts --------------------------------------------------------------------------------------------------------- */
 
 /* Moves the nodes that make only gradients of weights behind the others of their chunk's backward pass, as a part. */
 static void split_backward(Graph *graph, int forward) {
@@ -152,7 +190,7 @@ static void split_backward(Graph *graph, int forward) {
     SCOPED_FREE Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
     memcpy(nodes, graph->nodes + forward, backward * sizeof *nodes);
     for (int i = 0; i < backward; i++)
-        if (only_adds_gradients(graph, &nodes[i])) nodes[i].part++;
+        if (only_adds_to_gradients(graph, &nodes[i])) nodes[i].part++;
     graph->node_count = forward;
     for (int part = graph->chunks; part < graph_parts(graph); part++)
         for (int i = 0; i < backward; i++)
@@ -165,6 +203,7 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
     graph->backward = true;
     for (int i = 0; i < seed_count; i++) add_gradient(graph, seeds[i].tensor, seeds[i].gradient);
     for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
+    overlap_collectives(graph, forward);
     recompute(graph, policy, forward);
     if (graph->splits_backward) split_backward(graph, forward);
     graph->backward = false;

@@ -137,6 +137,7 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
         .fused = fused,
         .cut = *cut,
         .frozen = graph->frozen};
+    parameter.cut.axes = mesh_significant(graph->mesh, cut->axes);
     memcpy(parameter.shape, shape, sizeof shape);
     for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.whole[i] = i < rank ? whole[i] : 1;
     parameter.tensor = append_tensor(graph,
@@ -186,6 +187,15 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
         assert(graph_state_span(graph, parts[i]).begin == graph_state_span(graph, parts[i - 1]).end);
         view.shape[0] += part->shape[0];
     }
+    return append_tensor(graph, view, view.shape);
+}
+
+TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count) {
+    Tensor view = *graph_get(graph, parameter);
+    assert(graph_is_parameter(graph, parameter) && first >= 0 && first + count <= view.shape[0]);
+    view.offset += graph_bytes(graph, parameter) / view.shape[0] * first;
+    view.shape[0] = count;
+    view.gradient = TENSOR_NONE;
     return append_tensor(graph, view, view.shape);
 }
 

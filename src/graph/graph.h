@@ -89,6 +89,7 @@ typedef struct Tensor {
     int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     bool frozen;       /* a parameter that is not trained: it has no gradient */
+    bool remade;       /* the backward pass makes it again, whatever the recompute policy: large, and quickly made */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 
@@ -235,6 +236,8 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
 static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return AXES_ALL & ~MESH(AXIS_PP) & ~parameter->cut.axes; }
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
+/* A view of rows first .. first + count - 1 of a matrix, or of such a view. */
+TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count);
 /* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);

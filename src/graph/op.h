@@ -55,7 +55,8 @@ typedef struct Traffic {
 typedef struct Cost { double flops, bytes; } Cost;
 Cost op_cost(const Graph *graph, const Node *node);
 
-typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION } OpClass; /* for the recompute policies */
+/* For the recompute policies. What is gathered from other ranks is gathered again under each of them. */
+typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION, OP_CLASS_GATHER } OpClass;
 
 /* The rule of an operation. Masks are of operands: OPERAND(LINEAR_X) | ...
  * Invariants: `overwrites` is in `adds_to`; `overwrites` and `in_place` are one operand or none. */

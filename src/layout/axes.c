@@ -20,6 +20,7 @@ bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *e
     mesh->size[AXIS_EP] = (int)layout->ep;
     mesh->size[AXIS_TP] = (int)key_groups(config);
     mesh->size[AXIS_COPY] = (int)(layout->tp / key_groups(config));
+    mesh->ring = layout->cp_exchange == CP_RING;
     mesh_place(mesh, rank);
     return true;
 }

@@ -7,6 +7,8 @@
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/collective/collective.h"
+#include "ops/embed/embed.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
 #include "ops/rope/rope.h"
@@ -14,60 +16,100 @@
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
 /* `fused`: begins right behind the parameter before, so that graph_fuse can view both as one. */
-static TensorId declare_cut(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
+static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
     const Cut *cut, double mean, double std, bool fused) {
     char full[160];
     if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s%s", b->layer_names, b->layer, name, suffix);
     else snprintf(full, sizeof full, "%s%s", name, suffix);
-    return graph_cut_parameter(b->graph, full, kind, rank, shape, cut, mean, std, fused);
+    return graph_cut_parameter(b->graph, full, kind, rank, shape, cut ? cut : &(Cut){0}, mean, std, fused);
 }
 
-static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape, double mean,
-    double std, bool fused) {
-    return declare_cut(b, name, suffix, kind, rank, shape, &(Cut){0}, mean, std, fused);
+TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, const Cut *cut) {
+    return declare(b, name, "", kind, rank, shape, cut, 0, b->config->init_std, false);
 }
 
-TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape) {
-    return declare(b, name, "", kind, rank, shape, 0, b->config->init_std, false);
+TensorId builder_vector(Builder *b, const char *name, ParameterKind kind, int64_t count, double value, const Cut *cut) {
+    return declare(b, name, "", kind, 1, &count, cut, value, 0, false);
 }
 
-TensorId builder_vector(Builder *b, const char *name, ParameterKind kind, int64_t count, double value) {
-    return declare(b, name, "", kind, 1, &count, value, 0, false);
+TensorId builder_matrix(Builder *b, const char *name, int64_t out, int64_t in, double std, const Cut *cut) {
+    return declare(b, name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){out, in}, cut, 0, std, false);
 }
 
-TensorId builder_matrix(Builder *b, const char *name, int64_t out, int64_t in, double std) {
-    return declare(b, name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){out, in}, 0, std, false);
-}
-
-TensorId builder_bias(Builder *b, const char *name, int64_t count) {
-    return declare(b, name, ".bias", PARAMETER_BIAS, 1, &count, 0, 0, false);
+TensorId builder_bias(Builder *b, const char *name, int64_t count, const Cut *cut) {
+    return declare(b, name, ".bias", PARAMETER_BIAS, 1, &count, cut, 0, 0, false);
 }
 
 double builder_residual_std(const Builder *b) { return b->config->init_std / sqrt(2.0 * b->config->layers); }
 
-enum { MAX_STACKED = 4 };
-
-TensorId builder_stacked_matrices(Builder *b, const Stacked *layers, int count, int64_t in) {
-    TensorId parts[MAX_STACKED];
-    assert(count <= MAX_STACKED);
-    for (int i = 0; i < count; i++)
-        parts[i] =
-            declare(b, layers[i].name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){layers[i].out, in}, 0, b->config->init_std, i > 0);
-    return graph_fuse(b->graph, parts, count);
+static Linear declare_linear(Builder *b, const char *name, int64_t out, int64_t in, double std, bool biased, const Cut *cut) {
+    Linear linear = {.split = cut->dimension == 0 ? SPLIT_OUTPUT : SPLIT_INPUT};
+    linear.parts[0].w = builder_matrix(b, name, out, in, std, cut);
+    if (biased) linear.parts[0].bias = builder_bias(b, name, out, cut->dimension == 0 ? cut : NULL);
+    return linear;
 }
 
-TensorId builder_stacked_biases(Builder *b, const Stacked *layers, int count) {
-    TensorId parts[MAX_STACKED];
+Linear builder_split_output(Builder *b, const char *name, const int64_t *blocks, int count, int64_t in, double std, bool biased) {
+    Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = count};
+    int64_t out = 0;
+    assert(count <= CUT_MAX_BLOCKS);
+    for (int i = 0; i < count; i++) out += cut.rows[i] = blocks[i];
+    return declare_linear(b, name, out, in, std, biased, &cut);
+}
+
+Linear builder_split_input(Builder *b, const char *name, int64_t out, int64_t in, double std, bool biased) {
+    return declare_linear(b, name, out, in, std, biased, &(Cut){.axes = AXES_TENSOR, .dimension = 1, .blocks = 1, .rows = {in}});
+}
+
+enum { MAX_STACKED = 4 };
+
+/* Whether the layer has other ranks than the one before it, and so a part of its own. */
+static bool begins_part(const Builder *b, const Stacked *layers, int index) {
+    const Mesh *mesh = b->graph->mesh;
+    return index > 0 && mesh_significant(mesh, layers[index].axes) != mesh_significant(mesh, layers[index - 1].axes);
+}
+
+/* Declares matrices or biases of the layers; views[i] is what part i has of them. */
+static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_t in, bool biases, TensorId views[LINEAR_PARTS]) {
+    TensorId declared[MAX_STACKED];
+    int part = 0, first = 0;
     assert(count <= MAX_STACKED);
-    for (int i = 0; i < count; i++) parts[i] = declare(b, layers[i].name, ".bias", PARAMETER_BIAS, 1, &layers[i].out, 0, 0, i > 0);
-    return graph_fuse(b->graph, parts, count);
+    for (int i = 0; i < count; i++) {
+        Cut cut = {.axes = layers[i].axes, .dimension = 0, .blocks = 1, .rows = {layers[i].out}};
+        bool fused = i > 0 && !begins_part(b, layers, i);
+        if (biases) declared[i] = declare(b, layers[i].name, ".bias", PARAMETER_BIAS, 1, &layers[i].out, &cut, 0, 0, fused);
+        else
+            declared[i] = declare(
+                b, layers[i].name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){layers[i].out, in}, &cut, 0, b->config->init_std, fused);
+        if (i + 1 < count && !begins_part(b, layers, i + 1)) continue;
+        assert(part < LINEAR_PARTS);
+        views[part++] = graph_fuse(b->graph, declared + first, i + 1 - first);
+        first = i + 1;
+    }
+}
+
+Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in, bool biased) {
+    TensorId weights[LINEAR_PARTS] = {0}, biases[LINEAR_PARTS] = {0};
+    Linear linear = {.split = SPLIT_OUTPUT};
+    declare_stacked(b, layers, count, in, false, weights);
+    if (biased) declare_stacked(b, layers, count, in, true, biases);
+    for (int i = 0; i < LINEAR_PARTS; i++) linear.parts[i] = (LinearPart){weights[i], biases[i]};
+    return linear;
 }
 
 /* The token table, or the head. */
 static TensorId declare_table(Builder *b, const char *name, bool ends) {
-    TensorId table = builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->vocabulary, b->config->width});
+    Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {b->config->vocabulary}};
+    TensorId table = builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->vocabulary, b->config->width}, &cut);
     b->graph->parameters[b->graph->parameter_count - 1].ends = ends;
     return table;
+}
+
+TensorId builder_embed(Builder *b, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding) {
+    const Mesh *mesh = b->graph->mesh;
+    CutShare share = cut_share(entries, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR));
+    assert(graph_rows(b->graph, table) == share.count);
+    return op_embed(b->graph, ids, table, bias, scale, &(EmbedSpec){.padding = padding, .first = share.first});
 }
 
 TensorId builder_embedding(Builder *b, const char *name) {
@@ -82,10 +124,25 @@ TensorId builder_head(Builder *b, const char *name, TensorId embedding) {
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
+/* With a loss, the rows of the residual stream are shared out. */
+static bool shares_rows(const Builder *b) { return b->mode == MODEL_TRAIN || b->mode == MODEL_EVALUATE; }
+
+TensorId builder_gather(Builder *b, TensorId x) { return shares_rows(b) ? op_all_gather(b->graph, x, AXES_TENSOR) : x; }
+
+TensorId builder_scatter(Builder *b, TensorId x) {
+    return shares_rows(b) ? op_reduce_scatter(b->graph, x, AXES_TENSOR) : op_all_reduce(b->graph, x, AXES_TENSOR);
+}
+
+Heads builder_heads(const Builder *b) {
+    const ModelConfig *c = b->config;
+    const Mesh *mesh = b->graph->mesh;
+    return (Heads){c->heads / mesh_size(mesh, AXES_TENSOR), c->kv_heads / mesh_size(mesh, AXES_KEYS), c->head_dim};
+}
+
 Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
     Norm norm = {.kind = kind, .epsilon = b->config->norm_epsilon};
-    norm.gain = declare(b, name, ".weight", PARAMETER_NORM, 1, &columns, 1, 0, false);
-    if (biased) norm.bias = builder_bias(b, name, columns);
+    norm.gain = declare(b, name, ".weight", PARAMETER_NORM, 1, &columns, NULL, 1, 0, false);
+    if (biased) norm.bias = builder_bias(b, name, columns, NULL);
     return norm;
 }
 
@@ -109,13 +166,16 @@ TensorId builder_rope_table(Builder *b) {
 
 TensorId builder_attention(Builder *b, TensorId qkv) {
     const ModelConfig *c = b->config;
-    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim},
+    Heads heads = builder_heads(b);
+    AttentionSpec spec = {.heads = heads,
+        .first_head = mesh_index(b->graph->mesh, AXES_TENSOR) * heads.heads,
+        .all_heads = c->heads,
         .length = b->length,
         .window = c->window,
         .scale = c->softmax_scale,
         .alibi = b->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
-    int64_t shape[] = {attention_cache_rows(b->graph, c->context), 2 * c->kv_heads * c->head_dim};
+    int64_t shape[] = {attention_cache_rows(b->graph, c->context), 2 * heads.kv_heads * heads.head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
     return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
 }
@@ -143,7 +203,7 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
 static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in) {
     Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
     int64_t shape[] = {b->config->experts, out, in};
-    return declare_cut(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
+    return declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
 }
 
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {

@@ -5,42 +5,40 @@
  * (arXiv 2401.04088). */
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
-#include "ops/embed/embed.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    Heads heads = {c->heads, c->kv_heads, c->head_dim};
+    Heads heads = builder_heads(b);
     int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
-    const Stacked projections[] = {{"self_attn.q_proj", queries}, {"self_attn.k_proj", keys}, {"self_attn.v_proj", keys}};
-    TensorId weight = builder_stacked_matrices(b, projections, 3, c->width);
-    TensorId bias = c->qkv_bias ? builder_stacked_biases(b, projections, 3) : TENSOR_NONE;
-    TensorId output = builder_matrix(b, "self_attn.o_proj", c->width, queries, c->init_std);
-    TensorId qkv = builder_linear(b, x, weight, bias, LORA_ATTENTION); /* [R, queries + 2 keys] */
+    const Stacked projections[] = {
+        {"self_attn.q_proj", queries, AXES_TENSOR}, {"self_attn.k_proj", keys, AXES_KEYS}, {"self_attn.v_proj", keys, AXES_KEYS}};
+    Linear input = builder_stacked(b, projections, 3, c->width, c->qkv_bias);
+    Linear output = builder_split_input(b, "self_attn.o_proj", c->width, queries, c->init_std, false);
+    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
     if (c->qk_norm) {
         Norm query = builder_norm(b, "self_attn.q_norm", NORM_RMS, false, c->head_dim);
         Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
     qkv = op_rope(b->graph, qkv, b->positions, b->rope_table, &heads);
-    return builder_linear(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
+    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    const Stacked projections[] = {{"mlp.gate_proj", c->ffn}, {"mlp.up_proj", c->ffn}};
-    TensorId gate_up = builder_stacked_matrices(b, projections, 2, c->width); /* [2F, D] */
-    TensorId down = builder_matrix(b, "mlp.down_proj", c->width, c->ffn, c->init_std);
-    TensorId hidden = op_swiglu(b->graph, builder_linear(b, x, gate_up, TENSOR_NONE, LORA_MLP)); /* [R, F] */
-    return builder_linear(b, hidden, down, TENSOR_NONE, LORA_MLP);
+    const Stacked projections[] = {{"mlp.gate_proj", c->ffn, AXES_TENSOR}, {"mlp.up_proj", c->ffn, AXES_TENSOR}};
+    Linear gate_up = builder_stacked(b, projections, 2, c->width, false); /* [2F, D] */
+    Linear down = builder_split_input(b, "mlp.down_proj", c->width, c->ffn, c->init_std, false);
+    return builder_linear(b, op_swiglu(b->graph, builder_linear(b, x, &gate_up, LORA_MLP)), &down, LORA_MLP);
 }
 
 static TensorId experts(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    TensorId gate = builder_matrix(b, "mlp.gate", c->experts, c->width, c->init_std);
+    TensorId gate = builder_matrix(b, "mlp.gate", c->experts, c->width, c->init_std, NULL);
     TensorId logits = op_linear(b->graph, x, gate, TENSOR_NONE, true); /* [R, E] */
-    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0);
+    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0, NULL);
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, false));
 }
 
@@ -50,7 +48,9 @@ Trunk llama_build(Builder *b) {
     b->rope_table = builder_rope_table(b);
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
     TensorId stream = TENSOR_NONE; /* [R, D] */
-    if (embedding) stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = b->config->padding});
+    if (embedding)
+        stream =
+            builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, b->config->padding));
     TensorId normed = builder_layers(b, stream, &layers);
     return (Trunk){normed, builder_head(b, "model.embed_tokens.weight", embedding)};
 }

@@ -5,7 +5,10 @@
  * Called by the families; owns nothing.
  *
  * The parameters of NAME.weight's adapter are NAME.lora_A.weight and NAME.lora_B.weight. Layers that are one GEMM
- * have their A one after another, which are one GEMM too. */
+ * have their A one after another, which are one GEMM too.
+ *
+ * Of a layer whose output ranks share out, each has all of A and its rows of B; of one whose input they share out, its
+ * columns of A and all of B. What each adds is then a part of the layer's own result, and so are the gradients. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,48 +20,60 @@
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
-/* The parameters that `weight` is a view of, NAME.weight [out, in], in order; returns their number and the rows of
- * each. Copies: the graph's own move when it grows. */
-static int find_layers(const Graph *graph, TensorId weight, char *names[LORA_MAX_ADAPTERS], int64_t rows[LORA_MAX_ADAPTERS]) {
+/* The parameters that `weight` is a view of, NAME.weight [out, in], in order; returns their number. Copies: the graph's own
+ * move when it grows. */
+static int find_layers(const Graph *graph, TensorId weight, Parameter layers[LORA_MAX_ADAPTERS]) {
     ByteSpan span = graph_state_span(graph, weight);
     int count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->offset < span.begin || p->offset >= span.end) continue;
         assert(count < LORA_MAX_ADAPTERS && strstr(p->name, ".weight"));
-        rows[count] = p->shape[0];
-        names[count++] = memory_format("%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
+        layers[count++] = *p;
     }
     return count;
 }
 
-/* Declares NAME.WHICH.weight [rows, columns] for each layer, one after another, and views them as one matrix. */
-static TensorId declare(Graph *graph, char *const *names, int count, const char *which, const int64_t *rows, int64_t columns, double std) {
+/* Declares NAME.lora_A.weight [rank, in] or NAME.lora_B.weight [out, rank] for each layer, one after another, and views them
+ * as one matrix. Ranks share it out as they do the layer, along the dimension that both have. */
+static TensorId declare(Graph *graph, const Parameter *layers, int count, bool down, int64_t rank, double std) {
     TensorId matrices[LORA_MAX_ADAPTERS];
     for (int i = 0; i < count; i++) {
-        char *name = memory_format("%s.%s.weight", names[i], which);
-        matrices[i] = graph_parameter(graph, name, PARAMETER_MATRIX, 2, (int64_t[]){rows[i], columns}, 0, std, i > 0);
+        const Parameter *layer = &layers[i];
+        int stem = (int)(strlen(layer->name) - strlen(".weight"));
+        int64_t shape[] = {down ? rank : layer->whole[0], down ? layer->whole[1] : rank};
+        Cut cut = layer->cut.dimension == down ? layer->cut : (Cut){0};
+        char *name = memory_format("%.*s.%s.weight", stem, layer->name, down ? "lora_A" : "lora_B");
+        matrices[i] = graph_cut_parameter(graph, name, PARAMETER_MATRIX, 2, shape, &cut, 0, std, i > 0);
         free(name);
     }
     return graph_fuse(graph, matrices, count);
 }
 
-TensorId builder_linear(Builder *b, TensorId x, TensorId weight, TensorId bias, LoraTargets kind) {
+/* y with what its adapters add to it. */
+static TensorId adapt(Builder *b, TensorId x, TensorId weight, TensorId y) {
     Graph *graph = b->graph;
     const LoraConfig *lora = b->lora;
-    TensorId y = op_linear(graph, x, weight, bias, false);
-    if (!lora || !lora->rank || (lora->targets != (int)kind && lora->targets != LORA_ALL)) return y;
-    char *names[LORA_MAX_ADAPTERS];
-    int64_t outs[LORA_MAX_ADAPTERS], ranks[LORA_MAX_ADAPTERS], in = graph_columns(graph, x);
-    int count = find_layers(graph, weight, names, outs);
-    for (int i = 0; i < count; i++) ranks[i] = lora->rank;
+    Parameter layers[LORA_MAX_ADAPTERS];
+    int64_t outs[LORA_MAX_ADAPTERS];
+    int count = find_layers(graph, weight, layers);
+    for (int i = 0; i < count; i++) outs[i] = layers[i].shape[0];
     graph->frozen = false;
     /* [count * rank, in] and [sum of out, rank] */
-    TensorId down = declare(graph, names, count, "lora_A", ranks, in, 1 / sqrt(3.0 * (double)in));
-    TensorId up = declare(graph, names, count, "lora_B", outs, lora->rank, 0);
+    TensorId down = declare(graph, layers, count, true, lora->rank, 1 / sqrt(3.0 * (double)layers[0].whole[1]));
+    TensorId up = declare(graph, layers, count, false, lora->rank, 0);
     graph->frozen = true;
-    for (int i = 0; i < count; i++) free(names[i]);
     TensorId u = op_linear(graph, x, down, TENSOR_NONE, false);
     double factor = lora->alpha / (double)lora->rank;
     return op_lora(graph, y, factor == 1 ? u : op_scale(graph, u, factor), up, outs, count);
+}
+
+TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraTargets kind) {
+    const LoraConfig *lora = b->lora;
+    bool adapted = lora && lora->rank && (lora->targets == (int)kind || lora->targets == LORA_ALL);
+    if (linear->split == SPLIT_OUTPUT) x = builder_gather(b, x);
+    TensorId y = op_linear_parts(b->graph, x, linear->parts, linear->split == SPLIT_INPUT ? AXES_TENSOR : 0);
+    assert(!adapted || !linear->parts[1].w);
+    if (adapted) y = adapt(b, x, linear->parts[0].w, y);
+    return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;
 }

@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "model/model_internal.h"
+#include "ops/collective/collective.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
@@ -75,10 +76,12 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
     if (!trunk.normed) {
         /* a stage before the last one */
     } else if (loss) {
-        op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
+        TensorId normed = builder_gather(&builder, trunk.normed);
+        op_linear_cross_entropy(graph, normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
     } else {
         TensorId asked = mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
-        model.logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
+        TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
+        model.logits = op_gather_columns(graph, logits, config->vocabulary, AXES_TENSOR);
         graph->tensors[model.logits].keep = true;
     }
     if (mode == MODEL_TRAIN) differentiate(&model, recompute);

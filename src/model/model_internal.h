@@ -10,6 +10,7 @@
 
 #include "graph/op.h"
 #include "model/model.h"
+#include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 #include "ops/router/router.h"
 
@@ -41,44 +42,77 @@ Trunk gpt2_build(Builder *builder);
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
+/* Shapes and counts are those of the whole model. `cut` says how ranks share the parameter out, NULL: each has it whole. */
+
 /* Normal values of mean 0 and deviation init_std. `name` is the whole name, with ".weight" where there is one. */
-TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape);
+TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape, const Cut *cut);
 /* [count], all of one value. */
-TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value);
+TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value, const Cut *cut);
 /* NAME.weight [out, in], normal with the deviation `std`. */
-TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std);
+TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std, const Cut *cut);
 /* NAME.bias [count], zeros. */
-TensorId builder_bias(Builder *builder, const char *name, int64_t count);
+TensorId builder_bias(Builder *builder, const char *name, int64_t count, const Cut *cut);
 /* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so
  * that the stream does not grow with depth. */
 double builder_residual_std(const Builder *builder);
 
-/* Linear layers of one input, stored apart and computed by one GEMM. */
+/* The axes that share out key heads: where there are fewer of them than tensor-parallel ranks, several ranks have the same
+ * (comm/mesh.h). Queries, MLPs, embeddings and heads are shared out by AXES_TENSOR. */
+enum { AXES_KEYS = 1 << AXIS_TP };
+
+/* How ranks share a linear layer out (arXiv 1909.08053): by the columns of its output, or by those of its input, of which
+ * each makes a part of the sum that the output is. */
+typedef enum LinearSplit { SPLIT_OUTPUT, SPLIT_INPUT } LinearSplit;
+/* A linear layer, or several of one input. */
+typedef struct Linear {
+    LinearPart parts[LINEAR_PARTS];
+    LinearSplit split;
+} Linear;
+
+/* NAME.weight [out, in] and, if `biased`, NAME.bias [out]. The output consists of `count` blocks of so many columns, and
+ * each rank has its share of every one of them. */
+Linear builder_split_output(Builder *builder, const char *name, const int64_t *blocks, int count, int64_t in, double std, bool biased);
+Linear builder_split_input(Builder *builder, const char *name, int64_t out, int64_t in, double std, bool biased);
+
+/* Linear layers of one input, stored apart and computed by one GEMM; ranks share their outputs out by `axes`. */
 typedef struct Stacked {
     const char *name;
     int64_t out;
+    MeshAxes axes;
 } Stacked;
-/* The matrices NAME.weight [out, in], one after another, viewed as one [sum of out, in]. */
-TensorId builder_stacked_matrices(Builder *builder, const Stacked *layers, int count, int64_t in);
-/* Their biases NAME.bias, viewed as one [sum of out]. */
-TensorId builder_stacked_biases(Builder *builder, const Stacked *layers, int count);
+/* The matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers: those that follow each other and have
+ * the same ranks lie one after another, and are one part [sum of out, in]. */
+Linear builder_stacked(Builder *builder, const Stacked *layers, int count, int64_t in, bool biased);
 
 /* The token embedding [V, D]; TENSOR_NONE on stages of a pipeline that lack it: only the first one has an embedding. */
 TensorId builder_embedding(Builder *builder, const char *name);
+/* A table of `entries`, which AXES_TENSOR share out, for the numbers `ids` INT32 [R]: rows WIDE [R, D], zero where another
+ * rank has the entry. Bias and scale as in op_embed, padding of the whole table. */
+TensorId builder_embed(Builder *builder, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding);
 /* The head [V, D]: the embedding `name` when the model is tied, else lm_head.weight; TENSOR_NONE on stages that lack it. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
+/* Sequence parallelism (arXiv 2205.05198): between attention and MLPs, a rank has its part of the microbatch's rows of the
+ * residual stream, [R / n, D] for n ranks of AXES_TENSOR. Without a loss all ranks have all rows. */
+/* From the rank's rows to all. */
+TensorId builder_gather(Builder *builder, TensorId x);
+/* From parts of a sum, for all rows, to the rank's rows of the sum. */
+TensorId builder_scatter(Builder *builder, TensorId x);
+/* The heads that this rank has. */
+Heads builder_heads(const Builder *builder);
+
 /* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* x weight^T + bias: [R, in] to [R, out]. `kind`, LORA_ATTENTION or LORA_MLP, says which adapters the layer gets
- * where the configuration has them: one for each matrix that `weight` is a view of. */
-TensorId builder_linear(Builder *builder, TensorId x, TensorId weight, TensorId bias, LoraTargets kind);
+/* x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows; SPLIT_INPUT: back. `kind`,
+ * LORA_ATTENTION or LORA_MLP, says which adapters the layer gets where the configuration has them: one for each matrix that
+ * a weight is a view of. */
+TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraTargets kind);
 /* Cosines and sines of the configuration's rotary positions. */
 TensorId builder_rope_table(Builder *builder);
-/* Attention over packed qkv (ops/heads.h), [R, (heads + 2 kv_heads) * head_dim] to [R, heads * head_dim]; with a
- * cache when generating. */
+/* Attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) * head_dim] to [R, heads *
+ * head_dim]; with a cache when generating. */
 TensorId builder_attention(Builder *builder, TensorId qkv);
 /* A router over its logits [R, classes], with the load-balancing loss of the configuration: over each layer, or, where
  * the loss is one of the whole model, over the loads of all layers when it is the last. `bias` as in op_router. */

@@ -3,29 +3,29 @@
  * queries and over all keys (arXiv 2302.05442), fewer key heads. */
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
-#include "ops/embed/embed.h"
-
-/* [R, in] to [R, out] */
-static TensorId linear(Builder *b, const char *name, TensorId x, int64_t out, double std, LoraTargets kind) {
-    return builder_linear(b, x, builder_matrix(b, name, out, graph_columns(b->graph, x), std), TENSOR_NONE, kind);
-}
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    Heads heads = {c->heads, c->kv_heads, c->head_dim};
-    TensorId qkv = linear(b, "attn.Wqkv", x, heads_columns(&heads), c->init_std, LORA_ATTENTION);
+    Heads heads = builder_heads(b);
+    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
+    Linear input = builder_split_output(b, "attn.Wqkv", (int64_t[]){queries, keys, keys}, 3, c->width, c->init_std, false);
+    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
     if (c->clip_qkv > 0) qkv = op_clamp(b->graph, qkv, c->clip_qkv);
     if (c->qk_norm) {
         Norm query = builder_norm(b, "attn.q_ln", NORM_LAYER, false, c->heads * c->head_dim);
         Norm key = builder_norm(b, "attn.k_ln", NORM_LAYER, false, c->kv_heads * c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    return linear(b, "attn.out_proj", builder_attention(b, qkv), c->width, builder_residual_std(b), LORA_ATTENTION);
+    Linear output = builder_split_input(b, "attn.out_proj", c->width, queries, builder_residual_std(b), false);
+    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
-    TensorId hidden = linear(b, "ffn.up_proj", x, b->config->ffn, b->config->init_std, LORA_MLP); /* [R, F] */
-    return linear(b, "ffn.down_proj", op_gelu(b->graph, hidden, GELU_EXACT), b->config->width, builder_residual_std(b), LORA_MLP);
+    const ModelConfig *c = b->config;
+    Linear up = builder_split_output(b, "ffn.up_proj", &c->ffn, 1, c->width, c->init_std, false);
+    TensorId hidden = builder_linear(b, x, &up, LORA_MLP); /* [R, F] */
+    Linear down = builder_split_input(b, "ffn.down_proj", c->width, c->ffn, builder_residual_std(b), false);
+    return builder_linear(b, op_gelu(b->graph, hidden, GELU_EXACT), &down, LORA_MLP);
 }
 
 Trunk mpt_build(Builder *b) {
@@ -34,7 +34,7 @@ Trunk mpt_build(Builder *b) {
     b->alibi = b->config->alibi_max;
     TensorId embedding = builder_embedding(b, "transformer.wte.weight");
     TensorId stream = TENSOR_NONE; /* [R, D] */
-    if (embedding) stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE, &(EmbedSpec){.padding = -1});
+    if (embedding) stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, -1));
     TensorId normed = builder_layers(b, stream, &layers);
     return (Trunk){normed, builder_head(b, "transformer.wte.weight", embedding)};
 }

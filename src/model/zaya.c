@@ -9,11 +9,11 @@
  *     logits = norm(h) embedding^T */
 #include <stdio.h>
 
+#include "base/math.h"
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
-#include "ops/embed/embed.h"
 #include "ops/halo/halo.h"
 #include "ops/linear/linear.h"
 
@@ -25,50 +25,64 @@ static AffineMerge merge(Builder *b, bool after_mlp) {
     for (int i = 0; i < AFFINE_VECTORS; i++) {
         bool scale = i == BLOCK_SCALE || i == STREAM_SCALE;
         snprintf(name, sizeof name, "%s.%s", after_mlp ? "post_mlp_residual_scale" : "post_attention_residual_scale", parts[i]);
-        merge.vectors[i] = builder_vector(b, name, scale ? PARAMETER_NORM : PARAMETER_BIAS, b->config->width, scale);
+        merge.vectors[i] = builder_vector(b, name, scale ? PARAMETER_NORM : PARAMETER_BIAS, b->config->width, scale, NULL);
     }
     return merge;
 }
 
 /* A convolution over queries and keys of this token and the one before: weight [channels, inputs, 2]. */
-static TensorId declare_convolution(Builder *b, const char *name, int64_t channels, int64_t inputs) {
-    return builder_parameter(b, name, PARAMETER_CONVOLUTION, 3, (int64_t[]){channels, inputs, 2});
+static TensorId declare_convolution(Builder *b, const char *name, int64_t channels, int64_t inputs, const Cut *cut) {
+    return builder_parameter(b, name, PARAMETER_CONVOLUTION, 3, (int64_t[]){channels, inputs, 2}, cut);
+}
+
+/* Ranks share out the key heads, each with its group of queries. The values of a head come from the current token in the
+ * first half of the key heads and from the one before it in the second, so a rank may need rows of one of two matrices
+ * alone: all ranks hold both whole, and multiply by the rows of their own heads. Sets how many of these are delayed. */
+static void take_values(Builder *b, Linear *input, int64_t values, int64_t *delayed) {
+    const Mesh *mesh = b->graph->mesh;
+    CutShare share = cut_share(values, mesh_index(mesh, AXES_KEYS), mesh_size(mesh, AXES_KEYS));
+    *delayed = int_min(share.count, int_max(0, share.first + share.count - values / 2));
+    if (input->parts[1].w) input->parts[1].w = graph_slice(b->graph, input->parts[1].w, share.first, share.count);
 }
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
     int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim, channels = queries + keys;
     const Stacked projections[] = {
-        {"self_attn.qkv_proj.q_proj", queries},
-        {"self_attn.qkv_proj.k_proj", keys},
-        {"self_attn.qkv_proj.v_proj_current", keys / 2},
-        {"self_attn.qkv_proj.v_proj_delayed", keys / 2},
+        {"self_attn.qkv_proj.q_proj", queries, AXES_KEYS},
+        {"self_attn.qkv_proj.k_proj", keys, AXES_KEYS},
+        {"self_attn.qkv_proj.v_proj_current", keys / 2, 0},
+        {"self_attn.qkv_proj.v_proj_delayed", keys / 2, 0},
     };
-    TensorId qkv_weight = builder_stacked_matrices(b, projections, 4, c->width);
+    const Cut cut = {.axes = AXES_KEYS, .dimension = 0, .blocks = 2, .rows = {queries, keys}},
+              by_head = {.axes = AXES_KEYS, .dimension = 0, .blocks = 1, .rows = {c->kv_heads}};
+    CcaSpec spec = {.heads = builder_heads(b)};
+    Linear input = builder_stacked(b, projections, 4, c->width, false);
+    take_values(b, &input, keys, &spec.delayed);
     CcaParameters cca;
-    cca.depthwise_weight = declare_convolution(b, "self_attn.qkv_proj.conv_qk_depthwise.weight", channels, 1);
-    cca.depthwise_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_depthwise", channels);
-    cca.grouped_weight = declare_convolution(b, "self_attn.qkv_proj.conv_qk_grouped.weight", channels, c->head_dim);
-    cca.grouped_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_grouped", channels);
-    cca.temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1);
-    TensorId output = builder_matrix(b, "self_attn.o_proj", c->width, queries, c->init_std);
-    TensorId u = builder_linear(b, x, qkv_weight, TENSOR_NONE, LORA_ATTENTION); /* [R, queries + 2 keys] */
+    cca.depthwise_weight = declare_convolution(b, "self_attn.qkv_proj.conv_qk_depthwise.weight", channels, 1, &cut);
+    cca.depthwise_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_depthwise", channels, &cut);
+    cca.grouped_weight = declare_convolution(b, "self_attn.qkv_proj.conv_qk_grouped.weight", channels, c->head_dim, &cut);
+    cca.grouped_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_grouped", channels, &cut);
+    cca.temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1, &by_head);
+    Linear output = builder_split_input(b, "self_attn.o_proj", c->width, queries, c->init_std, false);
+    TensorId u = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
     HaloSpec halos = {.sequences = graph_rows(b->graph, u) * b->graph->mesh->size[AXIS_CP] / b->length, .rows = CCA_HALO_ROWS};
+    int64_t columns = heads_columns(&spec.heads);
     TensorId halo = b->mode == MODEL_GENERATE
-                        ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, channels + keys}, "cca_state")
+                        ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, columns}, "cca_state")
                         : op_halo(b->graph, u, &halos);
-    CcaSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .delayed = keys / 2};
     TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, halo, &spec);
-    return builder_linear(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
+    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
 /* The router's state [R, router_width]; the layers after the first add that of the layer before, scaled. */
 static TensorId router_state(Builder *b, TensorId x) {
     int64_t width = b->config->router_width;
-    TensorId down = builder_matrix(b, "mlp.gate.down_proj", width, b->config->width, b->config->init_std);
-    TensorId state = op_linear(b->graph, x, down, builder_bias(b, "mlp.gate.down_proj", width), true);
+    TensorId down = builder_matrix(b, "mlp.gate.down_proj", width, b->config->width, b->config->init_std, NULL);
+    TensorId state = op_linear(b->graph, x, down, builder_bias(b, "mlp.gate.down_proj", width, NULL), true);
     if (b->router_state != TENSOR_NONE) {
-        TensorId scale = builder_vector(b, "mlp.gate.router_states_scale", PARAMETER_NORM, width, 1);
+        TensorId scale = builder_vector(b, "mlp.gate.router_states_scale", PARAMETER_NORM, width, 1, NULL);
         state = op_scale_add(b->graph, state, b->router_state, scale);
     }
     return b->router_state = state;
@@ -84,12 +98,12 @@ static TensorId experts(Builder *b, TensorId x) {
     Norm norm = builder_norm(b, "mlp.gate.router_mlp.norm", NORM_RMS, false, width);
     TensorId hidden = op_norm(graph, state, &norm);
     for (int i = 0; i < 2; i++) {
-        TensorId weight = builder_matrix(b, hidden_layers[i], width, width, c->init_std);
-        hidden = op_gelu(graph, op_linear(graph, hidden, weight, builder_bias(b, hidden_layers[i], width), false), GELU_EXACT);
+        TensorId weight = builder_matrix(b, hidden_layers[i], width, width, c->init_std, NULL);
+        hidden = op_gelu(graph, op_linear(graph, hidden, weight, builder_bias(b, hidden_layers[i], width, NULL), false), GELU_EXACT);
     }
-    TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj", classes, width, c->init_std);
+    TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj", classes, width, c->init_std, NULL);
     TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true); /* [R, E + 1] */
-    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0);
+    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0, NULL);
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
 }
 
@@ -100,9 +114,9 @@ Trunk zaya_build(Builder *b) {
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
     TensorId stream = TENSOR_NONE; /* [R, D] */
     if (embedding) {
-        TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, b->config->width, 1);
-        TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, b->config->width, 0);
-        stream = op_embed(b->graph, b->tokens, embedding, bias, scale, &(EmbedSpec){.padding = b->config->padding});
+        TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, b->config->width, 1, NULL);
+        TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, b->config->width, 0, NULL);
+        stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, bias, scale, b->config->padding));
     }
     TensorId head = builder_head(b, "model.embed_tokens.weight", embedding);
     return (Trunk){builder_layers(b, stream, &layers), head};

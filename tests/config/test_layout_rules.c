@@ -46,8 +46,16 @@ static const Case cases[] = {
     {"model.heads=12 model.kv_heads=4 model.head_dim=32 layout.tp=6", 0,
         "model.kv_heads=4 does not divide layout.tp=6: each key head is on as many ranks; give layout.tp=4"},
     {"model.ffn=510 layout.tp=4", 0, "layout.tp=4 does not divide model.ffn=510: they share out the MLP's columns; give layout.tp=2"},
-    {"model.vocabulary=321 layout.tp=2", 0,
-        "layout.tp=2 does not divide model.vocabulary=321: they share out the rows of embedding and head; give layout.tp=1"},
+    {"model.vocabulary=3 layout.tp=4", 0,
+        "layout.tp=4 is more than model.vocabulary=3: they share out the rows of embedding and head; give layout.tp=2"},
+    {"model.family=mpt layout.tp=4", 0, "layout.tp=4 does not divide model.kv_heads=2: they share out the key heads too; give layout.tp=2"},
+    {"model.family=mpt model.qk_norm=true layout.tp=2", 0,
+        "layout.tp=2 is more than the ranks of one norm = 1: model.qk_norm of MPT is over all heads together; give layout.tp=1"},
+    {"lora.rank=4 layout.tp=4", 0,
+        "layout.tp=4 is more than model.kv_heads=2: key heads that are on several ranks get no adapters; give layout.tp=2"},
+    {"model.family=zaya model.experts=12 lora.rank=4 layout.tp=2", 0,
+        "layout.tp=2 is more than the ranks of adapted values = 1: CCA's values are not shared out with their adapters; give "
+        "layout.tp=1"},
     {"data.length=95 batch.sequences=1 batch.tokens=380 model.kv_heads=1 layout.tp=2", 0,
         "layout.tp=2 does not divide batch.sequences x data.length / layout.cp = 95: they share out the tokens between layers; give "
         "layout.tp=1"},

@@ -8,6 +8,8 @@
 /* Two experts for a row. */
 #define MIXTRAL "model.family=llama model.experts=8 model.experts_per_token=2 model.renormalise=true model.auxiliary_loss=0.01 " SIX_MICROBATCHES
 
+#define ONE_STEP " steps=1 schedule.warmup=0 eval.every=0 checkpoint.every=1"
+
 typedef struct Layout {
     int ranks;
     const char *settings;
@@ -20,40 +22,53 @@ static void assert_same_loss(const char *run, const char *other) {
     compare_records(run, other, "evaluation", "loss");
 }
 
-static void check_layouts(const char *settings, const Layout *layouts, int count) {
+static void check_layouts(const char *settings, const Layout *layouts, int count, void (*compare)(const char *run, const char *other)) {
     if (!has_mpi()) skip();
-    train_ranks(0, "%s run=one", settings);
+    static int all;
+    char one[32];
+    snprintf(one, sizeof one, "one-%d", all++);
+    train_ranks(0, "%s run=%s", settings, one);
     for (int i = 0; i < count; i++) {
         char run[32];
-        snprintf(run, sizeof run, "shared-%d", i);
+        snprintf(run, sizeof run, "shared-%d", all++);
         train_ranks(layouts[i].ranks, "%s %s run=%s", settings, layouts[i].settings, run);
-        assert_same_loss(run, "one");
+        compare(run, one);
     }
 }
-#define CHECK_LAYOUTS(settings, ...)                                                                \
-    do {                                                                                            \
-        static const Layout layouts[] = {__VA_ARGS__};                                              \
-        check_layouts(settings, layouts, (int)(sizeof layouts / sizeof *layouts));                  \
+#define CHECK_LAYOUTS(compare, settings, ...)                                                                                              \
+    do {                                                                                                                                   \
+        static const Layout layouts[] = {__VA_ARGS__};                                                                                     \
+        check_layouts(settings, layouts, (int)(sizeof layouts / sizeof *layouts), compare);                                                \
     } while (0)
 
 static void zaya_learns_the_same_with_experts_on_several_ranks(void **state) {
     (void)state;
-    CHECK_LAYOUTS(ZAYA, {2, "layout.ep=2"}, {4, "layout.ep=4"}, {4, "layout.ep=2 layout.zero=3"});
+    CHECK_LAYOUTS(assert_same_loss, ZAYA, {2, "layout.ep=2"}, {4, "layout.ep=4"}, {4, "layout.ep=2 layout.zero=3"});
 }
 
 static void zaya_with_muon_learns_the_same_with_experts_on_several_ranks(void **state) {
     (void)state;
-    CHECK_LAYOUTS(ZAYA " optimizer.name=muon", {2, "layout.ep=2 layout.zero=3"}, {4, "layout.ep=2"});
+    CHECK_LAYOUTS(assert_same_loss, ZAYA " optimizer.name=muon", {2, "layout.ep=2 layout.zero=3"}, {4, "layout.ep=2"});
 }
 
 static void mixtral_learns_the_same_with_experts_on_several_ranks(void **state) {
     (void)state;
-    CHECK_LAYOUTS(MIXTRAL, {2, "layout.ep=2 recompute=block"}, {4, "layout.ep=2 layout.zero=2"}, {4, "layout.ep=4 layout.zero=3"});
+    CHECK_LAYOUTS(
+        assert_same_loss, MIXTRAL, {2, "layout.ep=2 recompute=block"}, {4, "layout.ep=2 layout.zero=2"}, {4, "layout.ep=4 layout.zero=3"});
 }
 
 static void mixtral_with_muon_learns_the_same_with_experts_on_several_ranks(void **state) {
     (void)state;
-    CHECK_LAYOUTS(MIXTRAL " optimizer.name=muon", {2, "layout.ep=2 layout.zero=2"}, {4, "layout.ep=4 layout.zero=0 recompute=norm"});
+    CHECK_LAYOUTS(assert_same_loss, MIXTRAL " optimizer.name=muon", {2, "layout.ep=2 layout.zero=2"},
+        {4, "layout.ep=4 layout.zero=0 recompute=norm"});
+}
+
+static void every_gradient_is_that_of_one_rank(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(
+        assert_same_gradients, ZAYA ONE_STEP, {2, "layout.ep=2"}, {4, "layout.ep=4 recompute=block"}, {4, "layout.ep=2 layout.zero=3"});
+    CHECK_LAYOUTS(
+        assert_same_gradients, MIXTRAL ONE_STEP " optimizer.name=muon seed=4", {2, "layout.ep=2"}, {4, "layout.ep=4 layout.zero=2"});
 }
 
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
@@ -71,6 +86,20 @@ static void the_same_layout_gives_the_same_bits(void **state) {
     if (!has_mpi()) skip();
     for (int i = 0; i < 2; i++) train_ranks(4, MIXTRAL " precision=bf16 layout.ep=2 layout.zero=1 run=again-%d", i);
     assert_same_steps("again-0", "again-1");
+}
+
+static void a_run_goes_on_with_its_experts_on_other_ranks(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    static const struct {
+        int ranks, stop;
+        const char *layout;
+    } parts[] = {
+        {4, 6, "layout.ep=4"}, {0, 10, ""}, {2, 14, "layout.ep=2 layout.zero=3"}, {3, 17, "layout.zero=2"}, {4, 20, "layout.ep=2"}};
+    train_ranks(0, ZAYA " optimizer.name=muon run=one");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        train_ranks(parts[i].ranks, ZAYA " optimizer.name=muon %s stop_at=%d run=many", parts[i].layout, parts[i].stop);
+    compare_records("many", "one", "step", "loss");
 }
 
 static void ranks_draw_one_text_together(void **state) {
@@ -92,8 +121,10 @@ int main(void) {
         TRAIN_TEST(zaya_with_muon_learns_the_same_with_experts_on_several_ranks),
         TRAIN_TEST(mixtral_learns_the_same_with_experts_on_several_ranks),
         TRAIN_TEST(mixtral_with_muon_learns_the_same_with_experts_on_several_ranks),
+        TRAIN_TEST(every_gradient_is_that_of_one_rank),
         TRAIN_TEST(gradients_that_travel_in_bf16_teach_nearly_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
+        TRAIN_TEST(a_run_goes_on_with_its_experts_on_other_ranks),
         TRAIN_TEST(ranks_draw_one_text_together),
     };
     train_main();

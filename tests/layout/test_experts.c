@@ -71,14 +71,10 @@ static void fill_weight(const Block *b, int64_t first) {
 }
 
 /* The rows of `mesh`'s rank on AXES_EXPERTS, and its experts; all of both for a mesh of one rank. */
-static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *device) {
-    Precision precision = device_info(device)->host_memory ? PRECISION_FP64 : PRECISION_BF16;
+static Block block_build(const Case *c, const Mesh *mesh, int64_t rows, Precision precision) {
     Block b = {.graph = graph_create(precision, true)};
-    int64_t chosen[] = {rows, c->k}, shape[] = {rows, COLUMNS}, index = mesh_index(mesh, AXES_EXPERTS);
-    int64_t weight_shape[] = {c->experts, COLUMNS, COLUMNS}, own = c->experts / mesh_size(mesh, AXES_EXPERTS);
+    int64_t chosen[] = {rows, c->k}, shape[] = {rows, COLUMNS}, weight_shape[] = {c->experts, COLUMNS, COLUMNS};
     Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {c->experts}};
-    Backend backend;
-    Error error = {0};
     b.graph->mesh = mesh;
     b.index = graph_tensor(b.graph, ARENA_INPUT, TYPE_INT32, 2, chosen, "index");
     b.gate = graph_tensor(b.graph, ARENA_INPUT, TYPE_WIDE, 2, chosen, "gate");
@@ -93,6 +89,15 @@ static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *
     b.y = op_moe_combine(b.graph, op_moe_return(b.graph, done, &exchange, &dispatch), b.gate, &dispatch);
     graph_differentiate(b.graph, c->recompute, &(Seed){b.y, b.d_y}, 1);
     for (int i = 1; i < b.graph->tensor_count; i++) b.graph->tensors[i].keep = b.graph->tensors[i].arena == ARENA_ACTIVATION;
+    return b;
+}
+
+static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *device) {
+    Precision precision = device_info(device)->host_memory ? PRECISION_FP64 : PRECISION_BF16;
+    Block b = block_build(c, mesh, rows, precision);
+    int64_t index = mesh_index(mesh, AXES_EXPERTS), own = c->experts / mesh_size(mesh, AXES_EXPERTS);
+    Backend backend;
+    Error error = {0};
     assert_true(op_backend(&backend, device, precision, "", &error));
     b.plan = graph_plan(b.graph, &backend);
     b.executor = executor_create(b.graph, &b.plan, &backend, NULL, &error);
@@ -223,6 +228,24 @@ static void experts_on_four_ranks_compute_what_they_do_on_one(void **state) {
     run_over_tcp(4, "compare");
 }
 
+/* A plan needs no ranks. */
+static void gradients_of_weights_are_made_while_rows_travel_back(void **state) {
+    (void)state;
+    static const Case c = {.rows = 8, .experts = 4, .k = 1};
+    Mesh mesh = mesh_alone;
+    mesh.size[AXIS_EP] = 2;
+    Block b = block_build(&c, &mesh, c.rows, PRECISION_FP64);
+    int sends = 0;
+    for (int i = 0; i + 1 < b.graph->node_count; i++) {
+        const Node *node = &b.graph->nodes[i];
+        if (!node->backward || node->op != OP_moe_send_back) continue;
+        assert_int_equal(b.graph->nodes[i + 1].op, OP_grouped_linear_grad_weight);
+        sends++;
+    }
+    assert_int_equal(sends, 1);
+    graph_free(b.graph);
+}
+
 /* By hand, where there are GPUs: SMELT_TEST_DEVICE=cuda test_experts gpus 2 */
 static int run_on_gpus(int size) {
     run_over_tcp(size, "compare");
@@ -237,6 +260,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_on_two_ranks_compute_what_they_do_on_one),
         cmocka_unit_test(experts_on_four_ranks_compute_what_they_do_on_one),
+        cmocka_unit_test(gradients_of_weights_are_made_while_rows_travel_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

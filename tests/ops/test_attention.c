@@ -686,6 +686,62 @@ static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
     for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
 }
 
+static void build_split(Check *check, const void *argument) {
+    const Shape *s = argument;
+    int64_t shape[] = {shape_rows(s), shape_columns(&s->spec.heads)};
+    AttentionParts parts = op_attention_split(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), &s->spec.heads);
+    check_output(check, parts.queries);
+    check_output(check, parts.kv);
+}
+
+static void build_order(Check *check, const void *argument) {
+    const Over *o = argument;
+    int64_t shape[] = {shape_rows(&o->shape), shape_columns(&o->shape.spec.heads)};
+    check_output(check, op_attention_order(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), o->shape.spec.length, o->ranks));
+}
+
+static void build_sum(Check *check, const void *argument) {
+    const Over *o = argument; /* keys 0: the sum so far is none */
+    const Heads *h = &o->shape.spec.heads;
+    int64_t shape[] = {shape_rows(&o->shape), h->heads * h->head_dim}, logs[] = {shape_rows(&o->shape), h->heads};
+    TensorId part = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), part_log = check_input(check, TYPE_WIDE, 2, logs, 0, 3);
+    TensorId sum = o->keys ? check_input(check, TYPE_WIDE, 2, shape, 0, 1) : TENSOR_NONE;
+    TensorId log = o->keys ? check_input(check, TYPE_WIDE, 2, logs, 0, 3) : TENSOR_NONE;
+    TypeClass type = o->queries ? TYPE_WIDE : TYPE_COMPUTE;
+    TensorId next = op_attention_sum(check->graph, sum, log, part, part_log, type);
+    check_output(check, next);
+    check_output(check, check->graph->nodes[graph_get(check->graph, next)->producer].out[ATTENTION_SUM_NEXT_LOG]);
+}
+
+static void build_ring(Check *check, const void *argument) {
+    const Shape *s = argument;
+    const Heads *h = &s->spec.heads;
+    AttentionSpec spec = s->spec;
+    int64_t rows = shape_rows(s);
+    static const int32_t positions[100] = {[5] = 5, [6] = 6, [7] = 7, [30] = 20, [31] = 21};
+    spec.queries.ranks = 1;
+    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, 0, 1);
+    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, 2 * h->kv_heads * h->head_dim}, 0, 1);
+    check_output(check, op_attention_ring(check->graph, q, check_integers(check, 1, &rows, positions), kv, &spec));
+}
+
+/* What more than one rank does is tested by ranks (test_attention_ranks.c). */
+static void what_ranks_do_around_attention_agrees_in_all_precisions(void **state) {
+    (void)state;
+    static const Over moved[] = {
+        {{2, {{3, 1, 7}, 24, 0}, 0}, 2, 0, 0},
+        {{1, {{4, 2, 16}, 36, 0}, 0}, 3, 1, 1},
+        {{3, {{2, 1, 8}, 8, 0}, 0}, 1, 1, 0},
+        {{1, {{4, 2, 16}, 36, 0}, 0}, 3, 0, 1},
+    };
+    for (size_t i = 0; i < COUNT(moved); i++) {
+        check_op(build_split, &moved[i].shape, (CheckBounds){0});
+        check_op(build_order, &moved[i], (CheckBounds){0});
+        check_op(build_sum, &moved[i], (CheckBounds){.forward_only = true});
+        check_op(build_ring, &moved[i].shape, (CheckBounds){0});
+    }
+}
+
 /* -- Attention with a cache ---------------------------------------------------------------------------------------- */
 
 enum { CONTEXT = 200, MOST_RANKS = 5 };
@@ -955,6 +1011,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_share_out_queries_make_the_attention_of_whole_sequences),
         cmocka_unit_test(a_rank_of_context_agrees_in_all_precisions),
         cmocka_unit_test(a_rank_of_context_agrees_on_a_gpu_over_many_tiles),
+        cmocka_unit_test(what_ranks_do_around_attention_agrees_in_all_precisions),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
         cmocka_unit_test(every_position_has_one_rank_and_one_row),

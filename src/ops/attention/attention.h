@@ -27,12 +27,24 @@ typedef struct AttentionSpec {
 static inline int64_t attention_all_heads(const AttentionSpec *spec) { return spec->all_heads ? spec->all_heads : spec->heads.heads; }
 
 /* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
- * head_dim]. */
+ * head_dim]. Where the mesh has several ranks on AXIS_CP, R are this rank's rows of the sequences (ops/attention/tokens.h),
+ * which see the keys of the other ranks too. */
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
 
 /* The same where queries [R, heads * head_dim] and keys and values `kv` [R', 2 * kv_heads * head_dim] are other rows of the
  * same sequences: spec->queries and spec->keys say which. A query that sees none of the keys gets zeros. */
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
+/* op_attention_over with the keys and values of all ranks of AXIS_CP, of which each brings its own. */
+TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
+
+/* Packed qkv [R, heads_columns] as queries [R, heads * head_dim] and keys with values [R, 2 * kv_heads * head_dim]. */
+typedef struct AttentionParts { TensorId queries, kv; } AttentionParts;
+AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads);
+/* Rows of `ranks` ranks, one rank's after the other's, to whole sequences of `length` rows. */
+TensorId op_attention_order(Graph *graph, TensorId x, int64_t length, int64_t ranks);
+/* The attention over more keys than each of two results is about: the sum of `sum`, WIDE or none yet, and `part`, COMPUTE,
+ * both [R, heads * head_dim], weighted by their log-sum-exps, WIDE [R, heads]. It has the type `type`. No gradient. */
+TensorId op_attention_sum(Graph *graph, TensorId sum, TensorId log, TensorId part, TensorId part_log, TypeClass type);
 
 /* Attention of new rows of one sequence in generation: writes their keys and values to rows positions[r] of `cache`,
  * STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache rows 0 .. positions[r] (the last `window` of
@@ -62,6 +74,23 @@ enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
  * the forward outputs -> d_qkv like qkv, d_kv like kv */
 enum { ATTENTION_GRAD_D_OUT = ATTENTION_KV + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
 enum { ATTENTION_GRAD_D_QKV, ATTENTION_GRAD_D_KV };
+
+/* of op_attention_split, and of its gradient, which joins them again */
+enum { ATTENTION_SPLIT_QKV };
+enum { ATTENTION_SPLIT_QUERIES, ATTENTION_SPLIT_KV };
+enum { ATTENTION_JOIN_QUERIES, ATTENTION_JOIN_KV };
+enum { ATTENTION_JOIN_QKV };
+
+enum { ATTENTION_ORDER_X };
+enum { ATTENTION_ORDER_Y };
+typedef struct AttentionOrder {
+    int64_t length, ranks;
+    bool back; /* from sequences to ranks */
+} AttentionOrder;
+
+/* of op_attention_sum, as NEXT where it is WIDE, as LAST where it is COMPUTE; without log-sum-exps a plain sum */
+enum { ATTENTION_SUM_SUM, ATTENTION_SUM_LOG, ATTENTION_SUM_PART, ATTENTION_SUM_PART_LOG };
+enum { ATTENTION_SUM_NEXT, ATTENTION_SUM_NEXT_LOG, ATTENTION_SUM_LAST };
 
 /* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, or where ranks share the cache a part of
  * op_attention_part; cache as in op_attention_cached */

@@ -70,13 +70,16 @@ INLINE int attention_packed_head(const Attention *a, int row) { return a->packed
 
 typedef struct Interval { int low, high; } Interval;
 
+/* The last key up to a token, -1: none. It does not decrease with the token. */
+INLINE int attention_last_key(const Attention *a, int token) { return row_from_token(&a->key_rows, token + 1) - 1; }
+
 /* The keys that row `row` of the sequence that begins at row `base` sees; none where high = low - 1. */
 INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
     int position = a->positions[base + row], token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
     if (a->deal.ranks > 0) return (Interval){(int)deal_rows(a->deal, token - back), (int)deal_rows(a->deal, token + 1) - 1};
-    return (Interval){row_from_token(&a->key_rows, token - back), row_from_token(&a->key_rows, token + 1) - 1};
+    return (Interval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
 }
 
 /* How far key `key`, the first of a tile, lies behind row `row`; < 0: before it. So does each key of the tile as much

@@ -233,8 +233,7 @@ typedef struct QueryStage {
     Stage queries, d_outs;
     Source q, d;
     float log_sum, delta;
-    Interval seen;
-    int low_max;
+    int low, low_max;
 } QueryStage;
 
 /* Queries past the last one get weights of zero. */
@@ -249,29 +248,35 @@ INLINE void query_stage_begin(
     stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
     stage->log_sum = row < length ? attention_log_sum(g->log_sum, at) : __builtin_inff();
     stage->delta = row < length ? g->delta[at] : 0;
-    stage->seen = row < length ? attention_interval(a, base, row) : (Interval){0, -1};
+    stage->low = row < length ? attention_interval(a, base, row).low : 0;
     stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
 }
-INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads) {
+/* `first` is the tile's first query. */
+INLINE void query_stage_end(
+    const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads, const Attention *a, int first) {
     stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
     stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
     if (thread_id() >= TILE) return;
     rows->log_sum[thread_id()] = stage->log_sum;
     rows->delta[thread_id()] = stage->delta;
-    rows->low[thread_id()] = stage->seen.low, rows->high[thread_id()] = stage->seen.high;
+    rows->low[thread_id()] = stage->low;
+    rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
 }
 
 /* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf; queries are from
  * `query` on, row `at` of the tile. */
 INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
     float slope = attention_slope(a, head);
+    if (a->alibi > 0) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            int token = token_of_row(&a->key_rows, key + accumulator_row(r));
+            int distance = token - token_of_row(&a->query_rows, query + accumulator_column(c));
+            accumulator_set(scores, r, c, accumulator_get(scores, r, c) + slope * (float)distance);
+        }
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-        int column = accumulator_column(c), low = rows->low[at + column], high = rows->high[at + column];
-        int token = token_of_row(&a->query_rows, query + column);
+        int column = at + accumulator_column(c), low = rows->low[column], high = rows->high[column];
         UNROLL for (int r = 0; r < LANE_ROWS; r++) {
             int number = key + accumulator_row(r);
-            float biased = accumulator_get(scores, r, c) + slope * (float)(token_of_row(&a->key_rows, number) - token);
-            accumulator_set(scores, r, c, number >= low && number <= high ? biased : -__builtin_inff());
+            accumulator_set(scores, r, c, number >= low && number <= high ? accumulator_get(scores, r, c) : -__builtin_inff());
         }
     }
 }
@@ -339,7 +344,7 @@ INLINE void gradient_of_keys(
     if (more) query_stage_begin(&stage, tile, width, threads, g, &walk);
     for (int buffer = 0; more;) {
         LOCAL RowTile *row_tile = row_tiles + buffer;
-        query_stage_end(&stage, tile, row_tile, width, threads);
+        query_stage_end(&stage, tile, row_tile, width, threads, a, walk.tile * TILE);
         barrier();
         int query = walk.tile * TILE, head = walk.head, low_max = stage.low_max;
         buffer = (buffer + 1) % buffers;

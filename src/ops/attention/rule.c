@@ -6,7 +6,7 @@
  * pass, which computes P again. In generation, keys and values of new rows are written to a cache, then every row
  * attends to the cache up to its position. */
 #include "base/math.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/rule_internal.h"
 #include "ops/collective/collective.h"
 
 static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns, TensorId positions, const AttentionSpec *spec) {
@@ -27,6 +27,7 @@ static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec)
 
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
     assert_shapes(graph, qkv, heads_columns(&spec->heads), positions, spec);
+    if (mesh_size(graph->mesh, MESH(AXIS_CP)) > 1) return attention_of_context(graph, qkv, positions, spec);
     assert(spec->length > 0 && graph_rows(graph, qkv) % spec->length == 0);
     return append(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
 }
@@ -39,7 +40,7 @@ TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, T
     return append(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+void attention_append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[ATTENTION_OUT] == TENSOR_NONE) return;
     bool packed = node->in[ATTENTION_KV] == TENSOR_NONE;
     d_in[ATTENTION_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_QKV], packed ? "d_qkv" : "d_queries");
@@ -53,7 +54,11 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         [ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM],
     };
     Outputs out = {[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV], [ATTENTION_GRAD_D_KV] = d_in[ATTENTION_KV]};
-    graph_node(graph, OP_attention_grad, in, out, node->attributes, 0);
+    graph_node(graph, op, in, out, node->attributes, 0);
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    attention_append_gradient(graph, OP_attention_grad, node, d_out, d_in);
 }
 
 /* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees, of which every rank of queries, and of
@@ -66,11 +71,11 @@ static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
     return 2.0 * matmuls * pairs * sequences / (double)keys * spec->heads.heads * spec->heads.head_dim;
 }
 
-static double flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 2); }
-static double grad_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 5); }
+double attention_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 2); }
+double attention_grad_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 5); }
 
-const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = flops};
-const Op op_rule_attention_grad = {.name = "attention_grad", .flops = grad_flops};
+const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = attention_flops};
+const Op op_rule_attention_grad = {.name = "attention_grad", .flops = attention_grad_flops};
 
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
 

@@ -23,3 +23,11 @@ static inline int32_t row_from_token(const TokenRows *x, int32_t token) {
     if (row >= x->half) row = token - x->second > x->half ? token - x->second : x->half;
     return row < 0 ? 0 : row < x->rows ? row : x->rows;
 }
+
+/* The number that row `row` of `rows` rows, first all those of rank 0, then those of rank 1 and so on, has in sequences
+ * that follow one another. */
+static inline int64_t ordered_row(int64_t rows, int64_t length, int64_t ranks, int64_t row) {
+    int64_t own = rows / ranks, at = row % own;
+    TokenRows tokens = token_rows(length, ranks, row / own);
+    return at / tokens.rows * length + token_of_row(&tokens, (int32_t)(at % tokens.rows));
+}

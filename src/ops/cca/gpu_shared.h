@@ -22,14 +22,16 @@ enum {
 
 #define CCA_LEAST_NORM 0x1p-7f /* cca_least_norm of bf16 */
 
-/* `halo` (may be NULL) holds the two rows before each chunk of `chunk` rows. `whole`: dim is a multiple of CHUNK, and so is half the
+/* `halo` holds the `reach` rows before each chunk of `chunk` rows, each of `halo_columns`; without one, of 0 columns, it is
+ * any memory. Row r is in chunk r * chunk_factor >> chunk_shift. `whole`: dim is a multiple of CHUNK, and so is half the
  * number of rotated channels; kernels set it to the constant that they are compiled for. */
 typedef struct CcaInput {
     const bf16 GLOBAL *u, *halo, *depthwise, *grouped;
     const int32_t GLOBAL *positions;
     const float GLOBAL *depthwise_bias;
-    int64_t columns, convolved, values, current; /* of a row of u; queries and keys; values, and those not delayed */
-    int32_t rows, chunk, heads, kv_heads, group, dim, rotated, whole;
+    int64_t halo_columns, columns, convolved, values, current; /* of a row of u; queries and keys; values, and those not delayed */
+    uint32_t chunk_factor;
+    int32_t chunk_shift, chunk, reach, rows, heads, kv_heads, group, dim, rotated, whole;
 } CcaInput;
 
 #ifdef GPU_DEVICE
@@ -95,12 +97,13 @@ INLINE f32x8 later_taps(const TapWords *taps) {
     return x;
 }
 
-/* The place of row r in its chunk. */
-INLINE int64_t place(const CcaInput *in, int64_t r) { return in->halo ? (uint32_t)r % (uint32_t)in->chunk : r; }
+/* The chunk of row r, and the place of the row in it. Without branches, here and below, so that loads start at once. */
+INLINE int64_t chunk_of(const CcaInput *in, int64_t r) { return (int64_t)((uint64_t)(uint32_t)r * in->chunk_factor >> in->chunk_shift); }
+INLINE int64_t place(const CcaInput *in, int64_t r) { return r - chunk_of(in, r) * in->chunk; }
 
 /* Number of rows before row r that belong to its document and are available. */
 INLINE int64_t history(const CcaInput *in, int64_t r) {
-    int64_t rows = place(in, r) + (in->halo ? HALO_ROWS : 0), position = in->positions[r];
+    int64_t rows = place(in, r) + in->reach, position = in->positions[r];
     return position < rows ? position : rows;
 }
 
@@ -111,9 +114,8 @@ INLINE bool follows(const CcaInput *in, int64_t r) { return r < in->rows && plac
 INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) { return in->u + (r < in->rows ? r : in->rows - 1) * in->columns; }
 INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     r = r < in->rows ? r : in->rows - 1;
-    int64_t at = place(in, r) - back;
-    if (at >= 0) return in->u + (r - back) * in->columns;
-    return in->halo ? in->halo + (((uint32_t)r / (uint32_t)in->chunk + 1) * HALO_ROWS + at) * in->columns : in->u;
+    int64_t at = place(in, r) - back, in_halo = (chunk_of(in, r) + 1) * HALO_ROWS + at;
+    return at >= 0 ? in->u + (r - back) * in->columns : in->halo + in_halo * in->halo_columns;
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -193,9 +195,16 @@ static_assert((int)HALO_ROWS == (int)CCA_HALO_ROWS, "a halo is the same for both
 static inline CcaInput cca_input(const OpCall *call) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     int64_t rotated = call->in_shape[CCA_ROPE_TABLE][1], chunks = call->in_shape[CCA_HALO][0] / CCA_HALO_ROWS;
+    int64_t chunk = chunks ? s.rows / chunks : s.rows, bits = 0;
+    while (chunk > 1LL << bits) bits++;
     assert(s.dim <= CCA_MAX_DIM);
     return (CcaInput){.u = call->in[CCA_U],
-        .halo = call->in[CCA_HALO],
+        .halo = chunks ? call->in[CCA_HALO] : call->in[CCA_U],
+        .halo_columns = chunks ? s.columns : 0,
+        .chunk_factor = (uint32_t)(((1LL << (31 + bits)) + chunk - 1) / chunk), /* exact below 2^31 rows */
+        .chunk_shift = (int32_t)(31 + bits),
+        .chunk = (int32_t)chunk,
+        .reach = chunks ? HALO_ROWS : 0,
         .positions = call->in[CCA_POSITIONS],
         .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],
         .depthwise_bias = call->in[CCA_DEPTHWISE_BIAS],
@@ -205,7 +214,6 @@ static inline CcaInput cca_input(const OpCall *call) {
         .values = s.values,
         .current = s.current,
         .rows = (int32_t)s.rows,
-        .chunk = (int32_t)(chunks ? s.rows / chunks : s.rows),
         .heads = (int32_t)s.heads,
         .kv_heads = (int32_t)s.kv_heads,
         .group = (int32_t)s.group,

@@ -13,6 +13,8 @@
 TensorId op_all_gather(Graph *graph, TensorId x, MeshAxes axes);
 /* x [R, D] of each rank to this rank's rows [R / n, D] of their sum. */
 TensorId op_reduce_scatter(Graph *graph, TensorId x, MeshAxes axes);
+/* x [R, columns that cut_share gives the rank of `columns`] of each rank of the axes to [R, columns] on all. No gradient. */
+TensorId op_gather_columns(Graph *graph, TensorId x, int64_t columns, MeshAxes axes);
 /* The sum of x over the axes. Of a loss that every rank of the axes counts an equal part of, the gradient is the sum too. */
 TensorId op_all_reduce(Graph *graph, TensorId x, MeshAxes axes);
 
@@ -25,7 +27,10 @@ typedef struct CollectiveAttributes {
     TypeClass type;
 } CollectiveAttributes;
 
+/* Scratch of gather_columns: the shares of all ranks, one after another. */
+int64_t collective_columns_workspace(const Graph *graph, const Node *node);
 /* What the kernels of every back end do; elements of COMPUTE tensors take so many bytes, those of WIDE ones so many. */
 void collective_all_gather(const OpCall *call, size_t compute, size_t wide);
 void collective_reduce_scatter(const OpCall *call, size_t compute, size_t wide);
+void collective_gather_columns(const OpCall *call, size_t compute, size_t wide);
 void collective_all_reduce(const OpCall *call, size_t compute, size_t wide);

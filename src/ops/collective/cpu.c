@@ -4,4 +4,5 @@
 
 CPU_OP(all_gather) { collective_all_gather(call, sizeof(T), sizeof(W)); }
 CPU_OP(reduce_scatter) { collective_reduce_scatter(call, sizeof(T), sizeof(W)); }
+CPU_OP(gather_columns, collective_columns_workspace) { collective_gather_columns(call, sizeof(T), sizeof(W)); }
 CPU_OP(all_reduce) { collective_all_reduce(call, sizeof(T), sizeof(W)); }

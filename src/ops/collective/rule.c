@@ -30,6 +30,15 @@ TensorId op_all_reduce(Graph *graph, TensorId x, MeshAxes axes) {
     return mesh_size(graph->mesh, axes) == 1 ? x : append(graph, OP_all_reduce, x, axes, graph_rows(graph, x), "reduced");
 }
 
+TensorId op_gather_columns(Graph *graph, TensorId x, int64_t columns, MeshAxes axes) {
+    int64_t shape[] = {graph_rows(graph, x), columns};
+    CollectiveAttributes attributes = {.axes = axes, .blocks = 1, .type = graph_get(graph, x)->type};
+    if (mesh_size(graph->mesh, axes) == 1) return x;
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, attributes.type, 2, shape, "gathered");
+    graph_node(graph, OP_gather_columns, (Inputs){[COLLECTIVE_X] = x}, (Outputs){[COLLECTIVE_Y] = y}, &attributes, sizeof attributes);
+    return y;
+}
+
 static void gather_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const CollectiveAttributes *attributes = node->attributes;
     if (attributes->type != TYPE_INT32) d_in[COLLECTIVE_X] = op_reduce_scatter(graph, d_out[COLLECTIVE_Y], attributes->axes);
@@ -91,6 +100,23 @@ void collective_all_gather(const OpCall *call, size_t compute, size_t wide) {
     }
 }
 
+int64_t collective_columns_workspace(const Graph *graph, const Node *node) { return graph_bytes(graph, node->out[COLLECTIVE_Y]); }
+
+void collective_gather_columns(const OpCall *call, size_t compute, size_t wide) {
+    Collective c = collective_of(call, compute, wide);
+    int64_t rows = call->out_shape[COLLECTIVE_Y][0], columns = call->out_shape[COLLECTIVE_Y][1], shards[c.size + 1];
+    char *shares = call->workspace, *y = call->out[COLLECTIVE_Y];
+    for (int i = 0; i <= c.size; i++) shards[i] = rows * cut_share(columns, i, c.size).first;
+    device_copy(call->device, shares + shards[c.index] * c.element, call->in[COLLECTIVE_X], rows * c.columns * c.element);
+    comm_wait(c.group, comm_all_gather(c.group, "columns", shares, shards, c.type));
+    for (int i = 0; i < c.size; i++) {
+        CutShare share = cut_share(columns, i, c.size);
+        for (int64_t r = 0; r < rows; r++)
+            device_copy(call->device, y + (r * columns + share.first) * c.element, shares + (shards[i] + r * share.count) * c.element,
+                share.count * c.element);
+    }
+}
+
 void collective_reduce_scatter(const OpCall *call, size_t compute, size_t wide) {
     Collective c = collective_of(call, compute, wide);
     int64_t shards[c.size + 1], part = cut_block(&c, call->in_shape[COLLECTIVE_X][0], shards), bytes = part * c.element;
@@ -120,7 +146,9 @@ static Traffic gather_traffic(const Graph *graph, const Node *node) { return who
 static Traffic scatter_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->in[COLLECTIVE_X], 1); }
 static Traffic reduce_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->out[COLLECTIVE_Y], 2); }
 
-const Op op_rule_all_gather = {.name = "all_gather", .communicates = true, .traffic = gather_traffic, .gradient = gather_gradient};
+const Op op_rule_all_gather = {
+    .name = "all_gather", .class = OP_CLASS_GATHER, .communicates = true, .traffic = gather_traffic, .gradient = gather_gradient};
+const Op op_rule_gather_columns = {.name = "gather_columns", .communicates = true, .traffic = gather_traffic};
 const Op op_rule_reduce_scatter = {
     .name = "reduce_scatter", .communicates = true, .traffic = scatter_traffic, .gradient = scatter_gradient};
 const Op op_rule_all_reduce = {.name = "all_reduce", .communicates = true, .traffic = reduce_traffic, .gradient = reduce_gradient};

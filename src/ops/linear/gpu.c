@@ -12,13 +12,13 @@ enum {
 typedef struct ColumnSumsArguments {
     float GLOBAL *partials;
     const bf16 GLOBAL *rows;
-    int64_t count, columns;
+    int64_t count, columns, stride; /* stride: elements from row to row */
     int32_t block_rows;
 } ColumnSumsArguments;
 
 #ifdef GPU_DEVICE
 
-/* Sums a block's rows over SUM_LANES * 8 columns; the matrix has a multiple of 8. Line l of threads adds rows l, l +
+/* Sums a block's rows over SUM_LANES * 8 columns; matrix and stride have a multiple of 8. Line l of threads adds rows l, l +
  * SUM_LINES, ...; then the lines' sums are added in order. */
 KERNEL(column_sums_8, ColumnSumsArguments) {
     static SHARED float sums[SUM_LINES][SUM_LANES * 8];
@@ -27,8 +27,8 @@ KERNEL(column_sums_8, ColumnSumsArguments) {
     int rows = left < a.block_rows ? (int)left : a.block_rows;
     f32x8 sum = 0;
     if (column < a.columns) {
-        const bf16 GLOBAL *at = a.rows + first * a.columns + column;
-        _Pragma("clang loop unroll_count(8)") for (int row = line; row < rows; row += SUM_LINES) sum += load8_bf16(at + row * a.columns, 8);
+        const bf16 GLOBAL *at = a.rows + first * a.stride + column;
+        _Pragma("clang loop unroll_count(8)") for (int row = line; row < rows; row += SUM_LINES) sum += load8_bf16(at + row * a.stride, 8);
     }
     UNROLL for (int i = 0; i < 8; i++) sums[line][lane * 8 + i] = sum[i];
     barrier();
@@ -44,9 +44,9 @@ KERNEL(column_sums_1, ColumnSumsArguments) {
     int64_t first = (int64_t)block_y() * a.block_rows, left = a.count - first, column = (int64_t)block_x() * THREADS + thread_id();
     int rows = left < a.block_rows ? (int)left : a.block_rows;
     if (column >= a.columns) return;
-    const bf16 GLOBAL *at = a.rows + first * a.columns + column;
+    const bf16 GLOBAL *at = a.rows + first * a.stride + column;
     float sum = 0;
-    _Pragma("clang loop unroll_count(8)") for (int row = 0; row < rows; row++) sum += to_float(at[row * a.columns]);
+    _Pragma("clang loop unroll_count(8)") for (int row = 0; row < rows; row++) sum += to_float(at[row * a.stride]);
     a.partials[block_y() * a.columns + column] = sum;
 }
 
@@ -59,23 +59,31 @@ LAUNCHERS(column_sums, ColumnSumsArguments, column_sums_1, column_sums_8)
 
 static_assert(SUM_LANES * 8 == THREADS, "each thread of column_sums_8 ends with one column");
 
-/* d_bias += the column sums of d_y [rows, columns]. */
-static void bias_grad(Device *device, float *d_bias, const bf16 *d_y, float *partials, int64_t rows, int64_t columns) {
+/* d_bias += the column sums of d_y [rows, columns], whose rows are `stride` elements apart. */
+static void bias_grad(Device *device, float *d_bias, const bf16 *d_y, int64_t stride, float *partials, int64_t rows, int64_t columns) {
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
     LaunchShape shape = {.x = divide_up(columns, THREADS), .y = blocks, .threads = THREADS};
-    ColumnSumsArguments arguments = {.partials = partials, .rows = d_y, .count = rows, .columns = columns, .block_rows = REDUCE_ROWS};
-    launch_column_sums(device, columns % 8 == 0, shape, &arguments);
+    ColumnSumsArguments arguments = {
+        .partials = partials, .rows = d_y, .count = rows, .columns = columns, .stride = stride, .block_rows = REDUCE_ROWS};
+    bool aligned = columns % 8 == 0 && stride % 8 == 0 && (uintptr_t)d_y % 16 == 0;
+    launch_column_sums(device, aligned, shape, &arguments);
     gpu_add_partials(device, d_bias, partials, blocks, columns);
 }
 
 GPU_OP(linear) {
     const LinearAttributes *attributes = call->attributes;
-    const int64_t *x_shape = call->in_shape[LINEAR_X], *w_shape = call->in_shape[LINEAR_W];
-    LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = w_shape[0]};
-    Gemm gemm = linear_gemm(shape, GEMM_BF16, call->in[LINEAR_X], call->in[LINEAR_W], call->out[LINEAR_Y]);
-    if (attributes->wide) gemm.output = GEMM_F32;
-    gemm.bias = call->in[LINEAR_BIAS];
-    device_gemm(call->device, &gemm);
+    const int64_t *x_shape = call->in_shape[LINEAR_X];
+    size_t element = attributes->wide ? sizeof(float) : sizeof(bf16);
+    char *y = call->out[LINEAR_Y];
+    for (int i = 0; i < LINEAR_PARTS && call->in[LINEAR_W + i]; i++) {
+        LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = call->in_shape[LINEAR_W + i][0]};
+        Gemm gemm = linear_gemm(shape, GEMM_BF16, call->in[LINEAR_X], call->in[LINEAR_W + i], y);
+        if (attributes->wide) gemm.output = GEMM_F32;
+        gemm.ldc = call->out_shape[LINEAR_Y][1];
+        gemm.bias = linear_has_bias(call) ? call->in[LINEAR_BIAS + i] : NULL;
+        device_gemm(call->device, &gemm);
+        y += shape.out * element;
+    }
 }
 
 /* Bytes of d_y in bf16, where it is WIDE; a multiple of 256, so that what follows is aligned. */
@@ -85,19 +93,20 @@ static int64_t cast_bytes(const LinearAttributes *attributes, LinearShape shape)
 
 static int64_t cast_workspace(const Graph *graph, const Node *node) { return cast_bytes(node->attributes, linear_node_shape(graph, node)); }
 
-/* d_y in bf16; `buffer` takes it where it is WIDE. */
+/* The part's columns of d_y in bf16; `buffer` takes them where d_y is WIDE, which has one part. */
 static const bf16 *cast_gradient(const OpCall *call, const void *d_y, LinearShape shape, bf16 *buffer) {
     const LinearAttributes *attributes = call->attributes;
-    if (!attributes->wide) return d_y;
+    if (!attributes->wide) return (const bf16 *)d_y + attributes->first;
     device_cast_to_bf16(call->device, buffer, d_y, shape.rows * shape.out);
     return buffer;
 }
 
 GPU_OP(linear_grad_input, cast_workspace) {
     const int64_t *y_shape = call->in_shape[LINEAR_GRAD_INPUT_D_Y], *w_shape = call->in_shape[LINEAR_GRAD_INPUT_W];
-    LinearShape shape = {.rows = y_shape[0], .in = w_shape[1], .out = y_shape[1]};
+    LinearShape shape = {.rows = y_shape[0], .in = w_shape[1], .out = w_shape[0]};
     const bf16 *d_y = cast_gradient(call, call->in[LINEAR_GRAD_INPUT_D_Y], shape, call->workspace);
     Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_y, call->in[LINEAR_GRAD_INPUT_W], call->out[LINEAR_GRAD_INPUT_D_X]);
+    gemm.lda = y_shape[1];
     device_gemm(call->device, &gemm);
 }
 
@@ -110,16 +119,17 @@ static int64_t weight_workspace(const Graph *graph, const Node *node) {
 /* Workspace: d_y in bf16 where it is WIDE, then partial sums of d_bias, if it is given. */
 GPU_OP(linear_grad_weight, weight_workspace) {
     const int64_t *y_shape = call->in_shape[LINEAR_GRAD_WEIGHT_D_Y], *x_shape = call->in_shape[LINEAR_GRAD_WEIGHT_X];
-    LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = y_shape[1]};
+    LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = call->out_shape[LINEAR_GRAD_WEIGHT_D_W][0]};
     const bf16 *d_y = cast_gradient(call, call->in[LINEAR_GRAD_WEIGHT_D_Y], shape, call->workspace);
     float *d_bias = call->out[LINEAR_GRAD_WEIGHT_D_BIAS];
     Gemm gemm =
         linear_grad_weight_gemm(shape, GEMM_BF16, d_y, call->in[LINEAR_GRAD_WEIGHT_X], call->out[LINEAR_GRAD_WEIGHT_D_W], call->overwrite);
     gemm.output = gpu_gradient_type(call);
+    gemm.lda = y_shape[1];
     device_gemm(call->device, &gemm);
-    if (!d_bias) return;
+    if (!d_bias || !linear_has_bias(call)) return;
     float *partials = (float *)((char *)call->workspace + cast_bytes(call->attributes, shape));
-    bias_grad(call->device, d_bias, d_y, partials, shape.rows, shape.out);
+    bias_grad(call->device, d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
 }
 
 #endif

@@ -8,11 +8,19 @@
 /* y = x w^T + bias; bias may be TENSOR_NONE. y is COMPUTE, or WIDE where `wide`. */
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide);
 
+/* A layer: w [out, in] and bias [out] or TENSOR_NONE. */
+typedef struct LinearPart { TensorId w, bias; } LinearPart;
+enum { LINEAR_PARTS = 2 };
+/* Layers of one input whose weights do not lie together: y [R, sum of out] has the columns of each part after those of
+ * the one before; COMPUTE. The second part may be absent. Where y is a part of a sum over the ranks of `sum`, the first of
+ * them adds the bias. */
+TensorId op_linear_parts(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], MeshAxes sum);
+
 typedef enum LinearOperand {
-    LINEAR_X,     /* COMPUTE [R, in] */
-    LINEAR_W,     /* COMPUTE [out, in] */
-    LINEAR_BIAS,  /* WIDE [out], optional */
-    LINEAR_Y = 0, /* COMPUTE or WIDE [R, out] */
+    LINEAR_X,                              /* COMPUTE [R, in] */
+    LINEAR_W,                              /* COMPUTE [out, in] of each part */
+    LINEAR_BIAS = LINEAR_W + LINEAR_PARTS, /* WIDE [out], optional */
+    LINEAR_Y = 0,                          /* COMPUTE or WIDE [R, out] */
 } LinearOperand;
 
 typedef enum LinearGradInputOperand {
@@ -28,9 +36,18 @@ typedef enum LinearGradWeightOperand {
     LINEAR_GRAD_WEIGHT_D_BIAS,  /* WIDE gradient of bias, added to, optional */
 } LinearGradWeightOperand;
 
-/* Of all three operations. */
-typedef struct LinearAttributes { bool wide; } LinearAttributes; /* y and its gradient are WIDE */
+/* Of all three operations. Gradients are those of one part, whose columns of y begin at `first`. */
+typedef struct LinearAttributes {
+    bool wide;    /* y and its gradient are WIDE */
+    MeshAxes sum; /* as in op_linear_parts */
+    int64_t first;
+} LinearAttributes;
 
-/* Shape and weight (or its gradient) of a node of any of the three operations. */
+/* Whether this rank adds the bias, and has its gradient. */
+static inline bool linear_has_bias(const OpCall *call) {
+    return mesh_index(call->mesh, ((const LinearAttributes *)call->attributes)->sum) == 0;
+}
+
+/* Shape and weight (or its gradient) of a node of any of the three operations, of the first part. */
 LinearShape linear_node_shape(const Graph *graph, const Node *node);
 TensorId linear_node_weight(const Node *node);

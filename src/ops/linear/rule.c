@@ -4,31 +4,54 @@
  * it enters a GEMM. */
 #include "ops/linear/linear.h"
 
-TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide) {
-    assert(graph_columns(graph, x) == graph_columns(graph, w) && graph_get(graph, x)->type == TYPE_COMPUTE);
-    LinearAttributes attributes = {.wide = wide};
-    int64_t shape[] = {graph_rows(graph, x), graph_rows(graph, w)};
-    assert(bias == TENSOR_NONE || graph_elements(graph, bias) == shape[1]);
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, wide ? TYPE_WIDE : TYPE_COMPUTE, 2, shape, "linear");
-    graph_node(graph, OP_linear, (Inputs){[LINEAR_X] = x, [LINEAR_W] = w, [LINEAR_BIAS] = bias}, (Outputs){[LINEAR_Y] = y}, &attributes,
-        sizeof attributes);
+static TensorId append(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], const LinearAttributes *attributes) {
+    Inputs in = {[LINEAR_X] = x};
+    int64_t shape[] = {graph_rows(graph, x), 0};
+    assert(graph_get(graph, x)->type == TYPE_COMPUTE);
+    for (int i = 0; i < LINEAR_PARTS && parts[i].w; i++) {
+        int64_t out = graph_rows(graph, parts[i].w);
+        assert(graph_columns(graph, x) == graph_columns(graph, parts[i].w));
+        assert(parts[i].bias == TENSOR_NONE || graph_elements(graph, parts[i].bias) == out);
+        in[LINEAR_W + i] = parts[i].w, in[LINEAR_BIAS + i] = parts[i].bias;
+        shape[1] += out;
+    }
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, attributes->wide ? TYPE_WIDE : TYPE_COMPUTE, 2, shape, "linear");
+    graph_node(graph, OP_linear, in, (Outputs){[LINEAR_Y] = y}, attributes, sizeof *attributes);
     return y;
 }
 
-static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y) {
-    TensorId d_w = graph_parameter_gradient(graph, node->in[LINEAR_W]), d_bias = graph_parameter_gradient(graph, node->in[LINEAR_BIAS]);
+TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide) {
+    return append(graph, x, (LinearPart[LINEAR_PARTS]){{w, bias}}, &(LinearAttributes){.wide = wide});
+}
+
+TensorId op_linear_parts(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], MeshAxes sum) {
+    return append(graph, x, parts, &(LinearAttributes){.sum = sum});
+}
+
+static void append_weight_gradient(Graph *graph, const Node *node, int part, TensorId d_y, const LinearAttributes *attributes) {
+    TensorId d_w = graph_parameter_gradient(graph, node->in[LINEAR_W + part]),
+             d_bias = graph_parameter_gradient(graph, node->in[LINEAR_BIAS + part]);
     assert(d_w || !d_bias);
     if (d_w == TENSOR_NONE) return;
     graph_node(graph, OP_linear_grad_weight, (Inputs){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = node->in[LINEAR_X]},
-        (Outputs){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias}, node->attributes, 0);
+        (Outputs){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias}, attributes, sizeof *attributes);
+}
+
+static TensorId append_input_gradient(Graph *graph, const Node *node, int part, TensorId d_y, const LinearAttributes *attributes) {
+    TensorId d_x = graph_activation_like(graph, TYPE_COMPUTE, node->in[LINEAR_X], "d_x");
+    graph_node(graph, OP_linear_grad_input, (Inputs){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W + part]},
+        (Outputs){[LINEAR_GRAD_INPUT_D_X] = d_x}, attributes, sizeof *attributes);
+    return d_x;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId x = node->in[LINEAR_X], d_y = d_out[LINEAR_Y];
-    append_weight_gradient(graph, node, d_y);
-    TensorId d_x = d_in[LINEAR_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
-    graph_node(graph, OP_linear_grad_input, (Inputs){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W]},
-        (Outputs){[LINEAR_GRAD_INPUT_D_X] = d_x}, node->attributes, 0);
+    LinearAttributes attributes = *(const LinearAttributes *)node->attributes;
+    for (int i = 0; i < LINEAR_PARTS && node->in[LINEAR_W + i]; i++) {
+        append_weight_gradient(graph, node, i, d_out[LINEAR_Y], &attributes);
+        TensorId d_x = append_input_gradient(graph, node, i, d_out[LINEAR_Y], &attributes);
+        d_in[LINEAR_X] = i ? op_add(graph, d_in[LINEAR_X], d_x) : d_x;
+        attributes.first += graph_rows(graph, node->in[LINEAR_W + i]);
+    }
 }
 
 TensorId linear_node_weight(const Node *node) {
@@ -51,8 +74,12 @@ static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;
 }
+static double flops(const Graph *graph, const Node *node) {
+    LinearShape s = linear_node_shape(graph, node);
+    return 2.0 * s.rows * s.in * graph_columns(graph, node->out[LINEAR_Y]);
+}
 
-const Op op_rule_linear = {.name = "linear", .gradient = gradient, .flops = gemm_flops};
+const Op op_rule_linear = {.name = "linear", .gradient = gradient, .flops = flops};
 const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .flops = gemm_flops};
 const Op op_rule_linear_grad_weight = {
     .name = "linear_grad_weight",

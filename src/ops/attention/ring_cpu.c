@@ -1,0 +1,12 @@
+/* Ring attention by the kernels of this variant. */
+#include "backend/cpu/kernel.h"
+#include "ops/attention/ring.h"
+
+extern const OpKernel *const KERNEL(table)[OP_COUNT];
+static const RingKernels by = {KERNEL(table), sizeof(T), sizeof(W)};
+
+static int64_t workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
+
+CPU_OP(attention_ring, workspace) { ring_attend(call, &by); }
+CPU_OP(attention_ring_grad, grad_workspace) { ring_gradient(call, &by); }

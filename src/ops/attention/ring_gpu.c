@@ -1,0 +1,17 @@
+/* Ring attention by the kernels of GPUs. */
+#include "backend/gpu/gpu.h"
+
+#ifndef GPU_DEVICE
+
+#include "backend/gpu/kernel_launch.h"
+#include "ops/attention/ring.h"
+
+static const RingKernels by = {gpu_kernels, sizeof(bf16), sizeof(float)};
+
+static int64_t workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
+
+GPU_OP(attention_ring, workspace) { ring_attend(call, &by); }
+GPU_OP(attention_ring_grad, grad_workspace) { ring_gradient(call, &by); }
+
+#endif

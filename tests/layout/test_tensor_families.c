@@ -1,0 +1,65 @@
+/* test_tensor.c for the other families: packed queries, keys and values (MPT, GPT-2), learned positions, ALiBi, biases after
+ * a sum over ranks (GPT-2), compressed attention (ZAYA1), experts, adapters. */
+#include "support/ranks_run.h"
+
+#define SAVED "checkpoint.every=1 checkpoint.keep=100 model.heads=4 "
+
+static void check(const char *settings, double tolerance, const int *sizes, int count) {
+    if (!has_mpi()) skip();
+    train_ranks(0, SAVED "%s run=one", settings);
+    for (int i = 0; i < count; i++) {
+        char run[32];
+        snprintf(run, sizeof run, "shared-%d", sizes[i]);
+        train_ranks(sizes[i], SAVED "%s layout.tp=%d run=%s", settings, sizes[i], run);
+        compare_records(run, "one", "step", "loss");
+        compare_records(run, "one", "evaluation", "loss");
+        assert_same_tensors(run, "one", 1, "optimizer/momentum/", tolerance);
+    }
+}
+#define CHECK(settings, tolerance, ...) check(settings, tolerance, (const int[]){__VA_ARGS__}, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)))
+
+static void mpt_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=mpt model.experts=0 model.kv_heads=4 model.clip_qkv=2 model.alibi_max=8", 1e-5, 2, 4);
+}
+
+static void gpt2_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=gpt2 model.experts=0 model.kv_heads=4 model.vocabulary=261 model.context=33", 1e-5, 2, 4);
+}
+
+/* One rank has all values of the current token, the other all of the token before. */
+static void zaya_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=zaya model.kv_heads=2 model.auxiliary_loss=0.01", 1e-5, 2);
+}
+
+static void zaya_with_a_head_on_each_rank_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=zaya model.kv_heads=4 model.auxiliary_loss=0.01", 1e-5, 2, 4);
+}
+
+static void mixtral_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=llama model.kv_heads=2 model.experts_per_token=2", 1e-5, 2, 4);
+}
+
+/* At first the gradients are sums of products that nearly cancel: hence the wider bound. */
+static void adapters_learn_the_same(void **state) {
+    (void)state;
+    train_good("run=base stop_at=10 model.family=llama model.experts=0 model.heads=4 model.kv_heads=2");
+    CHECK("model.family=llama model.experts=0 model.kv_heads=2 init=base lora.rank=2 lora.targets=all", 1e-4, 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(mpt_learns_the_same),
+        TRAIN_TEST(gpt2_learns_the_same),
+        TRAIN_TEST(zaya_learns_the_same),
+        TRAIN_TEST(zaya_with_a_head_on_each_rank_learns_the_same),
+        TRAIN_TEST(mixtral_learns_the_same),
+        TRAIN_TEST(adapters_learn_the_same),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
