@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "app/command.h"
@@ -28,6 +29,7 @@
 #include "backend/backend.h"
 
 typedef struct EvalOptions {
+    LayoutConfig layout;
     int64_t length, sequences, batch, threads;
     const char *separator, *losses;
     bool document_mask, json;
@@ -44,6 +46,8 @@ static const Option rows[] = {
     INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
     STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
+    INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that share out the layers of a model that does not fit one"),
+    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that share out every sequence; all others take batches in turn"),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
     STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
@@ -139,10 +143,16 @@ static void close_input(Input *input) {
 
 /* -- The program --------------------------------------------------------------------------------------------------- */
 
+/* Ranks share out sequences whose length is a multiple of it. */
+static int64_t length_unit(const Config *config) {
+    return config->layout.cp > 1 ? 4 * config->layout.cp * config->layout.tp : config->layout.tp;
+}
+
 static int64_t choose_length(const char *model, const Config *config, const EvalOptions *options, const ShardSet *set) {
     int64_t length = options->length ? options->length : config->data.length;
     if (!options->length && !source_is_run(model)) length = config->model.context < DEFAULT_LENGTH ? config->model.context : DEFAULT_LENGTH;
-    return length < set->token_count - 1 || set->token_count < 2 ? length : set->token_count - 1;
+    int64_t most = set->token_count - 1, unit = length_unit(config);
+    return length < most || set->token_count < 2 ? length : int_max(most / unit * unit, unit);
 }
 
 /* A MODEL_EVALUATE program with the newest weights in place. */
@@ -162,10 +172,16 @@ static bool check_memory(const Plan *plan, Device *device, Error *error) {
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
-static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences,
+/* The ranks are laid out for sequences of this length. */
+static bool open_program(Program *program, const char *folder, const Config *given, const EvalOptions *options, int64_t sequences,
     int64_t length, Error *error) {
     Inference *ranks = program->ranks;
+    Config settings = *given;
+    const Config *config = &settings;
     Backend backend;
+    settings.data.length = length;
+    settings.batch.sequences = sequences;
+    settings.batch.tokens = sequences * length;
     if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return false;
     program->model =
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
@@ -278,7 +294,7 @@ static bool eval_multiple_choice(
     int64_t count = options->sequences && options->sequences < set->count ? options->sequences : set->count;
     SCOPED(close_program) Program program = {.ranks = ranks};
     SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    if (!open_program(&program, folder, config, options, 1, set->longest - 1, error) ||
+    if (!open_program(&program, folder, config, options, 1, round_up(set->longest - 1, length_unit(config)), error) ||
         !multiple_choice_evaluate(&program.model, program.executor, ranks->comm, set, count, scores, error))
         return false;
     if (inference_leads(ranks)) print_multiple_choice(set, count, scores, options->json);
@@ -337,7 +353,7 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
-    config.layout = (LayoutConfig){.tp = 1, .pp = 1, .cp = 1, .ep = 1};
+    config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
     if (!data) data = own;
     if (!data) return false;

@@ -40,7 +40,10 @@ static const Option rows[] = {
     INT_OPTION(
         context, "0", 0, 1 << 24, "tokens", "most positions, prompt included, which decides the memory of the cache; 0: the model's"),
     BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
-    INT_OPTION(layout.cp, "0", 0, 1 << 20, "ranks", "ranks that share the cache by position; 0: all that were started"),
+    INT_OPTION(
+        layout.cp, "0", 0, 1 << 20, "ranks", "ranks that share the cache by position; 0: as many as layout.tp leaves of those started"),
+    INT_OPTION(
+        layout.tp, "1", 1, 1 << 20, "ranks", "ranks that share out weights, and the cache by heads, of a model that does not fit one"),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
@@ -226,19 +229,20 @@ static bool generate(Generator *generator, const TokenIds *prompt, const Generat
     return true;
 }
 
-/* All ranks share the cache. Layouts are checked against the sequences of a configuration, which concern training:
- * generation has one of any length, so here its length is one that all rules allow. */
+/* layout.tp ranks share out the model, and what that leaves of the ranks shares the cache. Layouts are checked against the
+ * sequences of a configuration, which concern training: generation has one of any length, so here its length is one that
+ * all rules allow. */
 static bool choose_layout(const GenerateOptions *options, int ranks, Config *config, Error *error) {
-    LayoutConfig *layout = &config->layout;
-    config->data.length = config->batch.tokens = round_up(config->model.context, 4 * (int64_t)ranks);
+    int64_t tp = options->layout.tp, cp = options->layout.cp ? options->layout.cp : int_max(ranks / tp, 1);
+    config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
+    config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
     config->batch.sequences = 1;
-    *layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = options->layout.cp ? options->layout.cp : ranks, .ep = 1};
     if (ranks > 1 && !options->cache)
         return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
-    return layout->cp == ranks ||
-           error_set(error, ERROR_USAGE,
-               "layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64 " -- generate ..., or leave layout.cp out",
-               layout->cp, ranks, plural(ranks), layout->cp);
+    return cp * tp == ranks || error_set(error, ERROR_USAGE,
+                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64
+                                   " -- generate ..., or leave layout.cp out",
+                                   tp, cp, ranks, plural(ranks), cp * tp);
 }
 
 static bool run_model(Inference *inference, const char *folder, Config *config, const GenerateOptions *options, const TokenIds *prompt,

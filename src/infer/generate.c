@@ -23,7 +23,7 @@
 /* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,
  * and a block of 512 with tiles of its rows. */
 static const int64_t lengths[] = {1, 32, 512};
-enum { PROGRAMS = sizeof lengths / sizeof *lengths };
+enum { PROGRAMS = sizeof lengths / sizeof *lengths, MOST_RANKS = 1024 /* that a message proposes */ };
 
 typedef struct Program {
     Model model;
@@ -117,17 +117,28 @@ static double position_bytes(const Generator *g) {
     return (double)bytes / (double)g->config->context;
 }
 
-/* What would fit into `available` bytes: fewer positions, or more ranks that share the caches. */
+/* How many ranks of an axis, by doubling, let `shared` bytes of `needed`, which the axis shares out over `ranks`, fit; 0:
+ * none. */
+static int64_t more_ranks(int64_t ranks, int64_t shared, int64_t needed, int64_t available) {
+    for (int64_t more = 2 * ranks; more <= MOST_RANKS && needed - shared < available; more *= 2)
+        if (needed - shared + shared * ranks / more <= available) return more;
+    return 0;
+}
+
+/* What would fit into `available` bytes: fewer positions, or more ranks that share the caches, or the model. */
 static void name_remedy(const Generator *g, int64_t needed, int64_t available, char *text, size_t size) {
-    int64_t caches = g->programs[0].plan.bytes[ARENA_STATE], others = needed - caches, ranks = mesh_size(g->mesh, MESH(AXIS_CP)),
-            more = ranks;
-    int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - ranks * DEAL_BLOCK;
+    const int64_t *bytes = g->programs[0].plan.bytes;
+    int64_t cp = mesh_size(g->mesh, MESH(AXIS_CP)), tp = mesh_size(g->mesh, AXES_TENSOR),
+            weights = bytes[ARENA_WEIGHT] + bytes[ARENA_MASTER];
+    int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - cp * DEAL_BLOCK;
+    int64_t more_cp = more_ranks(cp, bytes[ARENA_STATE], needed, available);
+    int64_t more_tp = more_ranks(tp, bytes[ARENA_STATE] + weights, needed, available);
     size_t used = 0;
     if (context > 0) used = (size_t)snprintf(text, size, "give context=%" PRId64 " or less, or ", context);
-    while (g->cache && others < available && others + caches * ranks / more > available) more *= 2;
-    if (more > ranks)
-        snprintf(text + used, size - used, "layout.cp=%" PRId64 " with %" PRId64 " ranks that share the caches", more,
-            more * mesh_size(g->mesh, AXES_ALL & ~MESH(AXIS_CP)));
+    if (g->cache && more_cp)
+        snprintf(text + used, size - used, "layout.cp=%" PRId64 " with %" PRId64 " ranks, which share the caches", more_cp, more_cp * tp);
+    else if (g->cache && more_tp && g->config->heads % more_tp == 0)
+        snprintf(text + used, size - used, "layout.tp=%" PRId64 " with %" PRId64 " ranks, which share the model", more_tp, more_tp * cp);
     else snprintf(text + used, size - used, "use a machine with more memory");
 }
 

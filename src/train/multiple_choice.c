@@ -119,8 +119,8 @@ void multiple_choice_close(MultipleChoice *set) {
 
 /* Rows behind the text are documents of one token each: attention does no work for them, and no target counts them. */
 static void load_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
-    int32_t *token = executor_tensor(executor, model->tokens), *target = executor_tensor(executor, model->targets);
-    int32_t *position = executor_tensor(executor, model->positions);
+    SCOPED_FREE int32_t *rows = memory_allocate(3 * (size_t)model->length * sizeof *rows);
+    int32_t *token = rows, *target = token + model->length, *position = target + model->length;
     int64_t last = context->count + ending->count - 1;
     for (int64_t i = 0; i < model->length; i++) {
         bool inside = i < last, predicts = inside && i >= context->count - 1;
@@ -128,6 +128,9 @@ static void load_ending(const Model *model, Executor *executor, const ChoiceText
         target[i] = predicts ? ending->tokens[i - context->count + 1] : -1;
         position[i] = inside ? (int32_t)i : 0;
     }
+    model_take_rows(model, executor_tensor(executor, model->tokens), token);
+    model_take_rows(model, executor_tensor(executor, model->targets), target);
+    model_take_rows(model, executor_tensor(executor, model->positions), position);
 }
 
 static bool score_ending(
@@ -156,12 +159,13 @@ static void choose(const ChoiceExample *example, ChoiceScore *score) {
     }
 }
 
-/* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank: each adds its own to zeros. */
+/* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank: groups of ranks take examples in turn, and each
+ * rank adds its part of their losses to zeros. */
 static bool score_all(
     const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, double *losses, Error *error) {
     const Mesh *mesh = model->graph->mesh;
     int index = mesh_index(mesh, AXES_DATA), size = mesh_size(mesh, AXES_DATA);
-    bool counts = mesh_index(mesh, AXES_ALL & ~AXES_DATA) == 0, good = true; /* other ranks score the same examples */
+    bool good = true;
     Progress progress = progress_start("evaluating", "examples", count);
     for (int64_t i = index; i < count && good; i += size) {
         good = score_example(model, executor, &set->examples[i], losses + i * CHOICE_ENDINGS, error) ||
@@ -169,7 +173,6 @@ static bool score_all(
         progress_update(&progress, i + 1);
     }
     progress_finish(&progress);
-    for (int64_t i = 0; i < count * CHOICE_ENDINGS && !counts; i++) losses[i] = 0;
     return good && comm_host_all_reduce(comm, "losses", losses, count * CHOICE_ENDINGS, COMM_F64, COMM_SUM, error);
 }
 

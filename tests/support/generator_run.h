@@ -28,6 +28,8 @@ static const Variety families[] = {
                                                "model.layers=2", "model.window=70", "model.tied=false"}},
     {"llama with a window", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=40", "model.layers=2",
                                 "model.window=33", "model.tied=false"}},
+    {"llama with one key head", {"model.family=llama", "model.heads=4", "model.kv_heads=1", "model.width=32", "model.ffn=40",
+                                    "model.layers=2", "model.tied=false"}},
     {"mixtral", {"model.family=llama", "model.heads=4", "model.kv_heads=4", "model.width=24", "model.ffn=20", "model.layers=2",
                     "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.tied=false"}},
     {"qwen2", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=64", "model.layers=2",

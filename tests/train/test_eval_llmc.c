@@ -159,6 +159,21 @@ static void ranks_share_the_examples_and_print_the_same(void **state) {
     process_free(&shared);
 }
 
+static void ranks_that_share_each_example_choose_the_same(void **state) {
+    (void)state;
+    static const char *const layouts[] = {"layout.tp=2", "layout.cp=2"};
+    ProcessResult alone = smelt("eval model.bin choices.bin");
+    for (int i = 0; i < 2; i++) {
+        char *words = memory_format("launch -n 2 self_test=false -- eval model.bin choices.bin device=cpu %s", layouts[i]);
+        ProcessResult shared = smelt(words);
+        expect_code(&shared, 0, words);
+        assert_string_equal(shared.output, alone.output);
+        process_free(&shared);
+        free(words);
+    }
+    process_free(&alone);
+}
+
 static void files_of_choices_that_lie_are_refused(void **state) {
     (void)state;
     const struct {
@@ -348,6 +363,7 @@ int main(void) {
         LLMC_TEST(endings_have_the_losses_of_pytorch),
         LLMC_TEST(the_accuracies_are_printed),
         LLMC_TEST(ranks_share_the_examples_and_print_the_same),
+        LLMC_TEST(ranks_that_share_each_example_choose_the_same),
         LLMC_TEST(files_of_choices_that_lie_are_refused),
         LLMC_TEST(a_file_of_choices_cut_anywhere_is_refused),
         LLMC_TEST(choices_made_for_another_model_are_refused),
