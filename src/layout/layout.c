@@ -28,8 +28,8 @@ static int parameter_at(const Graph *graph, int64_t offset) {
     return i;
 }
 
-/* The layer of the first node that reads each parameter, for the caller to free. The parameters are still in the order
- * of their declaration. */
+/* The layer of the first node that reads each parameter, for the caller to free. One of which this rank has nothing is
+ * where the one before it is, as on the other ranks. The parameters are still in the order of their declaration. */
 static int *layers_of(const Graph *graph) {
     int *layers = memory_allocate((graph->parameter_count + 1) * sizeof *layers);
     SCOPED_FREE bool *seen = memory_allocate(graph->parameter_count + 1);
@@ -43,6 +43,8 @@ static int *layers_of(const Graph *graph) {
                 seen[k] = true;
             }
         }
+    for (int k = 1; k < graph->parameter_count; k++)
+        if (!seen[k]) layers[k] = layers[k - 1];
     return layers;
 }
 
