@@ -71,6 +71,17 @@ static void every_gradient_is_that_of_one_rank(void **state) {
         assert_same_gradients, MIXTRAL ONE_STEP " optimizer.name=muon seed=4", {2, "layout.ep=2"}, {4, "layout.ep=4 layout.zero=2"});
 }
 
+#define ALL_AXES {4, "layout.ep=2 layout.tp=2"}, {4, "layout.ep=2 layout.cp=2"}, {4, "layout.ep=2 layout.pp=2"}
+#define HEADS " model.heads=4 model.kv_heads=2"
+
+/* Ranks of tp and cp have rows of one microbatch: their routers' loads are summed. */
+static void ranks_of_other_axes_learn_the_same(void **state) {
+    (void)state;
+    CHECK_LAYOUTS(assert_same_loss, ZAYA HEADS, ALL_AXES);
+    CHECK_LAYOUTS(assert_same_gradients, ZAYA HEADS ONE_STEP, ALL_AXES);
+    CHECK_LAYOUTS(assert_same_gradients, MIXTRAL HEADS ONE_STEP " optimizer.name=muon", ALL_AXES);
+}
+
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -122,6 +133,7 @@ int main(void) {
         TRAIN_TEST(mixtral_learns_the_same_with_experts_on_several_ranks),
         TRAIN_TEST(mixtral_with_muon_learns_the_same_with_experts_on_several_ranks),
         TRAIN_TEST(every_gradient_is_that_of_one_rank),
+        TRAIN_TEST(ranks_of_other_axes_learn_the_same),
         TRAIN_TEST(gradients_that_travel_in_bf16_teach_nearly_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
         TRAIN_TEST(a_run_goes_on_with_its_experts_on_other_ranks),
