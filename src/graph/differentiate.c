@@ -161,25 +161,56 @@ static bool only_adds_to_gradients(const Graph *graph, const Node *node) {
     return node->outputs > 0;
 }
 
-/* The last such node of begin .. end - 1 in the layer of node `end`, or -1. */
-static int last_addition(const Graph *graph, int begin, int end) {
-    for (int i = end - 1; i >= begin && graph->nodes[i].layer == graph->nodes[end].layer; i--)
-        if (only_adds_to_gradients(graph, &graph->nodes[i])) return i;
-    return -1;
+/* Nodes held back at most: each keeps its operands alive. */
+enum { MOST_HELD = 4 };
+
+typedef struct Order {
+    Graph *graph;
+    Node held[MOST_HELD]; /* in their order */
+    int count;
+} Order;
+
+static void release(Order *order) {
+    graph_append(order->graph, &order->held[0]);
+    memmove(order->held, order->held + 1, (size_t)--order->count * sizeof *order->held);
 }
 
-/* Puts the last of them before each collective behind it: the two run side by side, and what needs the collective's
- * result waits less. Producers are set when the nodes are appended again, by recompute. */
+static void hold(Order *order, const Node *node) {
+    if (order->count == MOST_HELD) release(order);
+    order->held[order->count++] = *node;
+}
+
+/* Whether the node reads what the last node has only started to communicate. */
+static bool would_wait(const Graph *graph, const Node *node) {
+    int last = graph->node_count - 1;
+    if (!graph_communicates(graph, last)) return false;
+    for (int i = 0; i < node->inputs; i++)
+        if (node->in[i] && graph_get(graph, node->in[i])->producer == last) return true;
+    return false;
+}
+
+/* Lets collectives run beside gradients of weights, which nothing waits for: such a node is held back until the program
+ * would wait for a collective that it has just started, and runs then. Of each linear layer that ranks share out, the
+ * gather of its input's rows, the scatter of their gradient and the gather of its output's gradient all have a GEMM beside
+ * them. */
 static void overlap_collectives(Graph *graph, int forward) {
-    for (int end = forward, begin = forward; end < graph->node_count; end++) {
-        if (!op_table[graph->nodes[end].op]->communicates) continue;
-        int at = last_addition(graph, begin, end);
-        begin = end + 1;
-        if (at < 0) continue;
-        Node moved = graph->nodes[at];
-        memmove(&graph->nodes[at], &graph->nodes[at + 1], (end - at) * sizeof moved);
-        graph->nodes[end] = moved;
+    int backward = graph->node_count - forward;
+    Order order = {.graph = graph};
+    SCOPED_FREE Node *nodes = memory_allocate((size_t)(backward + 1) * sizeof *nodes);
+    if (mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) == 1) return;
+    memcpy(nodes, graph->nodes + forward, (size_t)backward * sizeof *nodes);
+    graph->node_count = forward;
+    for (int i = 0; i < backward; i++) {
+        while (order.count && order.held[0].part != nodes[i].part) release(&order);
+        if (only_adds_to_gradients(graph, &nodes[i])) {
+            hold(&order, &nodes[i]);
+            continue;
+        }
+        bool helps = order.count && !would_wait(graph, &order.held[0]);
+        if (helps && would_wait(graph, &nodes[i])) release(&order);
+        graph_append(graph, &nodes[i]);
     }
+    while (order.count) release(&order);
 }
 
 /* -- Parts --------------------------------------------------------------------------------------------------------- */
@@ -203,9 +234,9 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
     graph->backward = true;
     for (int i = 0; i < seed_count; i++) add_gradient(graph, seeds[i].tensor, seeds[i].gradient);
     for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
-    overlap_collectives(graph, forward);
     recompute(graph, policy, forward);
     if (graph->splits_backward) split_backward(graph, forward);
+    else overlap_collectives(graph, forward);
     graph->backward = false;
     graph->part = 0;
     graph_scope(graph, -1, "");

@@ -54,6 +54,12 @@ static void groups_that_share_out_data_learn_the_same(void **state) {
     CHECK_LAYOUTS(LLAMA, layouts);
 }
 
+static void muon_learns_the_same(void **state) {
+    (void)state;
+    static const Layout layouts[] = {{2, "layout.tp=2"}, {4, "layout.tp=4 layout.zero=1"}};
+    CHECK_LAYOUTS(LLAMA "optimizer.name=muon", layouts);
+}
+
 static void the_same_layout_gives_the_same_bits(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -68,6 +74,7 @@ int main(void) {
         TRAIN_TEST(biases_and_norms_of_heads_learn_the_same),
         TRAIN_TEST(recomputed_layers_learn_the_same),
         TRAIN_TEST(groups_that_share_out_data_learn_the_same),
+        TRAIN_TEST(muon_learns_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
     };
     train_main();
