@@ -137,6 +137,10 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
     return true;
 }
 
+void comm_use_own_stream(Comm *comm) {
+    if (comm && comm->nccl && !comm->stream) comm->stream = device_stream_open(comm->engine->device);
+}
+
 /* -- Queries ------------------------------------------------------------------------------------------------------- */
 
 int comm_rank(const Comm *comm) { return comm->rank; }

@@ -129,6 +129,7 @@ struct Comm {
     uint64_t sequence, splits;
     uint64_t *sent, *received; /* exchanges with each rank */
     void *nccl;                /* the library's communicator; NULL: none */
+    DeviceStream *stream;      /* of its own for GPUs; NULL: that of all groups */
 };
 
 void engine_start(Engine *engine);

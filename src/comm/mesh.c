@@ -64,6 +64,7 @@ bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *e
     mesh->all = comm;
     for (int i = 0; i < count; i++)
         if (!open_group(mesh, axes[i], error)) return false;
+    comm_use_own_stream(mesh->groups[MESH(AXIS_PP)]);
     int stage = mesh->at[AXIS_PP], stages = mesh->size[AXIS_PP];
     bool end = stage == 0 || stage == stages - 1;
     if (stages > 1) mesh->ends = comm_split(comm, end ? mesh_index(mesh, AXES_ALL & ~MESH(AXIS_PP)) : -1, "ends", error);

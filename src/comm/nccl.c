@@ -1,6 +1,6 @@
 /* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of
- * their own; an event orders each after what the device's stream held when it was issued, another tells when it is
- * done. Owns the library, the stream, the events. Called by comm.c; nccl_watch runs on the worker. */
+ * their own, those of some groups (comm_use_own_stream) on one of the group's; an event orders each after what the device's
+ * stream held when it was issued, another tells when it is done. Owns the library, the stream, the events. Called by comm.c; nccl_watch runs on the worker. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +36,7 @@ typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
     DeviceEvent *event;
+    const DeviceStream *stream; /* NULL: none yet */
     int64_t record;
     double since;
 } Issued;
@@ -156,6 +157,9 @@ void nccl_leave(Comm *comm) {
     for (int i = 0; i < MOST_GROUPS; i++)
         if (nccl->groups[i] == comm->nccl) nccl->groups[i] = NULL;
     if (!nccl->aborted) (comm->engine->failed ? nccl->call.abort : nccl->call.leave)(comm->nccl);
+    for (int i = 0; i < EVENTS; i++)
+        if (nccl->issued[i].stream == comm->stream) nccl->issued[i].stream = NULL;
+    if (comm->stream) device_stream_close(comm->engine->device, comm->stream);
     pthread_mutex_unlock(&nccl->lock);
     comm->nccl = NULL;
 }
@@ -176,6 +180,8 @@ static int end_group(const Nccl *nccl, int result) {
 
 static char *shard_at(const Task *task, int rank) { return task->buffer + task->shards[rank] * type_bytes(task->type); }
 
+static DeviceStream *stream_of(const Task *task) { return task->comm->stream ? task->comm->stream : task->comm->engine->nccl->stream; }
+
 /* REDUCE_SCATTER and ALL_GATHER: one call of the library where all shards are equal, else one for each shard. */
 static int issue_shards(const Nccl *nccl, const Task *task) {
     const bool gather = task->operation == ALL_GATHER;
@@ -185,15 +191,15 @@ static int issue_shards(const Nccl *nccl, const Task *task) {
     char *first = shard_at(task, 0), *mine = task->result ? task->result : shard_at(task, task->comm->rank);
     size_t count = (size_t)(shards[1] - shards[0]);
     if (are_even(shards, size))
-        return gather ? nccl->call.all_gather(mine, first, count, type, group, nccl->stream)
-                      : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, nccl->stream);
+        return gather ? nccl->call.all_gather(mine, first, count, type, group, stream_of(task))
+                      : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, stream_of(task));
     nccl->call.begin();
     for (int i = 0; i < size && !result; i++) {
         char *shard = shard_at(task, i), *to = i == task->comm->rank ? mine : shard;
         count = (size_t)(shards[i + 1] - shards[i]);
         if (count == 0) continue;
-        result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, nccl->stream)
-                        : nccl->call.reduce(shard, to, count, type, reduce, i, group, nccl->stream);
+        result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, stream_of(task))
+                        : nccl->call.reduce(shard, to, count, type, reduce, i, group, stream_of(task));
     }
     return end_group(nccl, result);
 }
@@ -206,9 +212,9 @@ static int issue_messages(const Nccl *nccl, const Task *task) {
     nccl->call.begin();
     for (int i = 0; i < task->comm->size && !result; i++) {
         Interval out = task_sends(task, i), in = task_receives(task, i);
-        if (out.count > 0) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, i, group, nccl->stream);
+        if (out.count > 0) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, i, group, stream_of(task));
         if (in.count > 0 && !result)
-            result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, nccl->stream);
+            result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, stream_of(task));
     }
     return end_group(nccl, result);
 }
@@ -218,9 +224,9 @@ static int issue(const Nccl *nccl, const Task *task) {
     switch (task->operation) {
     case ALL_REDUCE:
         return nccl->call.all_reduce(
-            task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, nccl->stream);
+            task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, stream_of(task));
     case BROADCAST:
-        return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, nccl->stream);
+        return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, stream_of(task));
     case REDUCE_SCATTER:
     case ALL_GATHER: return issue_shards(nccl, task);
     case ALL_TO_ALL:
@@ -240,10 +246,13 @@ CommTicket nccl_queue(Task *task) {
     if (!engine->failed && !nccl->aborted) {
         ticket = nccl->last + 1;
         Issued *issued = &nccl->issued[ticket % EVENTS];
+        DeviceStream *stream = stream_of(task);
         device_event_record(engine->device, nccl->ready, NULL);
-        device_event_wait(engine->device, nccl->ready, nccl->stream);
+        device_event_wait(engine->device, nccl->ready, stream);
+        if (issued->stream && issued->stream != stream) device_event_wait(engine->device, issued->event, stream);
+        issued->stream = stream;
         done = check(nccl, issue(nccl, task), &error) || error_context(&error, "%s '%s'", operation_name(task->operation), task->name);
-        device_event_record(engine->device, issued->event, nccl->stream);
+        device_event_record(engine->device, issued->event, stream);
         issued->since = log_seconds();
         issued->record = engine_record(engine, task, COMM_RUNNING);
         nccl->last = ticket;
