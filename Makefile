@@ -132,7 +132,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster run-tests fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -175,6 +175,10 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/cluster/slurm.sh $(BUILD)/smelt
 	@tests/cluster/network.sh $(BUILD)/smelt
+
+test-ranks: packages ## 64 processes in a mixed layout: they start, train, lose a rank and resume (minutes, 6 GiB)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tests/cluster/mesh.sh $(BUILD)/smelt
 
 test-browser: packages ## the live page and the report in headless Chromium (a minute)
 	@tools/install-packages.sh $(BROWSER_PACKAGES)

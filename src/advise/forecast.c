@@ -128,6 +128,14 @@ Config forecast_apply(const Config *config, const ForecastLayout *layout) {
 /* Stages between the second, which holds more microbatches than those behind it, and the last are like the second. */
 static int next_stage(int stage, int stages) { return stage == 1 && stages > 3 ? stages - 1 : stage + 1; }
 
+/* The bubble over the work of the busiest stage, as the schedule is simulated for planning. */
+static double idle_part(const PipelinePlan *plan) {
+    PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs);
+    double part = schedule->bubble / (schedule->length - schedule->bubble);
+    pipeline_schedule_free(schedule);
+    return part;
+}
+
 /* Takes in a stage, of which all wait for the slowest. */
 static void add_stage(Forecast *forecast, const Session *session, const Cluster *cluster, int stage) {
     int alike = next_stage(stage, session->mesh->size[AXIS_PP]) - stage;
@@ -140,6 +148,7 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
         forecast->memory = memory;
         forecast->stage = stage;
     }
+    if (session->pipeline && stage == 0) forecast->bubble = idle_part(session->pipeline);
     forecast->flops += alike * session->plan.flops * count; /* of all stages, until they are known */
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);
@@ -155,7 +164,7 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     double count = (double)forecast->microbatches, stages = (double)config->layout.pp;
     forecast->memory.total += (int64_t)cluster->hardware.runtime;
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
-    forecast->bubble = (stages - 1) * (forecast->work.total + forecast->waits / count);
+    forecast->bubble *= count * forecast->work.total + forecast->waits;
     forecast->step = count * forecast->work.total + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
     forecast->flops /= stages * forecast->step;

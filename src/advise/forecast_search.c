@@ -40,11 +40,11 @@ static Candidate candidate_of(const Forecast *forecast, const Config *config) {
     return (Candidate){forecast->layout, seconds_of(forecast, config), (double)forecast->memory.total, forecast->fits};
 }
 
-/* From models of two and three layers on each stage; of few layers from the whole. */
+/* From models of two and three layers in each chunk of each stage; of few layers from the whole. */
 static bool estimate(const Space *space, const ForecastLayout *layout, Candidate *candidate, Error *error) {
     Forecast forecast[2];
     Config small = *space->config;
-    int64_t layers = small.model.layers, stages = layout->ranks.pp;
+    int64_t layers = small.model.layers, stages = layout->ranks.pp * layout_chunks(&layout->ranks);
     if (layers <= 3 * stages) {
         if (!forecast_layout(forecast, &small, space->cluster, layout, error)) return false;
         *candidate = candidate_of(forecast, &small);
@@ -91,7 +91,7 @@ static bool add_recomputations(Space *space, ForecastLayout layout, bool *fits, 
 
 /* A higher stage of ZeRO sends more, and is of use only where a lower one does not fit without recomputation. */
 static bool add_stages(Space *space, ForecastLayout layout, bool *fits, Error *error) {
-    bool search = space->freedom.zero, freely = false;
+    bool search = space->freedom.zero && space->cluster->gpus > layout.ranks.pp, freely = false; /* stages share nothing out */
     int64_t last = search ? 3 : layout.ranks.zero;
     for (layout.ranks.zero = search ? 1 : layout.ranks.zero; layout.ranks.zero <= last && !freely; layout.ranks.zero++)
         if (!add_recomputations(space, layout, fits, &freely, error)) return false;
@@ -136,7 +136,7 @@ static void refuse(ForecastSearch *search, const char *reason) {
 /* The largest sizes that are tried: what communicates in every layer stays in a node, and chunks of a sequence keep
  * attention busy. */
 static int64_t most_in_node(const Space *space) { return int_min(space->cluster->per_node, space->cluster->gpus); }
-static int64_t most_stages(const Space *space) { return int_min(space->config->model.layers, space->cluster->gpus); }
+static int64_t most_stages(const Space *space) { return int_min(int_min(space->config->model.layers, 8), space->cluster->gpus); }
 static int64_t most_chunks(const Space *space) {
     enum { CHUNK = 512 };
     return int_min(space->config->data.length / (2 * (int64_t)CHUNK), space->cluster->gpus);
@@ -159,7 +159,7 @@ static bool add_axes(Space *space, ForecastLayout layout, int index, Error *erro
         return true;
     }
     int64_t *size = (int64_t *)((char *)&layout.ranks + axes[index].offset), given = *size;
-    int64_t most = false && space->freedom.axes && given == 1 ? int_max(axes[index].most(space), 1) : given;
+    int64_t most = space->freedom.axes && given == 1 ? int_max(axes[index].most(space), 1) : given;
     for (*size = given; *size <= most; *size *= 2)
         if (gpus % (copy / given * *size) == 0 && !add_axes(space, layout, index + 1, error)) return false;
     return true;

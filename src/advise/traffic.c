@@ -61,6 +61,21 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
     }
 }
 
+/* What stages of a pipeline send each other: the output of every chunk, and the gradient of its input. */
+static void count_transfers(TrafficTable *table, const Session *session, double microbatches) {
+    const Graph *graph = session->model.graph;
+    for (int c = 0; c < session->model.chunk_count; c++) {
+        const ModelChunk *chunk = &session->model.chunks[c];
+        for (int i = 0; i < EDGE_TENSORS; i++) {
+            const TensorId sent[] = {chunk->out[i], chunk->d_in[i]};
+            for (int j = 0; j < 2; j++) {
+                Traffic traffic = {.axes = MESH(AXIS_PP), .bytes = (double)graph_bytes(graph, sent[j]), .pairwise = true};
+                add(table, graph->mesh, "exchange", &traffic, microbatches);
+            }
+        }
+    }
+}
+
 void traffic_count(TrafficTable *table, const Session *session) {
     const Graph *graph = session->model.graph;
     double microbatches = (double)traffic_microbatches(session);
@@ -71,6 +86,7 @@ void traffic_count(TrafficTable *table, const Session *session) {
         Traffic traffic = op->traffic(graph, &graph->nodes[i]);
         add(table, graph->mesh, op->name, &traffic, microbatches);
     }
+    count_transfers(table, session, microbatches);
     count_buckets(table, session, microbatches);
 }
 

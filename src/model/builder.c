@@ -125,12 +125,12 @@ TensorId builder_head(Builder *b, const char *name, TensorId embedding) {
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
 /* With a loss, the rows of the residual stream are shared out. */
-static bool shares_rows(const Builder *b) { return b->mode == MODEL_TRAIN || b->mode == MODEL_EVALUATE; }
+bool builder_shares_rows(const Builder *b) { return b->mode == MODEL_TRAIN || b->mode == MODEL_EVALUATE; }
 
-TensorId builder_gather(Builder *b, TensorId x) { return shares_rows(b) ? op_all_gather(b->graph, x, AXES_TENSOR) : x; }
+TensorId builder_gather(Builder *b, TensorId x) { return builder_shares_rows(b) ? op_all_gather(b->graph, x, AXES_TENSOR) : x; }
 
 TensorId builder_scatter(Builder *b, TensorId x) {
-    return shares_rows(b) ? op_reduce_scatter(b->graph, x, AXES_TENSOR) : op_all_reduce(b->graph, x, AXES_TENSOR);
+    return builder_shares_rows(b) ? op_reduce_scatter(b->graph, x, AXES_TENSOR) : op_all_reduce(b->graph, x, AXES_TENSOR);
 }
 
 Heads builder_heads(const Builder *b) {

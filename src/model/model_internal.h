@@ -96,6 +96,7 @@ TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
 
 /* Sequence parallelism (arXiv 2205.05198): between attention and MLPs, a rank has its part of the microbatch's rows of the
  * residual stream, [R / n, D] for n ranks of AXES_TENSOR. Without a loss all ranks have all rows. */
+bool builder_shares_rows(const Builder *builder);
 /* From the rank's rows to all. */
 TensorId builder_gather(Builder *builder, TensorId x);
 /* From parts of a sum, for all rows, to the rank's rows of the sum. */

@@ -23,7 +23,7 @@ static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *
 
 static void receive(Builder *b, TensorId *in) {
     const ModelConfig *c = b->config;
-    int64_t rows = graph_elements(b->graph, b->tokens) / mesh_size(b->graph->mesh, AXES_TENSOR);
+    int64_t rows = graph_elements(b->graph, b->tokens) / (builder_shares_rows(b) ? mesh_size(b->graph->mesh, AXES_TENSOR) : 1);
     bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
     in[EDGE_STREAM] = received(b, rows, c->width, "received_stream");
     if (c->family == FAMILY_ZAYA) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
