@@ -1,4 +1,5 @@
-/* Sampling: tokens in order of their logits, cut by top-k and then by top-p, and one draw from what is left. */
+/* Sampling: the most likely token, or one draw among all, or among those that top-k and then top-p leave. A vocabulary has
+ * 262,144 tokens, so only what may be left is sorted: all of it would take longer than computing the logits. */
 #include "infer/generate.h"
 
 #include <math.h>
@@ -32,20 +33,64 @@ static int64_t find_sum(const double *weights, int64_t count, double target) {
     return at;
 }
 
-int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform) {
-    if (sampling->temperature == 0) return most_likely(logits, count);
-    SCOPED_FREE Candidate *candidates = memory_allocate(count * sizeof *candidates);
-    SCOPED_FREE double *weights = memory_allocate(count * sizeof *weights);
-    for (int64_t i = 0; i < count; i++) candidates[i] = (Candidate){logits[i], (int32_t)i};
-    qsort(candidates, count, sizeof *candidates, likelier_first);
-    int64_t kept = sampling->top_k > 0 && sampling->top_k < count ? sampling->top_k : count;
-    double total = 0;
-    for (int64_t i = 0; i < kept; i++) total += weights[i] = exp((candidates[i].logit - candidates[0].logit) / sampling->temperature);
-    if (sampling->top_p < 1) {
-        double enough = sampling->top_p * total;
-        int64_t most = kept;
-        total = weights[0];
-        for (kept = 1; total < enough && kept < most; kept++) total += weights[kept];
+/* Moves a candidate down to its place in a heap whose root is the least likely. */
+static void sink(Candidate *heap, int64_t count, int64_t at) {
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+        child += child + 1 < count && likelier_first(&heap[child], &heap[child + 1]) < 0;
+        if (likelier_first(&heap[at], &heap[child]) > 0) return;
+        Candidate lower = heap[at];
+        heap[at] = heap[child];
+        heap[child] = lower;
     }
-    return candidates[find_sum(weights, kept, uniform * total)].token;
+}
+
+/* The `kept` likeliest of `count` tokens, in any order. */
+static void take_likeliest(const double *logits, int64_t count, Candidate *candidates, int64_t kept) {
+    for (int64_t i = 0; i < kept; i++) candidates[i] = (Candidate){logits[i], (int32_t)i};
+    for (int64_t i = kept / 2; i-- > 0;) sink(candidates, kept, i);
+    for (int64_t i = kept; i < count; i++) {
+        Candidate next = {logits[i], (int32_t)i};
+        if (likelier_first(&next, candidates) > 0) continue;
+        candidates[0] = next;
+        sink(candidates, kept, 0);
+    }
+}
+
+/* Tokens of at least this weight, in any order; returns how many. */
+static int64_t take_heaviest(const double *logits, const double *weights, int64_t count, double least, Candidate *candidates) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (weights[i] >= least) candidates[kept++] = (Candidate){logits[i], (int32_t)i};
+    return kept;
+}
+
+/* The draw among the likeliest tokens. Tokens of less than (1 - top_p) / count of the total weigh together less than what
+ * top-p may leave out, so it leaves all of them out; the likeliest, of weight 1, stays. */
+static int32_t draw_likely(
+    const double *logits, const double *weights, double total, int64_t count, const Sampling *sampling, double uniform) {
+    bool cut = sampling->top_k > 0 && sampling->top_k < count;
+    int64_t kept = cut ? sampling->top_k : count, at = 0;
+    SCOPED_FREE Candidate *candidates = memory_allocate((size_t)count * sizeof *candidates);
+    if (cut) take_likeliest(logits, count, candidates, kept);
+    else kept = take_heaviest(logits, weights, count, fmin((1 - sampling->top_p) * total / (double)count, 1), candidates);
+    qsort(candidates, (size_t)kept, sizeof *candidates, likelier_first);
+    SCOPED_FREE double *heavy = memory_allocate((size_t)kept * sizeof *heavy);
+    double sum = 0;
+    for (int64_t i = 0; i < kept; i++) sum += heavy[i] = weights[candidates[i].token];
+    double enough = sampling->top_p * (cut ? sum : total);
+    if (sampling->top_p < 1)
+        for (sum = heavy[0]; sum < enough && at + 1 < kept; sum += heavy[at]) at++;
+    return candidates[find_sum(heavy, sampling->top_p < 1 ? at + 1 : kept, uniform * sum)].token;
+}
+
+int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform) {
+    int32_t best = most_likely(logits, count);
+    if (sampling->temperature == 0) return best;
+    SCOPED_FREE double *weights = memory_allocate((size_t)count * sizeof *weights);
+    double total = 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i++) weights[i] = exp((logits[i] - logits[best]) / sampling->temperature);
+    for (int64_t i = 0; i < count; i++) total += weights[i];
+    if (sampling->top_p < 1 || sampling->top_k > 0) return draw_likely(logits, weights, total, count, sampling, uniform);
+    return (int32_t)find_sum(weights, count, uniform * total);
 }

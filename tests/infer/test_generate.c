@@ -241,6 +241,49 @@ static void one_candidate_is_the_greedy_choice(void **state) {
     options_free_strings(&strings);
 }
 
+/* -- Against a sort of all tokens ---------------------------------------------------------------------------------- */
+
+typedef struct Ranked {
+    double logit;
+    int32_t token;
+} Ranked;
+
+static int by_logit(const void *a, const void *b) {
+    const Ranked *x = a, *y = b;
+    if (x->logit != y->logit) return x->logit < y->logit ? 1 : -1;
+    return (x->token > y->token) - (x->token < y->token);
+}
+
+/* Top-k, then top-p, then a draw in order of likelihood, step by step. */
+static int32_t plain_draw(const double *values, int64_t count, const Sampling *sampling, double uniform) {
+    Ranked ranked[700];
+    double total = 0, sum = 0;
+    int64_t kept = sampling->top_k && sampling->top_k < count ? sampling->top_k : count, left = 0, at = 0;
+    for (int64_t i = 0; i < count; i++) ranked[i] = (Ranked){values[i], (int32_t)i};
+    qsort(ranked, (size_t)count, sizeof *ranked, by_logit);
+    for (int64_t i = 0; i < kept; i++) total += exp((ranked[i].logit - ranked[0].logit) / sampling->temperature);
+    for (; left < kept && (left == 0 || sum < sampling->top_p * total); left++)
+        sum += exp((ranked[left].logit - ranked[0].logit) / sampling->temperature);
+    for (double reached = 0; at < left; at++)
+        if ((reached += exp((ranked[at].logit - ranked[0].logit) / sampling->temperature)) > uniform * sum) break;
+    return ranked[at < left ? at : left - 1].token;
+}
+
+/* Logits are whole, so that many are equal. */
+static void a_cut_draws_what_a_sort_of_all_tokens_draws(void **state) {
+    (void)state;
+    static const Sampling cuts[] = {{1, 1, 1, 0}, {1, 7, 1, 0}, {0.7, 40, 0.9, 0}, {1, 0, 0.5, 0}, {2, 0, 0.99, 0}, {1, 0, 1e-9, 0},
+        {0.3, 1000, 0.999, 0}, {1, 699, 0.3, 0}, {5, 0, 0, 0}};
+    double values[700];
+    for (int i = 0; i < 900; i++) {
+        const Sampling *sampling = &cuts[i % 9];
+        int64_t count = i % 5 == 4 ? 1 + i % 3 : 700;
+        for (int64_t j = 0; j < count; j++) values[j] = i % 7 == 6 ? 1 : floor(8 * rng_normal(4, (uint64_t)i, (uint64_t)j)) / 4;
+        double uniform = rng_uniform(5, 0, (uint64_t)i);
+        assert_int_equal(sample_token(values, count, sampling, uniform), plain_draw(values, count, sampling, uniform));
+    }
+}
+
 enum { DRAWS = 20000, CLASSES = 4 };
 static const double logits[CLASSES] = {-1.2, 0.9, 0.3, -0.4};
 
@@ -405,6 +448,7 @@ int main(void) {
         cmocka_unit_test(the_seed_decides_the_text),
         cmocka_unit_test(one_candidate_is_the_greedy_choice),
         cmocka_unit_test(draws_follow_the_softmax_at_any_temperature),
+        cmocka_unit_test(a_cut_draws_what_a_sort_of_all_tokens_draws),
         cmocka_unit_test(top_k_draws_among_the_likeliest),
         cmocka_unit_test(top_p_draws_among_the_fewest_that_reach_it),
         cmocka_unit_test(tokens_past_the_limit_are_never_drawn),
