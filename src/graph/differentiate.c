@@ -93,7 +93,7 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
     if (tensor == TENSOR_NONE || t->arena != ARENA_ACTIVATION || t->keep || t->producer < 0 || t->producer >= r->forward) return tensor;
     Node node = graph->nodes[t->producer];
     const Op *op = op_table[node.op];
-    if (!t->remade && !policy_drops(r, &node)) return tensor;
+    if (!policy_drops(r, &node)) return tensor;
     bool crosses = any_output_crosses(r, &node);
     if (op->recompute && (crosses || r->policy != RECOMPUTE_BLOCK)) {
         int output = 0;
@@ -117,17 +117,19 @@ static void mark_crossing(Recompute *r) {
     }
 }
 
-/* Collectives that a node a little later needs again are begun before `node`, so that they run beside the nodes between:
- * for attention these are the GEMMs of the gradient of its output projection. */
+/* The collective that gathers a tensor again begins so many nodes before the one that reads it, and runs beside those
+ * between. */
 enum { EARLIER = 2 };
-static void begin_early(Recompute *r, const Node *node) {
-    for (int i = 0; i < node->inputs; i++) {
-        const Tensor *t = graph_get(r->graph, node->in[i]);
-        if (!t->remade || t->producer < 0) continue;
-        Node producer = r->graph->nodes[t->producer];
-        for (int j = 0; j < producer.inputs; j++)
-            if (graph_get(r->graph, producer.in[j])->remade) recomputed(r, producer.in[j]);
-    }
+
+/* Appends the collective now that a tensor needs again. */
+static void begin_gathering(Recompute *r, TensorId tensor) {
+    int producer = graph_get(r->graph, tensor)->producer;
+    if (producer < 0 || producer >= r->forward) return;
+    Node node = r->graph->nodes[producer];
+    const Op *op = op_table[node.op];
+    if (op->class != OP_CLASS_GATHER) return;
+    if (op->communicates) recomputed(r, tensor);
+    for (int i = 0; i < node.inputs && !op->communicates; i++) begin_gathering(r, node.in[i]);
 }
 
 static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
@@ -144,7 +146,8 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     graph->node_count = forward;
     for (int i = 0; i < backward; i++) {
         graph->part = nodes[i].part;
-        if (i + EARLIER < backward && nodes[i + EARLIER].part == nodes[i].part) begin_early(&r, &nodes[i + EARLIER]);
+        for (int j = i; j <= i + EARLIER && j < backward && nodes[j].part == nodes[i].part; j++)
+            for (int k = 0; k < nodes[j].inputs; k++) begin_gathering(&r, nodes[j].in[k]);
         for (int j = 0; j < nodes[i].inputs; j++) nodes[i].in[j] = recomputed(&r, nodes[i].in[j]);
         graph_append(graph, &nodes[i]);
     }

@@ -89,7 +89,6 @@ typedef struct Tensor {
     int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     bool frozen;       /* a parameter that is not trained: it has no gradient */
-    bool remade;       /* the backward pass makes it again, whatever the recompute policy: large, and quickly made */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 

@@ -47,7 +47,8 @@ static void check_model(const char *model) {
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         char run[16];
         snprintf(run, sizeof run, "cp%d", ranks);
-        train_ranks(ranks, DATA EVERY_STEP "layout.cp=%d %s run=%s", ranks, model, run);
+        const char *exchange = ranks == 2 ? "gather" : "ring";
+        train_ranks(ranks, DATA EVERY_STEP "layout.cp=%d layout.cp_exchange=%s %s run=%s", ranks, exchange, model, run);
         assert_same_losses(run, "one");
         assert_same_gradients(run, "one");
     }

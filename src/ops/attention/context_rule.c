@@ -79,11 +79,10 @@ TensorId attention_of_context(Graph *graph, TensorId qkv, TensorId positions, co
     if (graph->mesh->ring) return op_attention_ring(graph, parts.queries, positions, parts.kv, &own);
     TensorId gathered = op_all_gather(graph, parts.kv, MESH(AXIS_CP));
     TensorId ordered = op_attention_order(graph, gathered, spec->length, own.queries.ranks);
-    graph->tensors[gathered].remade = graph->tensors[ordered].remade = true;
     return op_attention_over(graph, parts.queries, positions, ordered, &own);
 }
 
 const Op op_rule_attention_split = {.name = "attention_split", .class = OP_CLASS_ATTENTION, .gradient = split_gradient};
 const Op op_rule_attention_join = {.name = "attention_join"};
-const Op op_rule_attention_order = {.name = "attention_order", .class = OP_CLASS_ATTENTION, .gradient = order_gradient};
+const Op op_rule_attention_order = {.name = "attention_order", .class = OP_CLASS_GATHER, .gradient = order_gradient};
 const Op op_rule_attention_sum = {.name = "attention_sum", .class = OP_CLASS_ATTENTION, .element_flops = 3};
