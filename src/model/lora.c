@@ -31,6 +31,7 @@ static int find_layers(const Graph *graph, TensorId weight, Parameter layers[LOR
         assert(count < LORA_MAX_ADAPTERS && strstr(p->name, ".weight"));
         layers[count++] = *p;
     }
+    assert(count > 0);
     return count;
 }
 

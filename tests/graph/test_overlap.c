@@ -13,7 +13,9 @@
 
 enum { LAYERS = 3 };
 
-static Model build(const Mesh *mesh, OptionStrings *strings) {
+/* What one of two tensor-parallel ranks runs. */
+static Model build(OptionStrings *strings) {
+    static Mesh mesh;
     static const char *const settings[] = {"model.family=llama", "model.experts=0", "model.layers=3", "model.width=32", "model.heads=4",
         "model.kv_heads=2", "model.ffn=64", "model.vocabulary=64"};
     Config config;
@@ -22,7 +24,9 @@ static Model build(const Mesh *mesh, OptionStrings *strings) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         assert_true(options_set(&config_table, &config, strings, settings[i], &error));
     assert_true(config_check(&config, &error));
-    return model_build_adapted(mesh, &config.model, NULL, PRECISION_FP32, MODEL_TRAIN, 2, 16, RECOMPUTE_NONE);
+    mesh = mesh_alone;
+    mesh.size[AXIS_TP] = 2;
+    return model_build_adapted(&mesh, &config.model, NULL, PRECISION_FP32, MODEL_TRAIN, 2, 16, RECOMPUTE_NONE);
 }
 
 static bool reads(const Graph *graph, int reader, int node) {
@@ -35,9 +39,7 @@ static bool reads(const Graph *graph, int reader, int node) {
 static void collectives_of_layers_run_beside_other_nodes(void **state) {
     (void)state;
     SCOPED(options_free_strings) OptionStrings strings = {0};
-    Mesh mesh = mesh_alone;
-    mesh.size[AXIS_TP] = 2;
-    SCOPED(model_free) Model model = build(&mesh, &strings);
+    SCOPED(model_free) Model model = build(&strings);
     const Graph *graph = model.graph;
     int collectives = 0, waits = 0;
     for (int i = 0; i + 1 < graph->node_count; i++) {
@@ -55,9 +57,7 @@ static void collectives_of_layers_run_beside_other_nodes(void **state) {
 static void nodes_follow_what_they_read(void **state) {
     (void)state;
     SCOPED(options_free_strings) OptionStrings strings = {0};
-    Mesh mesh = mesh_alone;
-    mesh.size[AXIS_TP] = 2;
-    SCOPED(model_free) Model model = build(&mesh, &strings);
+    SCOPED(model_free) Model model = build(&strings);
     const Graph *graph = model.graph;
     int weights = 0;
     for (int i = 0; i < graph->node_count; i++) {

@@ -105,6 +105,7 @@ int64_t collective_columns_workspace(const Graph *graph, const Node *node) { ret
 void collective_gather_columns(const OpCall *call, size_t compute, size_t wide) {
     Collective c = collective_of(call, compute, wide);
     int64_t rows = call->out_shape[COLLECTIVE_Y][0], columns = call->out_shape[COLLECTIVE_Y][1], shards[c.size + 1];
+    assert(c.size > 1);
     char *shares = call->workspace, *y = call->out[COLLECTIVE_Y];
     for (int i = 0; i <= c.size; i++) shards[i] = rows * cut_share(columns, i, c.size).first;
     device_copy(call->device, shares + shards[c.index] * c.element, call->in[COLLECTIVE_X], rows * c.columns * c.element);

@@ -291,7 +291,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak 
     Comm *group = mesh_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
-    if (ranks == 1) {
+    if (ranks <= 1) {
         launch_row_loss(call->device, shape, rows);
         return;
     }
