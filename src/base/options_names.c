@@ -69,33 +69,33 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"lora_target_modules", "lora.targets"}, {"adapter", "lora.rank"}, {"lora", "lora.rank"}, {"zero_stage", "layout.zero"},
     {"fsdp", "layout.zero"}, {"fsdp_config", "layout.zero"}, {"deepspeed", "layout.zero"}, {"data_parallel_shard_degree", "layout.shard"},
     {"data_parallel_replicate_degree", "layout.shard"}, {"data_parallel_degree", "layout.dp"}, {"data_parallel_size", "layout.dp"},
-    {"dp_size", "layout.dp"}, {"eval_steps", "eval.every"}, {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"},
-    {"early_stopping_patience", "eval.patience"}, {"early_stopping", "eval.patience"}, {"eval_strategy", "eval.every"},
-    {"evaluation_strategy", "eval.every"}, {"logging_steps", "log.every"}, {"log_interval", "log.every"}, {"log_freq", "log.every"},
-    {"batches", "eval.sequences"}, {"batches", "sequences"}, {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"},
-    {"eval_samples", "eval.sequences"}, {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"},
-    {"save_interval", "checkpoint.every"}, {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"},
-    {"save_strategy", "checkpoint.every"}, {"load_best_model_at_end", "checkpoint.keep_best"}, {"nproc_per_node", "ranks"},
-    {"nproc", "ranks"}, {"world_size", "ranks"}, {"max_restarts", "restarts"},
+    {"dp_size", "layout.dp"}, {"tp", "layout.tp"}, {"tensor_parallel_size", "layout.tp"}, {"tensor_parallel_degree", "layout.tp"},
+    {"tensor_model_parallel_size", "layout.tp"}, {"pp", "layout.pp"}, {"pipeline_parallel_size", "layout.pp"},
+    {"pipeline_parallel_degree", "layout.pp"}, {"pipeline_model_parallel_size", "layout.pp"}, {"context_parallel_degree", "layout.cp"},
+    {"context_parallel_size", "layout.cp"}, {"ep", "layout.ep"}, {"expert_parallel_size", "layout.ep"},
+    {"expert_parallel_degree", "layout.ep"}, {"expert_model_parallel_size", "layout.ep"}, {"eval_steps", "eval.every"},
+    {"eval_interval", "eval.every"}, {"eval_freq", "eval.every"}, {"early_stopping_patience", "eval.patience"},
+    {"early_stopping", "eval.patience"}, {"eval_strategy", "eval.every"}, {"evaluation_strategy", "eval.every"},
+    {"logging_steps", "log.every"}, {"log_interval", "log.every"}, {"log_freq", "log.every"}, {"batches", "eval.sequences"},
+    {"batches", "sequences"}, {"eval_iters", "eval.sequences"}, {"limit_val_batches", "eval.sequences"}, {"eval_samples", "eval.sequences"},
+    {"max_eval_samples", "eval.sequences"}, {"save_steps", "checkpoint.every"}, {"save_interval", "checkpoint.every"},
+    {"save_freq", "checkpoint.every"}, {"save_total_limit", "checkpoint.keep"}, {"save_strategy", "checkpoint.every"},
+    {"load_best_model_at_end", "checkpoint.keep_best"}, {"nproc_per_node", "ranks"}, {"nproc", "ranks"}, {"world_size", "ranks"},
+    {"max_restarts", "restarts"},
 
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
     {"min_frequency", "minimum_count"}, {NULL}};
 
 /* What other programs can set and smelt cannot, and why. */
-#define NO_PARALLELISM(kind) "smelt has no " kind " parallelism; layout.zero=3 divides the weights among ranks"
 #define RECORDS "every run writes metrics.jsonl and TensorBoard's files, which other programs can read"
 #define ATTENTION "attention is always computed in tiles, without its whole matrix"
 #define QUANTISED "smelt has no quantised weights; precision=pure_bf16 takes 8 bytes a parameter in place of 18"
 static const struct {
     const char *other, *reason;
 } absent_names[] = {{"dropout", "smelt has no dropout"}, {"report_to", RECORDS}, {"wandb_project", RECORDS}, {"wandb", RECORDS},
-    {"use_wandb", RECORDS}, {"tp", NO_PARALLELISM("tensor")}, {"tensor_parallel_size", NO_PARALLELISM("tensor")},
-    {"tensor_parallel_degree", NO_PARALLELISM("tensor")}, {"tensor_model_parallel_size", NO_PARALLELISM("tensor")},
-    {"pp", NO_PARALLELISM("pipeline")}, {"pipeline_parallel_size", NO_PARALLELISM("pipeline")},
-    {"pipeline_parallel_degree", NO_PARALLELISM("pipeline")}, {"pipeline_model_parallel_size", NO_PARALLELISM("pipeline")},
-    {"context_parallel_degree", NO_PARALLELISM("context")}, {"context_parallel_size", NO_PARALLELISM("context")},
-    {"flash_attention", ATTENTION}, {"flash_attn", ATTENTION}, {"use_flash_attention_2", ATTENTION}, {"attn_implementation", ATTENTION},
-    {"load_in_8bit", QUANTISED}, {"load_in_4bit", QUANTISED}, {"compile", "smelt's kernels are compiled with it: leave this out"},
+    {"use_wandb", RECORDS}, {"flash_attention", ATTENTION}, {"flash_attn", ATTENTION}, {"use_flash_attention_2", ATTENTION},
+    {"attn_implementation", ATTENTION}, {"load_in_8bit", QUANTISED}, {"load_in_4bit", QUANTISED},
+    {"compile", "smelt's kernels are compiled with it: leave this out"},
     {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
     {"sample_packing", "documents are always packed into sequences: data.packing says how, and data.document_mask keeps them apart"}};
 
