@@ -109,9 +109,9 @@ static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) 
     const Config *config = space->config;
     int64_t copies = space->cluster->gpus / layout_copy_ranks(&layout.ranks),
             chosen = config->model.experts ? config->model.experts_per_token : 1;
-    int64_t share = config->batch.tokens / config->data.length / (copies * layout.ranks.ep), most = layout.sequences;
+    int64_t share = config->batch.tokens / config->data.length / (copies * layout.ranks.ep), most = 1;
     if (!space->freedom.memory) return add_stages(space, layout, &(bool){false}, error);
-    for (most = 1; 2 * most <= share && 2 * most * config->data.length < INT32_MAX / chosen;) most *= 2;
+    for (; 2 * most <= share && 2 * most * config->data.length < INT32_MAX / chosen;) most *= 2;
     bool fits = true; /* larger microbatches need more */
     for (layout.sequences = 1; layout.sequences <= most && fits; layout.sequences *= 2) {
         fits = false;

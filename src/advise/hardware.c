@@ -13,7 +13,7 @@
  *
  * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and
  * 343, attention 231-451 and 178-362 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, which the two
- * constants below fit within 12%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
+ * constants below fit within 7%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
 #include "advise/hardware.h"
 
 #include <math.h>
@@ -57,9 +57,9 @@ static const Rates h100_rates = {.gemm = 735 * TERA,
     .head = 685 * TERA,
     .experts = 600 * TERA,
     .expert_weights = 500 * TERA,
-    .attention = 620 * TERA,
+    .attention = 530 * TERA,
     .attention_rows = 1500,
-    .attention_gradient = 700 * TERA,
+    .attention_gradient = 440 * TERA,
     .attention_gradient_rows = 1650,
     .muon = 600 * TERA,
     .memory = 2.6 * TERA,

@@ -144,23 +144,20 @@ static void print_settings(const Config *config, FILE *file) {
     if (!count) fprintf(file, "  none\n");
 }
 
-/* Plans one rank of each pipeline stage; *session is the one that needs most. */
+/* Plans one rank of each pipeline stage; *session, empty before, is the one that needs most. The caller frees it in any
+ * case. */
 static bool plan_fullest(Session *session, const Config *config, int ranks, Device *device, Error *error) {
-    int64_t most = -1, beside = config->layout.cp * config->layout.ep * config->layout.tp;
-    for (int stage = 0; stage < config->layout.pp; stage++) {
-        Session planned;
-        if (!session_plan_rank(&planned, config, device, (int)(stage * beside), ranks, error)) {
-            session_free(&planned);
-            return false;
-        }
-        int64_t bytes = session_budget(&planned).total;
-        if (bytes > most) {
-            session_free(session);
-            *session = planned;
-            most = bytes;
-        } else session_free(&planned);
+    int64_t beside = config->layout.cp * config->layout.ep * config->layout.tp;
+    bool planned = session_plan_rank(session, config, device, 0, ranks, error);
+    for (int64_t stage = 1; planned && stage < config->layout.pp; stage++) {
+        Session next;
+        planned = session_plan_rank(&next, config, device, (int)(stage * beside), ranks, error);
+        bool fuller = planned && session_budget(&next).total > session_budget(session).total;
+        Session other = fuller ? *session : next;
+        if (fuller) *session = next;
+        session_free(&other);
     }
-    return true;
+    return planned;
 }
 
 /* -- Phases -------------------------------------------------------------------------------------------------------- */

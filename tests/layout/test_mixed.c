@@ -1,0 +1,92 @@
+/* Several kinds of parallelism at once: every family learns on each mixed layout what one process learns, by the losses
+ * of 20 steps, the gradients of the first and the weights after the last. */
+#include "support/ranks_run.h"
+
+static const char *const models[][2] = {
+    {"llama", "model.family=llama model.experts=0 model.tied=true"},
+    {"untied", "model.family=llama model.experts=0 model.tied=false"},
+    {"mixtral", "model.family=llama model.experts=4 model.experts_per_token=2 model.auxiliary_loss=0.01"},
+    {"mpt", "model.family=mpt model.experts=0"},
+    {"zaya", "model.family=zaya"},
+};
+enum { MODELS = sizeof models / sizeof *models };
+
+/* What all have: heads and layers that every layout below divides; four sequences of 64 tokens a microbatch. */
+#define SHAPE "model.width=32 model.heads=4 model.kv_heads=2 model.layers=4 data.length=64 batch.sequences=2 batch.tokens=512 checkpoint.every=1 checkpoint.keep=100"
+
+typedef struct LayoutRow {
+    int ranks;
+    bool experts; /* only models that have some */
+    const char *name, *settings;
+} LayoutRow;
+
+static const LayoutRow layouts[] = {
+    {4, false, "dp2-tp2-zero1", "layout.tp=2 layout.zero=1"},
+    {4, false, "dp2-tp2-zero3", "layout.tp=2 layout.zero=3"},
+    {4, false, "tp2-pp2", "layout.tp=2 layout.pp=2"},
+    {4, true, "cp2-ep2", "layout.cp=2 layout.ep=2"},
+    {4, false, "tp2-cp2", "layout.tp=2 layout.cp=2"},
+    {8, false, "dp2-pp2-tp2-zero1", "layout.pp=2 layout.tp=2 layout.zero=1"},
+    {8, false, "dp2-pp2-tp2-zero3", "layout.pp=2 layout.tp=2 layout.zero=3"},
+    {8, true, "pp2-ep2-tp2", "layout.pp=2 layout.ep=2 layout.tp=2"},
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+/* Every model on every layout, by AdamW or Muon in turn, so that each meets both; `test_mixed all`: by both. */
+static bool by_both;
+
+static void check(int model, int optimizer) {
+    static const char *const optimizers[] = {"adamw", "muon"};
+    if (!has_mpi()) skip();
+    bool experts = !strstr(models[model][1], "model.experts=0");
+    char *settings = memory_format("%s " SHAPE " optimizer.name=%s", models[model][1], optimizers[optimizer]);
+    train_ranks(0, "%s run=one", settings);
+    for (int i = 0; i < LAYOUTS; i++) {
+        const LayoutRow *row = &layouts[i];
+        if ((row->experts && !experts) || (!by_both && (model + i) % 2 != optimizer)) continue;
+        train_ranks(row->ranks, "%s %s run=%s", settings, row->settings, row->name);
+        assert_same_losses(row->name, "one");
+        assert_same_gradients(row->name, "one");
+    }
+    free(settings);
+}
+
+#define MODEL_TESTS(number, model)                                  \
+    static void model##_with_adamw_on_mixed_layouts(void **state) { \
+        (void)state;                                                \
+        check(number, 0);                                           \
+    }                                                               \
+    static void model##_with_muon_on_mixed_layouts(void **state) {  \
+        (void)state;                                                \
+        check(number, 1);                                           \
+    }
+MODEL_TESTS(0, llama)
+MODEL_TESTS(1, untied_llama)
+MODEL_TESTS(2, mixtral)
+MODEL_TESTS(3, mpt)
+MODEL_TESTS(4, zaya)
+
+static void a_mixed_layout_gives_the_same_bits_twice(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    for (int i = 0; i < 2; i++)
+        train_ranks(8, "%s " SHAPE " precision=bf16 optimizer.name=muon layout.pp=2 layout.ep=2 layout.tp=2 run=%s", models[4][1],
+            i ? "two" : "one");
+    assert_same_steps("one", "two");
+}
+
+#define MODEL_ROWS(model) TRAIN_TEST(model##_with_adamw_on_mixed_layouts), TRAIN_TEST(model##_with_muon_on_mixed_layouts)
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        MODEL_ROWS(llama),
+        MODEL_ROWS(untied_llama),
+        MODEL_ROWS(mixtral),
+        MODEL_ROWS(mpt),
+        MODEL_ROWS(zaya),
+        TRAIN_TEST(a_mixed_layout_gives_the_same_bits_twice),
+    };
+    by_both = count > 1 && !strcmp(arguments[1], "all");
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
