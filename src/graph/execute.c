@@ -281,7 +281,7 @@ static void upload_inputs(Executor *executor) {
 }
 
 static bool communicates(const Executor *executor, int node) {
-    return node < executor->graph->node_count && op_table[executor->graph->nodes[node].op]->communicates;
+    return node < executor->graph->node_count && graph_communicates(executor->graph, node);
 }
 
 static bool ends_part(const Graph *graph, int node) { return node > 0 && graph->nodes[node].part != graph->nodes[node - 1].part; }
