@@ -223,8 +223,8 @@ static int save(int argc, char **argv) {
     Saver saver = {argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]), atoll(argv[6]), !strcmp(argv[7], "exchange")};
     float *still = memory_allocate((size_t)saver.elements * sizeof *still), moving[3];
     for (int64_t i = 0; i < saver.elements; i++) still[i] = (float)(saver.value + i);
-    Interval intervals[] = {{.name = "still", .rank = 1, .shape = {saver.elements}, .count = saver.elements, .data = still},
-        {.name = "moving", .rank = 1, .shape = {3}, .count = 3, .data = moving}};
+    Interval intervals[] = {{.name = "still", .rank = 1, .shape = {saver.elements}, .slice = {.count = saver.elements}, .data = still},
+        {.name = "moving", .rank = 1, .shape = {3}, .slice = {.count = 3}, .data = moving}};
     Error unmade = {0};
     cannot_exchange = !saver.exchanges;
     if (!file_make_folder(saver.run, &unmade)) return unmade.code;
