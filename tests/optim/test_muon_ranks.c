@@ -1,11 +1,13 @@
-/* Muon on matrices that real ranks share out along rows and columns, over TCP on the CPU: every rank compares its slices
- * with what one process makes of the whole matrices. Run with `rank muon`, the program is one of the ranks. */
+/* Muon on matrices that real ranks share out along rows and columns, over TCP: every rank compares its slices with what one
+ * process makes of the whole matrices. On the CPU, and on the emulated GPU, whose memory TCP reaches. Run with `rank muon`,
+ * the program is one of the ranks. */
 #include <math.h>
 
 #include "comm/comm.h"
 #include "base/memory.h"
 #include "backend/backend.h"
 #include "optim/optim.h"
+#include "support/check.h"
 #include "support/own_ranks.h"
 
 enum { STEPS = 4 };
@@ -38,12 +40,15 @@ static const OptimizerConfig config = {
 typedef struct Model {
     Graph *graph;
     Optimizer *optimizer;
-    char *master, *gradients;
+    Device *device;
+    char *master, *gradients; /* of the host */
+    void *device_master, *device_gradients;
+    int64_t bytes;
     size_t wide;
 } Model;
 
-static Model make(const Mesh *mesh, Precision precision) {
-    Model m = {.graph = graph_create(precision, true), .wide = precision_bytes(precision, TYPE_WIDE)};
+static Model make(const Mesh *mesh, Device *device, Precision precision) {
+    Model m = {.graph = graph_create(precision, true), .device = device, .wide = precision_bytes(precision, TYPE_WIDE)};
     Error error = {0};
     m.graph->mesh = mesh;
     for (int i = 0; i < SHAPES; i++) {
@@ -51,15 +56,20 @@ static Model make(const Mesh *mesh, Precision precision) {
         snprintf(name, sizeof name, "p%d", i);
         graph_cut_parameter(m.graph, name, PARAMETER_MATRIX, shapes[i].rank, shapes[i].whole, &shapes[i].cut, 0, 1, false);
     }
-    m.optimizer = optimizer_create(m.graph, &config, NULL, device_cpu(), &error);
+    m.optimizer = optimizer_create(m.graph, &config, NULL, device, &error);
     if (!m.optimizer) fail_msg("%s", error.message);
-    m.master = memory_allocate((size_t)m.graph->parameter_bytes);
-    m.gradients = memory_allocate((size_t)m.graph->parameter_bytes);
+    m.bytes = m.graph->parameter_bytes;
+    m.master = memory_allocate((size_t)m.bytes);
+    m.gradients = memory_allocate((size_t)m.bytes);
+    m.device_master = device_allocate(device, m.bytes, &error);
+    m.device_gradients = device_allocate(device, m.bytes, &error);
     return m;
 }
 
 static void drop(Model *m) {
     optimizer_free(m->optimizer);
+    device_free(m->device, m->device_master, m->bytes);
+    device_free(m->device, m->device_gradients, m->bytes);
     graph_free(m->graph);
     free(m->master);
     free(m->gradients);
@@ -94,10 +104,13 @@ static void fill(const Model *m, char *arena, int64_t step) {
 
 static void train(Model *m) {
     fill(m, m->master, 0);
+    device_upload(m->device, m->device_master, m->master, m->bytes);
     for (int64_t step = 1; step <= STEPS; step++) {
         fill(m, m->gradients, step);
-        optimizer_step(m->optimizer, m->master, m->master, m->gradients, step, 0.02, 0.5);
+        device_upload(m->device, m->device_gradients, m->gradients, m->bytes);
+        optimizer_step(m->optimizer, m->device_master, m->device_master, m->device_gradients, step, 0.02, 0.5);
     }
+    device_download(m->device, m->master, m->device_master, m->bytes);
 }
 
 /* A rank's slices of master weights against the whole ones; where slices are exchanged sums have another order. */
@@ -121,8 +134,8 @@ static void compare(const Model *m, const Model *whole, double tolerance) {
     assert_true(moved > 1e-2);
 }
 
-static void train_and_compare(const Mesh *mesh, Precision precision, double tolerance) {
-    Model m = make(mesh, precision), again = make(mesh, precision), whole = make(&mesh_alone, precision);
+static void train_and_compare(const Mesh *mesh, Device *device, Precision precision, double tolerance) {
+    Model m = make(mesh, device, precision), again = make(mesh, device, precision), whole = make(&mesh_alone, device, precision);
     train(&m);
     train(&again);
     train(&whole);
@@ -143,8 +156,12 @@ static int be_rank(void) {
     mesh.size[AXIS_DP] = 2; /* each model is on its own half of the ranks */
     mesh_place(&mesh, comm_rank(comm));
     if (!mesh_open(&mesh, comm, &axes, 1, &error)) fail_msg("%s", error.message);
-    train_and_compare(&mesh, PRECISION_FP64, 1e-12);
-    train_and_compare(&mesh, PRECISION_FP32, 1e-5);
+    Device *gpu = ranks_gpu();
+    if (gpu) train_and_compare(&mesh, gpu, PRECISION_BF16, 1e-3);
+    else {
+        train_and_compare(&mesh, device_cpu(), PRECISION_FP64, 1e-12);
+        train_and_compare(&mesh, device_cpu(), PRECISION_FP32, 1e-5);
+    }
     if (!comm_ok(comm, &error)) fail_msg("%s", error.message);
     mesh_close(&mesh);
     comm_close(comm);
@@ -154,6 +171,7 @@ static int be_rank(void) {
 static void slices_move_as_in_one_process(void **state) {
     (void)state;
     run_over_tcp(4, "muon"); /* tp 2 */
+    if (ranks_gpu()) return;
     run_over_tcp(6, "muon"); /* tp 3: uneven slices, fewer matrices than ranks in a stack */
     run_over_tcp(8, "muon");
 }

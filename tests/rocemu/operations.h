@@ -115,6 +115,7 @@
     X(sqrt_f32, F, u32, u32, u32, u32, "v_sqrt_f32 %0, %1", 1, fb(sqrtf(flushed(f(a)))))                                                      \
     X(cvt_f32_i32, F, u32, u32, u32, u32, "v_cvt_f32_i32 %0, %1", 0, fb((float)(int)a))                                                       \
     X(cvt_f32_u32, F, u32, u32, u32, u32, "v_cvt_f32_u32 %0, %1", 0, fb((float)a))                                                            \
+    X(cvt_f32_ubyte0, F, u32, u32, u32, u32, "v_cvt_f32_ubyte0 %0, %1", 0, fb((float)(a & 255)))                                              \
     X(cvt_f32_ubyte2, F, u32, u32, u32, u32, "v_cvt_f32_ubyte2 %0, %1", 0, fb((float)(a >> 16 & 255)))                                        \
     X(cvt_i32_f32, I, u32, u32, u32, u32, "v_cvt_i32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), -2147483648.0, 2147483647.0))                  \
     X(cvt_u32_f32, I, u32, u32, u32, u32, "v_cvt_u32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), 0, 4294967295.0))                              \
@@ -153,6 +154,7 @@
     COMPARE_FLOAT(u, f(a) != f(a) || f(b) != f(b)) COMPARE_FLOAT(lg, f(a) < f(b) || f(a) > f(b)) COMPARE_FLOAT(nlg, !(f(a) < f(b) || f(a) > f(b))) \
     COMPARE_INTEGERS(lt, <) COMPARE_INTEGERS(le, <=) COMPARE_INTEGERS(gt, >) COMPARE_INTEGERS(ge, >=) COMPARE_INTEGERS(eq, ==) COMPARE_INTEGERS(ne, !=) \
     COMPARE(le_f64, "v_cmp_le_f64", u64, g(a) <= g(b)) COMPARE(gt_f64, "v_cmp_gt_f64", u64, g(a) > g(b))                                      \
+    COMPARE(lt_f64, "v_cmp_lt_f64", u64, g(a) < g(b))                                                                                         \
     COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)   \
     X(class_f64, I, u32, u64, u32, u32, "v_cmp_class_f64 vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)((class_of_double(g(a)) & b) != 0))
 
@@ -170,6 +172,7 @@
     X(s_mul_hi, u32, u32, u32, "s_mul_hi_u32 %0, %1, %2", (u32)((u64)a * b >> 32))                                                            \
     X(s_lshl, u32, u32, u32, "s_lshl_b32 %0, %1, %2", a << b % 32)                                                                            \
     X(s_lshl_64, u64, u64, u32, "s_lshl_b64 %0, %1, %2", a << b % 64)                                                                         \
+    X(s_lshr_64, u64, u64, u32, "s_lshr_b64 %0, %1, %2", a >> b % 64)                                                                         \
     X(s_ashr, u32, u32, u32, "s_ashr_i32 %0, %1, %2", (u32)((int)a >> b % 32))                                                                \
     X(s_ashr_64, u64, u64, u32, "s_ashr_i64 %0, %1, %2", (u64)((long long)a >> b % 64))                                                       \
     X(s_bfe, u32, u32, u32, "s_bfe_u32 %0, %1, 0x70005", a >> 5 & 127)                                                                        \
@@ -194,6 +197,7 @@
     X(s_or, u32, u32, u32, "s_or_b32 %0, %1, %2", a | b)                                                                                      \
     X(s_xor, u32, u32, u32, "s_xor_b32 %0, %1, %2", a ^ b)                                                                                    \
     X(s_not, u32, u32, u32, "s_not_b32 %0, %1", ~a)                                                                                           \
+    X(s_not_64, u64, u64, u64, "s_not_b64 %0, %1", ~a)                                                                                        \
     X(s_sub_overflow, u32, u32, u32, "s_sub_i32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((long long)(int)a - (int)b != (int)(a - b)))       \
     X(s_sub_i32, u32, u32, u32, "s_sub_i32 %0, %1, %2", a - b)                                                                                \
     X(s_cselect_64, u64, u64, u64, "s_cmp_lg_u64 %1, %2\n s_cselect_b64 %0, %1, 5", a != b ? a : 5)                                           \

@@ -2,6 +2,7 @@
  * static inline, so a test program uses what it needs. */
 #pragma once
 
+#include "check.h"
 #include "process.h"
 
 enum { MOST_RANKS = 8 };
@@ -33,6 +34,10 @@ static inline void finish_ranks(Ranks *ranks) {
 static inline void free_ranks(Ranks *ranks) {
     for (int i = 0; i < ranks->size; i++) process_free(&ranks->results[i]);
 }
+
+/* The GPU of SMELT_TEST_DEVICE where it is the emulator's, whose memory is the host's and so within TCP's reach; else NULL:
+ * the ranks of a test are not given cards. */
+static inline Device *ranks_gpu(void) { return getenv("ROCEMU_LIBRARY") ? check_device() : NULL; }
 
 /* Fails the test where a rank does not end with 0. */
 static inline void run_over_tcp(int size, const char *role) {
