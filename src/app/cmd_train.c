@@ -219,7 +219,8 @@ static bool train_together(const Config *given, Error *error) {
         process_set_threads(config->threads, comm_local_size(comm));
     }
     TrainHost host = {&stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision) : NAN};
-    bool done = ready && choose_layout(&settings, comm, device, error) && train(config, device, comm, &host, error);
+    bool done = ready && train_settings_agree(config, comm, error) && choose_layout(&settings, comm, device, error) &&
+                train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);
     device_close(device);

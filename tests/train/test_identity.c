@@ -4,13 +4,13 @@
 #include "base/strings.h"
 #include "config/config.h"
 #include "train/identity_internal.h"
-#include "support/train_run.h"
+#include "support/ranks_run.h"
 #include "train/run.h"
 
 enum { VALUE_BYTES = 512 };
 
-/* A value that a setting of the tiny run does not have; NULL where every other value makes the configuration invalid,
- * so that it is refused for another reason. */
+/* A value that a setting of the tiny run does not have; NULL where every other value makes the configuration invalid for
+ * one process, so that it is refused for another reason. */
 static const char *other_value(const Option *option, const char *value, char other[VALUE_BYTES]) {
     static const struct {
         const char *name, *value;
@@ -21,7 +21,8 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"fork", NULL},
         {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"lora.rank", NULL}, {"run", "run2"}, {"resume.accept", "seed"},
         {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"},
-        {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}};
+        {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL},
+        {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {
@@ -155,6 +156,24 @@ static void every_setting_does_on_a_run_that_has_started_what_its_class_says(voi
         tried[change.option->class]++;
     }
     assert_true(tried[OPTION_FIXED] >= 40 && tried[OPTION_CHANGES] >= 29 && tried[OPTION_FREE] >= 12 && tried[OPTION_ONCE] >= 5);
+}
+
+static void axes_of_a_layout_change_with_the_ranks(void **state) {
+    (void)state;
+    static const char *const names[] = {"layout.tp", "layout.pp", "layout.cp", "layout.ep"};
+    static const char model[] = "model.heads=4 model.kv_heads=2";
+    if (!has_mpi()) skip();
+    train_ranks(0, "%s run=run stop_at=1", model);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *recorded = memory_format("changed: %s: 1 -> 2", names[i]);
+        copy_run("run", "other");
+        train_ranks(2, "%s run=other stop_at=2 %s=2", model, names[i]);
+        ProcessResult shown = smelt("show other");
+        if (!strstr(shown.output, recorded)) fail_msg("\"%s\" is not in:\n%s", recorded, shown.output);
+        process_free(&shown);
+        expect_remembered("other", names[i], "2", true);
+        free(recorded);
+    }
 }
 
 static void an_accepted_setting_is_recorded(void **state) {
@@ -497,6 +516,7 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(every_setting_does_on_a_run_that_has_started_what_its_class_says),
+        TRAIN_TEST(axes_of_a_layout_change_with_the_ranks),
         TRAIN_TEST(an_accepted_setting_is_recorded),
         TRAIN_TEST(a_setting_that_decides_what_a_checkpoint_holds_is_never_accepted),
         TRAIN_TEST(the_store_of_another_run_is_refused),
