@@ -233,9 +233,9 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
         numerics_find_in_stage(&loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine, TEXT);
     }
     for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
-        exchange_finish_gradients(loop->session.exchange);
         load_microbatch(loop, share, i);
         numerics_find(&loop->session, mine, TEXT);
+        exchange_finish_gradients(loop->session.exchange); /* what is still under way would join the next step's */
     }
     bool done = comm_host_all_gather(loop->comm, "NaN", texts, TEXT, COMM_U8, error);
     snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
