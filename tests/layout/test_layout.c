@@ -562,6 +562,61 @@ static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     assert_true(has_checkpoint("r", step));
 }
 
+/* Makes the embedding of a byte infinite in an exported model: a step is not finite where its text has the byte. */
+static void spoil_byte(const char *path, unsigned char byte) {
+    static const char name[] = "model.embed_tokens.weight";
+    Error error = {0};
+    Safetensors file;
+    if (!safetensors_open(&file, path, &error)) fail_msg("%s", error.message);
+    const StoredTensor *table = safetensors_find(&file, name);
+    int64_t row = table->shape[1] * (int64_t)stored_type_bytes(table->type);
+    size_t at = (size_t)((const char *)table->data - (const char *)file.map.bytes) + (size_t)(byte * row), length;
+    bool narrow = table->type == STORED_BF16;
+    safetensors_close(&file);
+    unsigned char *bytes = read_bytes(path, &length);
+    for (int64_t i = 0; i < row; i += narrow ? 2 : 4) {
+        float infinity = INFINITY;
+        memcpy(bytes + at + i, (char *)&infinity + (narrow ? 2 : 0), narrow ? 2 : 4);
+    }
+    write_bytes(path, bytes, length);
+    free(bytes);
+}
+
+static void a_skipped_update_leaves_nothing_behind_in_any_stage(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    static const char settings[] = "model.family=llama model.experts=0 model.tied=false model.router_width=64 batch.sequences=1 "
+                                   "batch.tokens=128 init=model on_nan=skip";
+    size_t length;
+    unsigned char *text = read_bytes("text", &length);
+    for (size_t i = 700; i < length; i += 1500) text[i] = '@';
+    write_bytes("text", text, length);
+    free(text);
+    train_good("model.family=llama model.experts=0 model.tied=false precision=fp32 run=base stop_at=2");
+    smelt_good("convert base model");
+    spoil_byte("model/model.safetensors", '@');
+    char *alone = memory_format(RANKS_SETTINGS " %s run=one", settings);
+    train_says(ERROR_NUMERICS, "step 20: its update made NaN or infinity in parameter model.embed_tokens.weight", "%s",
+        alone); /* it was infinite */
+    free(alone);
+    json_auto_t *steps = records("one", "step");
+    size_t skipped = 0;
+    for (size_t i = 0; i < json_array_size(steps); i++) skipped += json_is_true(json_object_get(json_array_get(steps, i), "skipped"));
+    assert_true(skipped > 0 && skipped < json_array_size(steps));
+    for (int stage = 0; stage <= 3; stage++) {
+        char run[32];
+        snprintf(run, sizeof run, "four-%d", stage);
+        char *words = memory_format("%s layout.zero=%d run=%s", settings, stage, run);
+        ProcessResult result = run_ranks(4, words);
+        process_free(&result);
+        free(words);
+        json_auto_t *others = records(run, "step");
+        for (size_t i = 0; i < json_array_size(steps); i++)
+            assert_true(
+                json_equal(json_object_get(json_array_get(steps, i), "skipped"), json_object_get(json_array_get(others, i), "skipped")));
+    }
+}
+
 static void a_nan_on_one_rank_is_named_on_all(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -599,6 +654,7 @@ int main(void) {
         TRAIN_TEST(the_same_layout_continued_has_the_bits_of_an_unbroken_run),
         TRAIN_TEST(a_layout_for_other_ranks_than_there_are_is_refused),
         TRAIN_TEST(a_signal_to_one_rank_stops_all_after_the_same_step),
+        TRAIN_TEST(a_skipped_update_leaves_nothing_behind_in_any_stage),
         TRAIN_TEST(a_nan_on_one_rank_is_named_on_all),
     };
     train_main();
