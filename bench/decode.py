@@ -8,14 +8,13 @@ Every case of CASES is a shape of gpu.json with its layers and a context. The ra
     bench/decode.py --cases llama-8b-128k --ranks 1,2 --layouts cp      some
 Prints a table and, with --csv, writes it."""
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
 import tempfile
 
-import parallel
+import gpu
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # row of gpu.json, layers, context
@@ -30,10 +29,8 @@ COLUMNS = ["case", "ranks", "layout", "prompt_tokens_s", "token_ms", "best_ms", 
 
 def measure(arguments, name, ranks, layout, folder):
     row, layers, context = CASES[name]
-    config, result = os.path.join(folder, f"{name}.yaml"), os.path.join(folder, "result.json")
-    shape = {**arguments.shapes[row], "layers": layers}
-    with open(config, "w") as file:
-        file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**parallel.model_of(shape), "context": context}.items()))
+    config = gpu.write_config(os.path.join(folder, f"{name}.yaml"), arguments.shapes[row], layers=layers, context=context)
+    result = os.path.join(folder, "result.json")
     spread = {f"layout.{layout}": ranks} if ranks > 1 else {}
     settings = {"precision": "bf16", "device": arguments.device, "tokens": arguments.tokens, "json": result, "data.train": "none",
                 "data.length": 64, "batch.sequences": 1, "batch.tokens": 64, **spread}
@@ -74,10 +71,7 @@ def main():
                     lines.append({key: line.get(key, "") for key in COLUMNS})
                     print("  ".join(f"{key} {lines[-1][key]}" for key in COLUMNS), flush=True)
     if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(lines)
+        gpu.write_csv(arguments.csv, COLUMNS, lines)
 
 
 if __name__ == "__main__":

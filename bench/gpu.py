@@ -28,9 +28,11 @@ COLUMNS = ["row", "ranks", "program", "mode", "tokens_per_second", "ratio", "eff
 
 
 def write_shard(prefix, vocabulary, count):
-    """Random tokens as one document in Megatron's layout."""
+    """Random tokens as one document in Megatron's layout, unless they are there; returns the prefix."""
     import array
     import random
+    if os.path.exists(prefix + ".bin"):
+        return prefix
     generator = random.Random(1)
     block = array.array("i", (generator.randrange(vocabulary) for _ in range(1 << 18)))
     with open(prefix + ".bin", "wb") as file:
@@ -38,6 +40,27 @@ def write_shard(prefix, vocabulary, count):
             block.tofile(file)
     with open(prefix + ".idx", "wb") as file:
         file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", count // len(block) * len(block), 0, 0, 1))
+    return prefix
+
+
+def write_config(path, shape, **more):
+    """smelt's configuration of a row's model, with more settings of the model; returns the path."""
+    zaya = shape["family"] == "zaya"
+    model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
+             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
+             "vocabulary": shape["vocab"], "tied": "true", "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
+    if zaya:
+        model.update(experts=shape["experts"], router_width=shape["router_width"])
+    with open(path, "w") as file:
+        file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model, **more}.items()))
+    return path
+
+
+def write_csv(path, columns, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def memory_used():
@@ -75,23 +98,11 @@ def run(command, enough=lambda: False):
     return process.returncode, output, peak[0]
 
 
-MODES = {"pure_bf16": "pure bf16", "bf16": "bf16, fp32 masters"}
-
-
-def run_smelt(arguments, row, shape, folder, ranks, zero, precision):
-    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}")
-    zaya = shape["family"] == "zaya"
-    model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
-             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
-             "vocabulary": shape["vocab"], "tied": "true", "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
-    if zaya:
-        model.update(experts=shape["experts"], router_width=shape["router_width"])
-    with open(config, "w") as file:
-        file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in model.items()))
-    if not os.path.exists(shard + ".bin"):
-        write_shard(shard, shape["vocab"], 8 << 20)
-    tokens, started, first = shape["microbatch"] * shape["sequence"], time.time(), []
-    log = os.path.join(runs, "metrics.jsonl")
+def train(arguments, config, folder, ranks, settings):
+    """Trains with smelt until three steps and the measured ones are done, and kills it: the measured steps' medians; "waiting" is
+    the part of a step in which the device waited for collectives."""
+    started, first = time.time(), []
+    log = os.path.join(folder, "metrics.jsonl")
 
     def read_steps():
         lines = open(log).read().splitlines(keepends=True) if os.path.exists(log) else []
@@ -104,25 +115,42 @@ def run_smelt(arguments, row, shape, folder, ranks, zero, precision):
             first.append(time.time() - started)
         return count >= arguments.steps + 3
 
+    given = {"run": folder, "data.valid_fraction": 0, "data.document_mask": "false", "steps": 1000000, "device": arguments.device,
+             "schedule.kind": "constant", "tensorboard": "false", **settings}
     launch = [] if ranks == 1 else ["launch", "-n", str(ranks), "--"]
-    command = [arguments.smelt, *launch, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
-               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens * ranks}", f"layout.zero={zero}", f"precision={precision}", "steps=1000000",
-               f"device={arguments.device}", "optimizer.lr=3e-4", "schedule.kind=constant", "tensorboard=false"] + arguments.set
+    command = [arguments.smelt, *launch, "train", config, *(f"{key}={value}" for key, value in given.items()), *arguments.set]
     code, output, memory = run(command, enough)
     steps = read_steps()
     if len(steps) < arguments.steps + 3:
-        return {"error": f"exit code {code}: {output[-600:]}"}
-    return {"mode": MODES[precision] if ranks == 1 else f"ZeRO-{zero}", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
-            "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"]}
+        return {"error": f"exit code {code}: {output[-800:]}"}
+    return {"memory_gib": memory, "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"],
+            "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]),
+            "waiting": statistics.median((s.get("waiting_milliseconds") or 0) / s["milliseconds"] for s in steps[3:])}
 
 
-def run_peer(arguments, row, shape, ranks, parallel):
-    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launch, os.path.abspath(__file__), "--as-peer", row, "--parallel", parallel, "--steps", str(arguments.steps),
-               "--started", str(time.time())]
-    code, output, memory = run(command)
+def run_torch(script, words, ranks):
+    """Runs a script in PyTorch, by torchrun unless ranks is 0: the JSON that it prints last, and peak memory."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    code, output, memory = run([sys.executable, *launch, os.path.abspath(script), *words])
     lines = [line for line in output.splitlines() if line.startswith("{")]
-    return {"memory_gib": memory, **json.loads(lines[-1])} if code == 0 and lines else {"error": output[-600:]}
+    return {"memory_gib": memory, **json.loads(lines[-1])} if code == 0 and lines else {"error": output[-1500:]}
+
+
+MODES = {"pure_bf16": "pure bf16", "bf16": "bf16, fp32 masters"}
+
+
+def run_smelt(arguments, row, shape, folder, ranks, zero, precision):
+    config = write_config(os.path.join(folder, "row.yaml"), shape)
+    shard = write_shard(os.path.join(folder, row), shape["vocab"], 8 << 20)
+    settings = {"data.train": shard, "data.length": shape["sequence"], "batch.sequences": shape["microbatch"],
+                "batch.tokens": shape["microbatch"] * shape["sequence"] * ranks, "layout.zero": zero, "precision": precision, "optimizer.lr": "3e-4"}
+    result = train(arguments, config, os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}"), ranks, settings)
+    return {"mode": MODES[precision] if ranks == 1 else f"ZeRO-{zero}", **result}
+
+
+def run_peer(arguments, row, ranks, parallel):
+    words = ["--as-peer", row, "--parallel", parallel, "--steps", str(arguments.steps), "--started", str(time.time())]
+    return run_torch(__file__, words, ranks if ranks > 1 else 0)
 
 
 def spread(model, parallel, amp):
@@ -193,7 +221,7 @@ def race(arguments, row, shape, folder, ranks, zero, parallel, alone, results):
     pure = ranks == 1 and shape["peer"].endswith(":bf16")
     for program, precision in ([] if arguments.no_peer else [("pytorch", "")]) + ([("smelt", "pure_bf16")] if pure else []) + [("smelt", "bf16")]:
         peer_runs = program == "pytorch"
-        result = run_peer(arguments, row, shape, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero, precision)
+        result = run_peer(arguments, row, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero, precision)
         if "error" in result:
             print(f"{row} {program} on {ranks} failed: {result['error']}", flush=True)
             continue
@@ -232,10 +260,7 @@ def main():
                 for zero, parallel in [(1, "")] if ranks == 1 else [(1, "ddp"), (3, "fsdp")]:
                     race(arguments, row, shapes[row], folder, ranks, zero, parallel, alone, results)
     if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(results)
+        write_csv(arguments.csv, COLUMNS, results)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ step's tokens/s over that of one GPU, divided by the number of GPUs; "waiting" i
     bench/parallel.py --cases tp-llama,cp-zaya-131k --no-peer      some, smelt alone
 Needs a Python with PyTorch. Prints a table and, with --csv, writes it."""
 import argparse
-import csv
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 
@@ -36,52 +34,23 @@ CASES = {
 COLUMNS = ["case", "ranks", "program", "layout", "tokens_per_second", "efficiency", "waiting", "memory_gib", "loss_last"]
 
 
-def model_of(shape):
-    zaya = shape["family"] == "zaya"
-    model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
-             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
-             "vocabulary": shape["vocab"], "tied": "true", "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
-    return {**model, **({"experts": shape["experts"], "router_width": shape["router_width"]} if zaya else {})}
-
-
 def run_smelt(arguments, name, folder, ranks):
     row, sequence, microbatch, microbatches, layout, _, settings = CASES[name]
-    shape = arguments.shapes[row]
-    config, shard, run = os.path.join(folder, f"{name}.yaml"), os.path.join(folder, row), os.path.join(folder, f"run-{name}-{ranks}")
-    with open(config, "w") as file:
-        file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model_of(shape), "context": sequence}.items()))
-    if not os.path.exists(shard + ".bin"):
-        gpu.write_shard(shard, shape["vocab"], 16 << 20)
-    log = os.path.join(run, "metrics.jsonl")
-
-    def steps():
-        lines = open(log).read().splitlines(keepends=True) if os.path.exists(log) else []
-        return [record for record in map(json.loads, (line for line in lines if line.endswith("\n"))) if record["kind"] == "step"]
-
-    spread = layout if ranks > 1 else {}
-    given = {"run": run, "data.train": shard, "data.valid_fraction": 0, "data.document_mask": "false", "data.length": sequence, "batch.sequences": microbatch,
-             "batch.tokens": sequence * microbatch * microbatches, "precision": arguments.precision, "steps": 1000000, "device": arguments.device,
-             "schedule.kind": "constant", "tensorboard": "false", "eval.sample_tokens": 0, **settings, **spread}
-    launch = [] if ranks == 1 else ["launch", "-n", str(ranks), "--"]
-    command = [arguments.smelt, *launch, "train", config, *(f"{key}={value}" for key, value in given.items()), *arguments.set]
-    code, output, memory = gpu.run(command, lambda: len(steps()) >= arguments.steps + 3)
-    records = steps()
-    if len(records) < arguments.steps + 3:
-        return {"error": f"exit code {code}: {output[-800:]}"}
-    return {"layout": " ".join(f"{key}={value}" for key, value in spread.items()), "memory_gib": memory, "loss_last": records[-1]["loss"],
-            "tokens_per_second": statistics.median(record["tokens_per_second"] for record in records[3:]),
-            "waiting": statistics.median((record["waiting_milliseconds"] or 0) / record["milliseconds"] for record in records[3:])}
+    shape, spread = arguments.shapes[row], layout if ranks > 1 else {}
+    config = gpu.write_config(os.path.join(folder, f"{name}.yaml"), shape, context=sequence)
+    shard = gpu.write_shard(os.path.join(folder, row), shape["vocab"], 16 << 20)
+    given = {"data.train": shard, "data.length": sequence, "batch.sequences": microbatch, "batch.tokens": sequence * microbatch * microbatches,
+             "precision": arguments.precision, "eval.sample_tokens": 0, **settings, **spread}
+    result = gpu.train(arguments, config, os.path.join(folder, f"run-{name}-{ranks}"), ranks, given)
+    return {"layout": " ".join(f"{key}={value}" for key, value in spread.items()), **result}
 
 
 def run_peer(arguments, name, ranks):
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     for mode in ([], ["--eager"]):
-        command = [sys.executable, *launch, os.path.abspath(__file__), "--as-peer", name, "--steps", str(arguments.steps), *mode]
-        code, output, memory = gpu.run(command)
-        lines = [line for line in output.splitlines() if line.startswith("{")]
-        if code == 0 and lines:
-            return {"memory_gib": memory, **json.loads(lines[-1])}
-    return {"error": output[-1500:]}
+        result = gpu.run_torch(__file__, ["--as-peer", name, "--steps", str(arguments.steps), *mode], ranks)
+        if "error" not in result:
+            break
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------------- PyTorch
@@ -261,10 +230,7 @@ def main():
                     print("{case:14} {ranks} x {program:8} {layout:16} {tokens_per_second:9.0f} tok/s  {efficiency:6.1%} of linear  {memory_gib:6.1f} GiB  waiting {waiting:5.1%}  loss {loss_last:.4f}"
                           .format(**result), flush=True)
     if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(results)
+        gpu.write_csv(arguments.csv, COLUMNS, results)
 
 
 if __name__ == "__main__":
