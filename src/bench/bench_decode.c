@@ -1,12 +1,10 @@
 /* Speed of generation: a prompt that fills a context of random tokens, then tokens one by one, of a configuration with
  * random weights. Started as several ranks they share caches and weights as layout.cp and layout.tp say. Owns the ranks'
  * groups and a generator while it runs. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "bench/bench.h"
 #include "infer/generate.h"
 #include "layout/layout.h"
@@ -71,11 +69,6 @@ static bool feed_prompt(Decoding *decoding, const Config *config, Error *error) 
     return done;
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Draws tokens, with all that generation does for one. */
 static bool time_tokens(Decoding *decoding, Error *error) {
     SCOPED_FREE double *seconds = memory_allocate((size_t)decoding->tokens * sizeof *seconds);
@@ -90,8 +83,7 @@ static bool time_tokens(Decoding *decoding, Error *error) {
         if (i >= 0) seconds[i] = log_seconds() - start;
     }
     decoding->sent = (double)(comm_totals(decoding->comm).bytes - sent) / (double)decoding->tokens;
-    qsort(seconds, (size_t)decoding->tokens, sizeof *seconds, ascending);
-    decoding->token_seconds = seconds[decoding->tokens / 2];
+    decoding->token_seconds = sort_median(seconds, decoding->tokens);
     decoding->best_seconds = seconds[0];
     return true;
 }
@@ -122,8 +114,7 @@ const Benchmark bench_decode = {
     .name = "decode",
     .summary = "how fast a configuration generates, by one rank or several that share the cache",
     .explanation = "A prompt of random tokens fills the context, then tokens are drawn one by one; weights are random. Started as ranks, "
-                   "smelt launch -n 2 "
-                   "-- bench decode\n"
+                   "smelt launch -n 2 -- bench decode\n"
                    "CONFIG.yaml layout.cp=2, they share the cache. token_ms is the median, best_ms the least; sent_bytes is what a rank "
                    "sends for a token.\n",
     .config = BENCH_CONFIG_REQUIRED,
