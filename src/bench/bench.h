@@ -79,7 +79,7 @@ typedef struct Bench {
     Config config;          /* of CONFIG.yaml and key=value, checked; defaults without it */
     bool configured;        /* CONFIG.yaml was given */
     const char *positional; /* the argument that is no option; "" when there is none */
-    Device *device;         /* NULL until bench_open_device */
+    Device *device;         /* NULL until it is opened: bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
     Device *(*open_local_device)(int choice, Precision precision, const Comm *comm, Error *error);
     void (*recommend)(const char *name, const char *value); /* CommOptions.recommend */
@@ -110,8 +110,6 @@ extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimize
 
 /* Opens the device that was asked for, once. ERROR_USAGE, ERROR_DEVICE. */
 bool bench_open_device(Bench *bench, Precision precision, Error *error);
-/* That of this rank. */
-bool bench_open_local_device(Bench *bench, Precision precision, const Comm *comm, Error *error);
 
 /* -- Results (results.c) ------------------------------------------------------------------------------------------- */
 

@@ -47,11 +47,13 @@ static bool random_weights(Generator *generator, const Config *config, Device *d
 }
 
 static bool open_ranks(Bench *bench, Decoding *decoding, Precision precision, Error *error) {
+    const DecodeOptions *options = bench->options;
     const Config *config = &bench->config;
     Comm *comm = decoding->comm = comm_open(&(CommOptions){.recommend = bench->recommend}, error);
     if (!comm) return false;
     bench->silent = comm_rank(comm) > 0;
-    if (!bench_open_local_device(bench, precision, comm, error) || !comm_use_device(comm, bench->device, error)) return false;
+    bench->device = bench->open_local_device(options->common.device, precision, comm, error);
+    if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
     int size = comm_size(comm);
     if (size != config->layout.cp * config->layout.tp)
         return error_set(error, ERROR_USAGE, "%d rank%s: give layout.cp=%d, or layout.cp and layout.tp with that product", size,

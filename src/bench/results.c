@@ -207,8 +207,3 @@ bool bench_open_device(Bench *bench, Precision precision, Error *error) {
     if (!bench->device) bench->device = bench->open_device(((const BenchOptions *)bench->options)->device, precision, error);
     return bench->device != NULL;
 }
-
-bool bench_open_local_device(Bench *bench, Precision precision, const Comm *comm, Error *error) {
-    bench->device = bench->open_local_device(((const BenchOptions *)bench->options)->device, precision, comm, error);
-    return bench->device != NULL;
-}
