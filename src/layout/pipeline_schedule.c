@@ -171,7 +171,8 @@ typedef struct Listing {
     const End *ends;
     int end_count, next;
     Slot *slots;
-    int *ran_in; /* by cell: 1 + the slot in which a pass ran; 0: it has not */
+    int *ran_in;   /* by cell: 1 + the slot in which a pass ran; 0: it has not */
+    bool *arrived; /* by cell: a pass's input is received */
 } Listing;
 
 static int64_t cell_of(const Listing *list, const PipelineAction *action) {
@@ -212,6 +213,7 @@ static void issue(Listing *list) {
         int slot = send ? list->ran_in[cell_of(list, action)] - 1 : take_slot(list, action);
         if (slot < 0) return;
         if (send) list->slots[slot].unsent--;
+        else list->arrived[cell_of(list, action)] = true;
         append(list, *action, slot);
     }
 }
@@ -229,12 +231,9 @@ static int count_ends(const Listing *list, const PipelineAction *run, PipelineAc
     return count;
 }
 
+/* Whether a pass that waits for an input has received it. */
 static bool has_arrived(const Listing *list, const PipelineAction *run) {
-    for (int i = list->next; i < list->end_count; i++) {
-        const PipelineAction *end = &list->ends[i].action;
-        if (end->act == PIPELINE_RECEIVE && cell_of(list, end) == cell_of(list, run)) return false;
-    }
-    return true;
+    return list->arrived[cell_of(list, run)] || !count_ends(list, run, PIPELINE_RECEIVE);
 }
 
 /* Lists all actions with result->slots; false where these do not suffice. */
@@ -263,7 +262,8 @@ static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
     for (bool listed = false; !listed;) {
         SCOPED_FREE Slot *slots = memory_allocate((size_t)++result->slots * sizeof *slots);
         SCOPED_FREE int *ran_in = memory_allocate((size_t)cells * sizeof *ran_in);
-        Listing list = {.s = s, .stage = stage, .result = result, .ends = ends, .end_count = count, .slots = slots, .ran_in = ran_in};
+        SCOPED_FREE bool *arrived = memory_allocate((size_t)cells * sizeof *arrived);
+        Listing list = {s, stage, result, ends, count, .slots = slots, .ran_in = ran_in, .arrived = arrived};
         result->count = 0;
         listed = list_actions(&list);
     }
