@@ -128,9 +128,9 @@ Config forecast_apply(const Config *config, const ForecastLayout *layout) {
 /* Stages between the second, which holds more microbatches than those behind it, and the last are like the second. */
 static int next_stage(int stage, int stages) { return stage == 1 && stages > 3 ? stages - 1 : stage + 1; }
 
-/* The bubble over the work of the busiest stage, as the schedule is simulated for planning. */
+/* The bubble over the work of the busiest stage, as the schedule is simulated for planning; no stage's actions matter. */
 static double idle_part(const PipelinePlan *plan) {
-    PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs);
+    PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs, 0);
     double part = schedule->bubble / (schedule->length - schedule->bubble);
     pipeline_schedule_free(schedule);
     return part;

@@ -63,7 +63,7 @@ static int count_slots(const PipelinePlan *plan, PipelineKind kind, int stage) {
     shape.kind = kind;
     for (shape.microbatches = 1; shape.microbatches <= last;
         shape.microbatches += shape.microbatches == few && last > few ? last - few : 1) {
-        PipelineSchedule *schedule = pipeline_schedule_create(&shape, plan->costs);
+        PipelineSchedule *schedule = pipeline_schedule_create(&shape, plan->costs, stage);
         most = (int)int_max(most, schedule->stages[stage].slots);
         pipeline_schedule_free(schedule);
     }
@@ -107,7 +107,7 @@ static void describe_layers(const PipelinePlan *plan, int stage, char *text, siz
 
 void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
     const PipelineShape *shape = &plan->shape;
-    PipelineSchedule *schedule = pipeline_schedule_create(shape, plan->costs);
+    PipelineSchedule *schedule = pipeline_schedule_create(shape, plan->costs, PIPELINE_ALL_STAGES);
     fprintf(file, "pipeline    %d stages, %s, %d microbatch%s: idle %.1f%% of the step, %.1f%% by the formula for even stages\n",
         shape->stages, pipeline_kind_name(shape->kind), shape->microbatches, shape->microbatches == 1 ? "" : "es",
         100 * schedule->bubble / schedule->length, 100 * schedule->formula / (schedule->formula + schedule->length - schedule->bubble));

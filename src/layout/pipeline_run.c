@@ -40,12 +40,13 @@ static const Mesh *mesh_of(const PipelineRun *run) { return run->model->graph->m
 
 static void choose_schedule(PipelineRun *run, int64_t count) {
     PipelineShape shape = run->plan->shape;
+    int stage = mesh_of(run)->at[AXIS_PP];
     if (run->schedule && run->schedule->shape.microbatches == count) return;
     pipeline_schedule_free(run->schedule);
     shape.kind = run->kind;
     shape.microbatches = (int)count;
-    run->schedule = pipeline_schedule_create(&shape, run->plan->costs);
-    assert(run->schedule->stages[mesh_of(run)->at[AXIS_PP]].slots <= run->slots);
+    run->schedule = pipeline_schedule_create(&shape, run->plan->costs, stage);
+    assert(run->schedule->stages[stage].slots <= run->slots);
 }
 
 /* The tensors of an action: forward a chunk's output goes out and its input comes in, backward their gradients go the other

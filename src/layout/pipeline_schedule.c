@@ -267,7 +267,6 @@ static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
         result->count = 0;
         listed = list_actions(&list);
     }
-    for (int i = 0; i < s->runs[stage].count; i++) result->busy += s->runs[stage].items[i].end - s->runs[stage].items[i].start;
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
@@ -283,7 +282,13 @@ static double formula_of(const PipelineShape *shape, const PieceCost *costs) {
     return (shape->stages - 1) * turn / shape->chunks;
 }
 
-PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs) {
+static double busy_of(const RunList *runs) {
+    double busy = 0;
+    for (int i = 0; i < runs->count; i++) busy += runs->items[i].end - runs->items[i].start;
+    return busy;
+}
+
+PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only) {
     PipelineSchedule *schedule = memory_allocate(sizeof *schedule);
     size_t stages = (size_t)shape->stages, cells = (size_t)PART_KINDS * pipeline_pieces(shape) * shape->microbatches;
     SCOPED_FREE RunList *runs = memory_allocate(stages * sizeof *runs);
@@ -299,7 +304,8 @@ PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const Pie
     simulate(&s);
     double busiest = 0;
     for (int stage = 0; stage < shape->stages; stage++) {
-        list_stage(&s, stage, &schedule->stages[stage]);
+        if (only == stage || only == PIPELINE_ALL_STAGES) list_stage(&s, stage, &schedule->stages[stage]);
+        schedule->stages[stage].busy = busy_of(&runs[stage]);
         busiest = fmax(busiest, schedule->stages[stage].busy);
         if (runs[stage].count) schedule->length = fmax(schedule->length, runs[stage].items[runs[stage].count - 1].end);
         free(runs[stage].items);

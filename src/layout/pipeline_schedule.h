@@ -50,7 +50,7 @@ typedef struct PipelineAction {
 } PipelineAction;
 
 typedef struct PipelineStage {
-    PipelineAction *actions;
+    PipelineAction *actions; /* NULL: not listed */
     int count;
     int slots;   /* numbered from 0 */
     double busy; /* sum of its parts */
@@ -64,8 +64,10 @@ typedef struct PipelineSchedule {
     double formula; /* what the formula above says of the mean costs */
 } PipelineSchedule;
 
-/* costs: by piece. The caller frees it with pipeline_schedule_free. */
-PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs);
+/* costs: by piece. `only`: the stage whose actions and slots are listed; all stages are simulated. The caller frees it with
+ * pipeline_schedule_free. */
+enum { PIPELINE_ALL_STAGES = -1 };
+PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only);
 void pipeline_schedule_free(PipelineSchedule *schedule);
 /* "1f1b", as in layout.pp_schedule. */
 const char *pipeline_kind_name(PipelineKind kind);

@@ -22,7 +22,7 @@ static PipelineSchedule *schedule_of(PipelineShape shape, double spread) {
         double scale = 1 + spread * ((p * 7 + 3) % 5);
         costs[p] = (PieceCost){{scale, splits ? scale : 2 * scale, splits ? scale : 0}};
     }
-    return pipeline_schedule_create(&shape, costs);
+    return pipeline_schedule_create(&shape, costs, PIPELINE_ALL_STAGES);
 }
 
 /* Calls `check` with schedules of every kind and many shapes, of equal and of unequal costs. */
