@@ -91,7 +91,8 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
     if (r->again[tensor]) return r->again[tensor];
     const Tensor *t = graph_get(graph, tensor);
     if (tensor == TENSOR_NONE || t->arena != ARENA_ACTIVATION || t->keep || t->producer < 0 || t->producer >= r->forward) return tensor;
-    Node node = graph->nodes[t->producer];
+    int producer = t->producer;
+    Node node = graph->nodes[producer];
     const Op *op = op_table[node.op];
     if (!policy_drops(r, &node)) return tensor;
     bool crosses = any_output_crosses(r, &node);
@@ -99,11 +100,13 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
         int output = 0;
         while (node.out[output] != tensor) output++;
         graph_scope(graph, node.layer, "again.");
+        int first = graph->node_count;
         TensorId copy = op->recompute(graph, &node, output);
+        for (int i = first; i < graph->node_count; i++) graph->nodes[i].clone_of = producer;
         return r->again[tensor] = copy ? copy : tensor;
     }
     if (crosses) return tensor;
-    clone_node(r, t->producer);
+    clone_node(r, producer);
     return r->again[tensor];
 }
 

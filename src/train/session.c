@@ -75,7 +75,6 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             (long long)config->lora.rank);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
-    session->size = model_size(&config->model, &config->lora, precision, sequences, length);
     session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
     session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
     session->evaluation = build(session, session->mesh, MODEL_EVALUATE, sequences, length);
@@ -92,6 +91,17 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
 
 bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
     return session_plan_rank(session, config, device, 0, 1, error);
+}
+
+ModelSize session_size(const Session *session) {
+    const Config *config = session->config;
+    const Graph *graph = session->model.graph;
+    if (mesh_size(session->mesh, MESH(AXIS_PP) | AXES_ROWS | AXES_EXPERTS) > 1)
+        return model_size(&config->model, &config->lora, config->precision, config->batch.sequences, config->data.length);
+    return (ModelSize){.parameters = model_parameters(graph),
+        .trained = model_trained_parameters(graph),
+        .active = model_active_parameters(graph, &config->model),
+        .flops = session->plan.flops};
 }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
@@ -242,6 +252,7 @@ PipelineRun *session_run(const Session *session, PipelineKind kind, const Model 
 bool session_start(Session *session, Comm *comm, Error *error) {
     const Config *config = session->config;
     session->comm = comm;
+    session->size = session_size(session);
     if (!open_groups(session, error)) return false;
     session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
     if (!session->executor) return false;

@@ -36,7 +36,7 @@ typedef struct Session {
     Layout *layout;         /* this rank's shards of arenas and optimizer state */
     CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
     Model model, evaluation, sampling; /* sampling: no graph where the run writes no samples of text */
-    ModelSize size;                    /* of the whole model */
+    ModelSize size;                    /* of the whole model; from session_start on */
     Plan plan, evaluation_plan, sampling_plan;
     Executor *executor, *evaluator, *sampler; /* sampler: NULL until the first sample (text_sample.c) */
     Exchange *exchange, *evaluation_exchange, *sampling_exchange;
@@ -68,6 +68,8 @@ typedef struct Budget {
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error);
 /* session_plan_rank for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
+/* Of the whole model, by the plan of a rank that has all of it, else by a graph that is built for the purpose. */
+ModelSize session_size(const Session *session);
 Budget session_budget(const Session *session);
 /* The runs of the session's stage, where there is a pipeline; else NULL. */
 PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange);

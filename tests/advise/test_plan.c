@@ -54,6 +54,32 @@ static char *page(const Config *config, Device *device, int64_t available) {
     return text;
 }
 
+/* -- The size of the model ------------------------------------------------------------------------------------------ */
+
+static void the_size_of_a_model_depends_on_no_layout_or_recomputation(void **state) {
+    (void)state;
+    static const char *const paths[] = {"configs/zaya1-tiny.yaml", "configs/llama-tiny.yaml"};
+    for (int i = 0; i < 2; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Given given = give(paths[i]);
+        const Config *c = &given.config;
+        strings = given.strings;
+        ModelSize whole = model_size(&c->model, &c->lora, c->precision, c->batch.sequences, c->data.length);
+        for (int policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++)
+            for (int cp = 1; cp <= 2; cp++) {
+                SCOPED(session_free) Session session = {0};
+                Error error = {0};
+                given.config.recompute = policy;
+                given.config.layout.cp = cp;
+                if (!session_plan_rank(&session, c, h100, 0, 2, &error)) fail_msg("%s", error.message);
+                ModelSize size = session_size(&session);
+                assert_true(size.parameters == whole.parameters && size.trained == whole.trained && size.active == whole.active);
+                if (size.flops != whole.flops)
+                    fail_msg("%s policy %d, cp %d: %.17g FLOP, not %.17g", paths[i], policy, cp, size.flops, whole.flops);
+            }
+    }
+}
+
 /* -- The page ------------------------------------------------------------------------------------------------------ */
 
 static void expect_all(const char *text, const char *const *parts) {
@@ -204,6 +230,7 @@ static void a_stage_of_zero_comes_before_recomputation_where_there_are_ranks(voi
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_size_of_a_model_depends_on_no_layout_or_recomputation),
         cmocka_unit_test(the_page_has_model_memory_speed_and_chosen_settings),
         cmocka_unit_test(a_run_that_goes_on_is_planned_for_the_steps_that_are_left),
         cmocka_unit_test(the_program_follows_when_it_is_asked_for),
