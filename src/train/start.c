@@ -230,12 +230,6 @@ static bool open_run(Loop *loop, Error *error) {
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
-static bool same_settings(Loop *loop, Error *error) {
-    json_auto_t *settings = identity_settings(loop->config, true);
-    json_object_set_new(settings, "version", json_string(SMELT_VERSION));
-    return loop_agree(loop, "settings", identity_agree(loop->comm, "settings", settings, error), error);
-}
-
 /* Makes the session that of a phase, planned and not started. */
 static bool plan_phase(Loop *loop, int phase, Error *error) {
     session_free(&loop->session);
@@ -390,7 +384,7 @@ bool loop_next_phase(Loop *loop, Error *error) {
 static bool start(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     Session *session = &loop->session;
-    bool ready = same_settings(loop, error) && loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
+    bool ready = loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
@@ -431,6 +425,8 @@ void loop_close(Loop *loop) {
 }
 
 bool train_settings_agree(const Config *config, Comm *comm, Error *error) {
-    Loop loop = {.config = config, .comm = comm, .lock = -1};
-    return same_settings(&loop, error);
+    const Loop loop = {.comm = comm};
+    json_auto_t *settings = identity_settings(config, true);
+    json_object_set_new(settings, "version", json_string(SMELT_VERSION));
+    return loop_agree(&loop, "settings", identity_agree(comm, "settings", settings, error), error);
 }

@@ -16,11 +16,12 @@ typedef struct TrainHost {
     double peak_flops; /* the vendor's figure for the device in the run's precision, per second; NAN: unknown */
 } TrainHost;
 
-/* Whether all ranks of `comm` have the same settings and program: ERROR_USAGE. train checks it by itself. */
+/* Whether all ranks of `comm` have the same settings and program: ERROR_USAGE. Comes before anything that they decide. */
 bool train_settings_agree(const Config *config, Comm *comm, Error *error);
 /* Bytes of the device for this rank (< 0: unknown): the ranks of a node share host memory. */
 int64_t train_memory(const Comm *comm, const Device *device);
-/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints.
+/* Trains as configured on the device with all ranks of `comm`, which agree on the settings (train_settings_agree),
+ * resuming the run folder when it holds checkpoints.
  * ERROR_PREEMPTED after a request to stop, when a checkpoint was written. */
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error);
 
