@@ -18,23 +18,40 @@ static const Config *largest_phase(const Phases *phases) {
     return largest;
 }
 
+/* The layout of a run with what is given now: axes that are not 1 stay, and what layout=auto does not choose. False where
+ * the run has other axes. */
+static bool combine(Config *config, const Config *run) {
+    LayoutConfig *now = &config->layout;
+    const LayoutConfig *before = &run->layout;
+    const struct {
+        int64_t *given, chosen;
+    } axes[] = {{&now->tp, before->tp}, {&now->pp, before->pp}, {&now->cp, before->cp}, {&now->ep, before->ep}};
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
+        if (*axes[i].given != 1 && *axes[i].given != axes[i].chosen) return false;
+        *axes[i].given = axes[i].chosen;
+    }
+    now->dp = before->dp;
+    now->zero = before->zero;
+    config->recompute = run->recompute;
+    if (!config_needs_microbatch(config)) config->batch.sequences = run->batch.sequences;
+    return true;
+}
+
 /* Whether the run that is continued has a layout for these ranks. */
 static bool take_from_run(Config *config, int64_t ranks, FILE *file) {
     Error ignored = {0};
     SCOPED(options_free_strings) OptionStrings strings = {0};
-    Config remembered;
+    Config remembered, trial = *config;
     if (!source_is_run(config->run) || !run_read_config(config->run, &remembered, &strings, &ignored)) return false;
-    Config trial = forecast_apply(config, &(ForecastLayout){remembered.layout, remembered.recompute, remembered.batch.sequences});
-    if (layout_asked_ranks(&trial.layout) != ranks || !layout_check(&trial, ranks, &ignored)) return false;
+    if (!combine(&trial, &remembered) || layout_asked_ranks(&trial.layout) != ranks || !layout_check(&trial, ranks, &ignored)) return false;
     *config = trial;
     fprintf(file, "layout=auto: %s goes on with its layout\n", config->run);
     return true;
 }
 
-bool auto_layout(Config *config, const Cluster *cluster, FILE *file, Error *error) {
+static bool choose(Config *config, const Cluster *cluster, FILE *file, Error *error) {
     ForecastSearch search;
     SCOPED(phases_close) Phases phases = {0};
-    if (take_from_run(config, cluster->gpus, file)) return true;
     if (!phases_open(&phases, config, error)) return false;
     Config largest = *largest_phase(&phases);
     bool mixed = phases.items[0].name;
@@ -51,6 +68,16 @@ bool auto_layout(Config *config, const Cluster *cluster, FILE *file, Error *erro
     ForecastLayout found = search.found->layout;
     if (mixed) found.sequences = config->batch.sequences;
     *config = forecast_apply(config, &found);
+    return true;
+}
+
+bool auto_layout(Config *config, const Cluster *cluster, FILE *file, Error *error) {
     config->layout.choice = LAYOUT_GIVEN;
+    const Config given = *config;
+    char changes[1024];
+    if (!take_from_run(config, cluster->gpus, file) && !choose(config, cluster, file, error)) return false;
+    layout_drop_idle(config);
+    if (options_difference(&config_table, &given, config, changes, sizeof changes))
+        fprintf(file, "layout=auto changes (given -> chosen)\n%s", changes);
     return true;
 }

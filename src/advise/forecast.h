@@ -47,7 +47,10 @@ double forecast_all_gather(const Cluster *cluster, double bytes);
 /* -- Search -------------------------------------------------------------------------------------------------------- */
 
 /* What a search may change; the rest stays as configured. Of the axes those stay that are not 1. */
-typedef struct ForecastFreedom { bool axes, zero, memory; /* memory: recomputation, and microbatches of powers of two */ } ForecastFreedom;
+typedef struct ForecastFreedom {
+    bool axes, zero;
+    bool memory; /* recomputation, and microbatches of powers of two where the objective is the same with any */
+} ForecastFreedom;
 
 enum { FORECAST_FOUND = 5, FORECAST_REFUSALS = 12 };
 /* Why layouts were not tried: the rule that they break. */

@@ -137,6 +137,9 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
 
 void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file) {
     fprintf(file, "\nlayouts that were tried: %d, of which %d do not fit\n", search->tried, search->unfit);
+    if (config_needs_microbatch(config))
+        fprintf(file, "  all with batch.sequences=%lld, on which the load-balancing loss depends (model.auxiliary_loss=%g)\n",
+            (long long)config->batch.sequences, config->model.auxiliary_loss);
     fprintf(file, "  tok/s of a GPU     step     memory  layout\n");
     for (int i = 0; i < (search->count ? search->count : 1); i++) {
         const Forecast *found = &search->found[i];

@@ -104,13 +104,14 @@ static bool is_whole(const Config *config, int64_t sequences) {
     return sequences == 1 || (config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0);
 }
 
-/* Microbatches of powers of two up to a rank's share of the batch: larger ones would make the step larger than asked for. */
+/* Microbatches of powers of two up to a rank's share of the batch: larger ones would make the step larger than asked for.
+ * Only the one given where the objective depends on it. */
 static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) {
     const Config *config = space->config;
     int64_t copies = space->cluster->gpus / layout_copy_ranks(&layout.ranks),
             chosen = config->model.experts ? config->model.experts_per_token : 1;
     int64_t share = config->batch.tokens / config->data.length / (copies * layout.ranks.ep), most = 1;
-    if (!space->freedom.memory) return add_stages(space, layout, &(bool){false}, error);
+    if (!space->freedom.memory || config_needs_microbatch(config)) return add_stages(space, layout, &(bool){false}, error);
     for (; 2 * most <= share && 2 * most * config->data.length < INT32_MAX / chosen;) most *= 2;
     bool fits = true; /* larger microbatches need more */
     for (layout.sequences = 1; layout.sequences <= most && fits; layout.sequences *= 2) {

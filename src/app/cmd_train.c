@@ -155,7 +155,8 @@ static bool choose_run(int argc, char **argv, Config *config, OptionStrings *str
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
-           phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error);
+           phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error) &&
+           (config->layout.choice == LAYOUT_AUTO || layout_check_idle(config, error));
 }
 
 /* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */

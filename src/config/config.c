@@ -40,7 +40,7 @@ static const Option rows[] = {
         "print a page on memory, speed and settings, with program also each operation, and exit before allocating", ONCE),
     {"layout", OPTION_CHOICE, FIELD(layout.choice), "given", 0, 0, "given|auto", "",
         "auto: choose layout.dp, tp, pp, cp, ep and zero, batch.sequences and recompute by smelt forecast's model, and print why; axes "
-        "that are not 1 stay",
+        "that are not 1 stay, and batch.sequences with model.auxiliary_loss, which depends on it",
         ONCE},
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
         "time without a finished step or evaluation batch after which a rank prints where it is stuck and exits; 0: never", FREE),
@@ -115,7 +115,8 @@ static const Option rows[] = {
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
     INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences",
-        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory and round otherwise",
+        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory and round otherwise; "
+        "with model.auxiliary_loss, which each microbatch has of its own, fewer are another loss too",
         CHANGES),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
@@ -372,6 +373,8 @@ static bool check_schedule(const Config *config, Error *error) {
         warmup, decay, steps, warmup < steps / 10 ? warmup : steps / 10, cure);
 }
 
+bool config_needs_microbatch(const Config *config) { return config->model.experts > 0 && config->model.auxiliary_loss > 0; }
+
 void config_family_name(const Config *config, char name[16]) {
     static const char row[] = "model.family";
     options_format_value(options_find(&config_table, row, sizeof row - 1), config, name, 16);
@@ -392,9 +395,5 @@ bool config_check(Config *config, Error *error) {
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    if (config->layout.pp_chunks > 1 && (config->layout.pp == 1 || config->layout.pp_schedule != PIPELINE_INTERLEAVED))
-        return error_set(error, ERROR_USAGE,
-            "layout.pp_chunks=%lld is for layout.pp > 1 with layout.pp_schedule=interleaved: set these, or leave it out",
-            (long long)config->layout.pp_chunks);
     return layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -132,6 +132,8 @@ typedef struct Config {
 } Config;
 
 extern const OptionTable config_table;
+/* Whether another batch.sequences is another objective: a load-balancing loss has the means of one microbatch. */
+bool config_needs_microbatch(const Config *config);
 /* "llama" */
 void config_family_name(const Config *config, char name[16]);
 

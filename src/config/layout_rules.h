@@ -6,7 +6,7 @@
 
 /* Ranks of one copy of the model: layout.tp x pp x cp x ep. */
 int64_t layout_copy_ranks(const LayoutConfig *layout);
-/* Chunks of layers on each stage of a pipeline. */
+/* Chunks of layers on each stage of a pipeline; 1 where it is not interleaved. */
 int64_t layout_chunks(const LayoutConfig *layout);
 /* The ranks that the settings ask for: those of layout.dp copies, or of one where layout.dp is 0. */
 int64_t layout_asked_ranks(const LayoutConfig *layout);
@@ -16,3 +16,8 @@ int64_t layout_asked_ranks(const LayoutConfig *layout);
 bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size);
 /* ERROR_USAGE where the layout breaks a rule: which one, why there is such a rule, and the nearest layout without. */
 bool layout_check(const Config *config, int64_t ranks, Error *error);
+
+/* ERROR_USAGE where a setting of layout.* is not the default and has no effect in this layout, on any number of ranks. */
+bool layout_check_idle(const Config *config, Error *error);
+/* Gives such settings their defaults: they are for other layouts than the one that layout=auto chose. */
+void layout_drop_idle(Config *config);

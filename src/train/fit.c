@@ -43,7 +43,7 @@ static bool more_tensor(Trial *trial) {
 static bool more_recomputation(Trial *trial) { return ++trial->config.recompute <= RECOMPUTE_BLOCK; }
 
 static bool smaller_microbatch(Trial *trial) {
-    bool even = trial->config.batch.sequences % 2 == 0;
+    bool even = trial->config.batch.sequences % 2 == 0 && !config_needs_microbatch(&trial->config);
     if (even) trial->config.batch.sequences /= 2;
     return even;
 }
@@ -145,8 +145,11 @@ static void describe(const Config *before, int ranks, const char *device, const 
         snprintf(text + length, size - length, "%son %d such %s", length ? " " : "", trial->ranks, device);
 }
 
-/* What a kind is tried on top of: nothing, full recomputation, the smallest microbatch too. */
+/* What a kind is tried on top of: nothing, full recomputation, the smallest microbatch too, where that is the same
+ * objective. */
 enum { BASES = 3 };
+static int count_bases(const Kind *kind, const Config *config) { return kind->alone ? 1 : config_needs_microbatch(config) ? 2 : BASES; }
+
 static Trial base_trial(const Question *question, int base) {
     Trial trial = {.config = *question->config, .rank = question->rank, .ranks = question->ranks};
     BatchConfig *batch = &trial.config.batch;
@@ -169,7 +172,7 @@ static bool try_trial(const Question *question, const Trial *trial, Fit *best) {
 /* The first step of the kind that fits, else the one that needs least. */
 static Fit try_kind(const Kind *kind, const Question *question) {
     Fit best = {.bytes = INT64_MAX, .price = kind->price};
-    for (int base = 0; base < (kind->alone ? 1 : BASES) && !best.fits; base++) {
+    for (int base = 0; base < count_bases(kind, question->config) && !best.fits; base++) {
         Trial trial = base_trial(question, base), strongest = trial;
         if (kind->strongest) kind->strongest(&strongest);
         if (kind->strongest && !try_trial(question, &strongest, &best)) continue;

@@ -321,6 +321,21 @@ static void warn_of_settings_without_effect(const Loop *loop) {
         log_warn("schedule.kind=wsd without schedule.decay keeps the learning rate constant: give the steps of its fall at the end");
 }
 
+/* What only several ranks would use, or another precision. */
+static void warn_of_idle_layout(const Loop *loop) {
+    const LayoutConfig *given = &loop->config->layout;
+    const Layout *layout = loop->session.layout;
+    bool alone = comm_size(loop->comm) == 1, shards = false;
+    for (int b = 0; b < layout->bucket_count; b++) shards |= layout->buckets[b].sharded;
+    if (given->zero > 1 && !shards)
+        log_warn("layout.zero=%lld has no effect: no other rank has the same weights, to share them with", (long long)given->zero);
+    else if (given->zero == 2 && given->pp > 1)
+        log_warn("layout.zero=2 is layout.zero=1 in a pipeline, whose gradients stay whole until the step ends: layout.zero=3 saves more");
+    if (given->bucket_mb > 0 && alone) log_warn("layout.bucket_mb=%g has no effect on one rank", given->bucket_mb);
+    if (given->reduce == REDUCE_BF16 && (alone || loop->config->precision == PRECISION_FP64))
+        log_warn("layout.reduce=bf16 has no effect %s", alone ? "on one rank" : "with precision=fp64, whose gradients are reduced in fp64");
+}
+
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
 
 static bool resume(Loop *loop, Error *error) {
@@ -388,7 +403,10 @@ static bool start(Loop *loop, Error *error) {
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
-    if (loop_leads(loop)) summary_start(loop);
+    if (loop_leads(loop)) {
+        summary_start(loop);
+        warn_of_idle_layout(loop);
+    }
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);

@@ -106,6 +106,76 @@ static void a_configuration_file_may_ask_for_it_and_a_plan_shows_it(void **state
     smelt_says(0, ", over 64 ranks\n", "train auto.yaml %s plan=true layout.dp=64 batch.tokens=16Ki", TINY);
 }
 
+/* The load-balancing loss is of a microbatch: with another number of sequences it is another objective. */
+static void the_objective_stays(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings[4];
+        bool stays;
+    } cases[] = {{{"model.experts=4", "model.experts_per_token=2", "model.auxiliary_loss=0.01"}, true},
+        {{"model.experts=4", "model.experts_per_token=2", "model.auxiliary_loss=0"}, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        Cluster cluster = cluster_of(16);
+        char *text = NULL;
+        size_t length;
+        configure(&config, &strings);
+        for (int j = 0; j < 3; j++) assert_true(options_set(&config_table, &config, &strings, cases[i].settings[j], &error));
+        int64_t given = config.batch.sequences = 2;
+        FILE *file = open_memstream(&text, &length);
+        if (!auto_layout(&config, &cluster, file, &error)) fail_msg("%s", error.message);
+        fclose(file);
+        assert_true((config.batch.sequences == given) == cases[i].stays);
+        assert_true(!!strstr(text, "all with batch.sequences=2, on which the load-balancing loss depends") == cases[i].stays);
+        assert_true(!strstr(text, "batch.sequences: 2 -> ") == cases[i].stays);
+        free(text);
+    }
+}
+
+#define MIXTRAL " model.experts=2 model.auxiliary_loss=0.01 batch.sequences=2"
+
+/* A run that began with other sequences, such as one of an earlier smelt, goes on with those that are given. */
+static void the_objective_stays_where_a_run_goes_on(void **state) {
+    (void)state;
+    int64_t sequences;
+    smelt_says(0, "done", "launch -n 2 -- train %s steps=4 layout.dp=2 run=r" MIXTRAL, TINY);
+    smelt_says(0, "layout=auto: r goes on with its layout",
+        "launch -n 2 -- train %s steps=6 layout=auto run=r" MIXTRAL " batch.sequences=1", TINY);
+    remembered("r", &sequences);
+    assert_int_equal(sequences, 1);
+}
+
+static void what_it_changes_is_named(void **state) {
+    (void)state;
+    int64_t sequences;
+    static const char idle[] = "layout.pp_schedule: zero-bubble -> 1f1b";
+    smelt_says(0, idle, "train %s steps=4 layout=auto layout.pp_schedule=zero-bubble run=r", TINY);
+    assert_int_equal(remembered("r", &sequences).pp_schedule, PIPELINE_1F1B);
+    smelt_says(0, idle, "train %s steps=6 layout=auto layout.pp_schedule=zero-bubble run=r", TINY);
+    smelt_says(0, "continuing r", "train r steps=8");
+    smelt_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble has no effect",
+        "forecast %s gpu=mi300x search=false layout.pp_schedule=zero-bubble", configuration);
+    smelt_says(0, "pp", "forecast %s gpu=mi300x layout.pp_schedule=zero-bubble", configuration);
+    smelt_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble has no effect", "train %s steps=4 layout.pp_schedule=zero-bubble run=s", TINY);
+}
+
+static void what_only_more_ranks_use_is_named(void **state) {
+    (void)state;
+    smelt_says(0, "layout.zero=3 has no effect", "train %s steps=4 layout.zero=3 run=a", TINY);
+    smelt_says(0, "layout.reduce=bf16 has no effect on one rank", "train %s steps=4 layout.reduce=bf16 run=b", TINY);
+    smelt_says(0, "layout.reduce=bf16 has no effect with precision=fp64",
+        "launch -n 2 -- train %s steps=4 layout.reduce=bf16 precision=fp64 run=b64", TINY);
+    smelt_says(0, "layout.bucket_mb=1 has no effect on one rank", "train %s steps=4 layout.bucket_mb=1 run=c", TINY);
+    smelt_says(0, "layout.zero=2 is layout.zero=1 in a pipeline",
+        "launch -n 4 -- train %s steps=4 layout.pp=2 layout.zero=2 layout.bucket_mb=1 layout.reduce=bf16 run=d", TINY);
+    ProcessResult none = smelt("launch -n 2 -- train " TINY " steps=4 layout.zero=3 layout.bucket_mb=1 layout.reduce=bf16 run=e");
+    assert_int_equal(none.code, 0);
+    assert_null(strstr(none.errors, "no effect"));
+    process_free(&none);
+}
+
 int main(void) {
     train_main();
     configuration = realpath("configs/llama-tiny.yaml", NULL);
@@ -114,6 +184,10 @@ int main(void) {
         cmocka_unit_test(it_takes_the_quickest_that_the_forecast_finds),
         cmocka_unit_test(what_does_not_fit_is_refused_with_the_least_that_it_needs),
         TRAIN_TEST(a_run_remembers_its_layout_and_goes_on_with_it),
+        cmocka_unit_test(the_objective_stays),
+        TRAIN_TEST(the_objective_stays_where_a_run_goes_on),
+        TRAIN_TEST(what_it_changes_is_named),
+        TRAIN_TEST(what_only_more_ranks_use_is_named),
         TRAIN_TEST(a_configuration_file_may_ask_for_it_and_a_plan_shows_it),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

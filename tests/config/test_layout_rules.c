@@ -134,11 +134,66 @@ static void good_layouts_pass(void **state) {
     }
 }
 
+static void a_setting_that_its_layout_has_no_use_for_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings, *message, *used; /* settings with which it has an effect */
+    } idle[] = {
+        {"layout.pp_schedule=zero-bubble",
+            "layout.pp_schedule=zero-bubble has no effect without layout.pp=2 or more: change that, or give layout.pp_schedule=1f1b",
+            "layout.pp=2"},
+        {"layout.pp=2 layout.pp_chunks=3",
+            "layout.pp_chunks=3 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more: change that, or give "
+            "layout.pp_chunks=0",
+            "layout.pp_schedule=interleaved"},
+        {"layout.cp_exchange=ring",
+            "layout.cp_exchange=ring has no effect without layout.cp=2 or more: change that, or give layout.cp_exchange=gather",
+            "layout.cp=2"},
+        {"layout.shard=2 layout.zero=0", "layout.shard=2 has no effect without layout.zero=1, 2 or 3: change that, or give layout.shard=0",
+            "layout.zero=1"},
+    };
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config, dropped;
+        Error error = {0};
+        configure(&config, &strings, idle[i].settings);
+        assert_true(config_check(&config, &error)); /* a run that has it can be read */
+        assert_false(layout_check_idle(&config, &error));
+        assert_int_equal(error.code, ERROR_USAGE);
+        assert_string_equal(error.message, idle[i].message);
+        dropped = config;
+        layout_drop_idle(&dropped);
+        assert_true(layout_check_idle(&dropped, &error));
+        set_all(&config, &strings, strstr(error.message, "or give ") + strlen("or give "));
+        assert_true(layout_check_idle(&config, &error));
+        assert_memory_equal(&config.layout, &dropped.layout, sizeof config.layout);
+        configure(&config, &strings, idle[i].settings);
+        set_all(&config, &strings, idle[i].used);
+        if (!layout_check_idle(&config, &error)) fail_msg("%s", error.message);
+    }
+}
+
+/* A setting of layout.* that nobody gave never stops a start, whatever the others are. */
+static void defaults_are_never_refused(void **state) {
+    (void)state;
+    static const char *const layouts[] = {"", "layout.zero=0", "layout.pp=2", "layout.cp=2", "layout.pp=2 layout.pp_schedule=interleaved",
+        "layout.pp_chunks=1", "layout.pp_schedule=1f1b layout.cp_exchange=gather layout.shard=0 layout.reduce=fp32", "precision=fp64"};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        configure(&config, &strings, layouts[i]);
+        if (!layout_check_idle(&config, &error)) fail_msg("%s", error.message);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_rule_is_broken_once_and_the_advice_holds),
         cmocka_unit_test(several_faults_are_mended_at_once),
         cmocka_unit_test(good_layouts_pass),
+        cmocka_unit_test(a_setting_that_its_layout_has_no_use_for_is_refused),
+        cmocka_unit_test(defaults_are_never_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,8 +95,10 @@ static void a_pipeline_that_does_not_fit_the_layers_is_refused(void **state) {
     train_says(ERROR_USAGE, "layout.pp=8 is more than model.layers=4", STAGES "layout.pp=8 run=r");
     train_says(ERROR_USAGE, "layout.pp x pp_chunks = 6 is more than model.layers=4",
         STAGES "layout.pp=2 layout.pp_schedule=interleaved layout.pp_chunks=3 run=r");
-    train_says(ERROR_USAGE, "layout.pp_chunks=2 is for layout.pp > 1 with layout.pp_schedule=interleaved",
+    train_says(ERROR_USAGE, "layout.pp_chunks=2 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more",
         STAGES "layout.pp=2 layout.pp_chunks=2 run=r");
+    train_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble has no effect without layout.pp=2 or more",
+        STAGES "layout.pp_schedule=zero-bubble run=r");
 }
 
 int main(void) {
