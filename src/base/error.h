@@ -18,6 +18,7 @@ typedef enum ErrorCode {
     ERROR_PREEMPTED = 8,     /* SIGTERM, SIGINT or SIGHUP: a checkpoint was written, start again to continue */
     ERROR_DEVICE = 9,        /* a GPU, its driver or its library failed */
 } ErrorCode;
+enum { ERROR_CODES = ERROR_DEVICE + 1 };
 
 typedef struct Error {
     ErrorCode code;

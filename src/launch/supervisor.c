@@ -54,6 +54,7 @@ const OptionTable launch_table = OPTION_TABLE(rows);
 typedef struct Verdict {
     const Rule *rule;
     int rank, value; /* exit code or signal */
+    bool shared;     /* by other ranks of this node, of which any may be the first */
 } Verdict;
 
 /* A regular expression for lines of output; not present: no line matches. */
@@ -91,7 +92,9 @@ typedef struct Supervisor {
 
 static void judge(Supervisor *supervisor, Event event, int value, int rank) {
     const Rule *rule = rules_find(event, value, supervisor->options);
-    if (!supervisor->verdict.rule || rule < supervisor->verdict.rule) supervisor->verdict = (Verdict){rule, rank, value};
+    Verdict *verdict = &supervisor->verdict;
+    if (!verdict->rule || rule < verdict->rule) *verdict = (Verdict){rule, rank, value, false};
+    else if (rule == verdict->rule && value == verdict->value && rank != verdict->rank) verdict->shared = true;
 }
 
 static bool matches(const LinePattern *pattern, const char *line) {
@@ -208,7 +211,8 @@ static void describe_end(const Supervisor *supervisor, char text[256]) {
     int length = snprintf(text, 256, "%s %s", name, verdict->rule->meaning), left = 256 - length;
     if (verdict->rule->event == EVENT_SIGNAL)
         snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
-    if (verdict->rule->event == EVENT_EXIT) snprintf(text + length, (size_t)left, " (exit code %d)", verdict->value);
+    if (verdict->rule->event == EVENT_EXIT)
+        snprintf(text + length, (size_t)left, " (exit code %d%s)", verdict->value, verdict->shared ? ", as others have" : "");
 }
 
 static void print_tails(const Supervisor *supervisor) {

@@ -73,7 +73,8 @@ static inline Position loop_position(const Loop *loop) {
 /* Whether the next step is of another phase than the session is made for. */
 static inline bool loop_ends_phase(const Loop *loop) { return loop->session.samples == phase_end(loop_phase(loop)); }
 
-/* Whether `good` is true on all ranks: the same answer on each. A rank with `good` false keeps its error. */
+/* Whether `good` is true on all ranks: the same answer on each. A rank with `good` false keeps its error, which is set;
+ * the others get one with its code, or ERROR_COMMUNICATION where starting again may help. */
 bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Takes note of whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);

@@ -20,13 +20,24 @@
 
 /* -- Agreement ----------------------------------------------------------------------------------------------------- */
 
+/* The code with which ranks end that could go on, by how many ended with each: the reason's, where starting again would
+ * not help, so that the run has one code. What may be a fault of one node stays that node's. */
+static ErrorCode shared_code(const int64_t failed[ERROR_CODES]) {
+    static const ErrorCode shared[] = {ERROR_USAGE, ERROR_DATA, ERROR_MEMORY, ERROR_CHECKPOINT, ERROR_NUMERICS};
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        if (failed[shared[i]]) return shared[i];
+    return ERROR_COMMUNICATION;
+}
+
 bool loop_agree(const Loop *loop, const char *name, bool good, Error *error) {
-    int64_t failed = !good;
+    int64_t failed[ERROR_CODES] = {0}, all = 0;
     Error ignored = {0};
-    if (!comm_host_all_reduce(loop->comm, name, &failed, 1, COMM_I64, COMM_SUM, good ? error : &ignored)) return false;
-    if (!good || !failed) return good;
-    return error_set(error, ERROR_COMMUNICATION, "%lld of %d ranks cannot go on, as their messages say: this one stops too",
-        (long long)failed, comm_size(loop->comm));
+    if (!good) failed[error->code]++;
+    if (!comm_host_all_reduce(loop->comm, name, failed, ERROR_CODES, COMM_I64, COMM_SUM, good ? error : &ignored)) return false;
+    for (int code = 0; code < ERROR_CODES; code++) all += failed[code];
+    if (!good || !all) return good;
+    return error_set(error, shared_code(failed), "%lld of %d ranks cannot go on, as their messages say: this one stops too", (long long)all,
+        comm_size(loop->comm));
 }
 
 /* The signal that asked any rank to stop, or 0; -1 after a failure. */
