@@ -4,8 +4,10 @@
 #include <stdio.h>
 
 #include "base/element.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "train/train.h"
 
 /* The index of the first NaN or infinity, or -1. */
@@ -16,30 +18,73 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
     return -1;
 }
 
-/* Whether master weights of this rank are finite, read block by block into host memory. */
-static bool interval_is_finite(const Session *session, const ShardInterval *interval, void *block, int64_t block_bytes) {
-    const Graph *graph = session->model.graph;
-    const Parameter *p = &graph->parameters[interval->elements.parameter];
-    int64_t element = p->element_bytes, most = block_bytes / element, total = interval->elements.count;
-    const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + interval->offset;
-    for (int64_t at = 0; at < total; at += most) {
-        int64_t count = total - at < most ? total - at : most;
-        device_download(session->backend.device, block, values + at * element, count * element);
-        if (first_bad(graph, block, graph_state_type(graph, p), count) >= 0) return false;
-    }
-    return true;
+static int64_t count_bad(const void *data, size_t bytes, int64_t count) {
+    int64_t bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad)
+    for (int64_t i = 0; i < count; i++) bad += !isfinite(element_get(bytes, data, i));
+    return bad;
 }
 
-const char *numerics_bad_parameter(const Session *session) {
-    const int64_t block_bytes = 64 << 20;
-    if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
+/* How many elements of device memory are NaN or infinite, read block by block into host memory. */
+static int64_t count_bad_on_device(const Session *session, const char *values, int64_t element, int64_t total) {
+    const int64_t block_bytes = 64 << 20, most = block_bytes / element;
+    int64_t bad = 0;
     SCOPED_FREE void *block = memory_allocate((size_t)block_bytes);
-    for (int i = 0; i < session->layout->shard.interval_count; i++) {
-        const ShardInterval *interval = &session->layout->shard.intervals[i];
-        if (!interval_is_finite(session, interval, block, block_bytes))
-            return session->model.graph->parameters[interval->elements.parameter].name;
+    for (int64_t at = 0; at < total; at += most) {
+        int64_t count = int_min(total - at, most);
+        device_download(session->backend.device, block, values + at * element, count * element);
+        bad += count_bad(block, (size_t)element, count);
     }
-    return NULL;
+    return bad;
+}
+
+/* Parameters of which this rank has values that are NaN or infinite. */
+typedef struct BadParameters {
+    const char *first;
+    int64_t values, count; /* of the first, and of parameters */
+} BadParameters;
+
+static void note_bad(BadParameters *bad, const char *name, int64_t values) {
+    if (!values) return;
+    if (!bad->count++) *bad = (BadParameters){name, values, 1};
+}
+
+/* Of those that are trained, until there are `most`. */
+static BadParameters find_bad_parameters(const Session *session, int64_t most) {
+    const char *master = executor_arena(session->executor, ARENA_MASTER);
+    BadParameters bad = {0};
+    if (optimizer_is_finite(session->optimizer, master)) return bad;
+    for (int i = 0; i < session->layout->shard.interval_count && bad.count < most; i++) {
+        const ShardInterval *interval = &session->layout->shard.intervals[i];
+        const Parameter *p = &session->model.graph->parameters[interval->elements.parameter];
+        note_bad(&bad, p->name, count_bad_on_device(session, master + interval->offset, p->element_bytes, interval->elements.count));
+    }
+    return bad;
+}
+
+const char *numerics_bad_parameter(const Session *session) { return find_bad_parameters(session, 1).first; }
+
+/* Of those that are not trained: their matrices are in the arena of weights alone. */
+static void add_bad_frozen(const Session *session, BadParameters *bad) {
+    const Graph *graph = session->model.graph;
+    char *master = executor_arena(session->executor, ARENA_MASTER);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        bool base = graph_is_base(graph, p);
+        const void *values = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, master);
+        int64_t element = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : p->element_bytes;
+        if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, values, element, p->count));
+    }
+}
+
+bool numerics_check_parameters(const Session *session, Error *error) {
+    char others[64] = "";
+    BadParameters bad = find_bad_parameters(session, INT64_MAX);
+    add_bad_frozen(session, &bad);
+    if (!bad.count) return true;
+    if (bad.count > 1) snprintf(others, sizeof others, ", and %lld more tensor%s some", (long long)bad.count - 1, plural(bad.count - 1));
+    return error_set(error, ERROR_NUMERICS, "tensor %s has %lld NaN or infinite value%s%s: the model is broken", bad.first,
+        (long long)bad.values, plural(bad.values), others);
 }
 
 typedef struct Search {

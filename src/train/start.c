@@ -61,7 +61,7 @@ static bool report_start(Loop *loop, Error *error) {
 
 /* -- First weights ------------------------------------------------------------------------------------------------- */
 
-/* Fills the rank's shards from whole parameters. */
+/* Fills the rank's shards from whole parameters; they are not spread yet. */
 static bool take_shards(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->model.graph;
     char *master = executor_arena(session->executor, ARENA_MASTER);
@@ -71,8 +71,7 @@ static bool take_shards(Session *session, const WeightSource *source, Error *err
         source_take(
             source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
     }
-    session_spread_weights(session);
-    return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
+    return device_ok(session->backend.device, error);
 }
 
 /* Shards of a model folder's weights, of which one parameter at a time is in memory. */
@@ -84,10 +83,14 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
     return taken;
 }
 
+/* Whether this rank holds parts of weights, from which those that its programs use are made. */
+static bool has_shards(const Session *session) {
+    return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->model.graph));
+}
+
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
-    if (!session->layout->stage && graph_is_whole(session->model.graph))
-        return source_load_program(folder, origin, session->executor, error);
+    if (!has_shards(session)) return source_load_program(folder, origin, session->executor, error);
     if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
     return host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) &&
@@ -101,8 +104,13 @@ static bool load_initial(Loop *loop, Error *error) {
     Config origin;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
-    if (!source_read_config(folder, &origin, &strings, error) || !load_weights(&loop->session, folder, &origin, error))
-        return error_context(error, "init=%s", folder);
+    Session *session = &loop->session;
+    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(session, folder, &origin, error) &&
+                  numerics_check_parameters(session, error);
+    if (!loaded) error_context(error, "init=%s", folder);
+    if (!loop_agree(loop, "initial weights", loaded, error)) return false;
+    if (has_shards(session)) session_spread_weights(session);
+    if (!comm_ok(loop->comm, error)) return false;
     if (loop_leads(loop)) log_info("starting from the weights of %s", folder);
     return true;
 }

@@ -154,5 +154,7 @@ bool dump_step(const Session *session, const char *folder, const StepInputs *inp
 void numerics_find(const Session *session, char *text, size_t size);
 /* The same for all microbatches of a step in this stage of a pipeline. Collective. */
 void numerics_find_in_stage(const Session *session, int64_t microbatches, const PipelineWork *work, char *text, size_t size);
+/* ERROR_NUMERICS where weights of this rank, frozen ones included, are NaN or infinite. */
+bool numerics_check_parameters(const Session *session, Error *error);
 /* The first parameter with a NaN or infinity in this rank's shard, or NULL. */
 const char *numerics_bad_parameter(const Session *session);

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/bf16.h"
 #include "support/check.h"
+#include "support/poison.h"
 #include "support/ranks_run.h"
 
 #include "layout/comm_schedule.h"
@@ -562,7 +563,7 @@ static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     assert_true(has_checkpoint("r", step));
 }
 
-/* Makes the embedding of a byte infinite in an exported model: a step is not finite where its text has the byte. */
+/* Makes the embedding of a byte infinite in an exported model. */
 static void spoil_byte(const char *path, unsigned char byte) {
     static const char name[] = "model.embed_tokens.weight";
     Error error = {0};
@@ -582,23 +583,26 @@ static void spoil_byte(const char *path, unsigned char byte) {
     free(bytes);
 }
 
+static void copy_base(const char *run) {
+    char *command = memory_format("cp -r base %s", run);
+    assert_int_equal(system(command), 0);
+    free(command);
+}
+
 static void a_skipped_update_leaves_nothing_behind_in_any_stage(void **state) {
     (void)state;
     if (!has_mpi()) skip();
-    static const char settings[] = "model.family=llama model.experts=0 model.tied=false model.router_width=64 batch.sequences=1 "
-                                   "batch.tokens=128 init=model on_nan=skip";
+    static const char settings[] = "model.family=llama model.experts=0 model.tied=false batch.sequences=1 batch.tokens=128 on_nan=skip";
     size_t length;
     unsigned char *text = read_bytes("text", &length);
-    for (size_t i = 700; i < length; i += 1500) text[i] = '@';
+    for (size_t i = 700; i < length; i += 500) text[i] = '@';
     write_bytes("text", text, length);
     free(text);
-    train_good("model.family=llama model.experts=0 model.tied=false precision=fp32 run=base stop_at=2");
-    smelt_good("convert base model");
-    spoil_byte("model/model.safetensors", '@');
-    char *alone = memory_format(RANKS_SETTINGS " %s run=one", settings);
-    train_says(ERROR_NUMERICS, "step 20: its update made NaN or infinity in parameter model.embed_tokens.weight", "%s",
-        alone); /* it was infinite */
-    free(alone);
+    train_good(RANKS_SETTINGS " %s run=base stop_at=2", settings);
+    poison("base", 2, "model.embed_tokens.weight", '@' * 32, INFINITY); /* a step is not finite where its text has the byte */
+    copy_base("one");
+    train_says(ERROR_NUMERICS, "step 20: its update made NaN or infinity in parameter model.embed_tokens.weight",
+        RANKS_SETTINGS " %s run=one", settings); /* it was infinite */
     json_auto_t *steps = records("one", "step");
     size_t skipped = 0;
     for (size_t i = 0; i < json_array_size(steps); i++) skipped += json_is_true(json_object_get(json_array_get(steps, i), "skipped"));
@@ -606,6 +610,7 @@ static void a_skipped_update_leaves_nothing_behind_in_any_stage(void **state) {
     for (int stage = 0; stage <= 3; stage++) {
         char run[32];
         snprintf(run, sizeof run, "four-%d", stage);
+        copy_base(run);
         char *words = memory_format("%s layout.zero=%d run=%s", settings, stage, run);
         ProcessResult result = run_ranks(4, words);
         process_free(&result);
@@ -614,6 +619,27 @@ static void a_skipped_update_leaves_nothing_behind_in_any_stage(void **state) {
         for (size_t i = 0; i < json_array_size(steps); i++)
             assert_true(
                 json_equal(json_object_get(json_array_get(steps, i), "skipped"), json_object_get(json_array_get(others, i), "skipped")));
+    }
+}
+
+/* Ranks that hold none of the tensor end with the same code. */
+static void a_broken_model_folder_is_refused_in_any_stage(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    static const char message[] = "init=model: tensor model.embed_tokens.weight has 32 NaN or infinite values: the model is broken",
+                      llama[] = "model.family=llama model.experts=0 model.router_width=64";
+    train_good("%s precision=fp32 run=base stop_at=2", llama);
+    smelt_good("convert base model");
+    spoil_byte("model/model.safetensors", '@');
+    train_says(ERROR_NUMERICS, message, "%s init=model run=one", llama);
+    train_says(ERROR_NUMERICS, message, "%s init=model run=one lora.rank=2", llama);
+    for (int stage = 0; stage <= 3; stage++) {
+        char *words = memory_format("%s init=model run=two layout.zero=%d", llama, stage);
+        ProcessResult result = run_ranks(2, words);
+        expect_code(&result, ERROR_NUMERICS, words);
+        assert_non_null(strstr(result.errors, "init=model: tensor model.embed_tokens.weight has "));
+        process_free(&result);
+        free(words);
     }
 }
 
@@ -655,6 +681,7 @@ int main(void) {
         TRAIN_TEST(a_layout_for_other_ranks_than_there_are_is_refused),
         TRAIN_TEST(a_signal_to_one_rank_stops_all_after_the_same_step),
         TRAIN_TEST(a_skipped_update_leaves_nothing_behind_in_any_stage),
+        TRAIN_TEST(a_broken_model_folder_is_refused_in_any_stage),
         TRAIN_TEST(a_nan_on_one_rank_is_named_on_all),
     };
     train_main();

@@ -2,7 +2,7 @@
  * other threads or less memory change no bit of a run, signals and broken numbers lose nothing, evaluation only
  * looks, and the reports are there. */
 #include "base/scope.h"
-#include "support/checkpoint.h"
+#include "support/poison.h"
 #include "support/train_run.h"
 
 static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 tokens, the first of which ends documents */
@@ -371,35 +371,6 @@ static void skipping_broken_updates_gives_up_after_twenty_in_a_row(void **state)
     assert_false(has_checkpoint("skip", 40));
 }
 
-/* Loads all tensors of a checkpoint as its manifest lists them, changes one element, and saves it as the same step. */
-static void poison(const char *run, int64_t step, const char *tensor, int64_t element, float value) {
-    char *path = checkpoint_file(run, step, "manifest.json");
-    json_t *manifest = json_load_file(path, 0, NULL), *list = json_object_get(manifest, "intervals"), *item, *dimension;
-    size_t count = json_array_size(list), index, axis;
-    Interval *intervals = memory_allocate(count * sizeof *intervals);
-    json_array_foreach(list, index, item) {
-        Interval *interval = &intervals[index];
-        assert_string_equal(json_string_value(json_object_get(item, "dtype")), "F32");
-        *interval = (Interval){.name = json_string_value(json_object_get(item, "tensor")), .type = STORED_F32};
-        json_array_foreach(json_object_get(item, "shape"), axis, dimension) interval->shape[interval->rank++] =
-            json_integer_value(dimension);
-        interval->slice.count = json_integer_value(json_object_get(item, "count"));
-        interval->data = memory_allocate((size_t)interval->slice.count * sizeof(float));
-    }
-    Error error = {0};
-    if (!checkpoint_load(run, step, intervals, count, NULL, &error)) fail_msg("%s", error.message);
-    int found = 0;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(intervals[i].name, tensor) == 0) ((float *)intervals[i].data)[element] = value, found++;
-    assert_int_equal(found, 1);
-    if (!checkpoint_save(run, step, intervals, count, json_object_get(manifest, "metadata"), 2, NULL, &error))
-        fail_msg("%s", error.message);
-    for (size_t i = 0; i < count; i++) free(intervals[i].data);
-    free(intervals);
-    json_decref(manifest);
-    free(path);
-}
-
 static void a_parameter_that_is_broken_is_named(void **state) {
     (void)state;
     train_good("run=bad stop_at=4");
@@ -415,6 +386,23 @@ static void weights_that_are_broken_are_never_saved_though_no_loss_shows_it(void
         "run=bad model.tied=false checkpoint.every=6");
     assert_false(has_checkpoint("bad", 6));
     assert_true(has_checkpoint("bad", 4));
+}
+
+static void no_run_starts_from_weights_that_are_broken(void **state) {
+    (void)state;
+    static const char two[] = " has 1 NaN or infinite value, and 1 more tensor some: the model is broken";
+    static const char llama[] = "model.family=llama model.experts=0";
+    train_good("run=bad stop_at=4 %s", llama);
+    poison("bad", 4, "model.norm.weight", 3, NAN);
+    train_says(ERROR_NUMERICS, "init=bad: tensor model.norm.weight has 1 NaN or infinite value: the model is broken", "run=one init=bad %s",
+        llama);
+    poison("bad", 4, "model.embed_tokens.weight", 300 * 32, -INFINITY);
+    train_says(ERROR_NUMERICS, two, "run=one init=bad %s", llama);
+    train_says(ERROR_NUMERICS, two, "run=one init=bad lora.rank=2 %s", llama);
+    assert_true(access("one", F_OK) != 0);
+    for (int zero = 1; zero <= 3; zero++)
+        smelt_says(ERROR_NUMERICS, "init=bad: tensor model.norm.weight has 1 NaN or infinite value",
+            "launch -n 2 -- train %s %s run=two init=bad layout.zero=%d", TINY, llama, zero);
 }
 
 /* -- Evaluation ---------------------------------------------------------------------------------------------------- */
@@ -717,6 +705,7 @@ int main(void) {
         TRAIN_TEST(skipping_broken_updates_gives_up_after_twenty_in_a_row),
         TRAIN_TEST(a_parameter_that_is_broken_is_named),
         TRAIN_TEST(weights_that_are_broken_are_never_saved_though_no_loss_shows_it),
+        TRAIN_TEST(no_run_starts_from_weights_that_are_broken),
         TRAIN_TEST(evaluation_does_not_change_training),
         TRAIN_TEST(validation_loss_is_the_mean_over_every_target),
         TRAIN_TEST(the_same_sequences_are_evaluated_by_any_microbatch_and_ranks),
