@@ -171,7 +171,11 @@ void ranks_print_tail(const Ranks *ranks, int rank) {
  * awaited. */
 static void reap(Ranks *ranks, int rank) {
     Rank *r = &ranks->ranks[rank];
-    if (!r->id || waitpid(r->id, &r->status, WNOHANG) != r->id) return;
+    int status;
+    if (!r->id || waitpid(r->id, &status, WNOHANG | WUNTRACED | WCONTINUED) != r->id) return;
+    r->stopped = WIFSTOPPED(status);
+    if (WIFSTOPPED(status) || WIFCONTINUED(status)) return;
+    r->status = status;
     r->id = 0;
     for (int i = 0; i < STREAMS; i++)
         if (r->streams[i].file >= 0) read_stream(ranks, rank, i);

@@ -17,8 +17,9 @@ typedef struct Stream {
 } Stream;
 
 typedef struct Rank {
-    pid_t id;    /* 0: ended */
-    bool killed; /* by ranks_signal */
+    pid_t id;     /* 0: ended */
+    bool killed;  /* by ranks_signal */
+    bool stopped; /* by a signal such as SIGSTOP, and not continued */
     int status;
     Stream streams[STREAMS]; /* stdout, stderr */
     size_t tail_length;

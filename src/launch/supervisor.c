@@ -173,8 +173,26 @@ static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     ranks_signal(&supervisor->ranks, supervisor->stop->signal);
 }
 
+/* Whether all ranks have ended but those that a signal holds, such as SIGSTOP, which cannot end by themselves. */
+static bool only_held_remain(const Supervisor *supervisor) {
+    bool ended = false;
+    for (int rank = 0; rank < supervisor->plan.count; rank++) {
+        const Rank *r = &supervisor->ranks.ranks[rank];
+        if (r->id && (!r->stopped || r->killed)) return false;
+        ended |= !r->id;
+    }
+    return ended;
+}
+
+static void report_held(const Supervisor *supervisor) {
+    for (int rank = 0; rank < supervisor->plan.count; rank++)
+        if (supervisor->ranks.ranks[rank].id)
+            log_warn(
+                "rank %d was stopped by a signal (SIGSTOP) while all others ended: it is killed", ranks_number(&supervisor->plan, rank));
+}
+
 /* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
- * a request to stop, the grace time. */
+ * a request to stop, the grace time, unless only those remain that cannot use it. */
 static void watch(Supervisor *supervisor) {
     int seen = 0;     /* requests to stop that were passed on */
     double until = 0; /* when the ranks that still run are killed; 0: never */
@@ -187,6 +205,10 @@ static void watch(Supervisor *supervisor) {
         seen = supervisor->stop->count;
         if (!until && has_failed(supervisor)) until = log_seconds() + LEAVE_SECONDS;
         if (supervisor->verdict.rule && !seen) until = log_seconds();
+        if (seen && only_held_remain(supervisor)) {
+            report_held(supervisor);
+            until = log_seconds();
+        }
         if (until && log_seconds() >= until) ranks_signal(ranks, SIGKILL);
     }
 }

@@ -12,14 +12,18 @@ settings="data.train=$folder/text model.family=zaya model.width=32 model.layers=
     device=cpu tensorboard=false checkpoint.every=4 eval.sample_tokens=0 steps=$steps
     layout.dp=$dp layout.tp=$tp layout.pp=$pp layout.cp=$cp layout.ep=$ep"
 launch() { "$smelt" launch -n "$ranks" self_test=false -- train $settings run="$folder/$1"; }
-mine() { pgrep -f "run=$folder/$1" | while read -r id; do tr '\0' '\n' <"/proc/$id/environ" 2>/dev/null | grep -q "^RANK=$2\$" && echo "$id"; done; }
+# mine RUN [RANK]: the processes of a run's ranks, or of one.
+mine() { pgrep -f "run=$folder/$1" | while read -r id; do tr '\0' '\n' <"/proc/$id/environ" 2>/dev/null | grep -q "^RANK=${2:-}${2:+\$}" && echo "$id"; done; }
+# memory of all ranks of a run: what is theirs, and their shares of what they have together.
+memory() { mine "$1" | while read -r id; do cat "/proc/$id/smaps_rollup" 2>/dev/null; done | awk '/^Pss:/ {sum += $2} END {printf "%d MiB", sum / 1024}'; }
 
 say "$ranks ranks: dp $dp x tp $tp x pp $pp x cp $cp x ep $ep"
 launch calm >"$folder/calm.log" 2>&1 & first=$!
 await 600 "the first step" reached "$folder/calm" 1
 say "the first step is done"
 rank=$(mine calm 1 | head -n 1)
-[ -n "$rank" ] && say "rank 1: $(awk '/VmRSS|RssAnon/ {printf "%s %d MiB  ", $1, $2 / 1024}' "/proc/$rank/status") $(ls "/proc/$rank/fd" | wc -l) open files"
+[ -n "$rank" ] && say "rank 1: $(awk '/VmHWM|RssAnon/ {printf "%s %d MiB  ", $1, $2 / 1024}' "/proc/$rank/status") $(ls "/proc/$rank/fd" | wc -l) open files"
+say "all ranks: $(memory calm), and $(awk '/^TCP:/ {printf "%d ends of connections with %d MiB of the kernel", $3, $11 / 256}' /proc/net/sockstat)"
 ended $first 0 "the undisturbed run"
 say "undisturbed run: $steps steps"
 

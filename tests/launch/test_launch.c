@@ -147,6 +147,20 @@ static void ranks_that_do_not_stop_are_killed_after_the_grace_time(void **state)
     process_free(&result);
 }
 
+static void a_stopped_rank_is_not_waited_for_once_all_others_have_ended(void **state) {
+    (void)state;
+    enum { GRACE = 300 };
+    Process process = start_run("stop at the end", "grace=300");
+    await_step(7);
+    double start = log_seconds();
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect(&result, ERROR_PREEMPTED, "rank 1 was stopped by a signal (SIGSTOP) while all others ended: it is killed");
+    expect(&result, ERROR_PREEMPTED, "all ranks have ended: the same command continues");
+    assert_true(log_seconds() - start < GRACE / 2.0);
+    process_free(&result);
+}
+
 static void the_third_request_to_stop_kills_and_the_second_does_not(void **state) {
     (void)state;
     Process process = start_run("stubborn", "grace=600");
@@ -285,6 +299,7 @@ int main(int argc, char **argv) {
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),
         TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),
+        TEST(a_stopped_rank_is_not_waited_for_once_all_others_have_ended),
         TEST(the_third_request_to_stop_kills_and_the_second_does_not),
         TEST(a_rank_that_fails_again_and_again_is_left_out_if_wanted),
         TEST(a_node_is_tested_after_a_failure_that_may_be_the_hardwares),

@@ -89,9 +89,12 @@ static inline bool is_there(const char *folder, const char *name) {
     return access(path, F_OK) == 0;
 }
 
-/* "hold" waits before this step, "hold at the end" before the last one, for the file "go" or a signal. */
+/* "hold" and "stop at the end" wait before this step, "hold at the end" before the last one, for the file "go" or a
+ * signal. */
 static inline int64_t held_step(const char *misfortune) {
-    return !strcmp(misfortune, "hold") ? 7 : !strcmp(misfortune, "hold at the end") ? STEPS - 1 : -1;
+    return !strcmp(misfortune, "hold") || !strcmp(misfortune, "stop at the end") ? 7
+           : !strcmp(misfortune, "hold at the end")                              ? STEPS - 1
+                                                                                 : -1;
 }
 
 static inline void hold(Comm *comm, const char *folder) {
@@ -139,6 +142,7 @@ static inline int train(int argc, char **argv) {
         state = (State){state.step + 1, state.sum + values[0]};
         if (rank == 0) save(folder, state);
         watchdog_alive(watchdog, state.step);
+        if (values[1] > 0 && rank == 1 && !strcmp(misfortune, "stop at the end")) kill(getpid(), SIGSTOP);
         if (values[1] > 0) return ERROR_PREEMPTED;
         process_sleep(0.01);
     }
