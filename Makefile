@@ -176,7 +176,7 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 	@tests/cluster/slurm.sh $(BUILD)/smelt
 	@tests/cluster/network.sh $(BUILD)/smelt
 
-test-ranks: packages ## 64 processes in a mixed layout: they start, train, lose a rank and resume (minutes, 6 GiB)
+test-ranks: packages ## 64 processes in a mixed layout: they start, train, lose a rank and resume (2 minutes)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/cluster/mesh.sh $(BUILD)/smelt
 
