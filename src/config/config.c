@@ -1,6 +1,7 @@
 /* The table of settings, and the checks that span several of them. Owns nothing. Called by commands. */
 #include "config/config.h"
 
+#include "base/math.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
@@ -283,18 +284,25 @@ static bool check_model(ModelConfig *model, Error *error) {
     return check_family(model, error) && (!rotates || check_rotation(model, error));
 }
 
+/* The multiple of `part` that is nearest to a number of tokens, at most `most`. */
+static int64_t nearest_multiple(int64_t tokens, int64_t part, int64_t most) {
+    int64_t nearest = (tokens + part / 2) / part * part;
+    return int_max(int_min(nearest, most), part);
+}
+
 static bool check_batch(const Config *config, Error *error) {
     int64_t microbatch = config->batch.sequences * config->data.length;
     const struct {
         const char *name;
-        int64_t tokens;
-    } sizes[] = {{"batch.tokens", config->batch.tokens}, {"batch.ramp_tokens", config->batch.ramp_tokens}};
+        int64_t tokens, most;
+    } sizes[] = {{"batch.tokens", config->batch.tokens, (int64_t)MANY / microbatch * microbatch},
+        {"batch.ramp_tokens", config->batch.ramp_tokens, config->batch.tokens}};
     for (int i = 0; i < 2; i++)
         if (sizes[i].tokens % microbatch)
             return error_set(error, ERROR_USAGE,
                 "%s=%lld is not a multiple of the microbatch of batch.sequences=%lld x data.length=%lld = %lld tokens: give %s=%lld%s",
                 sizes[i].name, (long long)sizes[i].tokens, (long long)config->batch.sequences, (long long)config->data.length,
-                (long long)microbatch, sizes[i].name, (long long)((sizes[i].tokens - 1) / microbatch + 1) * (long long)microbatch,
+                (long long)microbatch, sizes[i].name, (long long)nearest_multiple(sizes[i].tokens, microbatch, sizes[i].most),
                 sizes[i].tokens % config->data.length ? "" : ", or fewer batch.sequences");
     if (config->batch.ramp_tokens > config->batch.tokens)
         return error_set(error, ERROR_USAGE, "batch.ramp_tokens=%lld is above batch.tokens=%lld: a ramp grows",

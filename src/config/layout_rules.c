@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/math.h"
+
 int64_t layout_copy_ranks(const LayoutConfig *layout) { return layout->tp * layout->pp * layout->cp * layout->ep; }
 
 int64_t layout_chunks(const LayoutConfig *layout) {
@@ -50,6 +52,7 @@ NUMBER(kv_heads, config->model.kv_heads)
 NUMBER(ffn, config->model.ffn)
 NUMBER(vocabulary, config->model.vocabulary)
 NUMBER(layers, config->model.layers)
+NUMBER(layers_of_stage, config->model.layers / config->layout.pp)
 NUMBER(experts, config->model.experts)
 NUMBER(length, config->data.length)
 NUMBER(rows, config->batch.sequences * config->data.length / config->layout.cp)
@@ -153,76 +156,6 @@ bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size)
     return rule;
 }
 
-/* -- The nearest layout -------------------------------------------------------------------------------------------- */
-
-/* The settings of a layout that may change, in the order in which they are named. */
-static const struct {
-    const char *name;
-    size_t offset;
-} axes[] = {{"dp", offsetof(LayoutConfig, dp)}, {"tp", offsetof(LayoutConfig, tp)}, {"pp", offsetof(LayoutConfig, pp)},
-    {"cp", offsetof(LayoutConfig, cp)}, {"ep", offsetof(LayoutConfig, ep)}, {"shard", offsetof(LayoutConfig, shard)}};
-enum { DP, TP, AXES = sizeof axes / sizeof *axes };
-
-static int64_t *axis(LayoutConfig *layout, int index) { return (int64_t *)((char *)layout + axes[index].offset); }
-
-typedef struct Search {
-    const LayoutConfig *given;
-    int64_t ranks;
-    Config trial;
-    LayoutConfig best;
-    double distance; /* of the best */
-} Search;
-
-/* How far a setting is from what was given, by their ratio. */
-static double distance(int64_t value, int64_t given) { return given ? fabs(log2((double)value / (double)given)) : 0; }
-
-/* The copies of the model follow from the ranks, where they were given at all. */
-static void try_layout(Search *search, double far) {
-    LayoutConfig *layout = &search->trial.layout;
-    int64_t copy = layout_copy_ranks(layout), given = search->given->dp;
-    layout->dp = given && search->ranks >= copy ? search->ranks / copy : given;
-    far += distance(layout->dp, given);
-    if (far >= search->distance || find_broken(&search->trial, search->ranks)) return;
-    search->best = *layout;
-    search->distance = far;
-}
-
-/* Tries what was given and all other sizes of the axes from `index` on; a setting that was left out stays so. */
-static void search_axes(Search *search, int index, double far) {
-    enum { EACH = 16, MOST = 1024 }; /* every size up to the first, then powers of two */
-    if (far >= search->distance) return;
-    if (index == AXES) {
-        try_layout(search, far);
-        return;
-    }
-    int64_t *size = axis(&search->trial.layout, index), given = *size;
-    search_axes(search, index + 1, far);
-    for (*size = 1; given && *size <= MOST; *size = *size < EACH ? *size + 1 : 2 * *size)
-        search_axes(search, index + 1, far + distance(*size, given));
-    *size = given;
-}
-
-/* "layout.tp=2 layout.dp=4" */
-static void describe_nearest(const Config *config, int64_t ranks, char *text, size_t size) {
-    Search search = {.given = &config->layout, .ranks = ranks, .trial = *config, .distance = INFINITY};
-    size_t length = 0;
-    search_axes(&search, TP, 0);
-    for (int i = 0; i < AXES && length < size; i++) {
-        int64_t value = *axis(&search.best, i), given = *axis((LayoutConfig *)&config->layout, i);
-        if (value != given)
-            length += (size_t)snprintf(text + length, size - length, "%slayout.%s=%lld", length ? " " : "", axes[i].name, (long long)value);
-    }
-}
-
-bool layout_check(const Config *config, int64_t ranks, Error *error) {
-    char text[256], nearest[128] = "";
-    const LayoutRule *rule = find_broken(config, ranks);
-    if (!rule) return true;
-    describe_rule(rule, config, ranks, text, sizeof text);
-    describe_nearest(config, ranks, nearest, sizeof nearest);
-    return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
-}
-
 /* -- Settings without effect --------------------------------------------------------------------------------------- */
 
 CONDITION(is_ordered, config->layout.pp_schedule != PIPELINE_1F1B)
@@ -273,4 +206,94 @@ void layout_drop_idle(Config *config) {
         snprintf(assignment, sizeof assignment, "%s=%s", idle->name, option_of(idle)->initial);
         options_set(&config_table, config, &(OptionStrings){0}, assignment, &impossible); /* none is a string */
     }
+}
+
+/* -- The nearest layout -------------------------------------------------------------------------------------------- */
+
+/* The settings of a layout that may change. A valid size divides `whole`, or is at most that. */
+static const struct {
+    size_t offset;
+    Relation relation;
+    Number *whole;
+} axes[] = {{offsetof(LayoutConfig, tp), DIVIDES, heads}, {offsetof(LayoutConfig, pp), AT_MOST, layers},
+    {offsetof(LayoutConfig, pp_chunks), AT_MOST, layers_of_stage}, {offsetof(LayoutConfig, cp), DIVIDES, length},
+    {offsetof(LayoutConfig, ep), DIVIDES, experts}, {offsetof(LayoutConfig, shard), DIVIDES, copies}};
+enum { AXES = sizeof axes / sizeof *axes };
+
+static int64_t *axis(LayoutConfig *layout, int index) { return (int64_t *)((char *)layout + axes[index].offset); }
+
+typedef struct Search {
+    const LayoutConfig *given;
+    int64_t ranks;
+    Config trial;
+    LayoutConfig best;
+    double distance; /* of the best */
+} Search;
+
+/* How far a setting is from what was given, by their ratio. */
+static double distance(int64_t value, int64_t given) { return given ? fabs(log2((double)value / (double)given)) : 0; }
+
+/* The copies of the model follow from the ranks, where they were given at all. */
+static void try_layout(Search *search, double far) {
+    LayoutConfig *layout = &search->trial.layout;
+    int64_t copy = layout_copy_ranks(layout), given = search->given->dp;
+    layout->dp = given && search->ranks >= copy ? search->ranks / copy : given;
+    far += distance(layout->dp, given);
+    if (far >= search->distance || find_broken(&search->trial, search->ranks)) return;
+    search->best = *layout;
+    search->distance = far;
+}
+
+static void search_axes(Search *search, int index, double far);
+
+static void try_size(Search *search, int index, double far, int64_t size) {
+    int64_t *setting = axis(&search->trial.layout, index), given = *setting;
+    *setting = size;
+    search_axes(search, index + 1, far + distance(size, given));
+    *setting = given;
+}
+
+/* Tries what was given and all other sizes of the axes from `index` on that may be valid; a setting that was left out
+ * stays so. The distance bounds the search. */
+static void search_axes(Search *search, int index, double far) {
+    if (far >= search->distance) return;
+    if (index == AXES) {
+        try_layout(search, far);
+        return;
+    }
+    int64_t given = *axis(&search->trial.layout, index);
+    bool divides = axes[index].relation == DIVIDES;
+    search_axes(search, index + 1, far);
+    if (!given) return;
+    int64_t whole = int_max(axes[index].whole(&search->trial, search->ranks), 1);
+    for (int64_t size = 1; size <= (divides ? whole / size : whole); size++) {
+        if (!divides || whole % size == 0) try_size(search, index, far, size);
+        if (divides && whole % size == 0) try_size(search, index, far, whole / size);
+    }
+}
+
+/* "layout.dp=4 layout.tp=2" */
+static void describe_nearest(const Config *config, int64_t ranks, char *text, size_t size) {
+    Search search = {.given = &config->layout, .ranks = ranks, .trial = *config, .distance = INFINITY};
+    size_t used = 0;
+    search_axes(&search, 0, 0);
+    Config nearest = *config;
+    nearest.layout = search.best;
+    layout_drop_idle(&nearest);
+    for (const Option *option = config_table.rows; option < config_table.rows + config_table.count && used < size; option++) {
+        char value[32], given[32];
+        options_format_value(option, &nearest, value, sizeof value);
+        options_format_value(option, config, given, sizeof given);
+        if (!strncmp(option->name, "layout.", 7) && strcmp(value, given) != 0)
+            used += (size_t)snprintf(text + used, size - used, "%s%s=%s", used ? " " : "", option->name, value);
+    }
+}
+
+bool layout_check(const Config *config, int64_t ranks, Error *error) {
+    char text[256], nearest[256] = "";
+    const LayoutRule *rule = find_broken(config, ranks);
+    if (!rule) return true;
+    describe_rule(rule, config, ranks, text, sizeof text);
+    describe_nearest(config, ranks, nearest, sizeof nearest);
+    return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
 }

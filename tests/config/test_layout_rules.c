@@ -1,4 +1,5 @@
 /* The rules of layouts: each is broken once, and the layout that its message names breaks none. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
+#include "base/rng.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
@@ -65,10 +67,10 @@ static const Case cases[] = {
         "sequence and one from its end; give layout.cp=6"},
     {"layout.cp=64", 0,
         "2 x layout.cp = 128 does not divide data.length=96 (it does data.length=128): each rank has one chunk from the front of a "
-        "sequence and one from its end; give layout.cp=16"},
+        "sequence and one from its end; give layout.cp=48"},
     {"model.family=zaya model.experts=12 layout.cp=48", 0,
         "4 x layout.cp = 192 is more than data.length=96: convolutions look back two tokens, no further than into the chunk before; give "
-        "layout.cp=16"},
+        "layout.cp=24"},
     {"layout.ep=2", 0, "layout.ep x layout.tp = 2 does not divide model.experts=0: these ranks share out the experts; give layout.ep=1"},
     {"model.family=zaya model.experts=12 layout.ep=4 layout.tp=2", 8,
         "layout.ep x layout.tp = 8 does not divide model.experts=12: these ranks share out the experts; give layout.ep=2"},
@@ -187,6 +189,113 @@ static void defaults_are_never_refused(void **state) {
     }
 }
 
+/* -- Advice is the nearest that works ------------------------------------------------------------------------------ */
+
+static int64_t pick(uint64_t seed, uint64_t draw, int64_t least, int64_t most) {
+    return least + (int64_t)(rng_bits(seed, 5, draw).word[0] % (uint64_t)(most - least + 1));
+}
+
+static double ratio(int64_t a, int64_t b) { return a && b ? fabs(log2((double)a / (double)b)) : 0; }
+
+/* Of a layout from what was given: the ratios of all settings that count ranks. */
+static double far_from(const LayoutConfig *a, const LayoutConfig *b) {
+    return ratio(a->dp, b->dp) + ratio(a->tp, b->tp) + ratio(a->pp, b->pp) + ratio(a->cp, b->cp) + ratio(a->ep, b->ep) +
+           ratio(a->shard, b->shard) + ratio(a->pp_chunks, b->pp_chunks);
+}
+
+/* The least distance of a valid layout among all with sizes up to MOST. */
+static double nearest_of_all(const Config *given, int64_t ranks) {
+    enum { MOST = 24 };
+    Config c = *given;
+    const LayoutConfig *g = &given->layout;
+    double best = INFINITY;
+    for (c.layout.tp = 1; c.layout.tp <= MOST; c.layout.tp++)
+        for (c.layout.pp = 1; c.layout.pp <= MOST; c.layout.pp++)
+            for (c.layout.cp = 1; c.layout.cp <= MOST; c.layout.cp++)
+                for (c.layout.ep = 1; c.layout.ep <= MOST; c.layout.ep++)
+                    for (c.layout.pp_chunks = g->pp_chunks ? 1 : 0; c.layout.pp_chunks <= (g->pp_chunks ? 6 : 0); c.layout.pp_chunks++) {
+                        char broken[256];
+                        c.layout.dp = g->dp && ranks ? ranks / layout_copy_ranks(&c.layout) : g->dp;
+                        if ((g->dp && !c.layout.dp) || far_from(&c.layout, g) >= best || layout_breaks(&c, ranks, broken, sizeof broken))
+                            continue;
+                        best = far_from(&c.layout, g);
+                    }
+    return best;
+}
+
+/* A random layout of a small model. */
+static void draw_layout(Config *config, OptionStrings *strings, uint64_t i, int64_t *ranks) {
+    static const char *const kinds[] = {"1f1b", "interleaved", "zero-bubble"};
+    int64_t kv_heads = (int64_t)1 << pick(i, 0, 0, 2), family = pick(i, 1, 0, 2), kind = pick(i, 2, 0, 2), length = 12 * pick(i, 3, 1, 20);
+    int64_t heads = kv_heads * pick(i, 4, 1, 6);
+    *ranks = pick(i, 5, 0, 1) ? pick(i, 6, 1, 24) : 0;
+    SCOPED_FREE char *settings = memory_format("model.family=%s model.experts=%d model.heads=%d model.kv_heads=%d model.head_dim=32 "
+                                               "model.layers=%d data.length=%d batch.tokens=%d layout.tp=%d layout.pp=%d layout.cp=%d "
+                                               "layout.ep=%d layout.dp=%d layout.pp_schedule=%s layout.pp_chunks=%d",
+        family == 2 ? "zaya" : "llama", family ? (int)(4 * pick(i, 7, 1, 6)) : 0, (int)heads, (int)kv_heads, (int)pick(i, 8, 1, 20),
+        (int)length, (int)(4 * length), (int)pick(i, 9, 1, 8), (int)pick(i, 10, 2, 9), (int)pick(i, 11, 1, 6),
+        (int)(family ? pick(i, 12, 1, 6) : 1), *ranks ? (int)pick(i, 13, 0, 3) : 0, kinds[kind], kind == 1 ? (int)pick(i, 14, 0, 6) : 0);
+    configure(config, strings, settings);
+}
+
+static void every_layout_that_is_advised_is_the_nearest_that_works(void **state) {
+    (void)state;
+    int advised = 0;
+    for (uint64_t i = 0; i < 400; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        int64_t ranks;
+        draw_layout(&config, &strings, i, &ranks);
+        if (layout_check(&config, ranks, &error)) continue;
+        Config given = config;
+        advised++;
+        take_advice(&config, &strings, error.message);
+        Error after = {0};
+        if (!layout_check(&config, ranks, &after) || !layout_check_idle(&config, &after))
+            fail_msg("%s\nafter the advice: %s", error.message, after.message);
+        if (i % 8) continue; /* all of them would take long */
+        Config counted = config;
+        if (given.layout.pp_chunks && !counted.layout.pp_chunks) counted.layout.pp_chunks = given.layout.pp_chunks; /* left out */
+        double best = nearest_of_all(&given, ranks);
+        if (far_from(&counted.layout, &given.layout) > best + 1e-9)
+            fail_msg("%s\nis %g away, another layout %g", error.message, far_from(&counted.layout, &given.layout), best);
+    }
+    assert_true(advised > 200);
+}
+
+static void every_batch_that_is_advised_is_the_nearest_that_works(void **state) {
+    (void)state;
+    int advised = 0;
+    for (uint64_t i = 0; i < 2000; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        int64_t length = pick(i, 0, 1, 40), sequences = pick(i, 1, 1, 8), microbatch = length * sequences;
+        int64_t tokens = pick(i, 2, 1, 2000), ramp = pick(i, 3, 0, 1) ? pick(i, 4, 1, tokens) : 0;
+        SCOPED_FREE char *settings = memory_format(
+            "data.length=%d batch.sequences=%d batch.tokens=%d batch.ramp_tokens=%d", (int)length, (int)sequences, (int)tokens, (int)ramp);
+        configure(&config, &strings, settings);
+        for (int tries = 0; tries < 2; tries++) {
+            Error error = {0};
+            if (config_check(&config, &error)) break;
+            int64_t before[] = {config.batch.tokens, config.batch.ramp_tokens};
+            const char *advice = strstr(error.message, "tokens: give ");
+            if (!advice) fail_msg("%s", error.message);
+            SCOPED_FREE char *setting = memory_format("%.*s", (int)strcspn(advice + 13, ","), advice + 13);
+            set_all(&config, &strings, setting);
+            int64_t after[] = {config.batch.tokens, config.batch.ramp_tokens};
+            int at = before[0] == after[0];
+            int64_t moved = llabs(after[at] - before[at]);
+            bool bounded = after[at] == microbatch || (at == 1 && after[1] == after[0]);
+            assert_true(after[at] % microbatch == 0 && (2 * moved <= microbatch || bounded));
+            advised++;
+        }
+        Error error = {0};
+        if (!config_check(&config, &error)) fail_msg("%s: %s", settings, error.message);
+    }
+    assert_true(advised > 1000);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_rule_is_broken_once_and_the_advice_holds),
@@ -194,6 +303,8 @@ int main(void) {
         cmocka_unit_test(good_layouts_pass),
         cmocka_unit_test(a_setting_that_its_layout_has_no_use_for_is_refused),
         cmocka_unit_test(defaults_are_never_refused),
+        cmocka_unit_test(every_layout_that_is_advised_is_the_nearest_that_works),
+        cmocka_unit_test(every_batch_that_is_advised_is_the_nearest_that_works),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
