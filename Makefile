@@ -63,9 +63,10 @@ $(BUILD)/built-from: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT) $(GPU_TARGETS)' | cmp -s - $@ || echo '$(COMMIT) $(GPU_TARGETS)' >$@
 
+# It is replaced at once: a rank or a test that is started while the linker writes finds the program before or the next.
 $(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
 	@echo "  LD $@"
-	@$(CC) $(SANITIZE) -rdynamic -o $@ $^ $(LIBRARIES)
+	@$(CC) $(SANITIZE) -rdynamic -o $@.new $^ $(LIBRARIES) && mv $@.new $@
 
 $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
 	@rm -f $@
