@@ -46,11 +46,7 @@ def run_smelt(arguments, name, folder, ranks):
 
 
 def run_peer(arguments, name, ranks):
-    for mode in ([], ["--eager"]):
-        result = gpu.run_torch(__file__, ["--as-peer", name, "--steps", str(arguments.steps), *mode], ranks)
-        if "error" not in result:
-            break
-    return result
+    return gpu.run_torch(__file__, ["--as-peer", name, "--steps", str(arguments.steps)], ranks)
 
 
 # ---------------------------------------------------------------------------------------------------------------- PyTorch
@@ -144,7 +140,7 @@ def peer(arguments):
     mesh = init_device_mesh("cuda", (ranks,))
     if kind == "tp":
         cut_by_tensor(model, mesh)
-    for block in model.blocks if not arguments.eager else []:
+    for block in model.blocks:
         block.compile()
     if kind in ("fsdp", "cp"):
         from torch.distributed.fsdp import fully_shard
@@ -188,7 +184,7 @@ def peer(arguments):
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     if int(os.environ["RANK"]) == 0:
-        print(json.dumps({"layout": (kind or "one GPU") + (" eager" if arguments.eager else ""), "loss_last": loss, "waiting": float("nan"),
+        print(json.dumps({"layout": kind or "one GPU", "loss_last": loss, "waiting": float("nan"),
                           "tokens_per_second": sequence * microbatch * microbatches / statistics.median(seconds[3:])}))
     torch.distributed.destroy_process_group()
 
@@ -208,7 +204,6 @@ def main():
     parser.add_argument("--no-alone", action="store_true", help="skip the runs on one GPU")
     parser.add_argument("--csv", default="")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.shapes = json.load(open(os.path.join(HERE, "gpu.json")))
     if arguments.as_peer:

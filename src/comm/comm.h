@@ -36,6 +36,8 @@ typedef struct Comm Comm;
 enum { COMM_GROUP_NAME = 32 }; /* bytes of a group's name */
 
 typedef enum CommType { COMM_F32, COMM_F64, COMM_BF16, COMM_I64, COMM_U8 } CommType;
+/* Of real numbers of 2, 4 or 8 bytes. */
+static inline CommType comm_real_type(int64_t bytes) { return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16; }
 /* Sums of COMM_U8 wrap around; NaN in, NaN out. */
 typedef enum CommReduce { COMM_SUM, COMM_MAX, COMM_MIN } CommReduce;
 typedef int64_t CommTicket; /* of a queued collective; 0: nothing to wait for */

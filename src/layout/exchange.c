@@ -33,7 +33,6 @@ static Name bucket_name(const char *what, int bucket) {
 
 static Precision precision_of(const Exchange *exchange) { return executor_graph(exchange->executor)->precision; }
 static Device *device_of(const Exchange *exchange) { return executor_backend(exchange->executor)->device; }
-static CommType comm_type(int64_t bytes) { return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16; }
 static int64_t bucket_bytes(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
 static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) {
     return layout->reduces_in_bf16 && !bucket->vectors && mesh_size(layout->mesh, bucket->axes) > 1;
@@ -97,7 +96,7 @@ static void send_gradients(Exchange *exchange, int b) {
         cast_gradients(exchange, bucket, gradients);
         element = sizeof *exchange->bf16_buffer;
     }
-    CommType type = comm_type(element);
+    CommType type = comm_real_type(element);
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
         int64_t count = bucket_bytes(bucket) / bucket->element_bytes;
@@ -155,7 +154,7 @@ static void sum_over_ends(Exchange *exchange, int b) {
     ByteSpan shard = layout_bucket_shard(bucket);
     int64_t count = (shard.end - shard.begin) / bucket->element_bytes;
     char *gradients = (char *)gradients_at(exchange, b) + shard.begin - bucket->begin;
-    CommType type = comm_type(bucket->element_bytes);
+    CommType type = comm_real_type(bucket->element_bytes);
     exchange->gradients[b] = comm_all_reduce(mesh_ends(exchange->layout->mesh), "gradients of ends", gradients, count, type, COMM_SUM);
     wait_for(exchange, &exchange->gradients[b]);
 }
@@ -179,7 +178,7 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
 
 /* Sends the rank's shard, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
-    CommType type = comm_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
+    CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     exchange->weights[b] =
         comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);

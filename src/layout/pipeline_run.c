@@ -63,7 +63,7 @@ static void transfer(PipelineRun *run, const PipelineAction *action) {
     const Graph *graph = run->model->graph;
     const TensorId *edge = edge_of(run, action);
     Comm *comm = mesh_group(mesh_of(run), MESH(AXIS_PP));
-    CommType type = precision_bytes(graph->precision, TYPE_WIDE) == 8 ? COMM_F64 : COMM_F32;
+    CommType type = comm_real_type((int64_t)precision_bytes(graph->precision, TYPE_WIDE));
     for (int i = 0; i < EDGE_TENSORS; i++) {
         if (!edge[i]) continue;
         char name[32];

@@ -301,7 +301,7 @@ static void place_group(const Optimizer *o, const MuonExchange *exchange, int fi
  * permutations of rows. */
 static void step_slices(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
     const MuonExchange *exchange = &o->exchanges[segment->exchange];
-    const CommType type = o->compute == sizeof(double) ? COMM_F64 : o->compute == sizeof(float) ? COMM_F32 : COMM_BF16;
+    const CommType type = comm_real_type((int64_t)o->compute);
     Comm *group = mesh_group(o->graph->mesh, exchange->axes);
     void *slices = o->scratch, *gathered = scratch_at(o, exchange->gathered);
     run_pass(o, o->backend->muon_momenta, segment, update, first, end);

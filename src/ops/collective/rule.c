@@ -64,11 +64,6 @@ typedef struct Collective {
     int64_t columns, element; /* of a row; bytes */
 } Collective;
 
-static CommType comm_type(TypeClass type, size_t bytes) {
-    if (type == TYPE_INT32) return COMM_U8;
-    return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16;
-}
-
 static Collective collective_of(const OpCall *call, size_t compute, size_t wide) {
     const CollectiveAttributes *attributes = call->attributes;
     size_t bytes = attributes->type == TYPE_COMPUTE ? compute : attributes->type == TYPE_WIDE ? wide : 1;
@@ -77,7 +72,7 @@ static Collective collective_of(const OpCall *call, size_t compute, size_t wide)
         .size = mesh_size(call->mesh, attributes->axes),
         .index = mesh_index(call->mesh, attributes->axes),
         .blocks = attributes->blocks,
-        .type = comm_type(attributes->type, bytes),
+        .type = attributes->type == TYPE_INT32 ? COMM_U8 : comm_real_type((int64_t)bytes),
         .columns = attributes->type == TYPE_INT32 ? shape[1] * (int64_t)sizeof(int32_t) : shape[1],
         .element = (int64_t)bytes};
 }

@@ -102,7 +102,7 @@ static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
     for (int i = 0; i <= size; i++) shards[i] = i * c->rows * PEAK_NUMBERS;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) own[r] = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
-    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, sizeof(W) == sizeof(double) ? COMM_F64 : COMM_F32));
+    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, comm_real_type(sizeof(W))));
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) {
         Peak all = merge_peaks(peaks + r, size, c->rows);
