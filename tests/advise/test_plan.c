@@ -201,6 +201,22 @@ static void every_change_saves_what_it_says(void **state) {
     }
 }
 
+/* The load-balancing loss is of a microbatch: a smaller one would be another objective. */
+static void no_change_is_advised_that_changes_the_objective(void **state) {
+    (void)state;
+    for (int balanced = 0; balanced < 2; balanced++) {
+        Given given = give("configs/zaya1-tiny.yaml");
+        Fit fits[MOST_FITS];
+        bool smaller = false;
+        set(&given, balanced ? "model.auxiliary_loss=0.01" : "model.auxiliary_loss=0");
+        int count = fit_search(&given.config, h100, 0, 1, 1, fits);
+        assert_true(count > 0);
+        for (int f = 0; f < count; f++) smaller |= strstr(fits[f].change, "batch.sequences") != NULL;
+        assert_true(smaller == !balanced);
+        options_free_strings(&given.strings);
+    }
+}
+
 /* With one byte too few the cheapest changes suffice, and each by its smallest step. */
 static void the_cheapest_change_comes_first(void **state) {
     (void)state;
@@ -237,6 +253,7 @@ int main(void) {
         cmocka_unit_test(memory_of_device_and_host_are_never_added_up),
         cmocka_unit_test(ranks_that_are_not_there_are_planned),
         cmocka_unit_test(every_change_saves_what_it_says),
+        cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
         cmocka_unit_test(the_cheapest_change_comes_first),
         cmocka_unit_test(a_stage_of_zero_comes_before_recomputation_where_there_are_ranks),
     };
