@@ -30,6 +30,10 @@ static bool combine(Config *config, const Config *run) {
         if (*axes[i].given != 1 && *axes[i].given != axes[i].chosen) return false;
         *axes[i].given = axes[i].chosen;
     }
+    if (now->pp_schedule == PIPELINE_1F1B) {
+        now->pp_schedule = before->pp_schedule;
+        now->pp_chunks = before->pp_chunks;
+    }
     now->dp = before->dp;
     now->zero = before->zero;
     config->recompute = run->recompute;

@@ -2,7 +2,7 @@
  * of the processor, so memory is the planner's own and cannot drift from it. Time is that of the program's nodes in
  * their order at the processor's rates, with collectives beside them as the executor runs them, plus the optimizer, plus
  * what of the exchange of gradients and weights cannot hide. Owns nothing that outlives a call. */
-#include "advise/forecast.h"
+#include "advise/forecast_internal.h"
 
 #include <math.h>
 
@@ -22,14 +22,7 @@ double forecast_all_gather(const Cluster *cluster, double bytes) {
 
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */
 
-/* One run of a program. Its collectives run one after the other beside its computing, each from its node on until the
- * node that waits for it. */
-typedef struct ProgramTimes {
-    WorkTimes work;
-    double communication, waits;
-} ProgramTimes;
-
-static ProgramTimes time_program(const Graph *graph, const Cluster *cluster) {
+ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
     ProgramTimes times = {.work = work_times(graph, &cluster->hardware, cluster->measured)};
     SCOPED_FREE double *ready = memory_allocate((size_t)(graph->node_count + 1) * sizeof *ready); /* when what a node waits for has ended */
     double now = 0, free_at = 0, computing = 0;
@@ -71,23 +64,26 @@ static double sharing_ranks(const Session *session, const Parameter *p) {
     return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Reads and writes of an update for each parameter: gradient (once more for its norm), master, momentum, variance,
- * weight. */
+/* Reads and writes: gradient (once more for its norm), master, momentum, variance, weight. */
+double forecast_update(const Graph *graph, const Parameter *p, const OptimizerConfig *config, const Rates *rates) {
+    double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), steps = (double)config->newton_schulz_steps;
+    double count = (double)p->count, bytes = count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0));
+    double flops = 0;
+    if (p->frozen) return 0;
+    if (optimizer_uses_muon(config, p)) {
+        double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
+        flops = stack * steps * newton_schulz_flops(rows, columns);
+        bytes += stack * steps * compute * (4 * rows * columns + 6 * pow(fmin(rows, columns), 2));
+    }
+    return flops / rates->muon + bytes / rates->optimizer;
+}
+
 static double optimizer_seconds(const Session *session, const Rates *rates) {
     const Graph *graph = session->model.graph;
-    const OptimizerConfig *config = &session->config->optimizer;
-    double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), seconds = 0, steps = (double)config->newton_schulz_steps;
+    double seconds = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        double count = (double)p->count, sharing = sharing_ranks(session, p);
-        if (p->frozen) continue;
-        double bytes = count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0)), flops = 0;
-        if (config->name == OPTIMIZER_MUON && p->kind == PARAMETER_MATRIX) {
-            double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
-            flops = stack * steps * newton_schulz_flops(rows, columns);
-            bytes += stack * steps * compute * (4 * rows * columns + 6 * pow(fmin(rows, columns), 2));
-        }
-        seconds += (flops / rates->muon + bytes / rates->optimizer) / sharing;
+        seconds += forecast_update(graph, p, &session->config->optimizer, rates) / sharing_ranks(session, p);
     }
     return seconds;
 }
@@ -97,22 +93,19 @@ static double optimizer_seconds(const Session *session, const Rates *rates) {
 /* The larger part of what overlaps, but never more than the computing that it runs beside. */
 static double exposed_part(double communication, double beside) { return communication - fmin(hidden * communication, beside); }
 
-typedef struct ExchangeTimes { double communication, exposed; } ExchangeTimes;
-
-static ExchangeTimes time_exchange(const Session *session, const Cluster *cluster, const WorkTimes *work, double count) {
-    const Layout *layout = session->layout;
-    double reduce = 0, gather = 0, backward = work->backward, forward = work->total - backward;
+ExchangeTimes forecast_exchange(
+    const Layout *layout, Precision precision, const Cluster *cluster, double forward, double backward, double count) {
+    double reduce = 0, gather = 0, reduces = traffic_reductions(layout, count);
     for (int b = 0; b < layout->bucket_count; b++) {
-        BucketTraffic traffic = traffic_of_bucket(layout, &layout->buckets[b], session->config->precision);
+        BucketTraffic traffic = traffic_of_bucket(layout, &layout->buckets[b], precision);
         reduce += cluster_seconds(cluster, layout->mesh, &traffic.reduce) + cluster_seconds(cluster, layout->mesh, &traffic.replicas);
         gather += cluster_seconds(cluster, layout->mesh, &traffic.gather);
     }
-    if (layout->stage < 3) { /* 0, 1: of the last microbatch's gradients, 2: of each one's; then the new weights come back */
-        double reduces = layout->stage < 2 ? 1 : count;
+    if (layout->stage < 3) /* the new weights come back once */
         return (ExchangeTimes){reduces * reduce + gather, reduces * exposed_part(reduce, backward) + exposed_part(gather, forward)};
-    }
-    return (ExchangeTimes){
-        count * (reduce + 2 * gather), count * (exposed_part(gather, forward) + exposed_part(gather + reduce, backward))};
+    return (ExchangeTimes){reduces * reduce + 2 * count * gather, count * exposed_part(gather, forward) +
+                                                                      reduces * exposed_part(gather + reduce, backward) +
+                                                                      (count - reduces) * exposed_part(gather, backward)};
 }
 
 /* -- Layouts ------------------------------------------------------------------------------------------------------- */
@@ -125,12 +118,24 @@ Config forecast_apply(const Config *config, const ForecastLayout *layout) {
     return applied;
 }
 
-/* Stages between the second, which holds more microbatches than those behind it, and the last are like the second. */
-static int next_stage(int stage, int stages) { return stage == 1 && stages > 3 ? stages - 1 : stage + 1; }
+static double stage_flops(const PipelinePlan *plan, int stage) {
+    double flops = 0;
+    for (int piece = stage; piece < pipeline_pieces(&plan->shape); piece += plan->shape.stages)
+        for (int part = 0; part < PART_KINDS; part++) flops += plan->costs[piece].part[part];
+    return flops;
+}
+
+/* The next stage to look at. One between the first and the last that has no more layers than one before it keeps no more
+ * microbatches either. */
+static int next_stage(const PipelinePlan *plan, int stage) {
+    int next = stage + 1;
+    while (plan && stage > 0 && next < plan->shape.stages - 1 && stage_flops(plan, next) <= stage_flops(plan, stage)) next++;
+    return next;
+}
 
 /* The bubble over the work of the busiest stage, as the schedule is simulated for planning; no stage's actions matter. */
 static double idle_part(const PipelinePlan *plan) {
-    PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs, 0);
+    PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs, PIPELINE_NO_STAGE);
     double part = schedule->bubble / (schedule->length - schedule->bubble);
     pipeline_schedule_free(schedule);
     return part;
@@ -138,18 +143,20 @@ static double idle_part(const PipelinePlan *plan) {
 
 /* Takes in a stage, of which all wait for the slowest. */
 static void add_stage(Forecast *forecast, const Session *session, const Cluster *cluster, int stage) {
-    int alike = next_stage(stage, session->mesh->size[AXIS_PP]) - stage;
+    const PipelinePlan *pipeline = session->pipeline;
     double count = (double)forecast->microbatches;
     Budget memory = session_budget(session);
-    ProgramTimes program = time_program(session->model.graph, cluster);
-    ExchangeTimes exchange = time_exchange(session, cluster, &program.work, count);
+    ProgramTimes program = forecast_program(session->model.graph, cluster);
+    double backward = program.work.backward, forward = program.work.total - backward;
+    ExchangeTimes exchange = forecast_exchange(session->layout, session->config->precision, cluster, forward, backward, count);
     double optimizer = optimizer_seconds(session, &cluster->hardware.rates);
     if (memory.total > forecast->memory.total) {
         forecast->memory = memory;
         forecast->stage = stage;
     }
-    if (session->pipeline && stage == 0) forecast->bubble = idle_part(session->pipeline);
-    forecast->flops += alike * session->plan.flops * count; /* of all stages, until they are known */
+    if (pipeline && stage == 0) forecast->bubble = idle_part(pipeline);
+    for (int like = stage; like < next_stage(pipeline, stage); like++) /* of all stages, until they are known */
+        forecast->flops += session->plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);
     if (stage > 0 && program.work.total + program.waits <= forecast->work.total + forecast->waits / count) return;
@@ -170,22 +177,31 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     forecast->flops /= stages * forecast->step;
 }
 
-bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error) {
+Config forecast_rank(const Config *config, const Cluster *cluster, const ForecastLayout *layout, int64_t *microbatches) {
     Config rank = forecast_apply(config, layout);
     LayoutConfig *ranks = &rank.layout;
     ranks->dp = int_max(cluster->gpus / layout_copy_ranks(ranks), 1);
-    int64_t together = ranks->dp * ranks->ep, microbatch = layout->sequences * config->data.length, round = microbatch * together;
-    *forecast =
-        (Forecast){.layout = {*ranks, layout->recompute, layout->sequences}, .microbatches = divide_up(config->batch.tokens, round)};
-    forecast->tokens = (double)forecast->microbatches * (double)round;
-    rank.batch.tokens = forecast->microbatches * round;
+    int64_t round = layout->sequences * config->data.length * ranks->dp * ranks->ep;
+    *microbatches = divide_up(config->batch.tokens, round);
+    rank.batch.tokens = *microbatches * round;
+    return rank;
+}
+
+bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error) {
+    int64_t microbatches;
+    Config rank = forecast_rank(config, cluster, layout, &microbatches);
+    const LayoutConfig *ranks = &rank.layout;
+    *forecast = (Forecast){.layout = {*ranks, layout->recompute, layout->sequences}, .microbatches = microbatches};
+    forecast->tokens = (double)rank.batch.tokens;
     Device *device = hardware_device(&cluster->hardware);
     bool planned = true;
-    for (int stage = 0; stage < ranks->pp && planned; stage = next_stage(stage, (int)ranks->pp)) {
+    for (int stage = 0; stage < ranks->pp && planned;) {
         SCOPED(session_free) Session session = {0};
         int first = stage * (int)(ranks->cp * ranks->ep * ranks->tp);
         planned = session_plan_rank(&session, &rank, device, first, (int)cluster->gpus, error);
-        if (planned) add_stage(forecast, &session, cluster, stage);
+        if (!planned) break;
+        add_stage(forecast, &session, cluster, stage);
+        stage = next_stage(session.pipeline, stage);
     }
     device_close(device);
     if (planned) finish(forecast, &rank, cluster);

@@ -60,7 +60,7 @@ typedef struct ForecastRefusal {
 } ForecastRefusal;
 typedef struct ForecastSearch {
     Forecast found[FORECAST_FOUND]; /* the quickest that fit, quickest first; or the one that needs least memory */
-    int count, tried, unfit;        /* unfit: of those tried */
+    int count, tried, unfit, whole; /* of those tried: which do not fit, and which were forecast whole */
     ForecastRefusal refusals[FORECAST_REFUSALS];
     int refusal_count;
 } ForecastSearch;

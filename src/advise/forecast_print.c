@@ -4,6 +4,8 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/strings.h"
+#include "config/layout_rules.h"
+#include "layout/pipeline_schedule.h"
 
 static const char *const policies[] = {"none", "norm", "attention", "block"};
 
@@ -105,16 +107,21 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         config->layout.reduce == REDUCE_BF16 ? "bf16" : "fp32");
 }
 
-/* "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": of the axes those that there are, and dp. */
+/* "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": of the axes those that there are, and dp; of a pipeline how it is
+ * scheduled, unless that is 1F1B. */
 static void describe(const ForecastLayout *layout, char *text, size_t size) {
     const LayoutConfig *r = &layout->ranks;
     const struct {
         const char *name;
         int64_t size;
-    } axes[] = {{"tp", r->tp}, {"pp", r->pp}, {"cp", r->cp}, {"ep", r->ep}};
+    } axes[] = {{"tp", r->tp}, {"cp", r->cp}, {"ep", r->ep}, {"pp", r->pp}};
     size_t used = (size_t)snprintf(text, size, "dp %lld", (long long)r->dp);
     for (size_t i = 0; i < sizeof axes / sizeof *axes && used < size; i++)
         if (axes[i].size > 1) used += (size_t)snprintf(text + used, size - used, ", %s %lld", axes[i].name, (long long)axes[i].size);
+    if (r->pp > 1 && r->pp_schedule != PIPELINE_1F1B && used < size)
+        used += (size_t)snprintf(text + used, size - used, " %s", pipeline_kind_name((PipelineKind)r->pp_schedule));
+    if (layout_chunks(r) > 1 && used < size)
+        used += (size_t)snprintf(text + used, size - used, " in %lld chunks", (long long)layout_chunks(r));
     if (used < size)
         snprintf(text + used, size - used, ", zero %lld, batch.sequences=%lld, recompute=%s", (long long)r->zero,
             (long long)layout->sequences, policies[layout->recompute]);
@@ -137,6 +144,7 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
 
 void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file) {
     fprintf(file, "\nlayouts that were tried: %d, of which %d do not fit\n", search->tried, search->unfit);
+    fprintf(file, "  %d were forecast whole; none of the others can be quicker than the first and fit, by a lower bound\n", search->whole);
     if (config_needs_microbatch(config))
         fprintf(file, "  all with batch.sequences=%lld, on which the load-balancing loss depends (model.auxiliary_loss=%g)\n",
             (long long)config->batch.sequences, config->model.auxiliary_loss);

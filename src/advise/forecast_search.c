@@ -1,129 +1,35 @@
-/* The search for a layout. Every layout that the rules allow is estimated from models of few layers, since all layers are
- * alike; the best of these are then forecast whole, and the quickest that fit are the result. Owns nothing that outlives
- * a call. */
-#include "advise/forecast.h"
-
-#include <math.h>
+/* The search for a layout: an enumeration, a bound, an evaluation. Every layout that the rules allow gets a lower bound of
+ * its time and memory (forecast_bound.c). Those that may fit are forecast whole in the order of their bounds, until no
+ * bound is below what was found: the result is what forecasts of all of them would give. Owns nothing that outlives a
+ * call. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "advise/forecast_internal.h"
 #include "base/array.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
-#include "graph/graph.h"
-
-typedef struct Candidate {
-    ForecastLayout layout;
-    double seconds; /* of as many tokens as batch.tokens */
-    double memory;
-    bool fits;
-} Candidate;
 
 typedef struct Space {
     const Config *config;
     const Cluster *cluster;
     ForecastFreedom freedom;
     ForecastSearch *search;
-    Candidate *candidates;
+    Device *device;
+    ForecastLayout *axes; /* sizes of tp, cp and ep, each with what else is configured */
+    int axes_count;
+    ForecastCandidate *candidates;
     int count;
 } Space;
 
-/* -- Estimates ----------------------------------------------------------------------------------------------------- */
-
-/* More tokens than asked for are no gain. */
-static double seconds_of(const Forecast *forecast, const Config *config) {
-    return forecast->step * fmax(1, (double)config->batch.tokens / forecast->tokens);
+static bool may_fit(const Space *space, const ForecastCandidate *candidate) {
+    double memory = space->cluster->hardware.memory;
+    return memory <= 0 || candidate->bound.memory <= memory;
 }
 
-static Candidate candidate_of(const Forecast *forecast, const Config *config) {
-    return (Candidate){forecast->layout, seconds_of(forecast, config), (double)forecast->memory.total, forecast->fits};
-}
-
-/* From models of two and three layers in each chunk of each stage; of few layers from the whole. */
-static bool estimate(const Space *space, const ForecastLayout *layout, Candidate *candidate, Error *error) {
-    Forecast forecast[2];
-    Config small = *space->config;
-    int64_t layers = small.model.layers, stages = layout->ranks.pp * layout_chunks(&layout->ranks);
-    if (layers <= 3 * stages) {
-        if (!forecast_layout(forecast, &small, space->cluster, layout, error)) return false;
-        *candidate = candidate_of(forecast, &small);
-        return true;
-    }
-    for (int i = 0; i < 2; i++) {
-        small.model.layers = (2 + i) * stages;
-        if (!forecast_layout(&forecast[i], &small, space->cluster, layout, error)) return false;
-    }
-    double more = (double)(layers - 2 * stages) / (double)stages;
-    Candidate two = candidate_of(&forecast[0], &small), three = candidate_of(&forecast[1], &small);
-    *candidate = two;
-    candidate->seconds += more * (three.seconds - two.seconds);
-    candidate->memory += more * (three.memory - two.memory);
-    candidate->fits = space->cluster->hardware.memory <= 0 || candidate->memory <= space->cluster->hardware.memory;
-    return true;
-}
-
-/* -- Candidates ---------------------------------------------------------------------------------------------------- */
-
-static bool add(Space *space, const ForecastLayout *layout, bool *fits, Error *error) {
-    Candidate candidate;
-    if (!estimate(space, layout, &candidate, error)) return false;
-    array_append(space->candidates, space->count, candidate);
-    space->search->tried++;
-    space->search->unfit += !candidate.fits;
-    *fits = candidate.fits;
-    return true;
-}
-
-/* From what costs no time to what costs most, until it fits: recomputation. */
-static bool add_recomputations(Space *space, ForecastLayout layout, bool *fits, bool *freely, Error *error) {
-    bool search = space->freedom.memory;
-    int last = search ? RECOMPUTE_BLOCK : layout.recompute;
-    bool one = false;
-    *freely = false;
-    for (layout.recompute = search ? RECOMPUTE_NONE : layout.recompute; layout.recompute <= last && !one; layout.recompute++) {
-        if (!add(space, &layout, &one, error)) return false;
-        *freely = one && layout.recompute == RECOMPUTE_NONE;
-    }
-    *fits = *fits || one;
-    return true;
-}
-
-/* A higher stage of ZeRO sends more, and is of use only where a lower one does not fit without recomputation. */
-static bool add_stages(Space *space, ForecastLayout layout, bool *fits, Error *error) {
-    bool search = space->freedom.zero && space->cluster->gpus > layout.ranks.pp, freely = false; /* stages share nothing out */
-    int64_t last = search ? 3 : layout.ranks.zero;
-    for (layout.ranks.zero = search ? 1 : layout.ranks.zero; layout.ranks.zero <= last && !freely; layout.ranks.zero++)
-        if (!add_recomputations(space, layout, fits, &freely, error)) return false;
-    return true;
-}
-
-/* Whether steps are whole microbatches of so many sequences. */
-static bool is_whole(const Config *config, int64_t sequences) {
-    int64_t microbatch = sequences * config->data.length;
-    return sequences == 1 || (config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0);
-}
-
-/* Microbatches of powers of two up to a rank's share of the batch: larger ones would make the step larger than asked for.
- * Only the one given where the objective depends on it. */
-static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) {
-    const Config *config = space->config;
-    int64_t copies = space->cluster->gpus / layout_copy_ranks(&layout.ranks),
-            chosen = config->model.experts ? config->model.experts_per_token : 1;
-    int64_t share = config->batch.tokens / config->data.length / (copies * layout.ranks.ep), most = 1;
-    if (!space->freedom.memory || config_needs_microbatch(config)) return add_stages(space, layout, &(bool){false}, error);
-    for (; 2 * most <= share && 2 * most * config->data.length < INT32_MAX / chosen;) most *= 2;
-    bool fits = true; /* larger microbatches need more */
-    for (layout.sequences = 1; layout.sequences <= most && fits; layout.sequences *= 2) {
-        fits = false;
-        Config trial = forecast_apply(config, &layout);
-        char broken[160];
-        if (!is_whole(config, layout.sequences)) continue;
-        if (layout_breaks(&trial, space->cluster->gpus, broken, sizeof broken)) fits = true; /* rows that tp does not divide */
-        else if (!add_stages(space, layout, &fits, error)) return false;
-    }
-    return true;
-}
+/* -- Enumeration --------------------------------------------------------------------------------------------------- */
 
 static void refuse(ForecastSearch *search, const char *reason) {
     int at = 0;
@@ -137,79 +43,244 @@ static void refuse(ForecastSearch *search, const char *reason) {
 /* The largest sizes that are tried: what communicates in every layer stays in a node, and chunks of a sequence keep
  * attention busy. */
 static int64_t most_in_node(const Space *space) { return int_min(space->cluster->per_node, space->cluster->gpus); }
-static int64_t most_stages(const Space *space) { return int_min(int_min(space->config->model.layers, 8), space->cluster->gpus); }
 static int64_t most_chunks(const Space *space) {
     enum { CHUNK = 512 };
     return int_min(space->config->data.length / (2 * (int64_t)CHUNK), space->cluster->gpus);
 }
+static int64_t most_stages(const Space *space) { return int_min(int_min(space->config->model.layers, 8), space->cluster->gpus); }
 
 static const struct {
     size_t offset;
     int64_t (*most)(const Space *space);
-} axes[] = {{offsetof(LayoutConfig, tp), most_in_node}, {offsetof(LayoutConfig, pp), most_stages},
-    {offsetof(LayoutConfig, cp), most_chunks}, {offsetof(LayoutConfig, ep), most_in_node}};
+} axes[] = {
+    {offsetof(LayoutConfig, tp), most_in_node}, {offsetof(LayoutConfig, cp), most_chunks}, {offsetof(LayoutConfig, ep), most_in_node}};
 enum { AXES = sizeof axes / sizeof *axes };
 
-static bool add_axes(Space *space, ForecastLayout layout, int index, Error *error) {
-    int64_t gpus = space->cluster->gpus, copy = layout_copy_ranks(&layout.ranks);
+/* Sizes that were given stay, others are powers of two. */
+static void list_axes(Space *space, ForecastLayout layout, int index) {
     if (index == AXES) {
-        char broken[160];
-        Config trial = forecast_apply(space->config, &layout);
-        if (!layout_breaks(&trial, gpus, broken, sizeof broken)) return add_microbatches(space, layout, error);
-        refuse(space->search, broken);
-        return true;
+        array_append(space->axes, space->axes_count, layout);
+        return;
     }
     int64_t *size = (int64_t *)((char *)&layout.ranks + axes[index].offset), given = *size;
     int64_t most = space->freedom.axes && given == 1 ? int_max(axes[index].most(space), 1) : given;
-    for (*size = given; *size <= most; *size *= 2)
-        if (gpus % (copy / given * *size) == 0 && !add_axes(space, layout, index + 1, error)) return false;
-    return true;
+    for (; *size <= most; *size *= 2)
+        if (space->cluster->gpus % layout_copy_ranks(&layout.ranks) == 0) list_axes(space, layout, index + 1);
 }
 
-/* -- The result ---------------------------------------------------------------------------------------------------- */
-
-/* Those that fit first, by time; the others by memory. */
-static int compare_candidates(const void *a, const void *b) {
-    const Candidate *left = a, *right = b;
-    if (left->fits != right->fits) return right->fits - left->fits;
-    double difference = left->fits ? left->seconds - right->seconds : left->memory - right->memory;
-    if (difference == 0) difference = (double)(layout_copy_ranks(&left->layout.ranks) - layout_copy_ranks(&right->layout.ranks));
-    return (difference > 0) - (difference < 0);
+/* Sequences of a rank in a step: larger microbatches would make the step larger than asked for. */
+static int64_t most_sequences(const Space *space, const LayoutConfig *ranks) {
+    const Config *config = space->config;
+    int64_t copies = space->cluster->gpus / layout_copy_ranks(ranks) * ranks->ep,
+            chosen = config->model.experts ? config->model.experts_per_token : 1;
+    return int_min(config->batch.tokens / config->data.length / copies, INT32_MAX / chosen / config->data.length);
 }
 
-static int compare_forecasts(const void *a, const void *b) {
-    const Forecast *left = a, *right = b;
-    double difference = right->tokens_per_second - left->tokens_per_second;
-    return (difference > 0) - (difference < 0);
+/* Whether steps are whole microbatches of so many sequences. */
+static bool is_whole(const Config *config, int64_t sequences) {
+    int64_t microbatch = sequences * config->data.length;
+    return config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0;
 }
 
-/* Forecasts whole what was estimated, the most promising first. */
-static bool keep_best(Space *space, Error *error) {
-    ForecastSearch *search = space->search;
-    qsort(space->candidates, (size_t)space->count, sizeof *space->candidates, compare_candidates);
-    for (int i = 0; i < space->count && search->count < FORECAST_FOUND; i++) {
-        Forecast *forecast = &search->found[search->count];
-        if (!space->candidates[i].fits && search->count) break;
-        if (!forecast_layout(forecast, space->config, space->cluster, &space->candidates[i].layout, error)) return false;
-        if (forecast->fits) search->count++;
-        else if (!space->candidates[i].fits) break;
+/* Whether microbatches may have another size: only where the objective is the same with any. */
+static bool may_resize(const Space *space) { return space->freedom.memory && !config_needs_microbatch(space->config); }
+
+/* Pipelines with the sequences of `layout`. */
+typedef struct Pipelines {
+    ForecastLayout *items;
+    int count;
+} Pipelines;
+
+static void list_pipeline(const Space *space, Pipelines *list, const ForecastLayout *layout) {
+    Config trial = forecast_apply(space->config, layout);
+    char broken[160];
+    bool searched = may_resize(space) && layout->sequences > 1;
+    if (searched && (layout->sequences > most_sequences(space, &layout->ranks) || !is_whole(space->config, layout->sequences))) return;
+    if (!layout_breaks(&trial, space->cluster->gpus, broken, sizeof broken)) array_append(list->items, list->count, *layout);
+    else if (!searched) refuse(space->search, broken);
+}
+
+/* Each number of stages with each schedule, unless these were given. */
+static Pipelines list_pipelines(const Space *space, ForecastLayout layout) {
+    Pipelines list = {0};
+    LayoutConfig *ranks = &layout.ranks;
+    bool sizes = space->freedom.axes && ranks->pp == 1, kinds = sizes && ranks->pp_schedule == PIPELINE_1F1B;
+    int64_t most = sizes ? int_max(most_stages(space), 1) : ranks->pp;
+    for (; ranks->pp <= most; ranks->pp *= 2) {
+        if (space->cluster->gpus % layout_copy_ranks(ranks)) continue;
+        list_pipeline(space, &list, &layout);
+        if (!kinds || ranks->pp == 1) continue;
+        ForecastLayout other = layout;
+        other.ranks.pp_schedule = PIPELINE_ZERO_BUBBLE;
+        list_pipeline(space, &list, &other);
+        other.ranks.pp_schedule = PIPELINE_INTERLEAVED;
+        for (other.ranks.pp_chunks = 2; other.ranks.pp_chunks * ranks->pp <= space->config->model.layers; other.ranks.pp_chunks *= 2)
+            list_pipeline(space, &list, &other);
     }
-    if (search->count) qsort(search->found, (size_t)search->count, sizeof *search->found, compare_forecasts);
+    return list;
+}
+
+/* Stages of ZeRO that differ: where ranks share nothing out none does, and stages of a pipeline keep whole gradients. */
+static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout layout) {
+    const LayoutConfig *ranks = &layout.ranks;
+    bool search = space->freedom.zero, alone = ranks->tp * ranks->pp == space->cluster->gpus, fits = false;
+    int64_t first = search ? 1 : ranks->zero, last = search ? (alone ? 1 : 3) : first;
+    for (layout.ranks.zero = first; layout.ranks.zero <= last; layout.ranks.zero++) {
+        if (search && ranks->pp > 1 && ranks->zero == 2) continue;
+        ForecastCandidate candidate = {layout, forecast_bound(small, space->config, space->cluster, &layout)};
+        array_append(space->candidates, space->count, candidate);
+        fits = fits || may_fit(space, &candidate);
+    }
+    return fits;
+}
+
+/* Every recomputation of some pipelines, which are alike in all that small programs depend on. */
+static bool add_recomputations(Space *space, const Pipelines *list, bool *fits, Error *error) {
+    int first = space->freedom.memory ? RECOMPUTE_NONE : list->items->recompute;
+    int last = space->freedom.memory ? RECOMPUTE_BLOCK : first;
+    for (int recompute = first; recompute <= last; recompute++) {
+        SmallPrograms small;
+        ForecastLayout layout = list->items[0];
+        layout.recompute = recompute;
+        if (!small_programs(&small, space->config, space->device, space->cluster, &layout, error)) return false;
+        for (int i = 0; i < list->count; i++) {
+            layout = list->items[i];
+            layout.recompute = recompute;
+            *fits = add_zero(space, &small, layout) || *fits;
+        }
+    }
     return true;
+}
+
+/* Microbatches of powers of two, as far as any may fit. */
+static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) {
+    bool search = may_resize(space), fits = true;
+    int64_t most = search ? int_max(space->config->batch.tokens / space->config->data.length, 1) : layout.sequences;
+    for (layout.sequences = search ? 1 : layout.sequences; layout.sequences <= most && fits; layout.sequences *= 2) {
+        Pipelines list = list_pipelines(space, layout);
+        fits = list.count == 0; /* rows that tp does not divide, or more than ranks of few stages have */
+        bool added = !list.count || add_recomputations(space, &list, &fits, error);
+        free(list.items);
+        if (!added) return false;
+    }
+    return true;
+}
+
+static bool enumerate(Space *space, Error *error) {
+    list_axes(space, (ForecastLayout){space->config->layout, space->config->recompute, space->config->batch.sequences}, 0);
+    Progress progress = progress_start("layouts", "axes", space->axes_count);
+    bool added = true;
+    for (int i = 0; i < space->axes_count && added; i++) {
+        added = add_microbatches(space, space->axes[i], error);
+        progress_update(&progress, i + 1);
+    }
+    progress_finish(&progress);
+    return added;
+}
+
+/* -- Evaluation ---------------------------------------------------------------------------------------------------- */
+
+static int by_memory(const void *a, const void *b) {
+    const ForecastCandidate *left = a, *right = b;
+    return (left->bound.memory > right->bound.memory) - (left->bound.memory < right->bound.memory);
+}
+
+/* Of those that take as long, the one that communicates least in its layers comes first. */
+static int by_time(const void *a, const void *b) {
+    const ForecastCandidate *left = a, *right = b;
+    double difference = left->bound.seconds - right->bound.seconds;
+    if (difference == 0) difference = (double)(layout_copy_ranks(&left->layout.ranks) - layout_copy_ranks(&right->layout.ranks));
+    return difference != 0 ? (difference > 0) - (difference < 0) : by_memory(a, b);
+}
+
+/* Takes the place of the slowest of those that were found. */
+static void insert(ForecastSearch *search, const Forecast *forecast) {
+    int at = search->count < FORECAST_FOUND ? search->count++ : FORECAST_FOUND - 1;
+    for (; at > 0 && search->found[at - 1].step > forecast->step; at--) search->found[at] = search->found[at - 1];
+    search->found[at] = *forecast;
+}
+
+/* Whether its bound allows that the candidate is the quickest; the first few are forecast anyway, to be shown beside it. */
+static bool may_be_quickest(const Space *space, const ForecastCandidate *candidate) {
+    const ForecastSearch *search = space->search;
+    return search->count < FORECAST_FOUND || candidate->bound.seconds < search->found->step;
+}
+
+static bool find_quickest(Space *space, Error *error) {
+    ForecastSearch *search = space->search;
+    bool made = true;
+    qsort(space->candidates, (size_t)space->count, sizeof *space->candidates, by_time);
+    Progress progress = progress_start("forecasts", "layouts", space->count);
+    for (int i = 0; i < space->count && may_be_quickest(space, &space->candidates[i]) && made; i++) {
+        const ForecastCandidate *candidate = &space->candidates[i];
+        Forecast forecast;
+        if (!may_fit(space, candidate)) continue;
+        made = forecast_layout(&forecast, space->config, space->cluster, &candidate->layout, error);
+        search->whole++;
+        if (made && forecast.fits) insert(search, &forecast);
+        else search->unfit++;
+        while (progress.total > i + 1 && !may_be_quickest(space, &space->candidates[progress.total - 1])) progress.total--;
+        progress_update(&progress, i + 1);
+    }
+    progress_finish(&progress);
+    return made;
+}
+
+/* Where none fits. */
+static bool find_smallest(Space *space, Error *error) {
+    Forecast *least = space->search->found;
+    bool made = true;
+    qsort(space->candidates, (size_t)space->count, sizeof *space->candidates, by_memory);
+    for (int i = 0; i < space->count && made; i++) {
+        Forecast forecast;
+        if (i > 0 && space->candidates[i].bound.memory >= (double)least->memory.total) break;
+        made = forecast_layout(&forecast, space->config, space->cluster, &space->candidates[i].layout, error);
+        if (made && (i == 0 || forecast.memory.total < least->memory.total)) *least = forecast;
+    }
+    return made;
+}
+
+static bool search_space(Space *space, Error *error) {
+    ForecastSearch *search = space->search;
+    if (!enumerate(space, error)) return false;
+    if (!space->count) {
+        Config all = *space->config;
+        all.layout.dp = 0;
+        return layout_check(&all, space->cluster->gpus, error) &&
+               error_set(error, ERROR_USAGE, "no layout of %lld GPUs passes the rules: give other layout settings",
+                   (long long)space->cluster->gpus);
+    }
+    search->tried = space->count;
+    for (int i = 0; i < space->count; i++) search->unfit += !may_fit(space, &space->candidates[i]);
+    return find_quickest(space, error) && (search->count || find_smallest(space, error));
+}
+
+static Space space_of(ForecastSearch *search, const Config *config, const Cluster *cluster, const ForecastFreedom *freedom) {
+    *search = (ForecastSearch){0};
+    return (Space){
+        .config = config, .cluster = cluster, .freedom = *freedom, .search = search, .device = hardware_device(&cluster->hardware)};
+}
+
+static void close_space(Space *space) {
+    device_close(space->device);
+    free(space->axes);
+    free(space->candidates);
 }
 
 bool forecast_search(ForecastSearch *search, const Config *config, const Cluster *cluster, const ForecastFreedom *freedom, Error *error) {
-    Space space = {.config = config, .cluster = cluster, .freedom = *freedom, .search = search};
-    *search = (ForecastSearch){0};
-    bool searched = add_axes(&space, (ForecastLayout){config->layout, config->recompute, config->batch.sequences}, 0, error);
-    if (searched && !space.count) {
-        Config all = *config;
-        all.layout.dp = 0;
-        searched =
-            layout_check(&all, cluster->gpus, error) &&
-            error_set(error, ERROR_USAGE, "no layout of %lld GPUs passes the rules: give other layout settings", (long long)cluster->gpus);
-    }
-    searched = searched && keep_best(&space, error);
-    free(space.candidates);
+    Space space = space_of(search, config, cluster, freedom);
+    bool searched = search_space(&space, error);
+    close_space(&space);
     return searched;
+}
+
+ForecastCandidate *forecast_candidates(
+    const Config *config, const Cluster *cluster, const ForecastFreedom *freedom, int *count, Error *error) {
+    ForecastSearch search;
+    Space space = space_of(&search, config, cluster, freedom);
+    ForecastCandidate *candidates = enumerate(&space, error) ? space.candidates : NULL;
+    *count = space.count;
+    if (candidates) space.candidates = NULL;
+    close_space(&space);
+    return candidates;
 }

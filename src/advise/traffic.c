@@ -31,6 +31,8 @@ BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket
         .gather = cluster_gather(mesh, bucket->axes & ~replica, weights)};
 }
 
+double traffic_reductions(const Layout *layout, double microbatches) { return layout->shard.local_gradients ? microbatches : 1; }
+
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
 static void add(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
@@ -46,7 +48,7 @@ static void add(TrafficTable *table, const Mesh *mesh, const char *operation, co
 
 static void count_buckets(TrafficTable *table, const Session *session, double microbatches) {
     const Layout *layout = session->layout;
-    double reduces = layout->stage >= 2 ? microbatches : 1, gathers = layout->stage >= 3 ? 0 : 1;
+    double reduces = traffic_reductions(layout, microbatches), gathers = layout->stage >= 3 ? 0 : 1;
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTraffic traffic = traffic_of_bucket(layout, bucket, session->config->precision);

@@ -10,6 +10,10 @@
 typedef struct BucketTraffic { Traffic reduce, replicas, gather; } BucketTraffic;
 BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket, Precision precision);
 
+/* How often gradients are summed in a step of so many microbatches: after each one where ranks hold only their shards of
+ * gradients. */
+double traffic_reductions(const Layout *layout, double microbatches);
+
 /* Of an operation over the groups of some axes. */
 typedef struct TrafficRow {
     const char *operation;

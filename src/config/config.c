@@ -40,8 +40,8 @@ static const Option rows[] = {
     CHOICE_OPTION(plan, "false", "false|true|program",
         "print a page on memory, speed and settings, with program also each operation, and exit before allocating", ONCE),
     {"layout", OPTION_CHOICE, FIELD(layout.choice), "given", 0, 0, "given|auto", "",
-        "auto: choose layout.dp, tp, pp, cp, ep and zero, batch.sequences and recompute by smelt forecast's model, and print why; axes "
-        "that are not 1 stay, and batch.sequences with model.auxiliary_loss, which depends on it",
+        "auto: choose layout.dp, tp, pp with its schedule, cp, ep and zero, batch.sequences and recompute by smelt forecast's model, and "
+        "print why; axes that are not 1 stay, and batch.sequences with model.auxiliary_loss, which depends on it",
         ONCE},
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
         "time without a finished step or evaluation batch after which a rank prints where it is stuck and exits; 0: never", FREE),

@@ -160,8 +160,7 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
 
 /* -- Overlap ------------------------------------------------------------------------------------------------------- */
 
-/* Whether all that the node does is to add to gradients of parameters, which no node of the program reads. */
-static bool only_adds_to_gradients(const Graph *graph, const Node *node) {
+bool graph_only_adds_to_gradients(const Graph *graph, const Node *node) {
     for (int i = 0; i < node->outputs; i++)
         if (node->out[i] && graph_get(graph, node->out[i])->arena != ARENA_GRADIENT) return false;
     return node->outputs > 0;
@@ -208,7 +207,7 @@ static void overlap_collectives(Graph *graph, int forward) {
     graph->node_count = forward;
     for (int i = 0; i < backward; i++) {
         while (order.count && order.held[0].part != nodes[i].part) release(&order);
-        if (only_adds_to_gradients(graph, &nodes[i])) {
+        if (graph_only_adds_to_gradients(graph, &nodes[i])) {
             hold(&order, &nodes[i]);
             continue;
         }
@@ -227,7 +226,7 @@ static void split_backward(Graph *graph, int forward) {
     SCOPED_FREE Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
     memcpy(nodes, graph->nodes + forward, backward * sizeof *nodes);
     for (int i = 0; i < backward; i++)
-        if (only_adds_to_gradients(graph, &nodes[i])) nodes[i].part++;
+        if (graph_only_adds_to_gradients(graph, &nodes[i])) nodes[i].part++;
     graph->node_count = forward;
     for (int part = graph->chunks; part < graph_parts(graph); part++)
         for (int i = 0; i < backward; i++)

@@ -296,6 +296,9 @@ typedef enum RecomputePolicy {
  * arena. What the policy drops is computed again by clones of the same nodes, so bits do not depend on the policy. */
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
 
+/* Whether all that the node does is to add to gradients of parameters, which no node of the program reads. */
+bool graph_only_adds_to_gradients(const Graph *graph, const Node *node);
+
 /* -- What a graph runs on ------------------------------------------------------------------------------------------ */
 
 struct OpKernel;

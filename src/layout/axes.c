@@ -8,19 +8,25 @@ static int64_t key_groups(const Config *config) {
     return heads < tp && tp % heads == 0 ? heads : tp;
 }
 
-bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *error) {
+Mesh layout_mesh_of(const Config *config, int ranks) {
     const LayoutConfig *layout = &config->layout;
+    Mesh mesh = mesh_alone;
+    int64_t dp = ranks / layout_copy_ranks(layout), shard = layout->shard ? layout->shard : dp;
+    mesh.size[AXIS_REPLICA] = (int)(dp / shard);
+    mesh.size[AXIS_DP] = (int)shard;
+    mesh.size[AXIS_PP] = (int)layout->pp;
+    mesh.size[AXIS_CP] = (int)layout->cp;
+    mesh.size[AXIS_EP] = (int)layout->ep;
+    mesh.size[AXIS_TP] = (int)key_groups(config);
+    mesh.size[AXIS_COPY] = (int)(layout->tp / key_groups(config));
+    mesh.ring = layout->cp_exchange == CP_RING;
+    return mesh;
+}
+
+bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *error) {
     *mesh = mesh_alone;
     if (!layout_check(config, ranks, error)) return false;
-    int64_t dp = ranks / layout_copy_ranks(layout), shard = layout->shard ? layout->shard : dp;
-    mesh->size[AXIS_REPLICA] = (int)(dp / shard);
-    mesh->size[AXIS_DP] = (int)shard;
-    mesh->size[AXIS_PP] = (int)layout->pp;
-    mesh->size[AXIS_CP] = (int)layout->cp;
-    mesh->size[AXIS_EP] = (int)layout->ep;
-    mesh->size[AXIS_TP] = (int)key_groups(config);
-    mesh->size[AXIS_COPY] = (int)(layout->tp / key_groups(config));
-    mesh->ring = layout->cp_exchange == CP_RING;
+    *mesh = layout_mesh_of(config, ranks);
     mesh_place(mesh, rank);
     return true;
 }

@@ -63,6 +63,8 @@ typedef struct Layout {
     OptimizerShard shard; /* what this rank holds of the master weights, and updates; its list is the layout's */
 } Layout;
 
+/* The mesh of a run of `ranks` for the first of them, without groups; the layout breaks no rule. */
+Mesh layout_mesh_of(const Config *config, int ranks);
 /* The mesh of a run of `ranks` for one of them, without groups. ERROR_USAGE when they cannot be laid out so. */
 bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *error);
 /* The groups of ranks in which programs communicate. */
@@ -70,6 +72,8 @@ enum { LAYOUT_PROGRAM_GROUPS = 7 };
 extern const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS];
 /* The mesh of all ranks of `comm` with these groups. Collective. ERROR_USAGE, ERROR_COMMUNICATION. */
 bool layout_open_mesh(Mesh *mesh, const Config *config, Comm *comm, Error *error);
+/* A layout without buckets, which owns nothing: what is shared out on this mesh, whatever the model. */
+Layout layout_empty(const Mesh *mesh, const LayoutConfig *config, Precision precision);
 /* The layout of the graph's parameters for the rank that the graph's mesh is for, with the graph placed. `bucket_bytes` are
  * of gradients. */
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes);

@@ -1,5 +1,5 @@
-/* Cuts the layers by their cost in a graph of the whole model, and takes the parts' costs from graphs of all stages. Owns
- * the lists of the plan. Called when a session is planned. */
+/* Cuts the layers by their cost in a graph of the whole model, which gives the costs of the parts too. Owns the lists of
+ * the plan. Called when a session is planned. */
 #include "layout/pipeline_plan.h"
 
 #include <stdlib.h>
@@ -12,62 +12,63 @@
 #include "config/layout_rules.h"
 #include "graph/op.h"
 
-static Model build(const Mesh *mesh, const ModelCut *cut, const Config *config) {
-    return model_build_stage(mesh, cut, &config->model, &config->lora, config->precision, MODEL_TRAIN, config->batch.sequences,
-        config->data.length, config->recompute);
+static PartKind kind_of(const Graph *graph, const Node *node, bool splits_backward) {
+    if (!node->backward) return PART_FORWARD;
+    return splits_backward && graph_only_adds_to_gradients(graph, node) ? PART_WEIGHTS : PART_BACKWARD;
 }
 
-static double flops_of(const Graph *graph, int node) {
-    return op_table[graph->nodes[node].op]->once ? 0 : op_cost(graph, &graph->nodes[node]).flops;
+/* FLOPs of each layer and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
+ * which is the program's first and last work, or to the head between forward and backward pass. */
+static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backward) {
+    PieceCost *costs = memory_allocate((size_t)(layers + 2) * sizeof *costs);
+    NodeSpan inside = NEVER;
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].layer >= 0) inside = (NodeSpan){span_is_empty(inside) ? i : inside.first, i};
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        int at = node->layer >= 0 ? node->layer : i < inside.first || i > inside.last ? layers : layers + 1;
+        if (!op_table[node->op]->once) costs[at].part[kind_of(graph, node, splits_backward)] += op_cost(graph, node).flops;
+    }
+    return costs;
 }
 
-/* Nodes outside the layers belong to the embedding, which is the program's first and last work, or to the head between
- * forward and backward pass. */
-static void cut_layers(const Mesh *mesh, const Config *config, int pieces, ModelCut *cut) {
+static double all_parts(const PieceCost *cost) { return cost->part[PART_FORWARD] + cost->part[PART_BACKWARD] + cost->part[PART_WEIGHTS]; }
+
+static void add_cost(PieceCost *to, const PieceCost *cost) {
+    for (int part = 0; part < PART_KINDS; part++) to->part[part] += cost->part[part];
+}
+
+/* Cuts the layers of the whole model, which has the costs of its layers, embedding and head. */
+static void cut_layers(PipelinePlan *plan, const Mesh *mesh, const Config *config) {
+    int pieces = pipeline_pieces(&plan->shape), count = (int)config->model.layers;
     Mesh whole = *mesh;
     whole.size[AXIS_PP] = 1, whole.at[AXIS_PP] = 0;
-    SCOPED(model_free) Model model = build(&whole, NULL, config);
-    SCOPED_FREE double *layers = memory_allocate((size_t)config->model.layers * sizeof *layers);
-    double embedding = 0, head = 0;
-    NodeSpan inside = NEVER;
-    for (int i = 0; i < model.graph->node_count; i++)
-        if (model.graph->nodes[i].layer >= 0) inside = (NodeSpan){span_is_empty(inside) ? i : inside.first, i};
-    for (int i = 0; i < model.graph->node_count; i++) {
-        int layer = model.graph->nodes[i].layer;
-        double *cost = layer >= 0 ? &layers[layer] : i < inside.first || i > inside.last ? &embedding : &head;
-        *cost += flops_of(model.graph, i);
-    }
-    cut->begin = memory_allocate((size_t)(pieces + 1) * sizeof *cut->begin);
-    pipeline_cut_layers(layers, (int)config->model.layers, embedding, head, pieces, cut->begin);
+    SCOPED(model_free)
+    Model model = model_build_adapted(&whole, &config->model, &config->lora, config->precision, MODEL_TRAIN, config->batch.sequences,
+        config->data.length, config->recompute);
+    SCOPED_FREE PieceCost *costs = list_costs(model.graph, count, plan->cut.splits_backward);
+    SCOPED_FREE double *layers = memory_allocate((size_t)count * sizeof *layers);
+    const PieceCost *embedding = &costs[count], *head = embedding + 1;
+    for (int i = 0; i < count; i++) layers[i] = all_parts(&costs[i]);
+    plan->cut.begin = memory_allocate((size_t)(pieces + 1) * sizeof *plan->cut.begin);
+    pipeline_cut_layers(layers, count, all_parts(embedding), all_parts(head), pieces, plan->cut.begin);
+    plan->costs = memory_allocate((size_t)pieces * sizeof *plan->costs);
+    for (int piece = 0; piece < pieces; piece++)
+        for (int i = plan->cut.begin[piece]; i < plan->cut.begin[piece + 1]; i++) add_cost(&plan->costs[piece], &costs[i]);
+    add_cost(&plan->costs[0], embedding);
+    add_cost(&plan->costs[pieces - 1], head);
 }
 
-static void add_costs(PipelinePlan *plan, const Mesh *mesh, const Config *config, int stage) {
-    Mesh at = *mesh;
-    at.at[AXIS_PP] = stage;
-    SCOPED(model_free) Model model = build(&at, &plan->cut, config);
-    const Graph *graph = model.graph;
-    for (int i = 0; i < graph->node_count; i++) {
-        int part = graph->nodes[i].part, chunk = graph_part_chunk(graph, part);
-        PartKind kind = part < graph->chunks                              ? PART_FORWARD
-                        : part == graph_part(graph, PART_BACKWARD, chunk) ? PART_BACKWARD
-                                                                          : PART_WEIGHTS;
-        plan->costs[chunk * plan->shape.stages + stage].part[kind] += flops_of(graph, i);
-    }
-}
-
-/* The last step of a phase, and those of a growing batch, have fewer microbatches. Beyond a few for each piece their number
- * changes nothing. */
+/* The last step of a phase, and those of a growing batch, have fewer microbatches than others. Beyond a few for each piece
+ * their number changes nothing; before, slots grow with it, not quite evenly: each remainder by the stages is tried once more. */
 static int count_slots(const PipelinePlan *plan, PipelineKind kind, int stage) {
-    int most = 0, few = 4 * pipeline_pieces(&plan->shape), last = (int)int_max(plan->shape.microbatches, few);
+    int most = 1, stages = plan->shape.stages, few = 4 * stages, many = 4 * pipeline_pieces(&plan->shape);
     PipelineShape shape = plan->shape;
     shape.kind = kind;
-    for (shape.microbatches = 1; shape.microbatches <= last;
-        shape.microbatches += shape.microbatches == few && last > few ? last - few : 1) {
-        PipelineSchedule *schedule = pipeline_schedule_create(&shape, plan->costs, stage);
-        most = (int)int_max(most, schedule->stages[stage].slots);
-        pipeline_schedule_free(schedule);
-    }
-    return most;
+    for (shape.microbatches = 1; shape.microbatches <= many; shape.microbatches++)
+        if (shape.microbatches <= few || shape.microbatches > many - stages) most = pipeline_slots(&shape, plan->costs, stage, most);
+    shape.microbatches = plan->shape.microbatches;
+    return pipeline_slots(&shape, plan->costs, stage, most);
 }
 
 PipelinePlan *pipeline_plan_create(const Mesh *mesh, const Config *config, int microbatches) {
@@ -78,9 +79,7 @@ PipelinePlan *pipeline_plan_create(const Mesh *mesh, const Config *config, int m
         .chunks = (int)layout_chunks(&config->layout),
         .microbatches = microbatches};
     plan->cut = (ModelCut){.chunks = plan->shape.chunks, .splits_backward = plan->shape.kind == PIPELINE_ZERO_BUBBLE};
-    plan->costs = memory_allocate((size_t)pipeline_pieces(&plan->shape) * sizeof *plan->costs);
-    cut_layers(mesh, config, pipeline_pieces(&plan->shape), &plan->cut);
-    for (int stage = 0; stage < plan->shape.stages; stage++) add_costs(plan, mesh, config, stage);
+    cut_layers(plan, mesh, config);
     plan->slots = count_slots(plan, plan->shape.kind, mesh->at[AXIS_PP]);
     plan->forward_slots = count_slots(plan, PIPELINE_FORWARD, mesh->at[AXIS_PP]);
     return plan;

@@ -24,8 +24,7 @@ typedef struct RunList {
     int count;
 } RunList;
 
-/* The backward passes of a stage run so many forward passes behind. */
-static int64_t warmup(const PipelineShape *shape, int stage) {
+int64_t pipeline_warmup(const PipelineShape *shape, int stage) {
     int behind = shape->stages - 1 - stage;
     return shape->kind == PIPELINE_INTERLEAVED ? 2 * behind + (shape->chunks - 1) * shape->stages : behind;
 }
@@ -43,7 +42,7 @@ static void append_run(RunList *list, const PipelineShape *shape, PartKind part,
 /* Stage s puts the gradients of weights of s microbatches off, to have work while it waits at the end. */
 static RunList list_runs(const PipelineShape *shape, int stage) {
     RunList list = {0};
-    int64_t passes = round_up(shape->microbatches, shape->stages) * shape->chunks, ahead = int_min(warmup(shape, stage), passes);
+    int64_t passes = round_up(shape->microbatches, shape->stages) * shape->chunks, ahead = int_min(pipeline_warmup(shape, stage), passes);
     if (shape->kind == PIPELINE_FORWARD) ahead = passes;
     for (int64_t i = 0; i < ahead; i++) append_run(&list, shape, PART_FORWARD, i);
     for (int64_t i = 0; i < passes && shape->kind != PIPELINE_FORWARD; i++) {
@@ -254,7 +253,7 @@ static bool list_actions(Listing *list) {
     return true;
 }
 
-/* Lists the stage's actions with as few slots as these need. */
+/* Lists the stage's actions with as few slots as these need, but more than result->slots. */
 static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
     int count;
     int64_t cells = (int64_t)PART_KINDS * pipeline_pieces(s->shape) * s->shape->microbatches;
@@ -288,31 +287,54 @@ static double busy_of(const RunList *runs) {
     return busy;
 }
 
-PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only) {
-    PipelineSchedule *schedule = memory_allocate(sizeof *schedule);
-    size_t stages = (size_t)shape->stages, cells = (size_t)PART_KINDS * pipeline_pieces(shape) * shape->microbatches;
-    SCOPED_FREE RunList *runs = memory_allocate(stages * sizeof *runs);
-    SCOPED_FREE double *start = memory_allocate(cells * sizeof *start), *end = memory_allocate(cells * sizeof *end);
+/* The caller frees the runs of each stage, and the arrays. */
+static Simulation simulation_of(const PipelineShape *shape, const PieceCost *costs) {
+    size_t cells = (size_t)PART_KINDS * pipeline_pieces(shape) * shape->microbatches;
+    Simulation s = {.shape = shape,
+        .costs = costs,
+        .runs = memory_allocate((size_t)shape->stages * sizeof *s.runs),
+        .start = memory_allocate(cells * sizeof *s.start),
+        .end = memory_allocate(cells * sizeof *s.end)};
     assert(shape->chunks == 1 || shape->kind == PIPELINE_INTERLEAVED || shape->kind == PIPELINE_FORWARD);
-    *schedule = (PipelineSchedule){.shape = *shape, .stages = memory_allocate(stages * sizeof(PipelineStage))};
-    Simulation s = {.shape = shape, .costs = costs, .runs = runs, .start = start, .end = end};
-    for (size_t i = 0; i < cells; i++) end[i] = INFINITY;
+    for (size_t i = 0; i < cells; i++) s.end[i] = INFINITY;
     for (int stage = 0; stage < shape->stages; stage++) {
-        runs[stage] = list_runs(shape, stage);
-        mark_last_runs(&runs[stage], shape->chunks);
+        s.runs[stage] = list_runs(shape, stage);
+        mark_last_runs(&s.runs[stage], shape->chunks);
     }
     simulate(&s);
+    return s;
+}
+
+static void free_simulation(Simulation *s) {
+    for (int stage = 0; stage < s->shape->stages; stage++) free(s->runs[stage].items);
+    free(s->runs);
+    free(s->start);
+    free(s->end);
+}
+
+PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only) {
+    PipelineSchedule *schedule = memory_allocate(sizeof *schedule);
+    *schedule = (PipelineSchedule){.shape = *shape, .stages = memory_allocate((size_t)shape->stages * sizeof(PipelineStage))};
+    SCOPED(free_simulation) Simulation s = simulation_of(shape, costs);
     double busiest = 0;
     for (int stage = 0; stage < shape->stages; stage++) {
+        const RunList *runs = &s.runs[stage];
         if (only == stage || only == PIPELINE_ALL_STAGES) list_stage(&s, stage, &schedule->stages[stage]);
-        schedule->stages[stage].busy = busy_of(&runs[stage]);
+        schedule->stages[stage].busy = busy_of(runs);
         busiest = fmax(busiest, schedule->stages[stage].busy);
-        if (runs[stage].count) schedule->length = fmax(schedule->length, runs[stage].items[runs[stage].count - 1].end);
-        free(runs[stage].items);
+        if (runs->count) schedule->length = fmax(schedule->length, runs->items[runs->count - 1].end);
     }
     schedule->bubble = schedule->length - busiest;
     schedule->formula = formula_of(shape, costs);
     return schedule;
+}
+
+int pipeline_slots(const PipelineShape *shape, const PieceCost *costs, int stage, int least) {
+    PipelineStage listed = {.slots = least - 1};
+    SCOPED(free_simulation) Simulation s = simulation_of(shape, costs);
+    list_stage(&s, stage, &listed);
+    free(listed.actions);
+    return listed.slots;
 }
 
 void pipeline_schedule_free(PipelineSchedule *schedule) {
@@ -326,7 +348,10 @@ void pipeline_schedule_free(PipelineSchedule *schedule) {
 
 /* What a piece adds to the sum that is made least: its eighth power, so that the dearest piece decides and the others
  * are even too. */
-static double weight_of(double cost) { return pow(cost, 8); }
+static double weight_of(double cost) {
+    double square = cost * cost, fourth = square * square;
+    return fourth * fourth;
+}
 
 void pipeline_cut_layers(const double *layers, int layer_count, double first, double last, int pieces, int *begin) {
     int ends = layer_count + 1;

@@ -66,9 +66,13 @@ typedef struct PipelineSchedule {
 
 /* costs: by piece. `only`: the stage whose actions and slots are listed; all stages are simulated. The caller frees it with
  * pipeline_schedule_free. */
-enum { PIPELINE_ALL_STAGES = -1 };
+enum { PIPELINE_ALL_STAGES = -1, PIPELINE_NO_STAGE = -2 };
 PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only);
 void pipeline_schedule_free(PipelineSchedule *schedule);
+/* The slots of one stage, or `least` where fewer suffice. */
+int pipeline_slots(const PipelineShape *shape, const PieceCost *costs, int stage, int least);
+/* Passes of chunks that a stage has forward before the first one backward. */
+int64_t pipeline_warmup(const PipelineShape *shape, int stage);
 /* "1f1b", as in layout.pp_schedule. */
 const char *pipeline_kind_name(PipelineKind kind);
 
