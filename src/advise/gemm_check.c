@@ -7,7 +7,7 @@
 #include "base/fp8.h"
 
 static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
-    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[index], fnuz);
+    if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[index], fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz));
     return element_get(type == GEMM_BF16 ? 2 : 4, data, index);
 }
 
@@ -18,7 +18,7 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
     Exact e = {0};
     for (int64_t p = 0; p < g->k; p++) {
         double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-        double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        double b = element(g->b, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
         e.sum += a * b;
         e.squares += a * b * a * b / (double)g->k;
         e.peak = fmax(e.peak, fabs(e.sum));
@@ -34,7 +34,7 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
  * each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room. C in bf16 is half a unit in its last
  * place off besides. */
 static double bound_of(const Gemm *g, const Exact *e, double rounding) {
-    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    double k = (double)g->k, sums = gemm_is_fp8(g->input) ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
     return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
 }
 

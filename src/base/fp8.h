@@ -1,26 +1,53 @@
-/* fp8 with 4 bits of exponent and 3 of mantissa, e4m3, kept as its bits: OCP's (up to 448, NVIDIA and gfx950) or,
- * `fnuz`, that of gfx942 (up to 240, every exponent one lower, no negative zero). OCP 8-bit Floating Point
- * Specification 1.0; Noune et al., arXiv 2206.02915. */
+/* The four 8-bit floating-point formats of GPUs' matrix units, kept as their bits: e4m3 (4 bits of exponent, 3 of
+ * mantissa: up to 448) and e5m2 (up to 57,344) of the OCP 8-bit Floating Point Specification 1.0, which NVIDIA and gfx950
+ * have; and the FNUZ forms of gfx942 (arXiv 2206.02915), whose exponents are one lower, so that e4m3 ends at 240, without
+ * infinities and negative zero. Loops over these functions vectorise. */
 #pragma once
 
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Round to nearest even; what is too large becomes the largest number, NaN stays NaN. */
-static inline uint8_t fp8_from_float(float x, bool fnuz) {
-    const int bias = fnuz ? 8 : 7, largest = fnuz ? 0x7f : 0x7e, least_exponent = 1 - bias;
-    if (isnan(x)) return fnuz ? 0x80 : 0x7f;
-    if (!(fabsf(x) < 512)) return (uint8_t)(largest | (signbit(x) ? 0x80 : 0));
-    int exponent = ilogbf(x) > least_exponent ? ilogbf(x) : least_exponent;
-    int code = (int)rintf(ldexpf(fabsf(x), 3 - exponent)) + 8 * (exponent - least_exponent);
-    if (code > largest) code = largest;
-    return (uint8_t)(code | (signbit(x) && (code || !fnuz) ? 0x80 : 0));
+#include "base/bf16.h"
+
+typedef enum Fp8Kind { FP8_E4M3, FP8_E5M2 } Fp8Kind;
+
+/* Code c of magnitude c & 0x7f is (1 + m / 2^mantissa) 2^(e - bias), or without the 1 where e is 0, for e = c >> mantissa
+ * and m the bits below. Codes above `largest` are infinite or NaN. */
+typedef struct Fp8Format {
+    int mantissa, bias;
+    uint8_t largest, nan;
+    bool fnuz;
+} Fp8Format;
+
+static inline Fp8Format fp8_format(Fp8Kind kind, bool fnuz) {
+    if (kind == FP8_E4M3) return fnuz ? (Fp8Format){3, 8, 0x7f, 0x80, true} : (Fp8Format){3, 7, 0x7e, 0x7f, false};
+    return fnuz ? (Fp8Format){2, 16, 0x7f, 0x80, true} : (Fp8Format){2, 15, 0x7b, 0x7f, false};
 }
 
-static inline float fp8_to_float(uint8_t code, bool fnuz) {
-    int bias = fnuz ? 8 : 7, exponent = code >> 3 & 15, mantissa = code & 7;
-    if (fnuz ? code == 0x80 : (code & 0x7f) == 0x7f) return NAN;
-    float magnitude = exponent ? ldexpf((float)(8 + mantissa), exponent - bias - 3) : ldexpf((float)mantissa, -2 - bias);
-    return code & 0x80 ? -magnitude : magnitude;
+/* The largest finite number: 448, 57344, 240, 57344. */
+static inline float fp8_largest(Fp8Kind kind, bool fnuz) { return kind == FP8_E5M2 ? 57344 : fnuz ? 240 : 448; }
+
+/* Rounds to nearest even. What is too large, infinity too, becomes the largest number; NaN stays NaN. */
+static inline uint8_t fp8_from_float(float x, Fp8Format f) {
+    uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
+    int shift = 23 - f.mantissa;
+    uint32_t least_normal = (uint32_t)(128 - f.bias) << 23;
+    uint32_t rounded = (magnitude + (1u << (shift - 1)) - 1 + (magnitude >> shift & 1)) >> shift;
+    uint32_t normal = rounded - ((uint32_t)(127 - f.bias) << f.mantissa);
+    /* Adding this power of two rounds to a multiple of the smallest subnormal number, counted in the low bits. */
+    uint32_t unit = (uint32_t)(151 - f.bias - f.mantissa) << 23;
+    uint32_t subnormal = float_to_bits(float_from_bits(magnitude < least_normal ? magnitude : 0) + float_from_bits(unit)) - unit;
+    uint32_t code = magnitude < least_normal ? subnormal : normal;
+    code = code > f.largest ? f.largest : code;
+    code |= f.fnuz && code == 0 ? 0 : sign;
+    return (uint8_t)(magnitude > 0x7f800000 ? f.nan : code);
+}
+
+static inline float fp8_to_float(uint8_t code, Fp8Format f) {
+    uint32_t magnitude = code & 0x7f;
+    float infinite = f.mantissa == 2 && magnitude == 0x7c ? INFINITY : NAN;
+    float value = magnitude > f.largest ? infinite : ldexpf(float_from_bits(magnitude << (23 - f.mantissa)), 127 - f.bias);
+    if (f.fnuz && code == f.nan) return NAN;
+    return code & 0x80 ? -value : value;
 }

@@ -27,7 +27,7 @@ typedef struct GemmOptions {
     int type, layout, cache, provider;
 } GemmOptions;
 
-enum { TYPE_ALL, TYPE_BF16, TYPE_FP8, TYPE_FP32 };    /* type= */
+enum { CHOICE_ALL, CHOICE_BF16, CHOICE_FP8, CHOICE_FP32 };    /* type= */
 enum { CACHE_COLD, CACHE_HOT };                       /* cache= */
 enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL }; /* layout= */
 static const int64_t MOST = 1 << 22;                  /* of m, n, k: leading dimensions of GPU kernels are below 2^23 */
@@ -139,7 +139,7 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
 /* Bytes of the operands; A and B lie together. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 
-static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_FP8 ? GEMM_BF16 : type; }
+static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_E4M3 ? GEMM_BF16 : type; }
 
 static Sizes sizes_of(const Shape *shape, GemmType type) {
     const GemmShape *g = &shape->gemm;
@@ -253,7 +253,7 @@ static const BenchColumn columns[] = {{"gemm", BENCH_TEXT, 30}, {"layout", BENCH
     {"output", BENCH_TEXT, 6}, {"provider", BENCH_TEXT, 8}, {"m", 0, 8}, {"n", 0, 8}, {"k", 0, 8}, {"calls", 0, 6}, {"us", 1, 11},
     {"tflops", 3, 9}, {"best_tflops", 3, 11}, {"gbps", 1, 8}, {"check", BENCH_TEXT, 5}};
 
-static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_FP8] = "fp8"};
+static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_E4M3] = "fp8"};
 
 /* `missing`: GEMMs of fp8 that nobody computes. */
 typedef struct Tally {
@@ -291,7 +291,7 @@ static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error
 /* Who has GEMMs of a type on a device: of fp8 the vendor alone; on a CPU smelt's own, which training runs, and
  * oneDNN's. */
 static bool is_wanted(const Trial *trial, int provider_option) {
-    bool fp8 = trial->type == GEMM_FP8, cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
+    bool fp8 = trial->type == GEMM_E4M3, cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;
     switch (trial->provider) {
     case PROVIDER_OWN: return !fp8;
@@ -345,7 +345,7 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
     for (int i = 0; library && i < shapes->count; i++)
         if (shapes->items[i].layout == LAYOUT_NT) add_shape(&forward, &shapes->items[i]);
     tally->missing = shapes->count - forward.count;
-    bool good = !forward.count || measure_type(bench, &forward, GEMM_FP8, tally, error);
+    bool good = !forward.count || measure_type(bench, &forward, GEMM_E4M3, tally, error);
     if (!library) log_info("fp8: only the vendors' libraries have such GEMMs, and there is none here");
     else if (good && tally->missing)
         log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->missing, shapes->count);
@@ -355,13 +355,13 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
 static bool has_gemms(const Bench *bench, GemmType type) { return device_info(bench->device)->gemm_inputs >> type & 1; }
 
 static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
-    static const GemmType types[] = {[TYPE_BF16] = GEMM_BF16, [TYPE_FP8] = GEMM_FP8, [TYPE_FP32] = GEMM_F32};
+    static const GemmType types[] = {[CHOICE_BF16] = GEMM_BF16, [CHOICE_FP8] = GEMM_E4M3, [CHOICE_FP32] = GEMM_F32};
     int wanted = ((const GemmOptions *)bench->options)->type;
     bool good = true;
-    for (int option = TYPE_BF16; good && option <= TYPE_FP32; option++) {
+    for (int option = CHOICE_BF16; good && option <= CHOICE_FP32; option++) {
         GemmType type = types[option];
-        if ((wanted != TYPE_ALL && wanted != option) || !has_gemms(bench, type)) continue;
-        good = type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, type, tally, error);
+        if ((wanted != CHOICE_ALL && wanted != option) || !has_gemms(bench, type)) continue;
+        good = type == GEMM_E4M3 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, type, tally, error);
     }
     return good;
 }
@@ -370,10 +370,10 @@ static bool run(Bench *bench, Error *error) {
     const GemmOptions *options = bench->options;
     SCOPED(free_shapes) Shapes shapes = {0};
     Tally tally = {0};
-    if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
-    if (options->type == TYPE_FP32 && !has_gemms(bench, GEMM_F32))
+    if (!bench_open_device(bench, options->type == CHOICE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
+    if (options->type == CHOICE_FP32 && !has_gemms(bench, GEMM_F32))
         return error_set(error, ERROR_USAGE, "type=fp32: GPUs have GEMMs of bf16 and fp8 only; give device=cpu");
-    if (options->type == TYPE_FP8 && !has_gemms(bench, GEMM_FP8))
+    if (options->type == CHOICE_FP8 && !has_gemms(bench, GEMM_E4M3))
         return error_set(error, ERROR_USAGE, "type=fp8: CPUs have GEMMs of bf16 and fp32 only; some GPUs have fp8");
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);

@@ -58,14 +58,14 @@ static void upload_fp8(const BenchArena *arena, int64_t count) {
     SCOPED_FREE float *values = memory_allocate((size_t)count * sizeof *values);
     SCOPED_FREE uint8_t *codes = memory_allocate((size_t)count);
     rng_normals(1, RNG_STREAM_BENCH, 0, count, values);
-    for (int64_t i = 0; i < count; i++) codes[i] = fp8_from_float(values[i], device_info(arena->device)->fp8_fnuz);
+    for (int64_t i = 0; i < count; i++) codes[i] = fp8_from_float(values[i], fp8_format(FP8_E4M3, device_info(arena->device)->fp8_fnuz));
     device_upload(arena->device, arena->memory, codes, count);
 }
 
 static void fill(const BenchArena *arena, GemmType type) {
     const Normals normals = {.seed = 1, .stream = RNG_STREAM_BENCH, .deviation = 1};
     int64_t size = bench_type_bytes(type), count = int_min(arena->bytes / size, POOL), filled = count * size;
-    if (type == GEMM_FP8) upload_fp8(arena, count);
+    if (type == GEMM_E4M3) upload_fp8(arena, count);
     else device_normals(arena->device, arena->memory, (int)size, &(Slice){.count = count}, &normals);
     for (int64_t more; filled < arena->bytes; filled += more) {
         more = int_min(arena->bytes - filled, filled);

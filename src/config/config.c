@@ -31,6 +31,12 @@ static const Option rows[] = {
         "type that is computed in; bf16 and fp32 update weights in fp32. pure_bf16 updates bf16 weights, rounding at random so that "
         "small updates are not lost: 8 bytes a parameter in place of 18",
         CHANGES, STATE),
+    {"fp8.recipe", OPTION_CHOICE, FIELD(model.fp8.recipe), "none", 0, 0, "none|tensor|row|row_gw_hp|block", "",
+        "GEMMs of linear layers and experts in 8-bit floats, scaled by the largest magnitude: of a tensor, of each row, of each row with "
+        "weight gradients in bf16, or of blocks of 128; head, embedding, router, norms and attention stay as they are",
+        CHANGES},
+    {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
+        "layers whose in * out / (in + out) is less stay in bf16, since casting costs them more than the GEMM gains", CHANGES},
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs",
         CHANGES),
@@ -388,6 +394,11 @@ void config_family_name(const Config *config, char name[16]) {
     options_format_value(options_find(&config_table, row, sizeof row - 1), config, name, 16);
 }
 
+static bool check_fp8(const Config *config, Error *error) {
+    if (config->model.fp8.recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;
+    return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
+}
+
 bool config_check(Config *config, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
@@ -403,5 +414,5 @@ bool config_check(Config *config, Error *error) {
     if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
         return error_set(
             error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    return layout_check(config, 0, error) && check_schedule(config, error);
+    return check_fp8(config, error) && layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/options.h"
+#include "base/precision.h"
 #include "device/device.h"
 
 typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
@@ -11,6 +12,13 @@ typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Famil
 typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
 /* Over what tokens the load-balancing loss takes its means: of each layer, or of all layers together. */
 typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
+
+/* How GEMMs of linear layers are computed in fp8 (ops/fp8/rule.c). */
+typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK } Fp8Recipe;
+typedef struct Fp8Config {
+    int recipe;      /* Fp8Recipe */
+    double min_size; /* in * out / (in + out) of the smallest layer that is computed in it */
+} Fp8Config;
 
 typedef struct ModelConfig {
     int family;                                       /* Family */
@@ -37,6 +45,7 @@ typedef struct ModelConfig {
     double softmax_scale; /* mpt: of scores, 0: 1 / sqrt(head_dim) */
     double norm_epsilon, init_std;
     bool tied;
+    Fp8Config fp8; /* not of the model, but of how it is computed */
 } ModelConfig;
 
 /* Adapters in place of full training (model/lora.c). */
@@ -113,7 +122,8 @@ typedef struct Config {
     int64_t seed, steps, tokens, stop_at, threads;
     double epochs; /* with tokens: 0 once steps are known (corpus_resolve_steps) */
     int device;    /* DeviceKind */
-    int precision, recompute, on_nan;
+    int precision; /* Precision */
+    int recompute, on_nan;
     bool exact_gemm, tensorboard;
     int plan; /* PlanChoice */
     ModelConfig model;

@@ -23,13 +23,39 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64, GEMM_FP8 } GemmType; /* FP8: e4m3, for device_gemm_fp8 alone */
+typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64, GEMM_E4M3, GEMM_E5M2 } GemmType; /* the last two: fp8 (base/fp8.h) */
+static inline bool gemm_is_fp8(GemmType input) { return input == GEMM_E4M3 || input == GEMM_E5M2; }
+
+/* How the elements of an operand in fp8 are scaled: an element is its code's number times its scale. An operand has
+ * `lines` of k elements: rows of A, columns of B. Of GROUP and BLOCK scales are powers of two. */
+typedef enum GemmScaling {
+    GEMM_SCALE_ONE,    /* not at all */
+    GEMM_SCALE_TENSOR, /* one scale */
+    GEMM_SCALE_LINE,   /* [lines] */
+    GEMM_SCALE_GROUP,  /* [lines, k / 128], rounded up: one for each 128 elements along k of a line */
+    GEMM_SCALE_BLOCK,  /* [lines / 128, k / 128], rounded up: one for each 128 x 128 elements */
+} GemmScaling;
+enum { GEMM_SCALE_GROUP_SIZE = 128 };
+/* Number of scales of an operand. */
+static inline int64_t gemm_scale_count(GemmScaling scaling, int64_t lines, int64_t k) {
+    const int64_t size = GEMM_SCALE_GROUP_SIZE, groups = (k + size - 1) / size;
+    switch (scaling) {
+    case GEMM_SCALE_ONE: return 0;
+    case GEMM_SCALE_TENSOR: return 1;
+    case GEMM_SCALE_LINE: return lines;
+    case GEMM_SCALE_GROUP: return groups * lines;
+    case GEMM_SCALE_BLOCK: return groups * ((lines + size - 1) / size);
+    }
+    return 0;
+}
 
 /* A is m x k (stored k x m when transpose_a), B is k x n (stored n x k when transpose_b), C is m x n.
  * `input` is the type of A and B, `output` the type of C; sums are fp32 (fp64 for GEMM_F64).
  * `bias` (may be NULL) has n elements of the sum's type and is added to every row.
  * With `accumulate`, C += A B, rounded once. No operand may overlap C. m, n or k may be 0:
- * without k, C becomes 0 (or bias, or C + bias). With zero rows or columns pointers may be NULL. */
+ * without k, C becomes 0 (or bias, or C + bias). With zero rows or columns pointers may be NULL.
+ * The scales are those of fp8, which device_gemm_fp8 computes: A is of `input`, B is e4m3, transpose_b is set and
+ * transpose_a is not, so that the elements of a line lie together. */
 typedef struct Gemm {
     bool transpose_a, transpose_b;
     bool accumulate;
@@ -42,6 +68,8 @@ typedef struct Gemm {
     void *c;
     int64_t ldc;
     const void *bias;
+    GemmScaling scaling_a, scaling_b;
+    const float *scale_a, *scale_b;
 } Gemm;
 
 /* Runs on all threads; call it outside parallel regions. */

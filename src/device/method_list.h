@@ -49,7 +49,8 @@ METHOD(void, normals, (Device *device, void *to, int element_bytes, const Slice 
 METHOD(void, gemm, (Device *device, const Gemm *gemm), (device, gemm))
 /* C = A B by smelt's own kernels, whatever the vendor's library offers. */
 OPTIONAL(void, gemm_own, (Device *device, const Gemm *gemm), (device, gemm), device->methods->gemm(device, gemm))
-/* C = A B, A and B in fp8, by the vendor's library: false, with nothing done, where there is none or it declines. */
+/* C = A B for A in e4m3 or e5m2 and B in e4m3, by the vendor's library or smelt's own kernels. False, with nothing done,
+ * where the device has neither for these arguments. */
 OPTIONAL(bool, gemm_fp8, (Device *device, const Gemm *gemm), (device, gemm), false)
 /* How far a GEMM rounds an element of A or B at most, as a part of the root mean square around it (device/gemm.h). */
 OPTIONAL(double, gemm_rounding, (const Device *device, GemmType input), (device, input), 0)

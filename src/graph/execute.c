@@ -42,7 +42,7 @@ struct Executor {
     void *comm_point_context;
     PartRange *parts;
     int part_count;
-    bool *overwrite;  /* by part: its next run is the first of a step, in which nodes of `overwrites` write gradients */
+    bool *overwrite;  /* by part: its next run is the first of a step, or of all */
     bool *overwrites; /* by node: it is the first to touch its gradient and can write it whole (Op.overwrites) */
     ByteSpan *gaps;   /* of the gradient arena: what no node of `overwrites` writes, which executor_zero zeroes */
     int gap_count;
@@ -97,10 +97,18 @@ static OpCall *call_of(const Executor *executor, int node) {
     return &executor->calls[(int64_t)executor->slot * executor->graph->node_count + node];
 }
 
+/* Whether the node has nothing to do in the run that goes on: it did it before. */
+static bool is_done(const Executor *executor, int node) {
+    const Node *n = &executor->graph->nodes[node];
+    const Op *op = op_table[n->op];
+    bool lasts = op->once_a_step && graph_get(executor->graph, n->out[MAIN_OUTPUT])->arena == ARENA_STATE;
+    return op->once || (lasts && !executor->overwrite[n->part]);
+}
+
 static void run_nodes(Executor *executor, int first, int end) {
     const Graph *graph = executor->graph;
     for (int i = first; i < end; i++)
-        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op]->run(call_of(executor, i));
+        if (!is_done(executor, i)) executor->backend.kernels[graph->nodes[i].op]->run(call_of(executor, i));
 }
 
 /* -- Creation ------------------------------------------------------------------------------------------------------ */
@@ -352,6 +360,7 @@ void executor_set_comm_points(Executor *executor, const int *points, int count, 
     }
     free(executor->overwrite);
     executor->overwrite = memory_allocate(executor->part_count);
+    memset(executor->overwrite, true, executor->part_count);
     executor->comm_point = comm_point;
     executor->comm_point_context = context;
 }
@@ -409,7 +418,7 @@ int executor_run_part_hooked(Executor *executor, int part, ExecutorHook hook, vo
     for (int i = range->first; stopped_at < 0; i++) {
         for (; stop < range->end_stop && executor->stops[stop].node == i; stop++) prepare_stop(executor, &executor->stops[stop]);
         if (i == range->end) break;
-        if (op_table[graph->nodes[i].op]->once) continue;
+        if (is_done(executor, i)) continue;
         device_timer_start(device);
         executor->backend.kernels[graph->nodes[i].op]->run(call_of(executor, i));
         await_node(executor, i);

@@ -12,6 +12,7 @@
 #include "graph/op.h"
 
 size_t precision_bytes(Precision precision, TypeClass type) {
+    if (type == TYPE_FP8) return 1;
     if (type == TYPE_INT32) return 4;
     if (precision == PRECISION_FP64) return 8;
     return type == TYPE_COMPUTE && precision_is_bf16(precision) ? 2 : 4;

@@ -71,6 +71,7 @@ typedef struct Op {
      * an element before it writes it, and no other thread reads that element. */
     uint32_t in_place;
     bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
+    bool once_a_step; /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
     bool loss; /* adds to a loss metric: differentiation starts here */
     /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
      * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the

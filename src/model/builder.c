@@ -9,6 +9,7 @@
 #include "ops/attention/attention.h"
 #include "ops/collective/collective.h"
 #include "ops/embed/embed.h"
+#include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
 #include "ops/rope/rope.h"
@@ -133,6 +134,12 @@ TensorId builder_scatter(Builder *b, TensorId x) {
     return builder_shares_rows(b) ? op_reduce_scatter(b->graph, x, AXES_TENSOR) : op_all_reduce(b->graph, x, AXES_TENSOR);
 }
 
+bool builder_is_fp8(const Builder *b, int64_t rows, int64_t out, int64_t in) {
+    const Fp8Config *fp8 = &b->config->fp8;
+    bool fits = in % 16 == 0 && out % 16 == 0 && (rows % 16 == 0 || !b->graph->training);
+    return fp8->recipe != FP8_NONE && fits && (double)in * (double)out >= fp8->min_size * (double)(in + out);
+}
+
 Heads builder_heads(const Builder *b) {
     const ModelConfig *c = b->config;
     const Mesh *mesh = b->graph->mesh;
@@ -206,6 +213,13 @@ static TensorId declare_experts(Builder *b, const char *prefix, const char *suff
     return declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
 }
 
+/* The layer [E, out, in] of each row's expert. */
+static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch *dispatch) {
+    const int64_t *shape = graph_get(b->graph, w)->shape;
+    if (!builder_is_fp8(b, 16, shape[1], shape[2])) return op_grouped_linear(b->graph, x, w, dispatch);
+    return op_fp8_grouped_linear(b->graph, x, w, dispatch, (Fp8Recipe)b->config->fp8.recipe);
+}
+
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
@@ -215,8 +229,8 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     TensorId slots = op_moe_permute(graph, x, &dispatch);
     Exchange exchange = op_moe_exchange(graph, &dispatch);
     TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
-    TensorId hidden = op_swiglu(graph, op_grouped_linear(graph, arrived, gate_up, &exchange.local));
-    TensorId done = op_grouped_linear(graph, hidden, down, &exchange.local);
+    TensorId hidden = op_swiglu(graph, apply_experts(b, arrived, gate_up, &exchange.local));
+    TensorId done = apply_experts(b, hidden, down, &exchange.local);
     return op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
 }
 

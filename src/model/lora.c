@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
+#include "ops/fp8/fp8.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
@@ -69,11 +70,19 @@ static TensorId adapt(Builder *b, TensorId x, TensorId weight, TensorId y) {
     return op_lora(graph, y, factor == 1 ? u : op_scale(graph, u, factor), up, outs, count);
 }
 
+static TensorId multiply(Builder *b, TensorId x, const Linear *linear) {
+    const LinearPart *part = &linear->parts[0];
+    MeshAxes sum = linear->split == SPLIT_INPUT ? AXES_TENSOR : 0;
+    bool fp8 = builder_is_fp8(b, graph_rows(b->graph, x), graph_rows(b->graph, part->w), graph_columns(b->graph, part->w));
+    if (!fp8 || linear->parts[1].w) return op_linear_parts(b->graph, x, linear->parts, sum);
+    return op_fp8_linear(b->graph, x, part->w, part->bias, sum, (Fp8Recipe)b->config->fp8.recipe);
+}
+
 TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraTargets kind) {
     const LoraConfig *lora = b->lora;
     bool adapted = lora && lora->rank && (lora->targets == (int)kind || lora->targets == LORA_ALL);
     if (linear->split == SPLIT_OUTPUT) x = builder_gather(b, x);
-    TensorId y = op_linear_parts(b->graph, x, linear->parts, linear->split == SPLIT_INPUT ? AXES_TENSOR : 0);
+    TensorId y = multiply(b, x, linear);
     assert(!adapted || !linear->parts[1].w);
     if (adapted) y = adapt(b, x, linear->parts[0].w, y);
     return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;

@@ -13,7 +13,7 @@
 /* The index of the first NaN or infinity, or -1. */
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
     size_t bytes = precision_bytes(graph->precision, type);
-    for (int64_t i = 0; i < count && type != TYPE_INT32; i++)
+    for (int64_t i = 0; i < count && type != TYPE_INT32 && type != TYPE_FP8; i++)
         if (!isfinite(element_get(bytes, data, i))) return i;
     return -1;
 }

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include "backend/backend.h"
-#include "base/fp8.h"
 #include "bench/bench.h"
 #include "data/data.h"
 #include "support/files.h"
@@ -174,50 +173,6 @@ static void an_arena_is_filled_with_normal_numbers_to_its_end(void **state) {
     assert_true(fabs(squares / COUNT - 1) < 0.02); /* likewise, of sqrt(2 / 300,000) */
     assert_true(values[COUNT - 1] != 0);
     bench_arena_close(&arena);
-}
-
-/* -- fp8 ----------------------------------------------------------------------------------------------------------- */
-
-static void numbers_of_fp8_are_those_of_both_forms(void **state) {
-    (void)state;
-    static const struct {
-        uint8_t code;
-        float ocp, fnuz;
-    } known[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-10f}, {0x07, 7 * 0x1p-9f, 7 * 0x1p-10f}, {0x08, 0x1p-6f, 0x1p-7f}, {0x38, 1, 0.5f},
-        {0x41, 2.25f, 1.125f}, {0xc1, -2.25f, -1.125f}, {0x7e, 448, 224}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        assert_true(fp8_to_float(known[i].code, false) == known[i].ocp);
-        assert_true(fp8_to_float(known[i].code, true) == known[i].fnuz);
-    }
-    assert_true(fp8_to_float(0x7f, true) == 240 && isnan(fp8_to_float(0x7f, false)) && isnan(fp8_to_float(0xff, false)) &&
-                isnan(fp8_to_float(0x80, true)));
-}
-
-/* Every number is its own nearest one; halfway between two neighbours lies the one with an even code. */
-static void fp8_is_rounded_to_the_nearest_and_to_even(void **state) {
-    (void)state;
-    for (int fnuz = 0; fnuz < 2; fnuz++)
-        for (int code = 0; code < (fnuz ? 0x7f : 0x7e); code++) {
-            float low = fp8_to_float((uint8_t)code, fnuz), high = fp8_to_float((uint8_t)(code + 1), fnuz), middle = (low + high) / 2;
-            assert_int_equal(fp8_from_float(low, fnuz), code);
-            assert_int_equal(fp8_from_float(middle, fnuz), code + code % 2);
-            assert_int_equal(fp8_from_float(nextafterf(middle, 0), fnuz), code);
-            assert_int_equal(fp8_from_float(nextafterf(middle, high), fnuz), code + 1);
-            if (code) assert_int_equal(fp8_from_float(-low, fnuz), code | 0x80);
-        }
-}
-
-static void fp8_ends_at_its_largest_number(void **state) {
-    (void)state;
-    assert_int_equal(fp8_from_float(460, false), 0x7e);
-    assert_int_equal(fp8_from_float(-INFINITY, false), 0xfe);
-    assert_int_equal(fp8_from_float(300, true), 0x7f);
-    assert_int_equal(fp8_from_float(-1e30f, true), 0xff);
-    assert_int_equal(fp8_from_float(-0.0f, false), 0x80);
-    assert_int_equal(fp8_from_float(-0.0f, true), 0x00); /* which has no negative zero */
-    assert_int_equal(fp8_from_float(-0x1p-20f, true), 0x00);
-    assert_int_equal(fp8_from_float(NAN, false), 0x7f);
-    assert_int_equal(fp8_from_float(NAN, true), 0x80);
 }
 
 /* -- GEMM ---------------------------------------------------------------------------------------------------------- */
@@ -602,9 +557,6 @@ int main(void) {
         cmocka_unit_test(a_call_takes_as_long_as_it_sleeps),
         cmocka_unit_test(sets_of_an_arena_rotate_without_overlap),
         cmocka_unit_test(an_arena_is_filled_with_normal_numbers_to_its_end),
-        cmocka_unit_test(numbers_of_fp8_are_those_of_both_forms),
-        cmocka_unit_test(fp8_is_rounded_to_the_nearest_and_to_even),
-        cmocka_unit_test(fp8_ends_at_its_largest_number),
         cmocka_unit_test(gemm_measures_every_shape_and_checks_it),
         cmocka_unit_test(one_provider_can_be_asked_for),
         cmocka_unit_test(what_only_gpus_have_is_refused_on_a_cpu),

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "backend/cpu/cpu_device.h"
+#include "backend/cpu/cpu_gemm_fp8_internal.h"
 #include "base/bf16.h"
 #include "base/element.h"
 #include "base/log.h"
@@ -59,6 +60,11 @@ static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, cons
 
 static void cpu_gemm(UNUSED Device *device, const Gemm *g) { gemm(g); }
 
+static bool cpu_device_gemm_fp8(Device *device, const Gemm *g) {
+    cpu_gemm_fp8(g, device->info.fp8_fnuz);
+    return true;
+}
+
 static double cpu_gemm_rounding(UNUSED const Device *device, GemmType input) { return gemm_rounding(input); }
 
 /* -- Events, time -------------------------------------------------------------------------------------------------- */
@@ -74,11 +80,11 @@ static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, 
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
 /* Work is done when its function returns, nothing is loaded or recorded, and there is one stream: the optional methods
- * but gemm_rounding are left out. */
+ * but gemm_fp8 and gemm_rounding are left out. */
 static const DeviceMethods methods = {
 #define CPU(name) .name = cpu_##name
     CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
-    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), CPU(gemm_rounding), CPU(event_open),
+    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), .gemm_fp8 = cpu_device_gemm_fp8, CPU(gemm_rounding), CPU(event_open),
     CPU(event_close), CPU(event_record), CPU(event_seconds)
 #undef CPU
 };
@@ -88,7 +94,8 @@ static Device cpu = {.info = {.kind = DEVICE_CPU,
                          .target = "host",
                          .wave = 1,
                          .host_memory = true,
-                         .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64},
+                         
+                         .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64 | 1u << GEMM_E4M3 | 1u << GEMM_E5M2},
     .methods = &methods};
 
 static void find_cache(void) {

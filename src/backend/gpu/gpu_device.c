@@ -226,7 +226,7 @@ static const DeviceMethods methods = {
 void gpu_set_properties(DeviceInfo *info) {
     info->cache_bytes = 256 << 20; /* more than any has */
     info->massively_parallel = info->records = true;
-    info->gemm_inputs = 1u << GEMM_BF16 | 1u << GEMM_FP8;
+    info->gemm_inputs = 1u << GEMM_BF16 | 1u << GEMM_E4M3;
     info->fp8_fnuz = !strcmp(info->target, "gfx942");
 }
 

@@ -186,7 +186,7 @@ static int16_t alignment_of(const void *memory) {
 
 static Shape shape_of(const Gemm *g) {
     return (Shape){g->m, g->n, g->k, g->lda, g->ldb, g->ldc, alignment_of(g->a), alignment_of(g->b), alignment_of(g->c), g->transpose_a,
-        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .fp8 = g->input == GEMM_FP8};
+        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .fp8 = g->input == GEMM_E4M3};
 }
 
 static void describe(const Shape *s, char text[256]) {
@@ -197,7 +197,7 @@ static void describe(const Shape *s, char text[256]) {
 }
 
 static bool is_offered(const Gemm *g) {
-    bool inputs = g->input == GEMM_BF16 || (g->input == GEMM_FP8 && !g->accumulate && !g->bias);
+    bool inputs = g->input == GEMM_BF16 || (g->input == GEMM_E4M3 && !g->accumulate && !g->bias);
     bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
     return types && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }

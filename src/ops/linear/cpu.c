@@ -52,7 +52,7 @@ CPU_OP(linear_grad_input, cast_workspace) {
 }
 
 /* Rows of d_y are `stride` elements apart. */
-static void bias_grad(W *d_bias, const T *d_y, int64_t stride, W *partials, int64_t rows, int64_t columns) {
+static void add_column_sums(W *d_bias, const T *d_y, int64_t stride, W *partials, int64_t rows, int64_t columns) {
     int64_t blocks = kernel_blocks(rows);
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -76,5 +76,17 @@ CPU_OP(linear_grad_weight, weight_workspace) {
     g.output = kernel_gradient_type(call);
     g.lda = y_shape[1];
     gemm(&g);
-    if (d_bias && linear_has_bias(call)) bias_grad(d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
+    if (d_bias && linear_has_bias(call)) add_column_sums(d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
+}
+
+static int64_t bias_workspace(const Graph *graph, const Node *node) {
+    TensorId d_y = node->in[BIAS_GRAD_D_Y];
+    return kernel_partials_bytes(graph, graph_rows(graph, d_y), graph_columns(graph, d_y));
+}
+
+/* Workspace: partial sums. */
+CPU_OP(bias_grad, bias_workspace) {
+    const int64_t *shape = call->in_shape[BIAS_GRAD_D_Y];
+    if (linear_has_bias(call))
+        add_column_sums(call->out[BIAS_GRAD_D_BIAS], call->in[BIAS_GRAD_D_Y], shape[1], call->workspace, shape[0], shape[1]);
 }

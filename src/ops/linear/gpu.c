@@ -60,7 +60,7 @@ LAUNCHERS(column_sums, ColumnSumsArguments, column_sums_1, column_sums_8)
 static_assert(SUM_LANES * 8 == THREADS, "each thread of column_sums_8 ends with one column");
 
 /* d_bias += the column sums of d_y [rows, columns], whose rows are `stride` elements apart. */
-static void bias_grad(Device *device, float *d_bias, const bf16 *d_y, int64_t stride, float *partials, int64_t rows, int64_t columns) {
+static void add_column_sums(Device *device, float *d_bias, const bf16 *d_y, int64_t stride, float *partials, int64_t rows, int64_t columns) {
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
     LaunchShape shape = {.x = divide_up(columns, THREADS), .y = blocks, .threads = THREADS};
     ColumnSumsArguments arguments = {
@@ -129,7 +129,19 @@ GPU_OP(linear_grad_weight, weight_workspace) {
     device_gemm(call->device, &gemm);
     if (!d_bias || !linear_has_bias(call)) return;
     float *partials = (float *)((char *)call->workspace + cast_bytes(call->attributes, shape));
-    bias_grad(call->device, d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
+    add_column_sums(call->device, d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
+}
+
+static int64_t bias_workspace(const Graph *graph, const Node *node) {
+    TensorId d_y = node->in[BIAS_GRAD_D_Y];
+    return divide_up(graph_rows(graph, d_y), REDUCE_ROWS) * graph_columns(graph, d_y) * (int64_t)sizeof(float);
+}
+
+/* Workspace: partial sums. */
+GPU_OP(bias_grad, bias_workspace) {
+    const int64_t *shape = call->in_shape[BIAS_GRAD_D_Y];
+    if (linear_has_bias(call))
+        add_column_sums(call->device, call->out[BIAS_GRAD_D_BIAS], call->in[BIAS_GRAD_D_Y], shape[1], call->workspace, shape[0], shape[1]);
 }
 
 #endif

@@ -36,7 +36,13 @@ typedef enum LinearGradWeightOperand {
     LINEAR_GRAD_WEIGHT_D_BIAS,  /* WIDE gradient of bias, added to, optional */
 } LinearGradWeightOperand;
 
-/* Of all three operations. Gradients are those of one part, whose columns of y begin at `first`. */
+/* The gradient of a bias alone, where that of the weight is another operation's. */
+typedef enum BiasGradOperand {
+    BIAS_GRAD_D_Y,        /* COMPUTE [R, out] */
+    BIAS_GRAD_D_BIAS = 0, /* WIDE gradient of bias, added to */
+} BiasGradOperand;
+
+/* Of all these operations. Gradients are those of one part, whose columns of y begin at `first`. */
 typedef struct LinearAttributes {
     bool wide;    /* y and its gradient are WIDE */
     MeshAxes sum; /* as in op_linear_parts */
@@ -48,6 +54,6 @@ static inline bool linear_has_bias(const OpCall *call) {
     return mesh_index(call->mesh, ((const LinearAttributes *)call->attributes)->sum) == 0;
 }
 
-/* Shape and weight (or its gradient) of a node of any of the three operations, of the first part. */
+/* Shape and weight (or its gradient) of a node of any of the three operations with a GEMM, of the first part. */
 LinearShape linear_node_shape(const Graph *graph, const Node *node);
 TensorId linear_node_weight(const Node *node);

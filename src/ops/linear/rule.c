@@ -87,3 +87,4 @@ const Op op_rule_linear_grad_weight = {
     .overwrites = OPERAND(LINEAR_GRAD_WEIGHT_D_W),
     .flops = gemm_flops,
 };
+const Op op_rule_bias_grad = {.name = "bias_grad", .adds_to = OPERAND(BIAS_GRAD_D_BIAS)};

@@ -64,7 +64,7 @@ static uint16_t bf16_of(float x) {
 }
 
 static double value_at(const void *data, GemmType type, int64_t i) {
-    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[i], device_info(check_device())->fp8_fnuz);
+    if (type == GEMM_E4M3) return fp8_to_float(((const uint8_t *)data)[i], fp8_format(FP8_E4M3, device_info(check_device())->fp8_fnuz));
     union {
         uint32_t bits;
         float value;
@@ -74,11 +74,11 @@ static double value_at(const void *data, GemmType type, int64_t i) {
 
 static Operand new_operand(GemmType type, int64_t count, uint64_t stream) {
     Error error = {0};
-    Operand operand = {.bytes = count * (type == GEMM_FP8 ? 1 : type == GEMM_BF16 ? 2 : 4)};
+    Operand operand = {.bytes = count * (type == GEMM_E4M3 ? 1 : type == GEMM_BF16 ? 2 : 4)};
     operand.host = memory_allocate((size_t)operand.bytes);
     for (int64_t i = 0; i < count; i++) {
         float x = (float)rng_normal(11, stream, i);
-        if (type == GEMM_FP8) ((uint8_t *)operand.host)[i] = fp8_from_float(x, device_info(check_device())->fp8_fnuz);
+        if (type == GEMM_E4M3) ((uint8_t *)operand.host)[i] = fp8_from_float(x, fp8_format(FP8_E4M3, device_info(check_device())->fp8_fnuz));
         else if (type == GEMM_BF16) ((uint16_t *)operand.host)[i] = bf16_of(x);
         else ((float *)operand.host)[i] = x;
     }
@@ -97,7 +97,7 @@ static void free_operand(Operand *operand) {
 static GemmCase new_gemm(Gemm gemm, int64_t gap) {
     GemmCase p = {.gemm = gemm};
     Gemm *g = &p.gemm;
-    if (g->input != GEMM_FP8) g->input = GEMM_BF16;
+    if (g->input != GEMM_E4M3) g->input = GEMM_BF16;
     g->lda = (g->transpose_a ? g->m : g->k) + gap;
     g->ldb = (g->transpose_b ? g->k : g->n) + gap;
     g->ldc = g->n + gap;
@@ -144,7 +144,7 @@ static void expect_element(const GemmCase *p, const void *c, int64_t i, int64_t 
     /* A library may round the sum before it adds C or the bias. */
     double rounded = fabs(sum) + fabs(bias) + (g->accumulate || g->bias ? fabs(product) : 0);
     double tolerance =
-        (g->input == GEMM_FP8 ? 0x1p-10 : (double)(g->k + 4) * 0x1p-24) * magnitude + (g->output == GEMM_BF16 ? rounded / 250 : 0);
+        (g->input == GEMM_E4M3 ? 0x1p-10 : (double)(g->k + 4) * 0x1p-24) * magnitude + (g->output == GEMM_BF16 ? rounded / 250 : 0);
     if (!(fabs(got - sum) <= tolerance))
         fail_msg("%c%c m %ld n %ld k %ld %s%s%s: C[%ld][%ld] is %.9g, expected %.9g +- %.2g", g->transpose_a ? 't' : 'n',
             g->transpose_b ? 't' : 'n', (long)g->m, (long)g->n, (long)g->k, g->output == GEMM_BF16 ? "bf16" : "fp32",
@@ -220,12 +220,12 @@ static void gemms_of_fp8_match_or_are_declined(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     bool hopper = !strcmp(device_info(check_device())->target, "sm_90a");
-    int ran = check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 384, .k = 512}, 0);
-    ran += check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .m = 128, .n = 64, .k = 2048}, 16);
+    int ran = check_gemm(vendor, (Gemm){.input = GEMM_E4M3, .transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 384, .k = 512}, 0);
+    ran += check_gemm(vendor, (Gemm){.input = GEMM_E4M3, .transpose_b = true, .output = GEMM_F32, .m = 128, .n = 64, .k = 2048}, 16);
     if (hopper) assert_int_equal(ran, 2);
-    check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 77, .n = 39, .k = 51}, 0);
+    check_gemm(vendor, (Gemm){.input = GEMM_E4M3, .transpose_b = true, .output = GEMM_BF16, .m = 77, .n = 39, .k = 51}, 0);
     assert_false(check_gemm(
-        vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .accumulate = true, .m = 128, .n = 128, .k = 128}, 0));
+        vendor, (Gemm){.input = GEMM_E4M3, .transpose_b = true, .output = GEMM_F32, .accumulate = true, .m = 128, .n = 128, .k = 128}, 0));
     vendor_gemm_close(vendor);
 }
 

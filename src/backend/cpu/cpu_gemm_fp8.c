@@ -1,0 +1,111 @@
+/* GEMM of fp8 on the CPU: the truth that GPUs' are tested against. Codes become the floats that they stand for, and fp32
+ * GEMM multiplies these, so every product is exact and only sums are rounded. Scales of GROUP and BLOCK, powers of two,
+ * are multiplied into the floats; those of a tensor or a line into the sums, as epilogues of matrix units do.
+ *
+ * C is computed in blocks of BLOCK x BLOCK, whose operands and sums lie in memory that lives as long as a call. Called
+ * by cpu_device.c. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "backend/cpu/cpu_gemm_fp8_internal.h"
+#include "base/bf16.h"
+#include "base/fp8.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+
+enum { BLOCK = 1024 };
+
+/* One operand: the numbers of its codes, and its scales. */
+typedef struct Operand {
+    float numbers[256];
+    const uint8_t *codes;
+    int64_t ld, k;
+    GemmScaling scaling;
+    const float *scales;
+} Operand;
+
+static void operand_open(Operand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling,
+    const float *scales) {
+    Fp8Format format = fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz);
+    *o = (Operand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
+    for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
+}
+
+/* What the numbers of one line are multiplied by from element `at` on, up to the next multiple of the group's size. */
+static float group_scale(const Operand *o, int64_t line, int64_t at) {
+    const int64_t size = GEMM_SCALE_GROUP_SIZE, groups = (o->k + size - 1) / size;
+    if (o->scaling == GEMM_SCALE_GROUP) return o->scales[line * groups + at / size];
+    if (o->scaling == GEMM_SCALE_BLOCK) return o->scales[line / size * groups + at / size];
+    return 1;
+}
+
+/* What the sums of a line are multiplied by. */
+static float line_scale(const Operand *o, int64_t line) {
+    if (o->scaling == GEMM_SCALE_TENSOR) return o->scales[0];
+    return o->scaling == GEMM_SCALE_LINE ? o->scales[line] : 1;
+}
+
+static void decode(const Operand *o, int64_t first, int64_t count, float *to) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t at = 0; at < o->k; at += GEMM_SCALE_GROUP_SIZE) {
+            const uint8_t *codes = o->codes + (first + i) * o->ld;
+            float scale = group_scale(o, first + i, at);
+            for (int64_t j = at; j < int_min(o->k, at + GEMM_SCALE_GROUP_SIZE); j++) to[i * o->k + j] = scale * o->numbers[codes[j]];
+        }
+}
+
+static float read_c(const Gemm *g, int64_t at) {
+    return g->output == GEMM_BF16 ? bf16_to_float(((const uint16_t *)g->c)[at]) : ((const float *)g->c)[at];
+}
+
+static void write_c(const Gemm *g, int64_t at, float x) {
+    if (g->output == GEMM_BF16) ((uint16_t *)g->c)[at] = bf16_from_float(x);
+    else ((float *)g->c)[at] = x;
+}
+
+static void finish(const Gemm *g, const Operand *a, const Operand *b, int64_t row, int64_t rows, int64_t column, int64_t columns,
+    const float *sums) {
+    const float *bias = g->bias;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            int64_t at = (row + i) * g->ldc + column + j;
+            float x = sums[i * columns + j] * (line_scale(a, row + i) * line_scale(b, column + j));
+            if (bias) x += bias[column + j];
+            if (g->accumulate) x += read_c(g, at);
+            write_c(g, at, x);
+        }
+}
+
+void cpu_gemm_fp8(const Gemm *g, bool fnuz) {
+    Operand a, b;
+    assert(gemm_is_fp8(g->input) && g->transpose_b && !g->transpose_a && (g->output == GEMM_F32 || g->output == GEMM_BF16));
+    SCOPED_FREE float *a_kept = memory_allocate((size_t)(int_min(BLOCK, g->m) * g->k + 1) * sizeof(float)),
+                      *b_kept = memory_allocate((size_t)(int_min(BLOCK, g->n) * g->k + 1) * sizeof(float)),
+                      *sums = memory_allocate((size_t)(int_min(BLOCK, g->m) * int_min(BLOCK, g->n) + 1) * sizeof(float));
+    operand_open(&a, g->input, fnuz, g->a, g->lda, g->k, g->scaling_a, g->scale_a);
+    operand_open(&b, GEMM_E4M3, fnuz, g->b, g->ldb, g->k, g->scaling_b, g->scale_b);
+    for (int64_t row = 0; row < g->m; row += BLOCK) {
+        int64_t rows = int_min(BLOCK, g->m - row);
+        decode(&a, row, rows, a_kept);
+        for (int64_t column = 0; column < g->n; column += BLOCK) {
+            int64_t columns = int_min(BLOCK, g->n - column);
+            decode(&b, column, columns, b_kept);
+            gemm(&(Gemm){.transpose_b = true,
+                .input = GEMM_F32,
+                .output = GEMM_F32,
+                .m = rows,
+                .n = columns,
+                .k = g->k,
+                .a = a_kept,
+                .lda = g->k,
+                .b = b_kept,
+                .ldb = g->k,
+                .c = sums,
+                .ldc = columns});
+            finish(g, &a, &b, row, rows, column, columns, sums);
+        }
+    }
+}

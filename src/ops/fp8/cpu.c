@@ -1,0 +1,200 @@
+/* fp8 on a CPU: exact emulation of what matrix units compute (backend/cpu/cpu_gemm_fp8.c). Matrices are cast in tiles of
+ * 128 x 128, the size of the largest group of elements that share a scale; threads share out rows of tiles. Operands by
+ * columns differ from those by rows in how a tile is read. */
+#include "backend/cpu/kernel.h"
+#include "base/fp8.h"
+#include "ops/fp8/fp8.h"
+
+enum { SIZE = GEMM_SCALE_GROUP_SIZE };
+
+/* The larger magnitude, NaN above all: their bits are ordered so. */
+static inline W larger(W a, W b) { return b > a || b != b ? b : a; }
+static inline W magnitude(T x) { return (W)fabs((double)to_wide(x)); }
+
+/* [count, n] of T */
+static W largest_of(const T *x, int64_t count) {
+    W most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; i++) most = magnitude(x[i]) > most ? magnitude(x[i]) : most;
+    for (int64_t i = 0; i < count; i++)
+        if (to_wide(x[i]) != to_wide(x[i])) return (W)NAN;
+    return most;
+}
+
+static int64_t amax_workspace(const Graph *graph, const Node *node) {
+    const Tensor *x = graph_get(graph, node->in[FP8_AMAX_X]);
+    Fp8Stack s = fp8_stack(x->shape, x->rank);
+    return kernel_partials_bytes(graph, s.rows, s.count);
+}
+
+/* Workspace: the largest of each block of rows. */
+CPU_OP(fp8_amax, amax_workspace) {
+    Fp8Stack s = fp8_call_stack(call->in_shape[FP8_AMAX_X]);
+    const T *x = call->in[FP8_AMAX_X];
+    W *amax = call->out[FP8_AMAX_Y], *partials = call->workspace;
+    int64_t blocks = kernel_blocks(s.rows);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < s.count * blocks; i++) {
+        int64_t first = i % blocks * KERNEL_BLOCK, rows = int_min(KERNEL_BLOCK, s.rows - first);
+        partials[i] = largest_of(x + (i / blocks * s.rows + first) * s.columns, rows * s.columns);
+    }
+    for (int64_t m = 0; m < s.count; m++) {
+        amax[m] = 0;
+        for (int64_t i = 0; i < blocks; i++) amax[m] = larger(amax[m], partials[m * blocks + i]);
+    }
+}
+
+/* What elements are multiplied by before they are rounded (ops/fp8/fp8.h). */
+static inline float multiplier(float amax, float largest, bool power_of_two) {
+    float m = largest / (amax < 1e-12f ? 1e-12f : amax);
+    return power_of_two && m == m ? float_from_bits(float_to_bits(m) & 0xff800000) : m;
+}
+
+/* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. */
+typedef struct Operand {
+    const T *x;
+    int64_t lines, k, line_stride, depth_stride;
+    Fp8Format format;
+    float largest;
+    GemmScaling scaling;
+    float amax; /* of the matrix */
+    uint8_t *codes;
+    W *scales;
+} Operand;
+
+typedef struct Tile {
+    int64_t first, lines, at, depth; /* of the operand */
+    float x[SIZE][SIZE];             /* by line */
+} Tile;
+
+static void read_tile(const Operand *o, Tile *tile) {
+    const T *from = o->x + tile->first * o->line_stride + tile->at * o->depth_stride;
+    if (o->depth_stride == 1) {
+        for (int64_t i = 0; i < tile->lines; i++)
+            for (int64_t k = 0; k < tile->depth; k++) tile->x[i][k] = (float)to_wide(from[i * o->line_stride + k]);
+    } else {
+        for (int64_t k = 0; k < tile->depth; k++)
+            for (int64_t i = 0; i < tile->lines; i++) tile->x[i][k] = (float)to_wide(from[k * o->depth_stride + i]);
+    }
+}
+
+/* Rounded magnitudes of NaN compare as none: what is NaN makes its own code NaN, whatever the scale. */
+static float line_amax(const Tile *tile, int64_t line) {
+    float most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t k = 0; k < tile->depth; k++) most = fabsf(tile->x[line][k]) > most ? fabsf(tile->x[line][k]) : most;
+    return most;
+}
+
+static float tile_amax(const Tile *tile) {
+    float most = 0;
+    for (int64_t i = 0; i < tile->lines; i++) most = fmaxf(most, line_amax(tile, i));
+    return most;
+}
+
+static void write_line(const Operand *o, const Tile *tile, int64_t line, float m) {
+    uint8_t *restrict codes = o->codes + (tile->first + line) * o->k + tile->at;
+    const float *restrict x = tile->x[line];
+    Fp8Format format = o->format;
+#pragma omp simd
+    for (int64_t k = 0; k < tile->depth; k++) codes[k] = fp8_from_float(x[k] * m, format);
+}
+
+/* Casts lines [first, first + lines), at most SIZE of them. */
+static void cast_lines(const Operand *o, int64_t first, int64_t lines) {
+    Tile tile = {.first = first, .lines = lines};
+    float line_m[SIZE], m = multiplier(o->amax, o->largest, false);
+    int64_t groups = (o->k + SIZE - 1) / SIZE;
+    for (int64_t i = 0; i < lines; i++) line_m[i] = 0;
+    for (tile.at = 0; tile.at < o->k && o->scaling == GEMM_SCALE_LINE; tile.at += SIZE) {
+        tile.depth = int_min(SIZE, o->k - tile.at);
+        read_tile(o, &tile);
+        for (int64_t i = 0; i < lines; i++) line_m[i] = fmaxf(line_m[i], line_amax(&tile, i));
+    }
+    for (int64_t i = 0; i < lines && o->scaling == GEMM_SCALE_LINE; i++) {
+        line_m[i] = multiplier(line_m[i], o->largest, true);
+        o->scales[first + i] = 1 / line_m[i];
+    }
+    for (tile.at = 0; tile.at < o->k; tile.at += SIZE) {
+        tile.depth = int_min(SIZE, o->k - tile.at);
+        read_tile(o, &tile);
+        if (o->scaling == GEMM_SCALE_BLOCK) {
+            m = multiplier(tile_amax(&tile), o->largest, true);
+            o->scales[first / SIZE * groups + tile.at / SIZE] = 1 / m;
+        }
+        for (int64_t i = 0; i < lines; i++) {
+            if (o->scaling == GEMM_SCALE_GROUP) {
+                m = multiplier(line_amax(&tile, i), o->largest, true);
+                o->scales[(first + i) * groups + tile.at / SIZE] = 1 / m;
+            }
+            write_line(o, &tile, i, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
+        }
+    }
+}
+
+/* Casts matrix `index` of x into the operand whose codes are output `codes`, if the call has it. */
+static void cast_matrix(const OpCall *call, int64_t index, int codes) {
+    const Fp8CastAttributes *attributes = call->attributes;
+    Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
+    bool rows = codes == FP8_CAST_ROWS, fnuz = device_info(call->device)->fp8_fnuz;
+    if (!call->out[codes]) return;
+    Operand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
+        .lines = rows ? s.rows : s.columns,
+        .k = rows ? s.columns : s.rows,
+        .line_stride = rows ? s.columns : 1,
+        .depth_stride = rows ? 1 : s.columns,
+        .format = fp8_format(attributes->kind, fnuz),
+        .largest = fp8_largest(attributes->kind, fnuz),
+        .scaling = rows ? attributes->rows : attributes->columns,
+        .amax = call->in[FP8_CAST_AMAX] ? (float)((const W *)call->in[FP8_CAST_AMAX])[index] : 0,
+        .codes = (uint8_t *)call->out[codes] + index * s.rows * s.columns};
+    o.scales = (W *)call->out[codes + 1] + index * gemm_scale_count(o.scaling, o.lines, o.k);
+    if (o.scaling == GEMM_SCALE_TENSOR) o.scales[0] = 1 / multiplier(o.amax, o.largest, false);
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < o.lines; first += SIZE) cast_lines(&o, first, int_min(SIZE, o.lines - first));
+}
+
+CPU_OP(fp8_cast) {
+    for (int64_t i = 0; i < fp8_call_stack(call->in_shape[FP8_CAST_X]).count; i++) {
+        cast_matrix(call, i, FP8_CAST_ROWS);
+        cast_matrix(call, i, FP8_CAST_COLUMNS);
+    }
+}
+
+#if defined KERNEL_FP64
+/* Emulated in fp32, as scales are fp32: fp8 is refused in fp64 (config/config.c). */
+CPU_OP(fp8_linear) { (void)call, assert(false); }
+CPU_OP(fp8_linear_grad_weight) { (void)call, assert(false); }
+#else
+
+/* One GEMM for each expert: its rows of A, its matrix of B with the scales of that. */
+static void run_experts(const OpCall *call, const Gemm *all) {
+    const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
+    int64_t experts = call->in_shape[FP8_LINEAR_B][0], scales = gemm_scale_count(all->scaling_b, all->n, all->k);
+    for (int64_t e = 0; e < experts; e++) {
+        Gemm g = *all;
+        int64_t first = offset[e];
+        g.m = offset[e + 1] - first;
+        g.a = (const uint8_t *)all->a + first * all->lda;
+        g.b = (const uint8_t *)all->b + e * all->n * all->k;
+        g.c = (T *)all->c + first * all->ldc;
+        g.scale_b = all->scale_b + e * scales;
+        if (all->scaling_a == GEMM_SCALE_LINE || all->scaling_a == GEMM_SCALE_GROUP)
+            g.scale_a = all->scale_a + gemm_scale_count(all->scaling_a, first, all->k);
+        if (g.m) device_gemm_fp8(call->device, &g);
+    }
+    kernel_zero_unused(all->c, offset, experts, all->m, all->n);
+}
+
+CPU_OP(fp8_linear) {
+    Gemm g = fp8_call_gemm(call, KERNEL_GEMM_COMPUTE);
+    if (call->in[FP8_LINEAR_OFFSET]) run_experts(call, &g);
+    else device_gemm_fp8(call->device, &g);
+}
+
+CPU_OP(fp8_linear_grad_weight) {
+    Gemm g = fp8_call_gemm(call, kernel_gradient_type(call));
+    g.accumulate = !call->overwrite;
+    device_gemm_fp8(call->device, &g);
+}
+#endif

@@ -1,0 +1,84 @@
+/* Linear layers whose GEMMs multiply 8-bit floating-point numbers (base/fp8.h): recipes, builders, operands and attributes,
+ * for their rules and the kernels of both back ends.
+ *
+ * A matrix becomes an operand by fp8_cast: codes and scales, such that an element is about its code's number times its
+ * scale. All three GEMMs of a layer y [R, out] = x [R, in] w [out, in]^T want operands whose lines, the elements that one
+ * sum runs over, lie together (device/gemm.h):
+ *
+ *     y   = x   w^T     lines: rows of x,      rows of w
+ *     d_x = d_y w       lines: rows of d_y,    columns of w
+ *     d_w = d_y^T x     lines: columns of d_y, columns of x
+ *
+ * So fp8_cast writes a matrix by rows, by columns (transposed), or both. Scales are those of its largest magnitudes:
+ * scale = 1 / m with m = largest number of the format / largest magnitude, m rounded down to a power of two but where one
+ * scale serves the whole matrix. */
+#pragma once
+
+#include "base/fp8.h"
+#include "config/config.h"
+#include "device/gemm.h"
+#include "graph/op.h"
+#include "ops/moe/moe.h"
+
+/* y = x w^T + bias in fp8 by `recipe`, which is not FP8_NONE; bias may be TENSOR_NONE. x COMPUTE [R, in], w a parameter
+ * [out, in], y COMPUTE [R, out]; in and out are multiples of 16, for training R too. Where y is a part of a sum over the ranks of
+ * `sum`, the first of them adds the bias. */
+TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, Fp8Recipe recipe);
+/* One layer per expert (ops/grouped_linear/): x [slots, in], w [experts, out, in]. Gradients of the weights are computed in
+ * COMPUTE: the rows of an expert, which their sums run over, are any number. */
+TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, Fp8Recipe recipe);
+
+/* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
+
+typedef enum Fp8AmaxOperand {
+    FP8_AMAX_X,     /* COMPUTE [rows, columns] or [matrices, rows, columns] */
+    FP8_AMAX_Y = 0, /* WIDE [matrices]; NaN where an element is NaN. Of a parameter it is made once a step */
+} Fp8AmaxOperand;
+
+/* -- fp8_cast: the operands that a matrix, or each of a stack, becomes ---------------------------------------------- */
+
+typedef enum Fp8CastOperand {
+    FP8_CAST_X,          /* COMPUTE [rows, columns] or [matrices, rows, columns] */
+    FP8_CAST_AMAX,       /* as fp8_amax makes it, where a scaling is GEMM_SCALE_TENSOR */
+    FP8_CAST_ROWS = 0,   /* FP8, like x; optional, as are all outputs */
+    FP8_CAST_ROW_SCALES, /* WIDE [matrices * gemm_scale_count()]; present with the codes */
+    FP8_CAST_COLUMNS,    /* FP8 [columns, rows] or [matrices, columns, rows] */
+    FP8_CAST_COLUMN_SCALES,
+} Fp8CastOperand;
+
+/* `rows` and `columns` are GEMM_SCALE_ONE where there are no such outputs. */
+typedef struct Fp8CastAttributes {
+    Fp8Kind kind;
+    GemmScaling rows, columns;
+} Fp8CastAttributes;
+
+/* x as a stack: `count` matrices of rows x columns. */
+typedef struct Fp8Stack { int64_t count, rows, columns; } Fp8Stack;
+static inline Fp8Stack fp8_stack(const int64_t *shape, int rank) {
+    return rank == 3 ? (Fp8Stack){shape[0], shape[1], shape[2]} : (Fp8Stack){1, shape[0], shape[1]};
+}
+/* Of an operand of a kernel: dimensions that a tensor lacks are 1. */
+static inline Fp8Stack fp8_call_stack(const int64_t shape[TENSOR_MAX_RANK]) { return fp8_stack(shape, shape[2] > 1 ? 3 : 2); }
+
+/* -- fp8_linear, fp8_linear_grad_weight: C = A B^T ------------------------------------------------------------------ */
+
+typedef enum Fp8LinearOperand {
+    FP8_LINEAR_A,        /* FP8 [m, k] */
+    FP8_LINEAR_A_SCALES, /* of fp8_cast */
+    FP8_LINEAR_B,        /* FP8 e4m3 [n, k], or [experts, n, k] */
+    FP8_LINEAR_B_SCALES,
+    FP8_LINEAR_BIAS,   /* WIDE [n], optional */
+    FP8_LINEAR_OFFSET, /* INT32 [experts + 1], with experts: rows offset[e] .. offset[e + 1] - 1 of A meet matrix e of B */
+    FP8_LINEAR_C = 0,  /* COMPUTE [m, n]; of fp8_linear_grad_weight the gradient of the weight, added to */
+} Fp8LinearOperand;
+
+typedef struct Fp8LinearAttributes {
+    Fp8Recipe recipe;
+    Fp8Kind kind; /* of A */
+    GemmScaling scaling_a, scaling_b;
+    MeshAxes sum; /* as in op_fp8_linear */
+    int64_t rows; /* that A may expect to be used, for costs: Dispatch.rows with experts */
+} Fp8LinearAttributes;
+
+/* The GEMM of a call: of all rows of A and of the first expert. */
+Gemm fp8_call_gemm(const OpCall *call, GemmType output);
