@@ -18,7 +18,8 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
     Exact e = {0};
     for (int64_t p = 0; p < g->k; p++) {
         double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-        double b = element(g->b, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        double b =
+            element(g->b, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
         e.sum += a * b;
         e.squares += a * b * a * b / (double)g->k;
         e.peak = fmax(e.peak, fabs(e.sum));

@@ -27,10 +27,10 @@ typedef struct GemmOptions {
     int type, layout, cache, provider;
 } GemmOptions;
 
-enum { CHOICE_ALL, CHOICE_BF16, CHOICE_FP8, CHOICE_FP32 };    /* type= */
-enum { CACHE_COLD, CACHE_HOT };                       /* cache= */
-enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL }; /* layout= */
-static const int64_t MOST = 1 << 22;                  /* of m, n, k: leading dimensions of GPU kernels are below 2^23 */
+enum { CHOICE_ALL, CHOICE_BF16, CHOICE_FP8, CHOICE_FP32 }; /* type= */
+enum { CACHE_COLD, CACHE_HOT };                            /* cache= */
+enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL };      /* layout= */
+static const int64_t MOST = 1 << 22;                       /* of m, n, k: leading dimensions of GPU kernels are below 2^23 */
 
 #define FIELD(name) offsetof(GemmOptions, name)
 static const Option rows[] = {

@@ -396,7 +396,8 @@ void config_family_name(const Config *config, char name[16]) {
 
 static bool check_fp8(const Config *config, Error *error) {
     if (config->model.fp8.recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;
-    return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
+    return error_set(error, ERROR_USAGE,
+        "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
 }
 
 bool config_check(Config *config, Error *error) {

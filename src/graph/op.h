@@ -70,9 +70,9 @@ typedef struct Op {
     /* The input, as large as output 0, whose memory output 0 may take where nothing reads it later: each thread reads
      * an element before it writes it, and no other thread reads that element. */
     uint32_t in_place;
-    bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
+    bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool once_a_step; /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
-    bool loss; /* adds to a loss metric: differentiation starts here */
+    bool loss;        /* adds to a loss metric: differentiation starts here */
     /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
      * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the
      * first node that reads an output, nothing that it works on is touched. */

@@ -10,106 +10,36 @@
 
 #include <cmocka.h>
 
-#include "base/memory.h"
-#include "ckpt/ckpt.h"
-#include "model/hf.h"
-#include "graph/op.h"
-#include "optim/optim.h"
-#include "train/source.h"
 #include "backend/backend.h"
-#include "support/check.h"
+#include "base/memory.h"
+#include "graph/op.h"
+#include "model/hf.h"
+#include "optim/optim.h"
+#include "support/golden_run.h"
 
 enum { STEPS = 10 };
 
 static const char *const families[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "mpt", "gpt2"};
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* A folder's model as a program of one kind, with the weights and inputs in place. */
-typedef struct Golden {
-    char *folder;
-    Config config;
-    OptionStrings strings;
-    Safetensors expected;
-    Model model;
-    Plan plan;
-    Executor *executor;
-} Golden;
-
-static const StoredTensor *expect(const Golden *g, const char *name) {
-    const StoredTensor *tensor = safetensors_find(&g->expected, name);
-    if (!tensor) fail_msg("%s: expected.safetensors has no %s", g->folder, name);
-    return tensor;
-}
-
-static float value(const StoredTensor *tensor, int64_t index) {
-    float result;
-    memcpy(&result, (const char *)tensor->data + index * sizeof result, sizeof result);
-    return result;
-}
-
-static void put_inputs(const Golden *g, int64_t sequences, int64_t length, const StoredTensor *stored) {
-    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
-    int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
-    for (int64_t s = 0; s < sequences; s++)
-        for (int64_t i = 0; i < length; i++) {
-            const char *at = (const char *)stored->data + (s * (length + 1) + i) * sizeof(int32_t);
-            memcpy(&tokens[s * length + i], at, sizeof(int32_t));
-            if (targets) memcpy(&targets[s * length + i], at + sizeof(int32_t), sizeof(int32_t));
-            positions[s * length + i] = (int32_t)i;
-        }
-    if (g->model.scale) {
-        *(float *)executor_tensor(g->executor, g->model.scale) = 1.0f / (float)(sequences * length);
-        *(float *)executor_tensor(g->executor, g->model.share) = 1;
-    }
-}
-
-static void start(Golden *g, const char *family, Precision precision, ModelMode mode) {
-    Error error = {0};
-    *g = (Golden){.folder = memory_format("tests/golden/%s", family)};
-    char *path = memory_format("%s/expected.safetensors", g->folder);
-    bool opened = source_read_config(g->folder, &g->config, &g->strings, &error) && safetensors_open(&g->expected, path, &error);
-    free(path);
-    if (!opened) fail_msg("%s", error.message);
-    const StoredTensor *tokens = expect(g, "tokens");
-    int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
-    g->executor = check_executor(g->model.graph, &g->plan);
-    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
-    put_inputs(g, sequences, length, tokens);
-}
-
-static void stop(Golden *g) {
-    executor_free(g->executor);
-    model_free(&g->model);
-    safetensors_close(&g->expected);
-    options_free_strings(&g->strings);
-    free(g->folder);
-}
-
-static double run(const Golden *g) {
-    executor_zero(g->executor);
-    executor_run(g->executor);
-    return *(const float *)executor_tensor(g->executor, g->model.loss);
-}
-
 /* Two programs sum the same numbers in other orders: a few units of 1e-7 of logits below 10. */
 static void logits_are_those_of_transformers(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
-        start(&g, families[f], PRECISION_FP32, MODEL_LOGITS);
+        golden_start(&g, families[f], PRECISION_FP32, MODEL_LOGITS, NULL);
         executor_run(g.executor);
         const float *logits = executor_tensor(g.executor, g.model.logits);
-        const StoredTensor *expected = expect(&g, "logits");
+        const StoredTensor *expected = golden_expect(&g, "logits");
         assert_int_equal(expected->shape[0], g.model.sequences * g.model.length);
         assert_int_equal(expected->shape[1], g.config.model.vocabulary);
         double worst = 0, largest = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
-            worst = fmax(worst, fabs(logits[i] - value(expected, i)));
+            worst = fmax(worst, fabs(logits[i] - golden_value(expected, i)));
             largest = fmax(largest, fabs(logits[i]));
         }
         if (!(worst < 2e-5) || !(largest > 0.5)) fail_msg("%s: logits differ by %g, the largest is %g", g.folder, worst, largest);
-        stop(&g);
+        golden_stop(&g);
     }
 }
 
@@ -118,8 +48,8 @@ static void a_program_without_gradients_has_the_weights_of_one_that_trains(void 
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden only, trained;
-        start(&only, families[f], PRECISION_BF16, MODEL_LOGITS);
-        start(&trained, families[f], PRECISION_BF16, MODEL_TRAIN);
+        golden_start(&only, families[f], PRECISION_BF16, MODEL_LOGITS, NULL);
+        golden_start(&trained, families[f], PRECISION_BF16, MODEL_TRAIN, NULL);
         const Graph *graph = only.model.graph;
         for (int i = 0; i < graph->parameter_count; i++) {
             const Parameter *p = &graph->parameters[i];
@@ -129,8 +59,8 @@ static void a_program_without_gradients_has_the_weights_of_one_that_trains(void 
             const void *theirs = executor_tensor(trained.executor, trained.model.graph->parameters[i].tensor);
             assert_memory_equal(ours, theirs, p->count * unit);
         }
-        stop(&trained);
-        stop(&only);
+        golden_stop(&trained);
+        golden_stop(&only);
     }
 }
 
@@ -156,61 +86,24 @@ static void logits_in_bf16_point_the_same_way(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
-        start(&g, families[f], PRECISION_BF16, MODEL_LOGITS);
+        golden_start(&g, families[f], PRECISION_BF16, MODEL_LOGITS, NULL);
         executor_run(g.executor);
         const float *logits = executor_tensor(g.executor, g.model.logits);
-        const StoredTensor *expected = expect(&g, "logits");
+        const StoredTensor *expected = golden_expect(&g, "logits");
         double dot = 0, ours = 0, theirs = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
-            dot += logits[i] * value(expected, i);
+            dot += logits[i] * golden_value(expected, i);
             ours += logits[i] * logits[i];
-            theirs += value(expected, i) * value(expected, i);
+            theirs += golden_value(expected, i) * golden_value(expected, i);
         }
         if (!(dot / sqrt(ours * theirs) >= 0.999)) fail_msg("%s: logits have cosine %.6f", g.folder, dot / sqrt(ours * theirs));
-        stop(&g);
+        golden_stop(&g);
     }
-}
-
-typedef struct Comparison { double dot, ours, theirs, difference; } Comparison;
-
-static Comparison compare(const float *ours, const StoredTensor *theirs, const Parameter *p) {
-    Comparison sums = {0};
-    for (int64_t i = 0; i < p->count; i++) {
-        int64_t other = p->transposed ? i % p->shape[1] * p->shape[0] + i / p->shape[1] : i;
-        double a = ours[i], b = value(theirs, other);
-        sums.dot += a * b;
-        sums.ours += a * a;
-        sums.theirs += b * b;
-        sums.difference += (a - b) * (a - b);
-    }
-    return sums;
-}
-
-/* Calls `check` for every parameter that a gradient trains. */
-static void each_gradient(const Golden *g, void (*check)(const Golden *, const char *, const Comparison *)) {
-    const Graph *graph = g->model.graph;
-    const float *gradients = executor_arena(g->executor, ARENA_GRADIENT);
-    size_t count = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (p->kind == PARAMETER_BALANCE_BIAS) continue;
-        char *name = memory_format("gradient/%s", p->name);
-        const StoredTensor *expected = expect(g, name);
-        int64_t elements = 1;
-        for (int d = 0; d < expected->rank; d++) elements *= expected->shape[d];
-        assert_int_equal(elements, p->count);
-        Comparison sums = compare(parameter_in(p, gradients), expected, p);
-        check(g, p->name, &sums);
-        free(name);
-        count++;
-    }
-    for (size_t i = 0; i < g->expected.count; i++) count -= !strncmp(g->expected.tensors[i].name, "gradient/", 9);
-    assert_int_equal(count, 0);
 }
 
 /* Sums in other orders differ by about 1e-6 of a tensor's norm; the router's gradients are small differences of
  * large numbers. */
-static void check_relative_error(const Golden *g, const char *name, const Comparison *sums) {
+static void check_relative_error(const Golden *g, const char *name, const GoldenComparison *sums) {
     if (!(sums->difference <= 1e-4 * 1e-4 * sums->theirs))
         fail_msg(
             "%s: gradient of %s differs by %g of its norm %g", g->folder, name, sqrt(sums->difference / sums->theirs), sqrt(sums->theirs));
@@ -220,15 +113,15 @@ static void loss_and_gradients_are_those_of_pytorch(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
-        start(&g, families[f], PRECISION_FP32, MODEL_TRAIN);
-        assert_float_equal(run(&g), value(expect(&g, "loss"), 0), 2e-6);
-        each_gradient(&g, check_relative_error);
-        stop(&g);
+        golden_start(&g, families[f], PRECISION_FP32, MODEL_TRAIN, NULL);
+        assert_float_equal(golden_run(&g), golden_value(golden_expect(&g, "loss"), 0), 2e-6);
+        golden_each_gradient(&g, "gradient/", check_relative_error);
+        golden_stop(&g);
     }
 }
 
 /* bf16 has eight bits: single elements are off by 2^-8 and more, the direction of a tensor is not. */
-static void check_direction(const Golden *g, const char *name, const Comparison *sums) {
+static void check_direction(const Golden *g, const char *name, const GoldenComparison *sums) {
     double cosine = sums->dot / sqrt(sums->ours * sums->theirs);
     if (!(cosine >= 0.999)) fail_msg("%s: gradient of %s has cosine %.6f", g->folder, name, cosine);
 }
@@ -237,10 +130,10 @@ static void gradients_in_bf16_point_the_same_way(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
-        start(&g, families[f], PRECISION_BF16, MODEL_TRAIN);
-        assert_float_equal(run(&g), value(expect(&g, "loss"), 0), 0.03);
-        each_gradient(&g, check_direction);
-        stop(&g);
+        golden_start(&g, families[f], PRECISION_BF16, MODEL_TRAIN, NULL);
+        assert_float_equal(golden_run(&g), golden_value(golden_expect(&g, "loss"), 0), 0.03);
+        golden_each_gradient(&g, "gradient/", check_direction);
+        golden_stop(&g);
     }
 }
 
@@ -248,21 +141,21 @@ static void check_losses(OptimizerName name, const char *expected) {
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
         Error error = {0};
-        start(&g, families[f], PRECISION_FP32, MODEL_TRAIN);
+        golden_start(&g, families[f], PRECISION_FP32, MODEL_TRAIN, NULL);
         OptimizerConfig config = g.config.optimizer;
         config.name = name;
         config.balance_lr = 0;
         Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {
-            double loss = run(&g), theirs = value(expect(&g, expected), step - 1);
+            double loss = golden_run(&g), theirs = golden_value(golden_expect(&g, expected), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: %s before step %d is %.7f, and PyTorch has %.7f", g.folder, expected, step, loss, theirs);
             optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
                 executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         optimizer_free(optimizer);
-        stop(&g);
+        golden_stop(&g);
     }
 }
 

@@ -84,8 +84,8 @@ static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, 
 static const DeviceMethods methods = {
 #define CPU(name) .name = cpu_##name
     CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
-    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), .gemm_fp8 = cpu_device_gemm_fp8, CPU(gemm_rounding), CPU(event_open),
-    CPU(event_close), CPU(event_record), CPU(event_seconds)
+    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), .gemm_fp8 = cpu_device_gemm_fp8,
+    CPU(gemm_rounding), CPU(event_open), CPU(event_close), CPU(event_record), CPU(event_seconds)
 #undef CPU
 };
 
@@ -94,7 +94,7 @@ static Device cpu = {.info = {.kind = DEVICE_CPU,
                          .target = "host",
                          .wave = 1,
                          .host_memory = true,
-                         
+
                          .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64 | 1u << GEMM_E4M3 | 1u << GEMM_E5M2},
     .methods = &methods};
 

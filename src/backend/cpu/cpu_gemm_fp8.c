@@ -25,8 +25,8 @@ typedef struct Operand {
     const float *scales;
 } Operand;
 
-static void operand_open(Operand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling,
-    const float *scales) {
+static void operand_open(
+    Operand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
     Fp8Format format = fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz);
     *o = (Operand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
     for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
@@ -65,8 +65,8 @@ static void write_c(const Gemm *g, int64_t at, float x) {
     else ((float *)g->c)[at] = x;
 }
 
-static void finish(const Gemm *g, const Operand *a, const Operand *b, int64_t row, int64_t rows, int64_t column, int64_t columns,
-    const float *sums) {
+static void finish(
+    const Gemm *g, const Operand *a, const Operand *b, int64_t row, int64_t rows, int64_t column, int64_t columns, const float *sums) {
     const float *bias = g->bias;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++)

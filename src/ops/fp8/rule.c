@@ -16,10 +16,12 @@ typedef struct Recipe {
 
 #define CAST(kind, rows, columns) {kind, GEMM_SCALE_##rows, GEMM_SCALE_##columns}
 static const Recipe recipes[] = {
-    [FP8_TENSOR] = {CAST(FP8_E4M3, TENSOR, TENSOR), CAST(FP8_E4M3, TENSOR, ONE), CAST(FP8_E4M3, ONE, TENSOR), CAST(FP8_E5M2, TENSOR, TENSOR), true},
+    [FP8_TENSOR] = {CAST(FP8_E4M3, TENSOR, TENSOR), CAST(FP8_E4M3, TENSOR, ONE), CAST(FP8_E4M3, ONE, TENSOR),
+        CAST(FP8_E5M2, TENSOR, TENSOR), true},
     [FP8_ROW] = {CAST(FP8_E4M3, LINE, LINE), CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, ONE, LINE), CAST(FP8_E4M3, LINE, LINE), true},
     [FP8_ROW_GW_HP] = {CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, ONE, TENSOR), CAST(FP8_E4M3, LINE, ONE), false},
-    [FP8_BLOCK] = {CAST(FP8_E4M3, GROUP, GROUP), CAST(FP8_E4M3, BLOCK, ONE), CAST(FP8_E4M3, ONE, BLOCK), CAST(FP8_E4M3, GROUP, GROUP), true},
+    [FP8_BLOCK] = {CAST(FP8_E4M3, GROUP, GROUP), CAST(FP8_E4M3, BLOCK, ONE), CAST(FP8_E4M3, ONE, BLOCK), CAST(FP8_E4M3, GROUP, GROUP),
+        true},
 };
 
 /* -- Casting ------------------------------------------------------------------------------------------------------- */
@@ -53,8 +55,8 @@ static int append_cast(Graph *graph, TensorId x, TensorId amax, const Fp8CastAtt
     if (tensor && !amax) amax = append_amax(graph, x);
     append_operand(graph, out, FP8_CAST_ROWS, &t, s.rows, s.columns, attributes->rows);
     append_operand(graph, out, FP8_CAST_COLUMNS, &t, s.columns, s.rows, attributes->columns);
-    return graph_node(graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = x, [FP8_CAST_AMAX] = tensor ? amax : TENSOR_NONE}, out, attributes,
-        sizeof *attributes);
+    return graph_node(
+        graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = x, [FP8_CAST_AMAX] = tensor ? amax : TENSOR_NONE}, out, attributes, sizeof *attributes);
 }
 
 /* The cast that made an operand. */
@@ -151,7 +153,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         else append_weight_gradient(graph, x, d_y, d_w, d_bias, like->sum);
     }
     int w_node = append_cast(graph, w, w_cast.in[FP8_CAST_AMAX], &recipe->w_backward);
-    d_in[FP8_LINEAR_A] = append_product(graph, d_y_node, w_node, true, TENSOR_NONE, offset, &(Fp8LinearAttributes){.recipe = like->recipe, .rows = like->rows}, "d_x");
+    d_in[FP8_LINEAR_A] = append_product(
+        graph, d_y_node, w_node, true, TENSOR_NONE, offset, &(Fp8LinearAttributes){.recipe = like->recipe, .rows = like->rows}, "d_x");
 }
 
 /* -- Costs --------------------------------------------------------------------------------------------------------- */

@@ -60,7 +60,8 @@ LAUNCHERS(column_sums, ColumnSumsArguments, column_sums_1, column_sums_8)
 static_assert(SUM_LANES * 8 == THREADS, "each thread of column_sums_8 ends with one column");
 
 /* d_bias += the column sums of d_y [rows, columns], whose rows are `stride` elements apart. */
-static void add_column_sums(Device *device, float *d_bias, const bf16 *d_y, int64_t stride, float *partials, int64_t rows, int64_t columns) {
+static void add_column_sums(
+    Device *device, float *d_bias, const bf16 *d_y, int64_t stride, float *partials, int64_t rows, int64_t columns) {
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
     LaunchShape shape = {.x = divide_up(columns, THREADS), .y = blocks, .threads = THREADS};
     ColumnSumsArguments arguments = {

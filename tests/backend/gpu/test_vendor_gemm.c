@@ -78,7 +78,8 @@ static Operand new_operand(GemmType type, int64_t count, uint64_t stream) {
     operand.host = memory_allocate((size_t)operand.bytes);
     for (int64_t i = 0; i < count; i++) {
         float x = (float)rng_normal(11, stream, i);
-        if (type == GEMM_E4M3) ((uint8_t *)operand.host)[i] = fp8_from_float(x, fp8_format(FP8_E4M3, device_info(check_device())->fp8_fnuz));
+        if (type == GEMM_E4M3)
+            ((uint8_t *)operand.host)[i] = fp8_from_float(x, fp8_format(FP8_E4M3, device_info(check_device())->fp8_fnuz));
         else if (type == GEMM_BF16) ((uint16_t *)operand.host)[i] = bf16_of(x);
         else ((float *)operand.host)[i] = x;
     }

@@ -1,0 +1,156 @@
+"""Writes the models of tests/model/test_fp8.c: what PyTorch makes in float32 of small models whose linear layers multiply numbers of its own fp8 types.
+
+    python tests/golden/fp8.py
+
+fp8/FAMILY/config.json and model.safetensors are what save_pretrained writes; expected.safetensors holds tokens, and for each recipe RECIPE/loss and
+RECIPE/gradient/NAME. The recipes are those of torchao's float8 training (tensorwise with e5m2 gradients, rowwise and rowwise_with_gw_hp with scales
+rounded down to powers of two) and DeepSeek-V3's blocks (arXiv 2412.19437, 3.3.2), written from their descriptions. Layers of one input are one matrix,
+as in smelt: its scale is that of all of them together, and so is that of the gradient of their output.
+"""
+import os
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEQUENCES, LENGTH, SIZE = 2, 24, 128
+COMMON = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+              bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.15)
+FAMILIES = {
+    "llama": dict(model_type="llama", intermediate_size=48),
+    "qwen2": dict(model_type="qwen2", intermediate_size=48, tie_word_embeddings=True, num_hidden_layers=1),
+    "zaya": dict(model_type="zaya", head_dim=8, moe_intermediate_size=16, num_experts=3, router_hidden_size=16),
+}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+RECIPES = {  # of x, w, w in d_x, d_y; whether gradients of weights are in fp8
+    "tensor": (("tensor", E4M3), ("tensor", E4M3), ("tensor", E4M3), ("tensor", E5M2), True),
+    "row": (("line", E4M3), ("line", E4M3), ("line", E4M3), ("line", E4M3), True),
+    "row_gw_hp": (("line", E4M3), ("line", E4M3), ("tensor", E4M3), ("line", E4M3), False),
+    "block": (("group", E4M3), ("block", E4M3), ("block", E4M3), ("group", E4M3), True),
+}
+
+
+def spread(values, lines, depth, x):
+    """One value for each `lines` x `depth` elements of x."""
+    return values.repeat_interleave(lines, 0).repeat_interleave(depth, 1)[: x.shape[0], : x.shape[1]]
+
+
+def cast(x, how):
+    """The numbers that x [lines, k] becomes."""
+    scaling, dtype = how
+    lines = {"tensor": x.shape[0], "line": 1, "group": 1, "block": SIZE}[scaling]
+    depth = SIZE if scaling in ("group", "block") else x.shape[1]
+    padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % depth, 0, -x.shape[0] % lines))
+    amax = padded.reshape(padded.shape[0] // lines, lines, padded.shape[1] // depth, depth).amax((1, 3))
+    largest = torch.finfo(dtype).max
+    scale = (largest / amax.double().clamp(min=1e-12)).float()
+    if scaling != "tensor":
+        scale = torch.exp2(torch.floor(torch.log2(scale)))
+    scale = spread(scale, lines, depth, x)
+    return (x * scale).clamp(-largest, largest).to(dtype).float() * scale.reciprocal()
+
+
+class Product(torch.autograd.Function):
+    """x [R, in] times the transpose of w [out, in], or of w[e] [E, out, in] for `counts[e]` rows of x each."""
+
+    @staticmethod
+    def forward(ctx, x, w, recipe, counts):
+        of_x, of_w, _, _, _ = RECIPES[recipe]
+        ctx.save_for_backward(x, w)
+        ctx.recipe, ctx.counts = recipe, counts
+        rows = cast(x, of_x)
+        if counts is None:
+            return rows @ cast(w, of_w).T
+        return torch.cat([part @ cast(matrix, of_w).T for part, matrix in zip(rows.split(counts), w)])
+
+    @staticmethod
+    def backward(ctx, d_y):
+        x, w = ctx.saved_tensors
+        of_x, _, of_w, of_d_y, fp8_weights = RECIPES[ctx.recipe]
+        rows = cast(d_y, of_d_y)
+        if ctx.counts is not None:
+            d_x = torch.cat([part @ cast(matrix.T, of_w).T for part, matrix in zip(rows.split(ctx.counts), w)])
+            return d_x, torch.stack([d.T @ part for d, part in zip(d_y.split(ctx.counts), x.split(ctx.counts))]), None, None
+        d_w = cast(d_y.T, of_d_y) @ cast(x.T, of_x).T if fp8_weights else d_y.T @ x
+        return rows @ cast(w.T, of_w).T, d_w, None, None
+
+
+class Stack:
+    """Linear layers of one input, computed together when the first of them is."""
+
+    def __init__(self, layers, recipe):
+        self.layers, self.recipe, self.x, self.parts = layers, recipe, None, None
+        for index, layer in enumerate(layers):
+            layer.forward = lambda x, index=index: self.part(index, x)
+
+    def part(self, index, x):
+        if index == 0:
+            self.x = x
+            y = Product.apply(x.flatten(0, -2), torch.cat([layer.weight for layer in self.layers]), self.recipe, None)
+            self.parts = [part.view(*x.shape[:-1], -1) for part in y.split([layer.out_features for layer in self.layers], -1)]
+        layer = self.layers[index]
+        y = self.parts[index] if x is self.x else torch.nn.functional.linear(x, layer.weight)
+        return y if layer.bias is None else y + layer.bias
+
+
+def convert_experts(experts, recipe):
+    def forward(hidden, index, weights):
+        index, hidden_rows = index.flatten(), hidden.flatten(0, -2)
+        order = torch.argsort(index, stable=True)
+        order = order[index[order] < experts.num_experts]
+        counts = torch.bincount(index[order], minlength=experts.num_experts).tolist()
+        gate, up = Product.apply(hidden_rows[order], experts.gate_up_proj, recipe, counts).chunk(2, -1)
+        out = Product.apply(experts.act_fn(gate) * up, experts.down_proj, recipe, counts) * weights.flatten()[order, None]
+        return torch.zeros_like(hidden_rows).index_add(0, order, out).view_as(hidden)
+    experts.forward = forward
+
+
+def convert(model, recipe):
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        if hasattr(attention, "qkv_proj"):
+            p = attention.qkv_proj
+            Stack([p.q_proj, p.k_proj, p.v_proj_current, p.v_proj_delayed], recipe)
+            convert_experts(mlp.experts, recipe)
+        else:
+            Stack([attention.q_proj, attention.k_proj, attention.v_proj], recipe)
+            Stack([mlp.gate_proj, mlp.up_proj], recipe)
+            Stack([mlp.down_proj], recipe)
+        Stack([attention.o_proj], recipe)
+
+
+def build(settings):
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(COMMON | settings)), dtype=torch.float32, attn_implementation="eager")
+    for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
+        if tensor.dim() == 1 and "inv_freq" not in name:
+            tensor.data += torch.randn_like(tensor) * (0.02 if "balancing_biases" in name else 0.2)
+        elif tensor.dim() >= 2 and tensor.requires_grad and not tensor.data.any():
+            tensor.data = torch.randn_like(tensor) * 0.15
+    return model
+
+
+def write(family, settings):
+    folder = os.path.join(HERE, "fp8", family)
+    build(settings).save_pretrained(folder)
+    os.remove(os.path.join(folder, "generation_config.json"))
+    torch.manual_seed(2)
+    tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
+    expected = {"tokens": tokens.int()}
+    for recipe in [None, *RECIPES]:
+        model = build(settings)
+        if recipe:
+            convert(model, recipe)
+        logits = model(tokens[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        print(f"{family:8s} {recipe or 'none':10s} loss {loss.item():.6f}")
+        if recipe:
+            expected[f"{recipe}/loss"] = loss.detach().reshape(1)
+            expected |= {f"{recipe}/gradient/{name}": p.grad for name, p in model.named_parameters()}
+    save_file({key: value.contiguous() for key, value in expected.items()}, os.path.join(folder, "expected.safetensors"))
+
+
+for name, settings in FAMILIES.items():
+    write(name, settings)

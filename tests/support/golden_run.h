@@ -1,0 +1,118 @@
+/* A folder of tests/golden as a program: a model that transformers saved, and what PyTorch expects of it. */
+#pragma once
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "support/check.h"
+#include "train/source.h"
+
+/* A folder's model as a program of one kind, with the weights and inputs in place. */
+typedef struct Golden {
+    char *folder;
+    Config config;
+    OptionStrings strings;
+    Safetensors expected;
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Golden;
+
+static inline const StoredTensor *golden_expect(const Golden *g, const char *name) {
+    const StoredTensor *tensor = safetensors_find(&g->expected, name);
+    if (!tensor) fail_msg("%s: expected.safetensors has no %s", g->folder, name);
+    return tensor;
+}
+
+static inline float golden_value(const StoredTensor *tensor, int64_t index) {
+    float result;
+    memcpy(&result, (const char *)tensor->data + index * sizeof result, sizeof result);
+    return result;
+}
+
+static inline void golden_put_inputs(const Golden *g, int64_t sequences, int64_t length, const StoredTensor *stored) {
+    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
+    int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
+    for (int64_t s = 0; s < sequences; s++)
+        for (int64_t i = 0; i < length; i++) {
+            const char *at = (const char *)stored->data + (s * (length + 1) + i) * sizeof(int32_t);
+            memcpy(&tokens[s * length + i], at, sizeof(int32_t));
+            if (targets) memcpy(&targets[s * length + i], at + sizeof(int32_t), sizeof(int32_t));
+            positions[s * length + i] = (int32_t)i;
+        }
+    if (g->model.scale) {
+        *(float *)executor_tensor(g->executor, g->model.scale) = 1.0f / (float)(sequences * length);
+        *(float *)executor_tensor(g->executor, g->model.share) = 1;
+    }
+}
+
+/* Reads tests/golden/FAMILY. `fp8` NULL: none. */
+static inline void golden_start(Golden *g, const char *family, Precision precision, ModelMode mode, const Fp8Config *fp8) {
+    Error error = {0};
+    *g = (Golden){.folder = memory_format("tests/golden/%s", family)};
+    char *path = memory_format("%s/expected.safetensors", g->folder);
+    bool opened = source_read_config(g->folder, &g->config, &g->strings, &error) && safetensors_open(&g->expected, path, &error);
+    free(path);
+    if (!opened) fail_msg("%s", error.message);
+    if (fp8) g->config.model.fp8 = *fp8;
+    const StoredTensor *tokens = golden_expect(g, "tokens");
+    int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
+    g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
+    g->executor = check_executor(g->model.graph, &g->plan);
+    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    golden_put_inputs(g, sequences, length, tokens);
+}
+
+static inline void golden_stop(Golden *g) {
+    executor_free(g->executor);
+    model_free(&g->model);
+    safetensors_close(&g->expected);
+    options_free_strings(&g->strings);
+    free(g->folder);
+}
+
+static inline double golden_run(const Golden *g) {
+    executor_zero(g->executor);
+    executor_run(g->executor);
+    return *(const float *)executor_tensor(g->executor, g->model.loss);
+}
+
+typedef struct GoldenComparison { double dot, ours, theirs, difference; } GoldenComparison;
+
+static inline GoldenComparison golden_compare(const float *ours, const StoredTensor *theirs, const Parameter *p) {
+    GoldenComparison sums = {0};
+    for (int64_t i = 0; i < p->count; i++) {
+        int64_t other = p->transposed ? i % p->shape[1] * p->shape[0] + i / p->shape[1] : i;
+        double a = ours[i], b = golden_value(theirs, other);
+        sums.dot += a * b;
+        sums.ours += a * a;
+        sums.theirs += b * b;
+        sums.difference += (a - b) * (a - b);
+    }
+    return sums;
+}
+
+/* Calls `check` for every parameter that a gradient trains, with what is expected under `prefix` and its name. */
+static inline void golden_each_gradient(
+    const Golden *g, const char *prefix, void (*check)(const Golden *, const char *, const GoldenComparison *)) {
+    const Graph *graph = g->model.graph;
+    const float *gradients = executor_arena(g->executor, ARENA_GRADIENT);
+    size_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->kind == PARAMETER_BALANCE_BIAS) continue;
+        char *name = memory_format("%s%s", prefix, p->name);
+        const StoredTensor *expected = golden_expect(g, name);
+        int64_t elements = 1;
+        for (int d = 0; d < expected->rank; d++) elements *= expected->shape[d];
+        assert_int_equal(elements, p->count);
+        GoldenComparison sums = golden_compare(parameter_in(p, gradients), expected, p);
+        check(g, p->name, &sums);
+        free(name);
+        count++;
+    }
+    for (size_t i = 0; i < g->expected.count; i++) count -= !strncmp(g->expected.tensors[i].name, prefix, strlen(prefix));
+    assert_int_equal(count, 0);
+}
