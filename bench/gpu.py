@@ -9,6 +9,7 @@ measured step, since its checkpoint is not what is measured here.
     bench/gpu.py --smelt build/smelt                     all rows
     bench/gpu.py --rows llama-1b --no-peer               smelt alone
     bench/gpu.py --rows llama-1b --ranks 1,4             one GPU, then four: ZeRO-1 beside DDP, ZeRO-3 beside FSDP2
+    bench/gpu.py --rows llama-1b --fp8 tensor            both programs in fp8 too: smelt by these recipes, PyTorch by torchao's of the same name
 Needs a Python with PyTorch (and transformers for ZAYA1). Prints a table and, with --csv, writes it."""
 import argparse
 import csv
@@ -48,7 +49,7 @@ def write_config(path, shape, **more):
     zaya = shape["family"] == "zaya"
     model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
              "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
-             "vocabulary": shape["vocab"], "tied": "true", "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
+             "vocabulary": shape["vocab"], "tied": str(shape["tied_head"]).lower(), "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
     if zaya:
         model.update(experts=shape["experts"], router_width=shape["router_width"])
     with open(path, "w") as file:
@@ -136,20 +137,22 @@ def run_torch(script, words, ranks):
     return {"memory_gib": memory, **json.loads(lines[-1])} if code == 0 and lines else {"error": output[-1500:]}
 
 
+TORCHAO = {"tensor": "tensorwise", "row": "rowwise", "row_gw_hp": "rowwise_with_gw_hp"}
 MODES = {"pure_bf16": "pure bf16", "bf16": "bf16, fp32 masters"}
 
 
-def run_smelt(arguments, row, shape, folder, ranks, zero, precision):
+def run_smelt(arguments, row, shape, folder, ranks, zero, precision, fp8):
     config = write_config(os.path.join(folder, "row.yaml"), shape)
     shard = write_shard(os.path.join(folder, row), shape["vocab"], 8 << 20)
     settings = {"data.train": shard, "data.length": shape["sequence"], "batch.sequences": shape["microbatch"],
                 "batch.tokens": shape["microbatch"] * shape["sequence"] * ranks, "layout.zero": zero, "precision": precision, "optimizer.lr": "3e-4"}
-    result = train(arguments, config, os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}"), ranks, settings)
-    return {"mode": MODES[precision] if ranks == 1 else f"ZeRO-{zero}", **result}
+    settings |= {"fp8.recipe": fp8} if fp8 else {}
+    result = train(arguments, config, os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}-{fp8}"), ranks, settings)
+    return {"mode": (MODES[precision] if ranks == 1 else f"ZeRO-{zero}") + (f", fp8 {fp8}" if fp8 else ""), **result}
 
 
-def run_peer(arguments, row, ranks, parallel):
-    words = ["--as-peer", row, "--parallel", parallel, "--steps", str(arguments.steps), "--started", str(time.time())]
+def run_peer(arguments, row, ranks, parallel, fp8):
+    words = ["--as-peer", row, "--parallel", parallel, "--fp8", fp8, "--steps", str(arguments.steps), "--started", str(time.time())]
     return run_torch(__file__, words, ranks if ranks > 1 else 0)
 
 
@@ -182,6 +185,10 @@ def peer(arguments):
     model = peer_cpu.hf_model(shape["family"], shape, mode) if mode.startswith("hf") else peer_cpu.build_models()[shape["family"]](shape, "grouped")
     if precision == "bf16":
         model = model.to(torch.bfloat16)
+    if arguments.fp8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(TORCHAO[arguments.fp8]),
+                                   module_filter_fn=lambda module, name: "head" not in name and module.in_features % 16 == 0 == module.out_features % 16)
     if ranks > 1:
         torch.distributed.init_process_group("nccl")
         step_model = spread(model, arguments.parallel, precision == "amp")
@@ -209,7 +216,7 @@ def peer(arguments):
         seconds.append(time.perf_counter() - begin)
         first = first or time.time() - arguments.started
     if rank == 0:
-        print(json.dumps({"mode": shape["peer"] if ranks == 1 else arguments.parallel, "seconds_to_first_step": first, "loss_last": loss,
+        print(json.dumps({"mode": (shape["peer"] if ranks == 1 else arguments.parallel) + (f", fp8 {arguments.fp8}" if arguments.fp8 else ""), "seconds_to_first_step": first, "loss_last": loss,
                           "tokens_per_second": ranks * shape["microbatch"] * shape["sequence"] / statistics.median(seconds[3:])}))
     if ranks > 1:
         torch.distributed.destroy_process_group()
@@ -219,20 +226,23 @@ def race(arguments, row, shape, folder, ranks, zero, parallel, alone, results):
     """PyTorch, then smelt. `alone` keeps what each program reached on one GPU."""
     base = None
     pure = ranks == 1 and shape["peer"].endswith(":bf16")
-    for program, precision in ([] if arguments.no_peer else [("pytorch", "")]) + ([("smelt", "pure_bf16")] if pure else []) + [("smelt", "bf16")]:
+    precisions = ["pure_bf16"] * pure + ["bf16"] * (not (pure and arguments.pure))
+    recipes = ["", *filter(None, arguments.fp8.split(","))]
+    peers = [] if arguments.no_peer else [("pytorch", "", fp8) for fp8 in recipes if not fp8 or (fp8 in TORCHAO and "hf" not in shape["peer"])]
+    for program, precision, fp8 in peers + [("smelt", precision, fp8) for precision in precisions for fp8 in recipes]:
         peer_runs = program == "pytorch"
-        result = run_peer(arguments, row, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero, precision)
+        result = run_peer(arguments, row, ranks, parallel, fp8) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero, precision, fp8)
         if "error" in result:
-            print(f"{row} {program} on {ranks} failed: {result['error']}", flush=True)
+            print(f"{row} {program} {precision} {fp8} on {ranks} failed: {result['error']}", flush=True)
             continue
         speed = result["tokens_per_second"]
-        base = speed if peer_runs else base
-        if ranks == 1:
+        base = speed if peer_runs and not fp8 else base
+        if ranks == 1 and not fp8:
             alone[program] = speed
         result.update(row=row, ranks=ranks, program=program, tflops=speed * shape["flops_per_token"] / ranks / 1e12, ratio=speed / base if base else float("nan"),
                       efficiency=speed / ranks / alone[program] if program in alone else float("nan"))
         results.append(result)
-        print("{row:18} {ranks} x {program:8} {mode:24} {tokens_per_second:10.0f} tok/s  x{ratio:5.3f}  {tflops:6.1f} TFLOP/s a GPU ({efficiency:6.1%} of one alone)  "
+        print("{row:18} {ranks} x {program:8} {mode:36} {tokens_per_second:10.0f} tok/s  x{ratio:5.3f}  {tflops:6.1f} TFLOP/s a GPU ({efficiency:6.1%} of one alone)  "
               "{memory_gib:6.1f} GiB  first step {seconds_to_first_step:6.1f} s  loss {loss_last:.4f}".format(**result), flush=True)
 
 
@@ -245,6 +255,8 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
     parser.add_argument("--ranks", default="1", help="comma-separated numbers of GPUs")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--pure", action="store_true", help="not with fp32 masters, where the peer has none")
+    parser.add_argument("--fp8", default="", help="comma-separated: tensor, row, row_gw_hp, block; PyTorch's need torchao, and no transformers model")
     parser.add_argument("--csv", default="")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
     parser.add_argument("--parallel", default="", help=argparse.SUPPRESS)

@@ -4,6 +4,7 @@
     bench/seeds.py --train train.txt --valid held-out.txt --config configs/llama-tiny.yaml --seeds 12 --variant precision=bf16 --variant precision=bf16,exact_gemm=true steps=300
 The first variant is compared with each of the others; settings after the options hold for all. Needs only Python."""
 import argparse
+import concurrent.futures
 import csv
 import json
 import os
@@ -26,6 +27,14 @@ def bits_per_byte(arguments, folder, variant, seed):
         return [record["bits_per_byte"] for record in map(json.loads, file) if record["kind"] == "evaluation"][-1]
 
 
+def write_row(arguments, seed, variant, loss):
+    new = not os.path.exists(arguments.csv)
+    with open(arguments.csv, "a", newline="") as file:
+        if new:
+            file.write("config,settings,variant,seed,bits_per_byte\n")
+        csv.writer(file, lineterminator="\n").writerow([os.path.basename(arguments.config), " ".join(arguments.settings), variant, seed, loss])
+
+
 def compare(first, other, results):
     """Differences in percent of the other's, seed by seed."""
     differences = [100 * (a / b - 1) for a, b in zip(results[first], results[other])]
@@ -41,26 +50,22 @@ def main():
     parser.add_argument("--valid", required=True)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--variant", action="append", required=True, help="settings, separated by commas; twice or more")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, for a GPU that one small model does not fill")
     parser.add_argument("--csv", default="", help="rows are added to this file")
     parser.add_argument("settings", nargs="*", help="key=value for all runs")
     arguments = parser.parse_args()
     if len(arguments.variant) < 2 or arguments.seeds < 2:
         parser.error("two variants and two seeds are the least that can be compared")
-    results = {variant: [] for variant in arguments.variant}
-    start, done, runs = time.monotonic(), 0, arguments.seeds * len(results)
-    for seed in range(1, arguments.seeds + 1):
-        for variant in results:
-            with tempfile.TemporaryDirectory() as folder:
-                results[variant].append(bits_per_byte(arguments, folder, variant, seed))
-            done += 1
-            left = (time.monotonic() - start) / done * (runs - done)
-            print(f"{done}/{runs} seed {seed} {variant}: {results[variant][-1]:.4f} bits per byte, {left / 60:.1f} min left", flush=True)
+    runs = [(seed, variant) for seed in range(1, arguments.seeds + 1) for variant in arguments.variant]
+    results, start = {variant: [] for variant in arguments.variant}, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        losses = pool.map(lambda run: bits_per_byte(arguments, folder, run[1], run[0]), runs)
+        for done, ((seed, variant), loss) in enumerate(zip(runs, losses), 1):
+            results[variant].append(loss)
+            left = (time.monotonic() - start) / done * (len(runs) - done)
+            print(f"{done}/{len(runs)} seed {seed} {variant}: {loss:.4f} bits per byte, {left / 60:.1f} min left", flush=True)
             if arguments.csv:
-                new = not os.path.exists(arguments.csv)
-                with open(arguments.csv, "a", newline="") as file:
-                    if new:
-                        file.write("config,settings,variant,seed,bits_per_byte\n")
-                    csv.writer(file, lineterminator="\n").writerow([os.path.basename(arguments.config), " ".join(arguments.settings), variant, seed, results[variant][-1]])
+                write_row(arguments, seed, variant, loss)
     first, *others = results
     for other in others:
         compare(first, other, results)
