@@ -14,7 +14,7 @@
 #include "train/adapter.h"
 #include "train/source.h"
 
-typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0 } ConvertType;
+typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0, CONVERT_FP8 } ConvertType;
 typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer;
 typedef struct ConvertOptions {
     int dtype, tokenizer;
@@ -24,8 +24,9 @@ typedef struct ConvertOptions {
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0",
-        "type of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: in GGUF files"),
+    CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0|fp8",
+        "type of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: in GGUF files; fp8: linear layers in FP8, the "
+        "rest as with same, in a folder for vLLM and transformers"),
     CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
@@ -46,6 +47,9 @@ static bool check_out(const char *out, const Config *config, int dtype, Error *e
     if (kind != OUT_GGUF && (dtype == CONVERT_FP16 || dtype == CONVERT_Q8_0))
         return error_set(
             error, ERROR_USAGE, "dtype=%s is for GGUF files: give an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
+    if (kind != OUT_FOLDER && dtype == CONVERT_FP8)
+        return error_set(error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give an OUT that does not end in .gguf or .bin");
+    if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
 }
 
@@ -151,14 +155,16 @@ static bool run(Invocation *invocation, Error *error) {
     bool trained = source_is_run(in), folder = source_is_model_folder(in), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(in, &origin, error)) return false;
     if (trained && given && !find_tokenizer(in, &config, &own, error)) return false;
-    bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
+    bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
+    bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
         .bytes = own.bytes || (origin.bytes && given && !trained),
         .shard_bytes = options->shard_bytes,
         .source = folder && given ? in : own.folder,
         .origin = folder ? origin.content : own.origin,
-        .keep = folder && options->dtype == CONVERT_SAME};
+        .fp8 = options->dtype == CONVERT_FP8,
+        .keep = folder && same};
     SCOPED(model_free) Model model = model_build(&config.model, export.precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     if (folder && out_kind(out) != OUT_LLMC) return write_from_folder(in, out, model.graph, export, options, error);
     return write_from_memory(in, out, &config, model.graph, export, options, error);

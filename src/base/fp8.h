@@ -44,6 +44,13 @@ static inline uint8_t fp8_from_float(float x, Fp8Format f) {
     return (uint8_t)(magnitude > 0x7f800000 ? f.nan : code);
 }
 
+/* What numbers are multiplied by before they are rounded, so that the largest magnitude among them becomes `largest`; with
+ * `power_of_two` rounded down to one, so that neither the product nor its inverse, the scale, is rounded. */
+static inline float fp8_multiplier(float amax, float largest, bool power_of_two) {
+    float m = largest / (amax < 1e-12f ? 1e-12f : amax);
+    return power_of_two && m == m ? float_from_bits(float_to_bits(m) & 0xff800000) : m;
+}
+
 static inline float fp8_to_float(uint8_t code, Fp8Format f) {
     uint32_t magnitude = code & 0x7f;
     float infinite = f.mantissa == 2 && magnitude == 0x7c ? INFINITY : NAN;

@@ -30,7 +30,7 @@ typedef struct TypeRow {
 } TypeRow;
 /* By StoredType. */
 static const TypeRow stored_types[] = {{"F32", 4, 0x7f800000}, {"BF16", 2, 0x7f80}, {"F16", 2, 0x7c00}, {"F64", 8, 0x7ff0000000000000},
-    {"I32", 4, 0}, {"I64", 8, 0}, {"U8", 1, 0}};
+    {"I32", 4, 0}, {"I64", 8, 0}, {"U8", 1, 0}, {"F8_E4M3", 1, 0x7f}};
 enum { STORED_TYPES = sizeof stored_types / sizeof stored_types[0] };
 
 size_t stored_type_bytes(StoredType type) { return stored_types[type].bytes; }
@@ -77,6 +77,7 @@ static bool is_finite_at(const StoredTensor *tensor, const TypeRow *type, int64_
     const char *from = (const char *)tensor->data + at * (int64_t)type->bytes;
     uint64_t bits = 0;
     switch (type->bytes) {
+    case 1: memcpy(&bits, from, 1); break;
     case 2: memcpy(&bits, from, 2); break;
     case 4: memcpy(&bits, from, 4); break;
     case 8: memcpy(&bits, from, 8); break;
@@ -212,8 +213,9 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, 
     json_int_t begin, end;
     int64_t bytes;
     if (!type || !stored_type_parse(type, &tensor->type))
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
-            tensor->name, type ? type : "(none)");
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64, U8 and F8_E4M3 are understood", path, tensor->name,
+            type ? type : "(none)");
     if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
         return error_set(
             error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path, tensor->name, STORED_MAX_RANK);

@@ -47,13 +47,19 @@ static StoredType rearranged_type(const HfWriter *w, const HfTensor *tensor) {
 
 /* The tensor of a reader's folder that can be written as it is; NULL when there is none. */
 static const StoredTensor *find_stored(const HfWriter *w, const HfTensor *tensor) {
+    if (tensor->form != HF_NUMBERS) return NULL;
     const StoredTensor *stored = w->export->reader ? hf_reader_stored(w->export->reader, tensor) : NULL;
     return stored && (w->export->keep || stored->type == rearranged_type(w, tensor)) ? stored : NULL;
 }
 
-static int64_t tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
+static StoredType written_type(const HfWriter *w, const HfTensor *tensor) {
     const StoredTensor *stored = find_stored(w, tensor);
-    return tensor->count * (int64_t)stored_type_bytes(stored ? stored->type : rearranged_type(w, tensor));
+    if (tensor->form != HF_NUMBERS) return tensor->form == HF_CODES ? STORED_F8_E4M3 : STORED_F32;
+    return stored ? stored->type : rearranged_type(w, tensor);
+}
+
+static int64_t tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
+    return tensor->count * (int64_t)stored_type_bytes(written_type(w, tensor));
 }
 
 /* How many of the tensors from `first` on go into one file, and their bytes. */
@@ -93,7 +99,7 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
  * matrices take twice their space. */
 static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
-    StoredTensor tensor = {.name = from->name, .type = stored ? stored->type : rearranged_type(w, from), .rank = from->rank};
+    StoredTensor tensor = {.name = from->name, .type = written_type(w, from), .rank = from->rank};
     int64_t unit = (int64_t)stored_type_bytes(tensor.type), bytes = from->count * unit;
     memcpy(tensor.shape, from->shape, sizeof from->shape);
     if (stored) {
@@ -101,6 +107,13 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
         return tensor;
     }
     const float *values = hf_writer_values(w, from->parameter) + from->first;
+    if (from->form != HF_NUMBERS) {
+        void *made = take_copy(&tensor, copy, bytes);
+        bool codes = from->form == HF_CODES, half = rearranged_type(w, from) == STORED_BF16;
+        int64_t columns = w->graph->parameters[from->parameter].shape[1];
+        hf_fp8_cast(values, from->shape[0], columns, half, codes ? made : NULL, codes ? NULL : made);
+        return tensor;
+    }
     tensor.data = values;
     if (tensor.type == STORED_BF16) bf16_from_floats((uint16_t *)take_copy(&tensor, copy, bytes), values, from->count);
     else if (!w->export->master) memcpy(take_copy(&tensor, copy, bytes), values, bytes);
@@ -246,10 +259,12 @@ static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *fol
 
 static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
     HfWriter writer;
-    HfTensorList list = hf_tensors(export->config, graph, LAYOUT_NATIVE);
+    HfTensorList numbers = hf_tensors(export->config, graph, LAYOUT_NATIVE), list = numbers;
+    if (export->fp8) list = hf_fp8_tensors(&numbers, graph);
     bool written = hf_writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
     hf_writer_end(&writer);
-    hf_tensors_free(&list);
+    if (export->fp8) hf_tensors_free(&list);
+    hf_tensors_free(&numbers);
     return written;
 }
 
@@ -294,7 +309,9 @@ static bool write_files(const HfExport *export, const Graph *graph, const char *
 }
 
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
-    if (!hf_check(export->config, error) || !check_folder(folder, overwrite, error)) return false;
+    if (!hf_check(export->config, error) || (export->fp8 && !hf_check_fp8(export->config, error)) ||
+        !check_folder(folder, overwrite, error))
+        return false;
     char *target = memory_format("%.*s", (int)path_length(folder), folder),
          *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
     Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);

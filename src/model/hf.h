@@ -50,6 +50,7 @@ typedef struct HfExport {
     const float *master;    /* the WIDE arena of a graph of `config` in either precision, or NULL with a reader */
     const HfReader *reader; /* the weights of another folder, read as they are written; NULL with a master */
     bool keep;              /* with a reader: tensors keep their types; what must be rearranged and is not bf16 becomes fp32 */
+    bool fp8;               /* linear layers in FP8 (hf_fp8.c), as they would round from these types; the rest as it would be */
     bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
     int64_t shard_bytes;    /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
     const char *source;     /* a folder whose tokenizer's files are copied, and ... */
@@ -59,6 +60,8 @@ typedef struct HfExport {
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express, or llama.cpp cannot compute. */
 bool hf_check(const ModelConfig *config, Error *error);
 bool gguf_check(const ModelConfig *config, Error *error);
+/* ERROR_USAGE naming why vLLM or transformers cannot read the model in FP8. */
+bool hf_check_fp8(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
 

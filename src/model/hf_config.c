@@ -556,5 +556,7 @@ static json_t *describe_copy(const HfExport *export) {
 
 json_t *hf_config(const HfExport *export) {
     bool copied = json_object_get(export->origin, "model_type") && !hf_is_first_zaya(export->origin);
-    return copied ? describe_copy(export) : describe(export, hf_class(export->config));
+    json_t *object = copied ? describe_copy(export) : describe(export, hf_class(export->config));
+    if (export->fp8) hf_put(object, "quantization_config", hf_fp8_config());
+    return object;
 }

@@ -38,6 +38,9 @@ typedef enum HfLayout { LAYOUT_NATIVE, LAYOUT_LEGACY_ZAYA, LAYOUT_BARE, LAYOUT_G
 #define HF_LEGACY_MARK "model.final_norm.weight"
 #define HF_BARE_MARK "wte.weight"
 
+/* What a stored tensor has of its parameter: its numbers, or, of a matrix in FP8 (hf_fp8.c), codes or the scales of rows. */
+typedef enum HfForm { HF_NUMBERS, HF_CODES, HF_SCALES } HfForm;
+
 /* A stored tensor, or a part of one: `count` elements of a parameter from `first` on. */
 typedef struct HfTensor {
     char *name;
@@ -47,6 +50,7 @@ typedef struct HfTensor {
     int64_t shape[TENSOR_MAX_RANK]; /* as stored */
     bool transposed;                /* stored as [columns, rows] of the parameter */
     int64_t offset;                 /* elements of the stored tensor before these */
+    HfForm form;                    /* of what is written; what is read are numbers */
     int64_t paired;                 /* rows of a head of which row i and row i + paired / 2 are stored side by side; 0: none are */
 } HfTensor;
 /* The stored row that is row `row` of the parameter. */
@@ -94,6 +98,16 @@ const float *hf_writer_values(HfWriter *writer, int parameter);
 void hf_writer_end(HfWriter *writer); /* also of a zeroed one */
 /* Balancing biases that differ between experts, which Mixtral's class has not, are refused. */
 bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error);
+
+/* -- FP8 (hf_fp8.c) ------------------------------------------------------------------------------------------------ */
+
+/* "quantization_config" of config.json; the caller owns the reference. */
+json_t *hf_fp8_config(void);
+/* The tensors of a folder in FP8, of those in LAYOUT_NATIVE: matrices as codes, each with its scales behind it. */
+HfTensorList hf_fp8_tensors(const HfTensorList *list, const Graph *graph);
+/* Casts values [rows, columns], first rounded to bf16 if `half`, to e4m3 with one scale a row: codes [rows, columns] and
+ * scales [rows], either NULL if it is not wanted. Rows with infinity or NaN give codes of NaN. */
+void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *codes, float *scales);
 
 /* -- GGUF files (gguf_config.c) ------------------------------------------------------------------------------------- */
 

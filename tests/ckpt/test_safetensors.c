@@ -6,30 +6,30 @@
 static void safetensors_come_back_with_names_types_shapes_and_bytes(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/all.safetensors", fixture->folder);
-    unsigned char bytes[STORED_U8 + 1][6 * 8];
-    StoredTensor tensors[STORED_U8 + 3] = {0};
-    for (int type = 0; type <= STORED_U8; type++) {
+    unsigned char bytes[STORED_F8_E4M3 + 1][6 * 8];
+    StoredTensor tensors[STORED_F8_E4M3 + 3] = {0};
+    for (int type = 0; type <= STORED_F8_E4M3; type++) {
         for (size_t i = 0; i < sizeof bytes[0]; i++) bytes[type][i] = (unsigned char)(type * 50 + (int)i);
         tensors[type] = (StoredTensor){.name = stored_type_name(type), .type = type, .rank = 2, .shape = {2, 3}, .data = bytes[type]};
     }
-    tensors[STORED_U8 + 1] = (StoredTensor){.name = "scalar \"\xc3\xa4\"", .type = STORED_F32, .data = bytes[0]};
-    tensors[STORED_U8 + 2] = (StoredTensor){.name = "empty", .type = STORED_F32, .rank = 2, .shape = {0, 7}};
+    tensors[STORED_F8_E4M3 + 1] = (StoredTensor){.name = "scalar \"\xc3\xa4\"", .type = STORED_F32, .data = bytes[0]};
+    tensors[STORED_F8_E4M3 + 2] = (StoredTensor){.name = "empty", .type = STORED_F32, .rank = 2, .shape = {0, 7}};
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     Error error = {0};
-    assert_true(safetensors_write(path, tensors, STORED_U8 + 3, metadata, &error));
+    assert_true(safetensors_write(path, tensors, STORED_F8_E4M3 + 3, metadata, &error));
     json_decref(metadata);
 
     Safetensors file;
     assert_true(safetensors_open(&file, path, &error));
-    assert_int_equal(file.count, STORED_U8 + 3);
+    assert_int_equal(file.count, STORED_F8_E4M3 + 3);
     assert_string_equal(json_string_value(json_object_get(file.metadata, "format")), "pt");
-    for (int i = 0; i <= STORED_U8 + 2; i++) {
+    for (int i = 0; i <= STORED_F8_E4M3 + 2; i++) {
         const StoredTensor *tensor = safetensors_find(&file, tensors[i].name);
         assert_non_null(tensor);
         assert_int_equal(tensor->type, tensors[i].type);
         assert_int_equal(tensor->rank, tensors[i].rank);
         assert_memory_equal(tensor->shape, tensors[i].shape, sizeof tensor->shape);
-        size_t elements = i <= STORED_U8 ? 6 : i == STORED_U8 + 1;
+        size_t elements = i <= STORED_F8_E4M3 ? 6 : i == STORED_F8_E4M3 + 1;
         if (elements > 0) assert_memory_equal(tensor->data, tensors[i].data, elements * stored_type_bytes(tensor->type));
     }
     assert_null(safetensors_find(&file, "absent"));
@@ -90,7 +90,7 @@ static void safetensors_headers_that_lie_are_refused_with_the_reason(void **stat
     } cases[] = {
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", NULL},
         {"{" TENSOR("b", "F32", "[1]", "[4,8]") "," TENSOR("a", "F32", "[1]", "[0,4]") "}  ", NULL},
-        {"{" TENSOR("a", "F8_E4M3", "[8]", "[0,8]") "}", "tensor a has dtype F8_E4M3"},
+        {"{" TENSOR("a", "F8_E5M2", "[8]", "[0,8]") "}", "tensor a has dtype F8_E5M2"},
         {"{" TENSOR("a", "F32", "[1,1,1,1,1,2]", "[0,8]") "}", "at most 5 sizes"},
         {"{" TENSOR("a", "F32", "[-2]", "[0,8]") "}", "none negative"},
         {"{" TENSOR("a", "F32", "[2.0]", "[0,8]") "}", "none negative"},

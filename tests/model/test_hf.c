@@ -2,6 +2,8 @@
  * that are left alone. tests/golden/check_export.py loads such folders in transformers. */
 #include <math.h>
 
+#include "base/bf16.h"
+#include "base/fp8.h"
 #include "data/data.h"
 #include "support/hf_fixture.h"
 
@@ -9,6 +11,9 @@ static FixtureSettings zaya = {"model.family=zaya", "model.experts=4", "model.he
     "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
 static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true"};
+
+static FixtureSettings fp8 = {
+    "model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=48", "model.layers=2", "model.tied=false"};
 
 static void write_good(Fixture *f, bool overwrite) {
     Error error = {0};
@@ -248,6 +253,84 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state) {
     fixture_stop(&f);
 }
 
+/* The nearest code of all that are finite, by their definition; `exponent` is that of the row's scale. */
+static float nearest_code(float x, int exponent) {
+    float best = 0;
+    for (int code = 0; code < 256; code++) {
+        float y = ldexpf(fp8_to_float((uint8_t)code, fp8_format(FP8_E4M3, false)), exponent);
+        if (fabsf(y - x) < fabsf(best - x)) best = y;
+    }
+    return best;
+}
+
+static void linear_layers_in_fp8_have_the_nearest_codes_and_a_power_of_two_for_each_row(void **state) {
+    (void)state;
+    Fixture f;
+    fixture_start(&f, fp8, PRECISION_BF16);
+    f.export.fp8 = true;
+    write_good(&f, false);
+    Safetensors file = open_tensors(&f);
+    assert_int_equal(file.count, 3 + 2 * (2 + 2 * 7)); /* tables and the last norm; norms, matrices with scales */
+    find(&file, "lm_head.weight", STORED_BF16, 2, (int64_t[]){f.config.model.vocabulary, 32});
+    find(&file, "model.layers.1.input_layernorm.weight", STORED_BF16, 1, (int64_t[]){32});
+    const StoredTensor *codes = find(&file, "model.layers.1.mlp.down_proj.weight", STORED_F8_E4M3, 2, (int64_t[]){32, 48});
+    const StoredTensor *scales = find(&file, "model.layers.1.mlp.down_proj.weight_scale", STORED_F32, 2, (int64_t[]){32, 1});
+    const float *weights = parameter(&f, codes->name);
+    for (int r = 0; r < 32; r++) {
+        float scale, amax = 0;
+        int exponent;
+        memcpy(&scale, (const char *)scales->data + 4 * r, sizeof scale);
+        assert_true(frexpf(scale, &exponent) == 0.5F);
+        for (int i = 0; i < 48; i++) {
+            float x = bf16_to_float(bf16_from_float(weights[r * 48 + i])),
+                  y = scale * fp8_to_float(((const uint8_t *)codes->data)[r * 48 + i], fp8_format(FP8_E4M3, false));
+            amax = fmaxf(amax, fabsf(x));
+            /* Of two that are equally near either may be found. */
+            assert_true(fabsf(y - x) == fabsf(nearest_code(x, exponent - 1) - x));
+        }
+        assert_true(amax <= 448 * scale && amax > 224 * scale);
+    }
+    safetensors_close(&file);
+    json_t *config = read_json(&f, "config.json"), *quantized = json_object_get(config, "quantization_config");
+    assert_string_equal(string(config, "dtype"), "bfloat16");
+    assert_string_equal(string(quantized, "quant_method"), "compressed-tensors");
+    assert_string_equal(string(quantized, "format"), "float-quantized");
+    json_decref(config);
+    fixture_stop(&f);
+}
+
+static void a_weight_that_is_not_finite_is_refused_in_fp8_too(void **state) {
+    (void)state;
+    static const float values[] = {INFINITY, NAN};
+    for (int i = 0; i < 2; i++) {
+        Fixture f;
+        Error error = {0};
+        fixture_start(&f, fp8, PRECISION_FP32);
+        f.export.fp8 = true;
+        ((float *)parameter(&f, "model.layers.0.mlp.up_proj.weight"))[5] = values[i];
+        assert_false(hf_write(&f.export, f.out, false, &error));
+        assert_int_equal(error.code, ERROR_NUMERICS);
+        assert_non_null(strstr(error.message, "model.layers.0.mlp.up_proj.weight has NaN or infinity, first in element 5"));
+        fixture_stop(&f);
+    }
+}
+
+static void models_that_not_all_read_in_fp8_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *const *settings;
+        const char *text;
+    } cases[] = {{zaya, "ZayaForCausalLM is not read in FP8"}, {mixtral, "MixtralForCausalLM is not read in FP8"},
+        {llama, "model.ffn is 40, and matrices of FP8 have multiples of 16"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        fixture_start(&f, cases[i].settings, PRECISION_FP32);
+        f.export.fp8 = true;
+        assert_refused(&f, false, cases[i].text);
+        fixture_stop(&f);
+    }
+}
+
 static void a_family_without_a_class_is_refused(void **state) {
     (void)state;
     Fixture f;
@@ -393,6 +476,9 @@ int main(void) {
         cmocka_unit_test(every_parameter_of_zaya_is_stored_under_its_name),
         cmocka_unit_test(bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32),
         cmocka_unit_test(the_experts_of_mixtral_are_stored_one_by_one),
+        cmocka_unit_test(linear_layers_in_fp8_have_the_nearest_codes_and_a_power_of_two_for_each_row),
+        cmocka_unit_test(a_weight_that_is_not_finite_is_refused_in_fp8_too),
+        cmocka_unit_test(models_that_not_all_read_in_fp8_are_refused),
         cmocka_unit_test(token_ids_are_the_bytes),
         cmocka_unit_test(a_family_without_a_class_is_refused),
         cmocka_unit_test(numbers_have_the_fewest_digits_that_read_back_equal),

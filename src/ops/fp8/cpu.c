@@ -44,12 +44,6 @@ CPU_OP(fp8_amax, amax_workspace) {
     }
 }
 
-/* What elements are multiplied by before they are rounded (ops/fp8/fp8.h). */
-static inline float multiplier(float amax, float largest, bool power_of_two) {
-    float m = largest / (amax < 1e-12f ? 1e-12f : amax);
-    return power_of_two && m == m ? float_from_bits(float_to_bits(m) & 0xff800000) : m;
-}
-
 /* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. */
 typedef struct Operand {
     const T *x;
@@ -103,7 +97,7 @@ static void write_line(const Operand *o, const Tile *tile, int64_t line, float m
 /* Casts lines [first, first + lines), at most SIZE of them. */
 static void cast_lines(const Operand *o, int64_t first, int64_t lines) {
     Tile tile = {.first = first, .lines = lines};
-    float line_m[SIZE], m = multiplier(o->amax, o->largest, false);
+    float line_m[SIZE], m = fp8_multiplier(o->amax, o->largest, false);
     int64_t groups = (o->k + SIZE - 1) / SIZE;
     for (int64_t i = 0; i < lines; i++) line_m[i] = 0;
     for (tile.at = 0; tile.at < o->k && o->scaling == GEMM_SCALE_LINE; tile.at += SIZE) {
@@ -112,19 +106,19 @@ static void cast_lines(const Operand *o, int64_t first, int64_t lines) {
         for (int64_t i = 0; i < lines; i++) line_m[i] = fmaxf(line_m[i], line_amax(&tile, i));
     }
     for (int64_t i = 0; i < lines && o->scaling == GEMM_SCALE_LINE; i++) {
-        line_m[i] = multiplier(line_m[i], o->largest, true);
+        line_m[i] = fp8_multiplier(line_m[i], o->largest, true);
         o->scales[first + i] = 1 / line_m[i];
     }
     for (tile.at = 0; tile.at < o->k; tile.at += SIZE) {
         tile.depth = int_min(SIZE, o->k - tile.at);
         read_tile(o, &tile);
         if (o->scaling == GEMM_SCALE_BLOCK) {
-            m = multiplier(tile_amax(&tile), o->largest, true);
+            m = fp8_multiplier(tile_amax(&tile), o->largest, true);
             o->scales[first / SIZE * groups + tile.at / SIZE] = 1 / m;
         }
         for (int64_t i = 0; i < lines; i++) {
             if (o->scaling == GEMM_SCALE_GROUP) {
-                m = multiplier(line_amax(&tile, i), o->largest, true);
+                m = fp8_multiplier(line_amax(&tile, i), o->largest, true);
                 o->scales[(first + i) * groups + tile.at / SIZE] = 1 / m;
             }
             write_line(o, &tile, i, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
@@ -149,7 +143,7 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
         .amax = call->in[FP8_CAST_AMAX] ? (float)((const W *)call->in[FP8_CAST_AMAX])[index] : 0,
         .codes = (uint8_t *)call->out[codes] + index * s.rows * s.columns};
     o.scales = (W *)call->out[codes + 1] + index * gemm_scale_count(o.scaling, o.lines, o.k);
-    if (o.scaling == GEMM_SCALE_TENSOR) o.scales[0] = 1 / multiplier(o.amax, o.largest, false);
+    if (o.scaling == GEMM_SCALE_TENSOR) o.scales[0] = 1 / fp8_multiplier(o.amax, o.largest, false);
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < o.lines; first += SIZE) cast_lines(&o, first, int_min(SIZE, o.lines - first));
 }

@@ -1,0 +1,75 @@
+/* Hugging Face folders in FP8, of the layout that vLLM and transformers both read: compressed-tensors' "float-quantized".
+ * The matrix NAME.weight [out, in] of a linear layer is stored as codes of OCP's e4m3, and NAME.weight_scale [out, 1] in
+ * fp32 beside it: an element is its code's number times the scale of its row. Scales are powers of two, so that they are
+ * exact in bf16 too, and codes those of recipe `row` (ops/fp8/rule.c) for the same weights. Owns nothing. */
+#include <math.h>
+
+#include "base/bf16.h"
+#include "base/fp8.h"
+#include "base/memory.h"
+#include "model/hf_internal.h"
+
+enum { UNIT = 16 }; /* of the sizes of matrices, as matrix units take fp8 */
+
+bool hf_check_fp8(const ModelConfig *c, Error *error) {
+    HfClass class = hf_class(c);
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"model.width", c->width}, {"model.ffn", c->ffn}, {"model.heads times model.head_dim", c->heads * c->head_dim},
+        {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
+    if (c->family != FAMILY_LLAMA || c->experts)
+        return error_set(error, ERROR_USAGE,
+            "dtype=fp8: %s is not read in FP8 by both vLLM and transformers; models of the family llama without experts are",
+            hf_architecture(class));
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].value % UNIT)
+            return error_set(error, ERROR_USAGE, "dtype=fp8: %s is %lld, and matrices of FP8 have multiples of %d rows and columns",
+                sizes[i].name, (long long)sizes[i].value, UNIT);
+    return true;
+}
+
+/* Activations are cast as they come, by rows. */
+json_t *hf_fp8_config(void) {
+    json_t *config = json_pack("{s:s, s:s, s:s, s:[s], s:{s:{s:[s], s:{s:i, s:s, s:s, s:b, s:b}, s:{s:i, s:s, s:s, s:b, s:b}}}}",
+        "quant_method", "compressed-tensors", "format", "float-quantized", "quantization_status", "compressed", "ignore", "lm_head",
+        "config_groups", "group_0", "targets", "Linear", "weights", "num_bits", 8, "type", "float", "strategy", "channel", "symmetric", 1,
+        "dynamic", 0, "input_activations", "num_bits", 8, "type", "float", "strategy", "token", "symmetric", 1, "dynamic", 1);
+    if (!config) memory_refused(1);
+    return config;
+}
+
+HfTensorList hf_fp8_tensors(const HfTensorList *from, const Graph *graph) {
+    HfTensorList list = {.items = memory_allocate((2 * from->count + 1) * sizeof *list.items)};
+    for (size_t i = 0; i < from->count; i++) {
+        HfTensor tensor = from->items[i];
+        bool matrix = graph->parameters[tensor.parameter].kind == PARAMETER_MATRIX;
+        tensor.name = memory_copy_string(tensor.name);
+        tensor.form = matrix ? HF_CODES : HF_NUMBERS;
+        list.items[list.count++] = tensor;
+        if (!matrix) continue;
+        tensor.name = memory_format("%s_scale", tensor.name);
+        tensor.form = HF_SCALES;
+        tensor.shape[1] = 1;
+        tensor.count = tensor.shape[0];
+        list.items[list.count++] = tensor;
+    }
+    return list;
+}
+
+void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *codes, float *scales) {
+    const Fp8Format format = fp8_format(FP8_E4M3, false);
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = values + r * columns;
+        float amax = 0;
+        for (int64_t i = 0; i < columns; i++) amax = fmaxf(amax, fabsf(row[i]));
+        if (half) amax = bf16_to_float(bf16_from_float(amax));
+        float m = fp8_multiplier(amax, fp8_largest(FP8_E4M3, false), true);
+        if (scales) scales[r] = 1 / m;
+        for (int64_t i = 0; codes && i < columns; i++) {
+            float x = half ? bf16_to_float(bf16_from_float(row[i])) : row[i];
+            codes[r * columns + i] = fp8_from_float(x * m, format);
+        }
+    }
+}
