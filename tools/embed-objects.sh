@@ -24,6 +24,7 @@ for file in "$@"; do
             !out && !/globl/ { header = header $0 "\n" }
             /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
         for piece in "$file".*.ptx; do
+            [ -e "$piece" ] || continue # a file may have kernels for other targets alone
             kernel=${piece%.ptx}
             embed "$piece" "$module" "$target" "${kernel##*.}"
         done ;;

@@ -29,9 +29,9 @@
 #define GIBI 1073741824.0
 
 /* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0 is unknown. */
-#define AMD(short_name, model) .name = short_name, .title = "AMD Instinct " model, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
-#define NVIDIA(short_name, model)                                                                                                         \
-    .name = short_name, .title = "NVIDIA " model, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 20e-6
+#define AMD(short_name, model, code) .name = short_name, .title = "AMD Instinct " model, .target = code, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
+#define NVIDIA(short_name, model, code)                                                                                                         \
+    .name = short_name, .title = "NVIDIA " model, .target = code, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 20e-6
 #define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
 #define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
@@ -40,14 +40,16 @@
 #define PLATEAU(gigaflop) .plateau = gigaflop * GIGA
 
 static const Hardware table[] = {
-    {AMD("mi250", "MI250 (one of two dies)"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0), LINKS(150, 0, 12.5)},
-    {AMD("mi300x", "MI300X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), MEMORY(192, 5.3, 4.33), LINKS(448, 315, 50), PLATEAU(200)},
-    {AMD("mi325x", "MI325X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), MEMORY(256, 6, 0), LINKS(448, 0, 50), PLATEAU(200)},
-    {AMD("mi355x", "MI355X"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
-    {NVIDIA("a100", "A100 80GB SXM"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
-    {NVIDIA("h100", "H100 80GB SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), MEMORY(79.2, 3.35, 2.98), LINKS(450, 351, 50),
+    {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0),
+        LINKS(150, 0, 12.5)},
+    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), MEMORY(192, 5.3, 4.33), LINKS(448, 315, 50),
+        PLATEAU(200)},
+    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), MEMORY(256, 6, 0), LINKS(448, 0, 50), PLATEAU(200)},
+    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
+    {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
+    {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), MEMORY(79.2, 3.35, 2.98), LINKS(450, 351, 50),
         .measured = true},
-    {NVIDIA("h200", "H200 SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), MEMORY(139.8, 4.8, 4.19), LINKS(450, 351, 50)},
+    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), MEMORY(139.8, 4.8, 4.19), LINKS(450, 351, 50)},
     /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
     {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
 };
@@ -149,5 +151,6 @@ Device *hardware_device(const Hardware *hardware) {
     DeviceInfo info = {
         .kind = hardware->kind, .processors = hardware->processors, .wave = hardware->wave, .memory = (int64_t)hardware->memory};
     snprintf(info.name, sizeof info.name, "%s", hardware->title);
+    snprintf(info.target, sizeof info.target, "%s", hardware->target ? hardware->target : "");
     return device_describe(&info);
 }

@@ -21,6 +21,7 @@ typedef struct Rates {
 
 typedef struct Hardware {
     const char *name, *title; /* as in gpu=mi300x; for people */
+    const char *target;       /* as of a device; NULL: a CPU */
     DeviceKind kind;
     int processors, wave;             /* compute units or multiprocessors, lanes */
     int tile_rows, tile_columns;      /* the largest tile of a good GEMM */

@@ -32,7 +32,7 @@ Device *device_describe(const DeviceInfo *info) {
     Device *device = memory_allocate(sizeof *device);
     *device = (Device){.info = *info, .methods = &described};
     if (info->kind != DEVICE_CPU) gpu_set_properties(&device->info);
-    else device->info.host_memory = true;
+    else device->info.host_memory = true, device->info.gemm_inputs = device_info(device_cpu())->gemm_inputs;
     return device;
 }
 

@@ -115,9 +115,10 @@ static void gpu_gemm_fastest(Device *device, const Gemm *gemm) {
     if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
 }
 
-static bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {
+static bool gpu_gemm_fp8_fastest(Device *device, const Gemm *gemm) {
     Gpu *gpu = gpu_of(device);
-    return gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
+    bool done = !gpu->preparing && gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
+    return done || gpu_gemm_fp8(device, gemm);
 }
 
 static const char *gpu_gemm_library(const Device *device) {
@@ -217,16 +218,16 @@ static const DeviceMethods methods = {
 #define GPU(name) .name = gpu_##name
     GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
     GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals),
-    .gemm = gpu_gemm_fastest, .gemm_own = gpu_gemm, GPU(gemm_fp8), GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end),
-    GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open),
-    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
+    .gemm = gpu_gemm_fastest, .gemm_own = gpu_gemm, .gemm_fp8 = gpu_gemm_fp8_fastest, GPU(gemm_library), GPU(prepare_begin),
+    GPU(prepare_end), GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close),
+    GPU(event_open), GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
 #undef GPU
 };
 
 void gpu_set_properties(DeviceInfo *info) {
     info->cache_bytes = 256 << 20; /* more than any has */
     info->massively_parallel = info->records = true;
-    info->gemm_inputs = 1u << GEMM_BF16 | 1u << GEMM_E4M3;
+    info->gemm_inputs = 1u << GEMM_BF16 | (gpu_gemm_has_fp8(info->target) ? 1u << GEMM_E4M3 | 1u << GEMM_E5M2 : 0);
     info->fp8_fnuz = !strcmp(info->target, "gfx942");
 }
 

@@ -301,7 +301,7 @@ KERNEL(gemm_any, GemmArguments) { multiply(&a, LAYOUT_ELEMENTS, LAYOUT_ELEMENTS)
 #define HOPPER_KERNEL(name, left, right)                                 \
     KERNEL(name, GemmHopper) {                                           \
         CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);               \
-        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), left, right);       \
+        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), (HopperForm){left, right}); \
     }
 HOPPER_KERNEL(gemm_hopper_nn, LAYOUT_DEPTH, LAYOUT_LINES)
 HOPPER_KERNEL(gemm_hopper_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
@@ -312,9 +312,6 @@ HOPPER_KERNEL(gemm_hopper_tt, LAYOUT_LINES, LAYOUT_DEPTH)
 #else
 
 #include <assert.h>
-
-#include "backend/gpu/gpu_gemm.h"
-#include "backend/gpu/kernel_launch.h"
 
 LAUNCHER(gemm_nn, GemmArguments)
 LAUNCHER(gemm_nt, GemmArguments)
@@ -347,21 +344,28 @@ static bool map_result(const Device *device, TensorMap *map, const GemmArguments
     return map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
 }
 
-/* False where TMA cannot read the operands or write C. The slots of all experts, along m or k, are one sheet. */
-static bool launch_hopper(Device *device, const GemmArguments *g) {
-    GemmHopper h = {.gemm = *g};
+/* The slots of all experts, along m or k, are one sheet. */
+bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape) {
     bool by_rows = g->offset && !g->slots_are_depth;
     int64_t a_sheets = g->offset ? 1 : g->problems, b_sheets = g->slots_are_depth ? 1 : g->problems, c_sheets = by_rows ? 1 : g->problems;
+    *h = (GemmHopper){.gemm = *g};
     if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
-    if (!map_operand(device, &h.a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
-        !map_operand(device, &h.b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
-        !map_result(device, &h.c, g, g->c, c_sheets) || (g->d && !map_result(device, &h.d, g, g->d, c_sheets)))
+    if (!map_operand(device, &h->a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
+        !map_operand(device, &h->b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
+        !map_result(device, &h->c, g, g->c, c_sheets) || (g->d && !map_result(device, &h->d, g, g->d, c_sheets)))
         return false;
     int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, HOPPER_COLUMNS),
             clusters = device_info(device)->processors / HOPPER_CLUSTER;
     int64_t most = (by_rows ? half_rows + g->problems : half_rows * g->problems) * columns;
-    LaunchShape shape = {
-        .x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+    *shape =
+        (LaunchShape){.x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+    return true;
+}
+
+static bool launch_hopper(Device *device, const GemmArguments *g) {
+    GemmHopper h;
+    LaunchShape shape;
+    if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
     if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
     else (g->transpose_b ? launch_gemm_hopper_nt : launch_gemm_hopper_nn)(device, shape, &h);
     return true;
@@ -385,7 +389,7 @@ static void launch_gemm(Device *device, const GemmArguments *g, int64_t most_til
     else (g->transpose_b ? launch_gemm_nt : launch_gemm_nn)(device, shape, g);
 }
 
-static GemmArguments arguments_of(const Gemm *gemm) {
+GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
     assert(gemm->input == GEMM_BF16 && gemm->output != GEMM_F64 && gemm->lda < 1 << 23 && gemm->ldb < 1 << 23);
     assert(gemm->m <= INT32_MAX && gemm->n <= INT32_MAX && gemm->k <= INT32_MAX);
     GemmArguments g = {.a = gemm->a, .b = gemm->b, .c = gemm->c, .bias = gemm->bias, .problems = 1, .alpha = 1};
@@ -404,7 +408,7 @@ static void finish_arguments(GemmArguments *g) {
 
 void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
-    GemmArguments g = arguments_of(&batch->first);
+    GemmArguments g = gpu_gemm_arguments(&batch->first);
     if (g.m == 0 || g.n == 0) return;
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
@@ -418,12 +422,17 @@ void gpu_gemm(Device *device, const Gemm *gemm) {
     gpu_gemm_batch(device, &(GemmBatch){.first = *gemm, .count = 1, .alpha = 1, .beta = gemm->accumulate, .d = d});
 }
 
-void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
-    GemmArguments g = arguments_of(&grouped->first);
-    if (g.m == 0 || g.n == 0) return;
+GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped) {
+    GemmArguments g = gpu_gemm_arguments(&grouped->first);
     g.offset = grouped->offset, g.problems = (int32_t)grouped->experts, g.slots_are_depth = grouped->slots_are_depth;
     if (grouped->slots_are_depth) g.stride_c = (int64_t)g.m * g.n;
     else g.stride_b = (int64_t)g.n * g.k;
+    return g;
+}
+
+void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
+    GemmArguments g = gpu_gemm_grouped_arguments(grouped);
+    if (g.m == 0 || g.n == 0) return;
     finish_arguments(&g);
     int64_t columns = divide_up(g.n, TILE_COLUMNS), rows = divide_up(g.m, TILE_ROWS) + grouped->experts;
     launch_gemm(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);

@@ -1,5 +1,5 @@
 /* smelt's GEMM kernels on a GPU, for launchers: where the vendor's library is missing or slower, and for grouped GEMM
- * of experts and symmetric GEMM. The same arguments give the same bits on the same kind of GPU. */
+ * of experts and symmetric GEMM, and for fp8. The same arguments give the same bits on the same kind of GPU. */
 #pragma once
 
 #include "device/device.h"
@@ -33,3 +33,11 @@ typedef struct GemmGrouped {
     bool slots_are_depth;
 } GemmGrouped;
 void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped);
+
+/* As gpu_gemm and gpu_gemm_grouped (over rows), for fp8 (device/gemm.h). False, with nothing done, where there is no kernel:
+ * they are for the targets of gpu_gemm_has_fp8 (Hopper, sm_90a); for n, k and leading dimensions that are multiples of 16, and operands, C and bias aligned
+ * to 16 bytes. With experts, scale_a is that of the slots, and every expert has scale_b of its own, one
+ * after the other: gemm_scale_count(scaling_b, n, k) for each. */
+bool gpu_gemm_has_fp8(const char *target);
+bool gpu_gemm_fp8(Device *device, const Gemm *gemm);
+bool gpu_gemm_grouped_fp8(Device *device, const GemmGrouped *grouped);

@@ -12,7 +12,11 @@
  *
  * Warpgroups do not exchange registers (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one
  * after the other and took 0.8 s for each of these. The main loop fits into 168 registers; the writing after it would
- * use more, which costs 3% of the speed of grouped GEMM and nothing measurable of the others. */
+ * use more, which costs 3% of the speed of grouped GEMM and nothing measurable of the others.
+ *
+ * A and B in fp8 (gpu_gemm_fp8.c), whose lines lie along k, are to the loads operands in bf16 of half the depth: a stage
+ * has TILE_DEPTH pairs of codes, and GemmArguments counts k and leading dimensions in pairs. Only the instruction differs,
+ * and sums are multiplied by scales. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_tile_internal.h"
@@ -48,12 +52,31 @@ typedef struct HopperShared {
     uint64_t full[HOPPER_STAGES], empty[HOPPER_STAGES];
 } HopperShared;
 
+/* Scales of operands in fp8. */
+typedef struct GemmScales {
+    GLOBAL const float *a, *b; /* NULL: all are 1 */
+    int32_t by_row, by_column; /* booleans: a scale for each row of A, column of B; else one for all */
+    int32_t b_stride;          /* from the scales of one expert's B to those of the next */
+} GemmScales;
+
 typedef struct GemmHopper {
     TensorMap a, b, c, d; /* fp32 in c and d counts as pairs of bf16 */
     GemmArguments gemm;
+    GemmScales scales; /* not used in bf16 */
 } GemmHopper;
 
-#if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
+#ifndef GPU_DEVICE
+
+#include "backend/gpu/gpu_gemm.h"
+#include "backend/gpu/kernel_launch.h"
+
+/* Shared with gpu_gemm_fp8.c (gpu_gemm.c): the arguments of a GEMM in bf16, of one with experts, and a kernel's: false where
+ * TMA cannot read the operands or write C. */
+GemmArguments gpu_gemm_arguments(const Gemm *gemm);
+GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
+bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
+
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
 
 #include "backend/gpu/hopper.h"
 
@@ -250,23 +273,40 @@ enum { SUMS = HOPPER_COLUMNS / 2 };
     "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "        \
     "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
 
-/* What 16 steps along k add to a descriptor, in units of 16 bytes: 32 bytes of each row, or 16 rows. */
+/* Types of A and B. */
+typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
+
+/* What a kernel multiplies: layouts and types are constants of it. */
+typedef struct HopperForm {
+    Layout a, b;
+    HopperTypes types;
+} HopperForm;
+
+/* What a step of 32 bytes along k adds to a descriptor, in units of 16 bytes: 32 bytes of each row, or 16 rows. */
 INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
-#define WGMMA_256                                                                                                                          \
-    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " NAMED_128 ", a, b, add, 1, 1, %132, %133;\n"                                  \
-    "add.s32 al, al, %130; add.s32 bl, bl, %131; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
+#define WGMMA_STEP(shape, sums, transposes)                                                                                                \
+    "wgmma.mma_async.sync.aligned." shape " " sums ", a, b, add, 1, 1" transposes ";\n"                                                    \
+    "add.s32 al, al, %[a_step]; add.s32 bl, bl, %[b_step]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
+
+/* x += A B for the four steps of a stage. */
+#define WGMMA_STAGE(x, shape, transposes)                                                                                                  \
+    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n"                                                               \
+                     "mov.b32 al, %[a]; mov.b32 bl, %[b]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n" \
+                     "setp.eq.s32 add, 0, 0;\n"                                                                                            \
+                     "wgmma.fence.sync.aligned;\n" WGMMA_STEP(shape, NAMED_128, transposes) WGMMA_STEP(shape, NAMED_128, transposes)       \
+                         WGMMA_STEP(shape, NAMED_128, transposes) WGMMA_STEP(shape, NAMED_128, transposes) "wgmma.commit_group.sync.aligned; }" \
+                     : TIED_128(x)                                                                                                         \
+                     : [a] "r"(descriptor_of(left, BOX_ELEMENTS * 2)), [b] "r"(descriptor_of(right, BOX_ELEMENTS * 2)),                    \
+                     [a_step] "n"(descriptor_step(form.a)), [b_step] "n"(descriptor_step(form.b)),                                         \
+                     [a_lines] "n"(form.a == LAYOUT_LINES), [b_lines] "n"(form.b == LAYOUT_LINES)                                          \
+                     : "memory")
 
 /* Starts x += A B for a stage. Until sums_wait, code must not touch x. */
-INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, Layout a, Layout b) {
-    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n"
-                     "mov.b32 al, %128; mov.b32 bl, %129; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
-                     "setp.eq.s32 add, 0, 0;\n"
-                     "wgmma.fence.sync.aligned;\n" WGMMA_256 WGMMA_256 WGMMA_256 WGMMA_256 "wgmma.commit_group.sync.aligned; }"
-        : TIED_128(x)
-        : "r"(descriptor_of(left, BOX_ELEMENTS * 2)), "r"(descriptor_of(right, BOX_ELEMENTS * 2)), "n"(descriptor_step(a)),
-        "n"(descriptor_step(b)), "n"(a == LAYOUT_LINES), "n"(b == LAYOUT_LINES)
-        : "memory");
+INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
+    if (form.types == BF16_BF16) WGMMA_STAGE(x, "m64n256k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
+    else if (form.types == E4M3_E4M3) WGMMA_STAGE(x, "m64n256k32.f32.e4m3.e4m3", "");
+    else WGMMA_STAGE(x, "m64n256k32.f32.e5m2.e4m3", "");
 }
 /* Waits until all sums_start but the last have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
@@ -288,6 +328,24 @@ INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
 /* x *= alpha */
 INLINE void sums_scale(const GemmArguments *g, float *x) {
     if (g->alpha != 1) UNROLL for (int i = 0; i < SUMS; i++) x[i] *= g->alpha;
+}
+
+/* x *= the scales of rows of A and columns of B; those beyond C are 0. */
+INLINE void sums_scale_fp8(const GemmHopper *h, const HopperTile *t, int group, float *x) {
+    const GemmScales *s = &h->scales;
+    int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4, slot = slots_are_rows(&h->gemm) ? t->slot : 0;
+    int32_t column = t->column + lane_id() % 4 * 2;
+    GLOBAL const float *of_b = s->b + (int64_t)t->problem * s->b_stride;
+    float rows[2] = {1, 1}, all = 1;
+    if (s->a && !s->by_row) all = s->a[0];
+    if (s->b && !s->by_column) all *= of_b[0];
+    if (s->by_row) UNROLL for (int r = 0; r < 2; r++) rows[r] = row + 8 * r < t->end ? s->a[slot + row + 8 * r] : 0;
+    UNROLL for (int i = 0; i < SUMS; i++) x[i] *= rows[i / 2 % 2] * all;
+    if (s->by_column) UNROLL for (int j = 0; j < SUMS / 4; j++) {
+            f32x2 pair = 0;
+            if (column + j * 8 < h->gemm.n) pair = *(GLOBAL const f32x2 *)(of_b + column + j * 8);
+            UNROLL for (int i = 0; i < 4; i++) x[4 * j + i] *= pair[i % 2];
+        }
 }
 
 /* x += beta D for the columns of stage s of D. */
@@ -415,14 +473,14 @@ INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
 /* Sums a tile, stage after stage. With `cuts`, its last stage may hold slots of the next expert. */
-INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, float *x, Layout a, Layout b) {
+INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, float *x, const HopperForm form) {
     int before = 0;
     for (int32_t step = 0; step < t->steps; step++) {
         LOCAL bf16 *stage = stage_at(ring);
         shared_barrier_wait(stage_full(ring), ring->phase);
         if (cuts && t->depth - step * TILE_DEPTH < TILE_DEPTH) stage_cut(stage, group, t->depth - step * TILE_DEPTH);
         warp_barrier();
-        sums_start(x, stage + group * BOX_ELEMENTS, stage + HOPPER_A_ELEMENTS, a, b);
+        sums_start(x, stage + group * BOX_ELEMENTS, stage + HOPPER_A_ELEMENTS, form);
         sums_wait_for_earlier();
         if (step > 0) stage_release(before);
         before = ring->stage;
@@ -442,10 +500,10 @@ INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     }
 }
 
-INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
+INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, const HopperForm form) {
     const GemmArguments *g = &h->gemm;
     int group = wave_id() / 4;
-    bool cuts = a == LAYOUT_LINES && b == LAYOUT_LINES && g->slots_are_depth;
+    bool cuts = form.a == LAYOUT_LINES && form.b == LAYOUT_LINES && g->slots_are_depth;
     Ring ring = {0};
     for (int32_t round = 0;; round++) {
         float x[SUMS];
@@ -457,15 +515,16 @@ INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b
             continue;
         }
         UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0;
-        tile_sums(&t, &ring, group, cuts, x, a, b);
-        sums_scale(g, x);
+        tile_sums(&t, &ring, group, cuts, x, form);
+        if (form.types == BF16_BF16) sums_scale(g, x);
+        else sums_scale_fp8(h, &t, group, x);
         if (g->bias) sums_add_bias(g, x, t.column);
         hopper_write(h, maps, &t, &ring, group, x);
     }
     copies_done();
 }
 
-INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
+INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm form) {
     Schedule schedule = schedule_of(&h->gemm, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
     if (thread_id() == 0) {
         for (int i = 0; i < HOPPER_STAGES; i++) {
@@ -476,8 +535,8 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout
         fence_shared_to_async();
     }
     cluster_barrier();
-    if (wave_id() < 2 * 4) consume_tiles(h, maps, a, b);
-    else if (lane_id() == 0) load_tiles(h, maps, &schedule, a, b);
+    if (wave_id() < 2 * 4) consume_tiles(h, maps, form);
+    else if (lane_id() == 0) load_tiles(h, maps, &schedule, form.a, form.b);
     cluster_barrier();
 }
 

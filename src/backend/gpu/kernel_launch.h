@@ -16,6 +16,8 @@ typedef struct LaunchShape {
 } LaunchShape;
 /* Launches on the device's stream. `arguments` is the kernel's struct. */
 void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
+/* Keeps `message` as the device's failure, unless it has one: for a call that no kernel computes. */
+void gpu_fail(Device *device, const char *message);
 
 /* Describes a bf16 tensor [sizes[2], sizes[1], sizes[0]], rows and sheets `strides` elements apart, for TMA copies of
  * boxes of 64 x 64 to shared memory in 128-byte rows with the 128-byte swizzle. Address and strides are multiples of 16

@@ -104,6 +104,11 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
             driver_error_text(gpu, result), result);
 }
 
+void gpu_fail(Device *device, const char *message) {
+    Gpu *gpu = gpu_of(device);
+    if (!gpu_failed(gpu)) error_set(&gpu->failure, ERROR_DEVICE, "%s", message);
+}
+
 /* cuTensorMapEncodeTiled is not in GpuApi: drivers without it run the kernels of older GPUs. Numbers as in cuda.h. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]) {
     enum { BF16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128 = 3, PROMOTE_256 = 3, FILL_ZERO = 0 };

@@ -1,10 +1,37 @@
-/* fp8 on a GPU: placeholder until its kernels follow. */
+/* fp8_linear on a GPU: device_gemm_fp8, or one launch for all experts (gpu_gemm_grouped_fp8). No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
+
 #ifndef GPU_DEVICE
+
+#include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 #include "ops/fp8/fp8.h"
+
 GPU_OP(fp8_amax) { (void)call; }
 GPU_OP(fp8_cast) { (void)call; }
-GPU_OP(fp8_linear) { (void)call; }
-GPU_OP(fp8_linear_grad_weight) { (void)call; }
+
+static void expect(const OpCall *call, bool done) {
+    if (!done)
+        gpu_fail(call->device,
+            "the GPU has no GEMM of fp8 for a linear layer of this model: leave out fp8.recipe, or give a larger fp8.min_size");
+}
+
+GPU_OP(fp8_linear) {
+    const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
+    Gemm g = fp8_call_gemm(call, GEMM_BF16);
+    if (!offset) {
+        expect(call, device_gemm_fp8(call->device, &g));
+        return;
+    }
+    int64_t experts = call->in_shape[FP8_LINEAR_B][0];
+    expect(call, gpu_gemm_grouped_fp8(call->device, &(GemmGrouped){.first = g, .offset = offset, .experts = experts}));
+    gpu_zero_unused(call->device, g.c, offset, experts, g.m, g.n);
+}
+
+GPU_OP(fp8_linear_grad_weight) {
+    Gemm g = fp8_call_gemm(call, gpu_gradient_type(call));
+    g.accumulate = !call->overwrite;
+    expect(call, device_gemm_fp8(call->device, &g));
+}
+
 #endif

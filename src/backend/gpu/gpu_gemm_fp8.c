@@ -1,0 +1,81 @@
+/* GEMM of fp8 on a GPU: C = A B^T, scaled, for one problem or one per expert (gpu_gemm.h). Owns no memory.
+ *
+ * On Hopper by the kernels of gpu_gemm_hopper_internal.h. */
+#include "backend/gpu/gpu_gemm_hopper_internal.h"
+
+#ifdef GPU_DEVICE
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+KERNEL(gemm_fp8_hopper_e4m3, GemmHopper) {
+    CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);
+    multiply_hopper(&a, ARGUMENTS_ADDRESS(gemm_fp8_hopper_e4m3), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, E4M3_E4M3});
+}
+KERNEL(gemm_fp8_hopper_e5m2, GemmHopper) {
+    CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);
+    multiply_hopper(&a, ARGUMENTS_ADDRESS(gemm_fp8_hopper_e5m2), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, E5M2_E4M3});
+}
+#endif
+
+#else
+
+#include <assert.h>
+#include <string.h>
+
+LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2)
+
+/* -- On Hopper ----------------------------------------------------------------------------------------------------- */
+
+/* Pairs of codes as elements of bf16. */
+static Gemm in_pairs(const Gemm *gemm) {
+    Gemm pairs = *gemm;
+    pairs.input = GEMM_BF16;
+    pairs.k /= 2, pairs.lda /= 2, pairs.ldb /= 2;
+    return pairs;
+}
+
+static bool by_lines(GemmScaling scaling) { return scaling == GEMM_SCALE_LINE; }
+static bool is_scaled_once(GemmScaling scaling) { return scaling <= GEMM_SCALE_LINE; }
+
+static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g) {
+    GemmHopper h;
+    LaunchShape shape;
+    if (!is_scaled_once(gemm->scaling_a) || !is_scaled_once(gemm->scaling_b)) return false;
+    if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
+    h.scales = (GemmScales){.a = gemm->scale_a,
+        .b = gemm->scale_b,
+        .by_row = by_lines(gemm->scaling_a),
+        .by_column = by_lines(gemm->scaling_b),
+        .b_stride = (int32_t)gemm_scale_count(gemm->scaling_b, gemm->n, gemm->k)};
+    launch_gemm_fp8_hopper(device, gemm->input == GEMM_E5M2, shape, &h);
+    return true;
+}
+
+bool gpu_gemm_has_fp8(const char *target) { return !strcmp(target, "sm_90a"); }
+
+/* -- Launches ------------------------------------------------------------------------------------------------------ */
+
+/* Whether kernels could read the operands, in 16 bytes, and the scales of columns, in pairs. */
+static bool is_aligned(const Gemm *g) {
+    return (g->n | g->k | g->lda | g->ldb) % 16 == 0 && g->k > 0 && ((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->scale_b) % 16 == 0;
+}
+
+static bool launch_gemm(Device *device, const Gemm *gemm, const GemmArguments *g) {
+    assert(gemm_is_fp8(gemm->input) && gemm->transpose_b && !gemm->transpose_a && gemm->output != GEMM_F64);
+    if (gemm->m == 0 || gemm->n == 0) return true;
+    return is_aligned(gemm) && launch_hopper(device, gemm, g);
+}
+
+bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {
+    Gemm pairs = in_pairs(gemm);
+    GemmArguments g = gpu_gemm_arguments(&pairs);
+    return launch_gemm(device, gemm, &g);
+}
+
+bool gpu_gemm_grouped_fp8(Device *device, const GemmGrouped *grouped) {
+    GemmGrouped pairs = *grouped;
+    pairs.first = in_pairs(&grouped->first);
+    GemmArguments g = gpu_gemm_grouped_arguments(&pairs);
+    return launch_gemm(device, &grouped->first, &g);
+}
+
+#endif
