@@ -4,7 +4,6 @@
  * infinities and negative zero. Loops over these functions vectorise. */
 #pragma once
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -53,8 +52,9 @@ static inline float fp8_multiplier(float amax, float largest, bool power_of_two)
 
 static inline float fp8_to_float(uint8_t code, Fp8Format f) {
     uint32_t magnitude = code & 0x7f;
-    float infinite = f.mantissa == 2 && magnitude == 0x7c ? INFINITY : NAN;
-    float value = magnitude > f.largest ? infinite : ldexpf(float_from_bits(magnitude << (23 - f.mantissa)), 127 - f.bias);
-    if (f.fnuz && code == f.nan) return NAN;
+    float nan = float_from_bits(0x7fc00000), infinite = f.mantissa == 2 && magnitude == 0x7c ? float_from_bits(0x7f800000) : nan;
+    float unit = float_from_bits((uint32_t)(254 - f.bias) << 23); /* 2^(127 - bias) */
+    float value = magnitude > f.largest ? infinite : float_from_bits(magnitude << (23 - f.mantissa)) * unit;
+    if (f.fnuz && code == f.nan) return nan;
     return code & 0x80 ? -value : value;
 }

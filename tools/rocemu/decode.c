@@ -346,6 +346,8 @@ static void assign_roles(Instruction *in) {
         else if (*letter == 'M') in->mask_source = operand;
         else if (in->sources < 3) operand.selection = in->source[in->sources].selection, in->source[in->sources++] = operand;
     }
+    /* The list has the destination after the sources. */
+    if (in->sources < 3) in->op_sel = (uint8_t)((in->op_sel & ((1 << in->sources) - 1)) | (in->op_sel >> in->sources & 1) << 3);
     bool packed = in->source[0].type == TYPE_PACKED16 || in->source[0].type == TYPE_PACKED32,
          changed = in->dpp || in->sdwa || in->clamp || in->output_modifier;
     for (int i = 0; i < in->sources; i++) changed |= in->source[i].negate || in->source[i].absolute;

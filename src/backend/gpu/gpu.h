@@ -77,6 +77,16 @@ INLINE int wave_id(void) { return thread_id() / WAVE; }
 INLINE float shuffle_float(float x, int from) { return __builtin_bit_cast(float, shuffle(__builtin_bit_cast(uint32_t, x), from)); }
 INLINE float shuffle_xor(float x, int mask) { return shuffle_float(x, lane_id() ^ mask); }
 
+/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop and fills no registers. */
+INLINE int opaque(int x) {
+#if defined __AMDGCN__
+    __asm__ volatile("" : "+v"(x));
+#else
+    __asm__ volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 /* -- Numbers ------------------------------------------------------------------------------------------------------- */
 
 INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }

@@ -25,16 +25,6 @@
 
 enum { MMA = 32, LANE_COLUMNS = 8 };
 
-/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop and fills no registers. */
-INLINE int opaque(int x) {
-#if defined __AMDGCN__
-    __asm__ volatile("" : "+v"(x));
-#else
-    __asm__ volatile("" : "+r"(x));
-#endif
-    return x;
-}
-
 /* -- Tiles in shared memory ---------------------------------------------------------------------------------------- */
 
 /* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. Reads of an Operand touch the same chunk of 8

@@ -1,0 +1,401 @@
+/* fp8_amax and fp8_cast on a GPU, bound by memory. A block casts a tile of 128 x 128 elements, the largest group that shares
+ * a scale: each thread reads 8 x 8 of them once and writes their codes by rows and, transposed through shared memory, by
+ * columns. Scales of whole lines need the largest magnitudes of these first, from a pass over all tiles. Largest magnitudes
+ * are compared as bits, which are ordered as the numbers are, with NaN above all: maxima of integers by atomics, which no
+ * order of blocks changes. Tiles are cast from the last to the first, as what a pass before this one read last may still be
+ * in the cache.
+ *
+ * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
+#include "backend/gpu/gpu.h"
+#include "base/fp8.h"
+#include "device/gemm.h"
+
+enum {
+    THREADS = 256,
+    TILE = GEMM_SCALE_GROUP_SIZE,
+    UNIT = 8,            /* rows and columns of a thread */
+    UNITS = TILE / UNIT, /* along a side of a tile */
+    AMAX_LOADS = 8,      /* of a thread, 16 bytes each */
+    BLOCKS = 4,          /* on an NVIDIA processor: 128 KB in flight */
+};
+
+/* x: `count` matrices, one after another, of `units` units of 8 elements. */
+typedef struct Fp8AmaxArguments {
+    const bf16 GLOBAL *x;
+    uint32_t GLOBAL *amax; /* [count], zero at first */
+    int64_t units;
+} Fp8AmaxArguments;
+
+/* What a matrix becomes by rows or by columns: `lines` of `groups` groups of 128 elements along k. */
+typedef struct CastOperand {
+    uint8_t GLOBAL *codes; /* NULL: not wanted */
+    float GLOBAL *scales;
+    uint32_t GLOBAL *line_amax; /* GEMM_SCALE_LINE: [matrices, lines], zero at first */
+    int32_t lines, groups;
+} CastOperand;
+
+/* x: matrices of rows.lines x columns.lines. `scaling` is that of both operands. */
+typedef struct Fp8CastArguments {
+    const bf16 GLOBAL *x;
+    const float GLOBAL *amax; /* GEMM_SCALE_TENSOR: of the matrices */
+    CastOperand rows, columns;
+    int32_t tiles; /* of all matrices */
+    float largest; /* number of the format */
+    int32_t scaling;
+} Fp8CastArguments;
+
+#ifdef GPU_DEVICE
+
+enum { WAVES = THREADS / WAVE };
+
+INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fetch_max(to, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
+
+INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* -- Largest magnitudes of matrices -------------------------------------------------------------------------------- */
+
+/* block_y: the matrix. The odd elements' maxima carry the bits of the even ones below, which the end cuts off. */
+KERNEL(fp8_amax, Fp8AmaxArguments) {
+    static SHARED uint32_t of_waves[WAVES];
+    const u32x4 GLOBAL *x = (const u32x4 GLOBAL *)a.x + block_y() * a.units;
+    int64_t first = (int64_t)block_x() * (THREADS * AMAX_LOADS) + thread_id();
+    u32x4 pairs[AMAX_LOADS];
+    uint32_t even = 0, odd = 0;
+    UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
+    UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) {
+        even = larger(even, pairs[i][j] << 17);
+        odd = larger(odd, pairs[i][j] & 0x7fffffff);
+    }
+    uint32_t most = larger(even >> 1, odd & 0xffff0000);
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
+    if (lane_id() == 0) of_waves[wave_id()] = most;
+    barrier();
+    if (thread_id() > 0) return;
+    for (int i = 1; i < WAVES; i++) most = larger(most, of_waves[i]);
+    atomic_max(a.amax + block_y(), most);
+}
+
+/* -- Tiles --------------------------------------------------------------------------------------------------------- */
+
+/* Tile (down, across) of a matrix, and the first row and column of this thread's unit in the matrix. */
+typedef struct Place {
+    int64_t matrix;
+    int down, across, row, column;
+} Place;
+
+INLINE Place place_of(const Fp8CastArguments *a) {
+    int across = a->rows.groups, down = a->columns.groups, tile = a->tiles - 1 - block_x(), line = tile / across;
+    Place p = {.matrix = line / down, .down = line % down, .across = tile - line * across};
+    p.row = p.down * TILE + thread_id() / UNITS * UNIT;
+    p.column = p.across * TILE + thread_id() % UNITS * UNIT;
+    return p;
+}
+
+typedef struct Unit { u32x4 row[UNIT]; } Unit; /* of 8 bf16 each */
+
+INLINE float element(const Unit *x, int i, int j) { return j % 2 ? to_float_high(x->row[i][j / 2]) : to_float_low(x->row[i][j / 2]); }
+INLINE f32x4 four_elements(const Unit *x, int i, int j) {
+    return (f32x4){element(x, i, j), element(x, i, j + 1), element(x, i, j + 2), element(x, i, j + 3)};
+}
+
+/* In place of what is outside of the matrix, the tile's last row or unit of a row inside: largest magnitudes stay the same. */
+INLINE void load_unit(const Fp8CastArguments *a, Place p, Unit *x) {
+    int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = a->rows.lines - 1;
+    const bf16 GLOBAL *from = a->x + p.matrix * a->rows.lines * a->columns.lines + column;
+    UNROLL for (int i = 0; i < UNIT; i++) {
+        int64_t row = p.row + i < last ? p.row + i : last;
+        x->row[i] = *(const u32x4 GLOBAL *)(from + row * a->columns.lines);
+    }
+}
+
+/* Keeps what was made of x before from filling registers until it is wanted once more. */
+INLINE void forget(Unit *x) {
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) x->row[i][j] = (uint32_t)opaque((int)x->row[i][j]);
+}
+
+/* NaN counts as none. */
+INLINE float larger_magnitude(float most, float x) { return __builtin_fmaxf(most, __builtin_fabsf(x)); }
+
+/* The largest magnitude of the tile's row t in thread t < TILE, of its column t - TILE in the others; of wanted operands. */
+INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
+    static SHARED float of_rows[TILE], of_columns[WAVES][TILE];
+    int lane = lane_id(), line = thread_id() % TILE;
+    if (a->rows.codes) UNROLL for (int i = 0; i < UNIT; i++) {
+            float most = 0;
+            UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(x, i, j));
+            UNROLL for (int mask = UNITS / 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
+            if (lane % UNITS == 0) of_rows[thread_id() / UNITS * UNIT + i] = most;
+        }
+    forget(x);
+    if (a->columns.codes) UNROLL for (int j = 0; j < UNIT; j++) {
+            float most = 0;
+            UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(x, i, j));
+            UNROLL for (int mask = WAVE / 2; mask >= UNITS; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
+            if (lane < UNITS) of_columns[wave_id()][lane * UNIT + j] = most;
+        }
+    barrier();
+    float most = 0;
+    if (thread_id() < TILE) return a->rows.codes ? of_rows[line] : 0;
+    if (a->columns.codes) UNROLL for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, of_columns[i][line]);
+    return most;
+}
+
+/* The largest magnitude of the tile, in every thread. */
+INLINE float tile_amax(const Unit *x) {
+    static SHARED float of_waves[WAVES];
+    float most = 0;
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(x, i, j));
+    most = wave_max(most);
+    if (lane_id() == 0) of_waves[wave_id()] = most;
+    barrier();
+    UNROLL for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, of_waves[i]);
+    return most;
+}
+
+/* The line of the matrix that this thread has in line_amax, and the group of the tile in it. */
+typedef struct Line {
+    float GLOBAL *scales;
+    uint32_t GLOBAL *amax;
+    int64_t index; /* among the lines of all matrices */
+    int group, groups;
+    bool inside; /* and wanted */
+} Line;
+
+INLINE Line line_of(const Fp8CastArguments *a, Place p) {
+    bool row = thread_id() < TILE;
+    int line = (row ? p.down : p.across) * TILE + thread_id() % TILE, lines = row ? a->rows.lines : a->columns.lines;
+    return (Line){.scales = row ? a->rows.scales : a->columns.scales,
+        .amax = row ? a->rows.line_amax : a->columns.line_amax,
+        .index = p.matrix * lines + line,
+        .group = row ? p.across : p.down,
+        .groups = row ? a->rows.groups : a->columns.groups,
+        .inside = (row ? a->rows.codes : a->columns.codes) && line < lines};
+}
+
+/* Of each line of all matrices, for GEMM_SCALE_LINE. */
+KERNEL(fp8_line_amax, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    Place p = place_of(&a);
+    Unit x;
+    load_unit(&a, p, &x);
+    float most = line_amax(&a, &x);
+    Line line = line_of(&a, p);
+    if (line.inside) atomic_max(line.amax + line.index, __builtin_bit_cast(uint32_t, most));
+}
+
+/* -- Conversion ---------------------------------------------------------------------------------------------------- */
+
+/* Four codes, that of x.x in the lowest byte. `largest` is the largest number of the format. */
+#if defined __gfx942__ || defined __gfx950__
+/* A mode of the processor decides what becomes of numbers that are too large, so there are none. */
+INLINE float clamped(float x, float largest) { return x != x ? x : __builtin_amdgcn_fmed3f(x, -largest, largest); }
+INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
+    UNROLL for (int i = 0; i < 4; i++) x[i] = clamped(x[i], largest);
+    if (e5m2) return __builtin_amdgcn_cvt_pk_bf8_f32(x.z, x.w, __builtin_amdgcn_cvt_pk_bf8_f32(x.x, x.y, 0, false), true);
+    return __builtin_amdgcn_cvt_pk_fp8_f32(x.z, x.w, __builtin_amdgcn_cvt_pk_fp8_f32(x.x, x.y, 0, false), true);
+}
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
+#define TO_CODES(type) \
+    "{ .reg .b16 low, high; cvt.rn.satfinite." type "x2.f32 low, %2, %1; cvt.rn.satfinite." type "x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
+    uint32_t codes;
+    (void)largest;
+    if (e5m2) __asm__(TO_CODES("e5m2") : "=r"(codes) : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
+    else __asm__(TO_CODES("e4m3") : "=r"(codes) : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
+    return codes;
+}
+#else
+INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
+    Fp8Format format = fp8_format(e5m2 ? FP8_E5M2 : FP8_E4M3, false);
+    uint32_t codes = 0;
+    (void)largest;
+    UNROLL for (int i = 0; i < 4; i++) codes |= (uint32_t)fp8_from_float(x[i], format) << (8 * i);
+    return codes;
+}
+#endif
+
+/* Four bytes of two words, numbered from 0 in `low` and from 4 in `high`. */
+#if defined __AMDGCN__
+#define BYTES_OF(low, high, first, second, third, fourth) \
+    __builtin_amdgcn_perm(high, low, (first) | (second) << 8 | (third) << 16 | (fourth) << 24)
+#else
+#define BYTES_OF(low, high, first, second, third, fourth) __nvvm_prmt(low, high, (first) | (second) << 4 | (third) << 8 | (fourth) << 12)
+#endif
+
+/* Byte i of to[j] is byte j of from[i]. */
+INLINE void transpose_bytes(uint32_t to[4], const uint32_t from[4]) {
+    uint32_t low01 = BYTES_OF(from[0], from[1], 0, 4, 1, 5), high01 = BYTES_OF(from[0], from[1], 2, 6, 3, 7);
+    uint32_t low23 = BYTES_OF(from[2], from[3], 0, 4, 1, 5), high23 = BYTES_OF(from[2], from[3], 2, 6, 3, 7);
+    to[0] = BYTES_OF(low01, low23, 0, 1, 4, 5), to[1] = BYTES_OF(low01, low23, 2, 3, 6, 7);
+    to[2] = BYTES_OF(high01, high23, 0, 1, 4, 5), to[3] = BYTES_OF(high01, high23, 2, 3, 6, 7);
+}
+
+/* Codes of a unit: half[h][i] are those of row i, columns 4 h .. 4 h + 3. */
+typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
+
+INLINE void store_rows(const Fp8CastArguments *a, Place p, const UnitCodes *codes) {
+    uint8_t GLOBAL *to = a->rows.codes + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
+    UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < a->rows.lines && p.column < a->columns.lines) *
+        (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
+}
+
+/* Transposes through shared memory: column c of the tile is 16 chunks of 8 bytes, of which chunk i lies at i ^ c / 8, so
+ * that neither writes nor reads meet in a bank. Threads then write 16 bytes each, and 8 of them a column of the tile. */
+INLINE void store_columns(const Fp8CastArguments *a, Place p, const UnitCodes *codes) {
+    static SHARED _Alignas(16) u32x2 columns[TILE * UNITS];
+    int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, rows = a->rows.lines;
+    UNROLL for (int h = 0; h < 2; h++) {
+        uint32_t upper[4], lower[4];
+        transpose_bytes(upper, codes->half[h]);
+        transpose_bytes(lower, codes->half[h] + 4);
+        UNROLL for (int j = 0; j < 4; j++) columns[(unit_column * UNIT + 4 * h + j) * UNITS + (unit_row ^ unit_column)] =
+            (u32x2){upper[j], lower[j]};
+    }
+    barrier();
+    enum { PAIRS = UNITS / 2 };
+    int row = p.down * TILE + thread_id() % PAIRS * 2 * UNIT;
+    UNROLL for (int i = 0; i < TILE / (THREADS / PAIRS); i++) {
+        int line = i * (THREADS / PAIRS) + thread_id() / PAIRS, swizzle = line / UNIT, column = p.across * TILE + line;
+        u32x4 bytes = *(LOCAL u32x4 *)(columns + line * UNITS + ((thread_id() % PAIRS * 2) ^ (swizzle & ~1)));
+        if (swizzle & 1) bytes = bytes.zwxy;
+        if (row < rows && column < a->columns.lines)
+            *(u32x4 GLOBAL *)(a->columns.codes + (p.matrix * a->columns.lines + column) * rows + row) = bytes;
+    }
+}
+
+/* One multiplier for the tile: of the matrix, or of GEMM_SCALE_BLOCK. */
+INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
+    Place p = place_of(a);
+    Unit x;
+    UnitCodes codes;
+    load_unit(a, p, &x);
+    bool block = a->scaling == GEMM_SCALE_BLOCK, first = p.down == 0 && p.across == 0;
+    float m = block ? fp8_multiplier(tile_amax(&x), a->largest, true) : fp8_multiplier(a->amax[p.matrix], a->largest, false);
+    forget(&x);
+    if (thread_id() == 0 && (block || first)) {
+        int across = a->rows.groups, down = a->columns.groups;
+        if (a->rows.codes) a->rows.scales[block ? (p.matrix * down + p.down) * across + p.across : p.matrix] = 1 / m;
+        if (a->columns.codes) a->columns.scales[block ? (p.matrix * across + p.across) * down + p.down : p.matrix] = 1 / m;
+    }
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
+        to_codes(four_elements(&x, i, 4 * h) * m, a->largest, e5m2);
+    if (a->rows.codes) store_rows(a, p, &codes);
+    if (a->columns.codes) store_columns(a, p, &codes);
+}
+
+/* A multiplier for each line of the tile: of the line of the matrix, or of GEMM_SCALE_GROUP. */
+INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
+    static SHARED float multipliers[2 * TILE]; /* of rows, of columns */
+    Place p = place_of(a);
+    Unit x;
+    UnitCodes codes;
+    load_unit(a, p, &x);
+    Line line = line_of(a, p);
+    bool grouped = a->scaling == GEMM_SCALE_GROUP;
+    float most = grouped ? line_amax(a, &x) : line.inside ? __builtin_bit_cast(float, line.amax[line.index]) : 0;
+    float own = fp8_multiplier(most, a->largest, true);
+    multipliers[thread_id()] = own;
+    if (line.inside && grouped) line.scales[line.index * line.groups + line.group] = 1 / own;
+    if (line.inside && !grouped && line.group == 0) line.scales[line.index] = 1 / own;
+    barrier();
+    forget(&x);
+    if (a->rows.codes) {
+        LOCAL float *m = multipliers + thread_id() / UNITS * UNIT;
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
+            to_codes(four_elements(&x, i, 4 * h) * m[i], a->largest, e5m2);
+        store_rows(a, p, &codes);
+        forget(&x);
+    }
+    if (a->columns.codes) {
+        LOCAL float *m = multipliers + TILE + thread_id() % UNITS * UNIT;
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
+            to_codes(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, e5m2);
+        store_columns(a, p, &codes);
+    }
+}
+
+KERNEL(fp8_cast_e4m3, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    cast_tile(&a, false);
+}
+KERNEL(fp8_cast_e5m2, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    cast_tile(&a, true);
+}
+KERNEL(fp8_cast_lines_e4m3, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    cast_tile_lines(&a, false);
+}
+KERNEL(fp8_cast_lines_e5m2, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    cast_tile_lines(&a, true);
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+#include "ops/fp8/fp8.h"
+
+LAUNCHER(fp8_amax, Fp8AmaxArguments)
+LAUNCHER(fp8_line_amax, Fp8CastArguments)
+LAUNCHERS(fp8_cast, Fp8CastArguments, fp8_cast_e4m3, fp8_cast_e5m2, fp8_cast_lines_e4m3, fp8_cast_lines_e5m2)
+
+GPU_OP(fp8_amax) {
+    Fp8Stack s = fp8_call_stack(call->in_shape[FP8_AMAX_X]);
+    Fp8AmaxArguments arguments = {.x = call->in[FP8_AMAX_X], .amax = call->out[FP8_AMAX_Y], .units = s.rows * s.columns / UNIT};
+    device_fill(call->device, arguments.amax, 0, s.count * (int64_t)sizeof *arguments.amax);
+    launch_fp8_amax(
+        call->device, (LaunchShape){.x = divide_up(arguments.units, THREADS * AMAX_LOADS), .y = s.count, .threads = THREADS}, &arguments);
+}
+
+/* The largest magnitudes of lines: of rows, then of columns. */
+static int64_t cast_workspace(const Graph *graph, const Node *node) {
+    const Tensor *x = graph_get(graph, node->in[FP8_CAST_X]);
+    const Fp8CastAttributes *attributes = node->attributes;
+    Fp8Stack s = fp8_stack(x->shape, x->rank);
+    int64_t lines = (attributes->rows == GEMM_SCALE_LINE ? s.rows : 0) + (attributes->columns == GEMM_SCALE_LINE ? s.columns : 0);
+    return s.count * lines * (int64_t)sizeof(float);
+}
+
+/* The operand whose codes are output `codes`, if the call has it and `wanted`. */
+static CastOperand cast_operand(const OpCall *call, int codes, bool wanted, int64_t lines, int64_t k) {
+    return (CastOperand){.codes = wanted ? call->out[codes] : NULL,
+        .scales = call->out[codes + 1],
+        .lines = (int32_t)lines,
+        .groups = (int32_t)divide_up(k, TILE)};
+}
+
+/* Casts by rows, by columns, or both where their scaling is the same. */
+static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool columns) {
+    const Fp8CastAttributes *attributes = call->attributes;
+    Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
+    bool lines = scaling == GEMM_SCALE_LINE || scaling == GEMM_SCALE_GROUP;
+    Fp8CastArguments arguments = {.x = call->in[FP8_CAST_X],
+        .amax = call->in[FP8_CAST_AMAX],
+        .rows = cast_operand(call, FP8_CAST_ROWS, rows, s.rows, s.columns),
+        .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, s.rows),
+        .largest = fp8_largest(attributes->kind, device_info(call->device)->fp8_fnuz),
+        .scaling = scaling};
+    arguments.tiles = (int32_t)(s.count * arguments.columns.groups * arguments.rows.groups);
+    LaunchShape shape = {.x = arguments.tiles, .threads = THREADS};
+    if (scaling == GEMM_SCALE_LINE) {
+        int64_t row_lines = rows ? s.count * s.rows : 0, column_lines = columns ? s.count * s.columns : 0;
+        arguments.rows.line_amax = call->workspace;
+        arguments.columns.line_amax = arguments.rows.line_amax + row_lines;
+        device_fill(call->device, call->workspace, 0, (row_lines + column_lines) * (int64_t)sizeof(float));
+        launch_fp8_line_amax(call->device, shape, &arguments);
+    }
+    launch_fp8_cast(call->device, (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
+}
+
+GPU_OP(fp8_cast, cast_workspace) {
+    const Fp8CastAttributes *attributes = call->attributes;
+    bool rows = call->out[FP8_CAST_ROWS], columns = call->out[FP8_CAST_COLUMNS];
+    if (rows && columns && attributes->rows == attributes->columns) cast(call, attributes->rows, true, true);
+    else {
+        if (rows) cast(call, attributes->rows, true, false);
+        if (columns) cast(call, attributes->columns, false, true);
+    }
+}
+
+#endif

@@ -1,0 +1,282 @@
+/* fp8_amax and fp8_cast: codes and scales, bit for bit, against plain loops over the elements, which look for the code
+ * whose number is nearest. On the GPU of SMELT_TEST_DEVICE, else on the CPU in the formats of all GPUs. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "base/fp8.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "ops/fp8/fp8.h"
+#include "support/check.h"
+
+enum { GROUP = GEMM_SCALE_GROUP_SIZE, RUNS = 3 /* on a GPU the second is recorded, the third replayed */ };
+
+/* MAGNITUDES: of very different rows and columns, some of them zero, some subnormal; many lie halfway between two codes. */
+typedef enum Content { MAGNITUDES, ZEROS, TINY, HUGE_NUMBERS, WITH_INFINITY, WITH_NAN } Content;
+
+/* `count` matrices; 0: one, of rank 2. */
+typedef struct Case {
+    int64_t count, rows, columns;
+    Fp8CastAttributes cast;
+    Content content;
+} Case;
+
+static float number(Content content, int64_t matrix, int64_t row, int64_t column, int64_t index) {
+    float x = (float)rng_normal(3, 1, index);
+    switch (content) {
+    case ZEROS: return 0;
+    case TINY: return x * 1e-14f;
+    case HUGE_NUMBERS: return x * 8e37f;
+    case WITH_INFINITY: return row % 16 == 5 && column % 32 == 7 ? -INFINITY : x;
+    case WITH_NAN: return matrix == 0 && row % 16 == 3 && column % 32 == 9 ? NAN : x;
+    default: break;
+    }
+    if (row % 13 == 2 || column % 17 == 3) return row % 2 ? 0.0f : -0.0f;
+    if (row % 11 == 4) return x * 1e-40f;
+    return ldexpf(x, (int)(row * 7 % 23 - 11 + column * 5 % 17 - 8));
+}
+
+/* Rounded to bf16, so that every precision has the same. */
+static float *make_matrices(const Case *c) {
+    int64_t size = c->rows * c->columns, count = c->count ? c->count : 1;
+    float *x = memory_allocate(count * size * sizeof *x);
+    for (int64_t i = 0; i < count * size; i++)
+        x[i] = bf16_to_float(bf16_from_float(number(c->content, i / size, i % size / c->columns, i % c->columns, i)));
+    return x;
+}
+
+/* -- Plain loops --------------------------------------------------------------------------------------------------- */
+
+/* To nearest, halfway to the even code; too large ones to the largest. Numbers of codes grow with these. */
+static uint8_t nearest_code(float x, Fp8Format format) {
+    int low = 0, high = format.largest;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (fp8_to_float((uint8_t)middle, format) <= fabsf(x)) low = middle;
+        else high = middle;
+    }
+    double above = (double)fp8_to_float((uint8_t)high, format) - fabs((double)x),
+           below = fabs((double)x) - (double)fp8_to_float((uint8_t)low, format);
+    int best = above < below || (above == below && low % 2) ? high : low;
+    if (isnan(x)) return format.nan;
+    return (uint8_t)(best | (signbit(x) && (best || !format.fnuz) ? 0x80 : 0));
+}
+
+static int64_t scale_of(GemmScaling scaling, int64_t line, int64_t k_at, int64_t k) {
+    int64_t groups = (k + GROUP - 1) / GROUP;
+    switch (scaling) {
+    case GEMM_SCALE_LINE: return line;
+    case GEMM_SCALE_GROUP: return line * groups + k_at / GROUP;
+    case GEMM_SCALE_BLOCK: return line / GROUP * groups + k_at / GROUP;
+    default: return 0;
+    }
+}
+
+/* Element (line, k) of an operand is x[line * line_stride + k * k_stride]. */
+typedef struct Operand {
+    const float *x;
+    int64_t lines, k, line_stride, k_stride;
+    GemmScaling scaling;
+    Fp8Kind kind;
+    bool fnuz;
+} Operand;
+
+static float element(const Operand *o, int64_t line, int64_t k) { return o->x[line * o->line_stride + k * o->k_stride]; }
+
+/* amax[i]: of what scale i is for. A NaN counts only for the scale of a whole matrix. */
+static void find_amax(const Operand *o, float *amax) {
+    for (int64_t line = 0; line < o->lines; line++)
+        for (int64_t k = 0; k < o->k; k++) {
+            float size = fabsf(element(o, line, k)), *most = &amax[scale_of(o->scaling, line, k, o->k)];
+            if (size > *most || (isnan(size) && o->scaling == GEMM_SCALE_TENSOR)) *most = size;
+        }
+}
+
+static void check_operand(const Operand *o, const uint8_t *codes, const float *scales) {
+    int64_t count = gemm_scale_count(o->scaling, o->lines, o->k);
+    float *m = memory_allocate(count * sizeof *m);
+    Fp8Format format = fp8_format(o->kind, o->fnuz);
+    memset(m, 0, count * sizeof *m);
+    find_amax(o, m);
+    for (int64_t i = 0; i < count; i++) {
+        int exponent;
+        m[i] = fp8_largest(o->kind, o->fnuz) / (m[i] < 1e-12f ? 1e-12f : m[i]);
+        if (o->scaling != GEMM_SCALE_TENSOR && m[i] != 0) m[i] = frexpf(m[i], &exponent) > 0 ? ldexpf(1, exponent - 1) : m[i];
+        if (!(scales[i] == 1 / m[i] || (isnan(scales[i]) && isnan(m[i]))))
+            fail_msg("scale %ld is %a, should be %a", (long)i, scales[i], 1 / m[i]);
+    }
+    for (int64_t line = 0; line < o->lines; line++)
+        for (int64_t k = 0; k < o->k; k++) {
+            float product = element(o, line, k) * m[scale_of(o->scaling, line, k, o->k)];
+            uint8_t code = codes[line * o->k + k], expected = nearest_code(product, format);
+            if (isnan(product) ? !isnan(fp8_to_float(code, format)) : code != expected)
+                fail_msg("line %ld, k %ld: %a became 0x%02x, should be 0x%02x", (long)line, (long)k, product, code, expected);
+        }
+    free(m);
+}
+
+/* -- Runs ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct Run {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+    TensorId x, amax;
+    Outputs out;
+} Run;
+
+static void add_output(Run *run, int codes, const Case *c, GemmScaling scaling, int64_t lines, int64_t k) {
+    int64_t count = c->count ? c->count : 1, scales = count * gemm_scale_count(scaling, lines, k), shape[] = {count, lines, k};
+    if (scaling == GEMM_SCALE_ONE) return;
+    run->out[codes] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_FP8, c->count ? 3 : 2, c->count ? shape : shape + 1, "codes");
+    run->out[codes + 1] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &scales, "scales");
+    run->graph->tensors[run->out[codes]].keep = run->graph->tensors[run->out[codes + 1]].keep = true;
+}
+
+static void run_create(Run *run, const Case *c, Device *device, Precision precision, const char *isa) {
+    int64_t count = c->count ? c->count : 1, shape[] = {count, c->rows, c->columns};
+    Error error = {0};
+    Backend backend;
+    *run = (Run){.graph = graph_create(precision, true)};
+    run->x = graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, c->count ? 3 : 2, c->count ? shape : shape + 1, "x");
+    run->amax = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &count, "amax");
+    run->graph->tensors[run->amax].keep = true;
+    graph_node(run->graph, OP_fp8_amax, (Inputs){[FP8_AMAX_X] = run->x}, (Outputs){[FP8_AMAX_Y] = run->amax}, NULL, 0);
+    add_output(run, FP8_CAST_ROWS, c, c->cast.rows, c->rows, c->columns);
+    add_output(run, FP8_CAST_COLUMNS, c, c->cast.columns, c->columns, c->rows);
+    graph_node(run->graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = run->amax}, run->out, &c->cast, sizeof c->cast);
+    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+/* What nothing writes is NaN, and as a code 0xff. */
+static void run_once(Run *run) {
+    Error error = {0};
+    Device *device = executor_backend(run->executor)->device;
+    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run->executor);
+    executor_run(run->executor);
+    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+}
+
+static void *read_output(const Run *run, TensorId tensor) {
+    void *values = memory_allocate(graph_elements(run->graph, tensor) * sizeof(float));
+    executor_read(run->executor, tensor, values);
+    return values;
+}
+
+static void check_output_of(const Run *run, const Case *c, const float *x, int codes, bool fnuz) {
+    bool rows = codes == FP8_CAST_ROWS;
+    if (!run->out[codes]) return;
+    Operand o = {.lines = rows ? c->rows : c->columns,
+        .k = rows ? c->columns : c->rows,
+        .line_stride = rows ? c->columns : 1,
+        .k_stride = rows ? 1 : c->columns,
+        .scaling = rows ? c->cast.rows : c->cast.columns,
+        .kind = c->cast.kind,
+        .fnuz = fnuz};
+    uint8_t *values = read_output(run, run->out[codes]);
+    float *scales = read_output(run, run->out[codes + 1]);
+    for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
+        o.x = x + i * o.lines * o.k;
+        check_operand(&o, values + i * o.lines * o.k, scales + i * gemm_scale_count(o.scaling, o.lines, o.k));
+    }
+    free(values);
+    free(scales);
+}
+
+static void check_amax(const Run *run, const Case *c, const float *x) {
+    float *amax = read_output(run, run->amax);
+    for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
+        Operand all = {
+            .x = x + i * c->rows * c->columns, .lines = 1, .k = c->rows * c->columns, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR};
+        float expected = 0;
+        find_amax(&all, &expected);
+        assert_true(amax[i] == expected || (isnan(amax[i]) && isnan(expected)));
+    }
+    free(amax);
+}
+
+static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
+    Run run;
+    float *x = make_matrices(c);
+    run_create(&run, c, device, precision, isa);
+    int64_t count = graph_elements(run.graph, run.x);
+    if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.executor, run.x), x, count);
+    else memcpy(executor_tensor(run.executor, run.x), x, count * sizeof *x);
+    for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
+        run_once(&run);
+        check_amax(&run, c, x);
+        check_output_of(&run, c, x, FP8_CAST_ROWS, device_info(device)->fp8_fnuz);
+        check_output_of(&run, c, x, FP8_CAST_COLUMNS, device_info(device)->fp8_fnuz);
+    }
+    executor_free(run.executor);
+    graph_free(run.graph);
+    free(x);
+}
+
+static void check_case(const Case *c) {
+    static const char *const isas[] = {"generic", "avx2", "avx512"};
+    if (check_device()) {
+        check_on(c, check_device(), PRECISION_BF16, "");
+        return;
+    }
+    Device *cpu = device_cpu();
+    for (int fnuz = 0; fnuz < 2; fnuz++) {
+        cpu->info.fp8_fnuz = fnuz;
+        for (int isa = 0; isa < 3; isa++) check_on(c, cpu, PRECISION_BF16, isas[isa]);
+        check_on(c, cpu, PRECISION_FP32, "");
+    }
+    cpu->info.fp8_fnuz = false;
+}
+
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
+
+#define CAST(kind, rows, columns) {kind, GEMM_SCALE_##rows, GEMM_SCALE_##columns}
+/* Those of the recipes (ops/fp8/rule.c), and others that an operand may have. */
+static const Fp8CastAttributes casts[] = {CAST(FP8_E4M3, TENSOR, TENSOR), CAST(FP8_E5M2, TENSOR, TENSOR), CAST(FP8_E4M3, TENSOR, ONE),
+    CAST(FP8_E4M3, ONE, TENSOR), CAST(FP8_E4M3, LINE, LINE), CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, ONE, LINE),
+    CAST(FP8_E4M3, GROUP, GROUP), CAST(FP8_E4M3, GROUP, ONE), CAST(FP8_E4M3, BLOCK, ONE), CAST(FP8_E4M3, ONE, BLOCK),
+    CAST(FP8_E5M2, GROUP, LINE), CAST(FP8_E4M3, LINE, TENSOR)};
+enum { CASTS = sizeof casts / sizeof *casts };
+
+static void matrices_of_all_shapes_become_operands(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{0, 16, 16}, {0, 48, 80}, {0, 128, 128}, {0, 144, 272}, {3, 32, 144}, {2, 160, 48}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int j = 0; j < CASTS; j++) check_case(&(Case){shapes[i][0], shapes[i][1], shapes[i][2], casts[j], MAGNITUDES});
+}
+
+/* Of tokens there are as many as there are, where no sum runs over them. */
+static void rows_are_any_number_where_they_are_not_transposed(void **state) {
+    (void)state;
+    static const int64_t rows[] = {1, 7, 131};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int j = 0; j < CASTS; j++)
+            if (casts[j].columns == GEMM_SCALE_ONE) check_case(&(Case){0, rows[i], 144, casts[j], MAGNITUDES});
+}
+
+/* Zero; below the least magnitude that a scale is made for; near the largest of fp32; infinite; NaN. */
+static void numbers_of_all_kinds_are_cast(void **state) {
+    (void)state;
+    for (Content content = ZEROS; content <= WITH_NAN; content++)
+        for (int j = 0; j < CASTS; j++) check_case(&(Case){2, 48, 144, casts[j], content});
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matrices_of_all_shapes_become_operands),
+        cmocka_unit_test(rows_are_any_number_where_they_are_not_transposed),
+        cmocka_unit_test(numbers_of_all_kinds_are_cast),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
