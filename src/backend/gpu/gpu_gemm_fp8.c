@@ -1,6 +1,8 @@
 /* GEMM of fp8 on a GPU: C = A B^T, scaled, for one problem or one per expert (gpu_gemm.h). Owns no memory.
  *
- * On Hopper by the kernels of gpu_gemm_hopper_internal.h. */
+ * On Hopper by the kernels of gpu_gemm_hopper_internal.h. Its matrix unit keeps sums of fp8 to about 14 bits. With scales of
+ * a tensor or of lines they stay there, at full speed, but where A is e5m2, as gradients are: those, and sums of groups and
+ * blocks, which have scales of their own, are added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2). */
 #include "backend/gpu/gpu_gemm_hopper_internal.h"
 
 #ifdef GPU_DEVICE
@@ -8,12 +10,16 @@
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 KERNEL(gemm_fp8_hopper_e4m3, GemmHopper) {
     CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);
-    multiply_hopper(&a, ARGUMENTS_ADDRESS(gemm_fp8_hopper_e4m3), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, E4M3_E4M3});
+    multiply_hopper(&a, ARGUMENTS_ADDRESS(gemm_fp8_hopper_e4m3), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, E4M3_E4M3, PROMOTE_NOTHING});
 }
-KERNEL(gemm_fp8_hopper_e5m2, GemmHopper) {
-    CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);
-    multiply_hopper(&a, ARGUMENTS_ADDRESS(gemm_fp8_hopper_e5m2), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, E5M2_E4M3});
-}
+#define PROMOTED_KERNEL(name, types, promotion)                                                                              \
+    KERNEL(name, GemmHopper) {                                                                                               \
+        CLUSTER_BOUNDS(PROMOTED_THREADS, 1, HOPPER_CLUSTER);                                                                 \
+        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), (HopperForm){LAYOUT_DEPTH, LAYOUT_DEPTH, types, promotion}); \
+    }
+PROMOTED_KERNEL(gemm_fp8_hopper_e5m2, E5M2_E4M3, PROMOTE_SUMS)
+PROMOTED_KERNEL(gemm_fp8_hopper_blocks, E4M3_E4M3, PROMOTE_BLOCKS)
+PROMOTED_KERNEL(gemm_fp8_hopper_groups, E4M3_E4M3, PROMOTE_GROUPS)
 #endif
 
 #else
@@ -21,9 +27,19 @@ KERNEL(gemm_fp8_hopper_e5m2, GemmHopper) {
 #include <assert.h>
 #include <string.h>
 
-LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2)
+LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2, gemm_fp8_hopper_blocks, gemm_fp8_hopper_groups)
 
 /* -- On Hopper ----------------------------------------------------------------------------------------------------- */
+
+/* In the order of the launchers. */
+typedef enum HopperKernel { HOPPER_E4M3, HOPPER_E5M2, HOPPER_BLOCKS, HOPPER_GROUPS, HOPPER_NONE } HopperKernel;
+
+static HopperKernel hopper_kernel(const Gemm *g) {
+    bool once = g->scaling_a <= GEMM_SCALE_LINE && g->scaling_b <= GEMM_SCALE_LINE;
+    if (once) return g->input == GEMM_E4M3 ? HOPPER_E4M3 : HOPPER_E5M2;
+    if (g->input != GEMM_E4M3 || g->scaling_a != GEMM_SCALE_GROUP) return HOPPER_NONE;
+    return g->scaling_b == GEMM_SCALE_BLOCK ? HOPPER_BLOCKS : g->scaling_b == GEMM_SCALE_GROUP ? HOPPER_GROUPS : HOPPER_NONE;
+}
 
 /* Pairs of codes as elements of bf16. */
 static Gemm in_pairs(const Gemm *gemm) {
@@ -33,20 +49,19 @@ static Gemm in_pairs(const Gemm *gemm) {
     return pairs;
 }
 
-static bool by_lines(GemmScaling scaling) { return scaling == GEMM_SCALE_LINE; }
-static bool is_scaled_once(GemmScaling scaling) { return scaling <= GEMM_SCALE_LINE; }
-
+/* `g`: the arguments of the GEMM in pairs. */
 static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g) {
     GemmHopper h;
     LaunchShape shape;
-    if (!is_scaled_once(gemm->scaling_a) || !is_scaled_once(gemm->scaling_b)) return false;
-    if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
+    HopperKernel kernel = hopper_kernel(gemm);
+    if (kernel == HOPPER_NONE || !gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
     h.scales = (GemmScales){.a = gemm->scale_a,
         .b = gemm->scale_b,
-        .by_row = by_lines(gemm->scaling_a),
-        .by_column = by_lines(gemm->scaling_b),
+        .by_row = gemm->scaling_a == GEMM_SCALE_LINE,
+        .by_column = gemm->scaling_b == GEMM_SCALE_LINE,
         .b_stride = (int32_t)gemm_scale_count(gemm->scaling_b, gemm->n, gemm->k)};
-    launch_gemm_fp8_hopper(device, gemm->input == GEMM_E5M2, shape, &h);
+    if (kernel != HOPPER_E4M3) shape.threads = PROMOTED_THREADS;
+    launch_gemm_fp8_hopper(device, kernel, shape, &h);
     return true;
 }
 

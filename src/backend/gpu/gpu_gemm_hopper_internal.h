@@ -28,10 +28,12 @@ enum {
     UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
     HOPPER_STAGES = 4,
     HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
-    HOPPER_TILES = 8,     /* ring of tiles between producer and warpgroups: more than stages */
-    HOPPER_THREADS = 288, /* the last 32 are the producer's warp */
+    HOPPER_TILES = 8,       /* ring of tiles between producer and warpgroups: more than stages */
+    HOPPER_THREADS = 288,   /* the last 32 are the producer's warp */
+    PROMOTED_THREADS = 384, /* of kernels that promote sums: the producer's warpgroup gives its registers to the others */
     BOX_LINES = 64,
     BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* of a copy */
+    BLOCK_LINES = 128,                     /* that share a scale of GEMM_SCALE_BLOCK */
     OUT_BOXES = 2,                         /* of each warpgroup, side by side, on their way to C */
 };
 
@@ -50,6 +52,7 @@ typedef struct HopperShared {
     bf16 out[2][OUT_BOXES][BOX_ELEMENTS];
     HopperTile tiles[HOPPER_TILES];
     uint64_t full[HOPPER_STAGES], empty[HOPPER_STAGES];
+    float column_scales[2][HOPPER_COLUMNS]; /* of a stage, for each warpgroup */
 } HopperShared;
 
 /* Scales of operands in fp8. */
@@ -269,44 +272,56 @@ enum { SUMS = HOPPER_COLUMNS / 2 };
 
 #define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
 #define NAMED_128                                                                                                                          \
-    "{" NAMED_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "   \
+    NAMED_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "   \
     "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "        \
-    "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
+    "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* Types of A and B. */
 typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
 
-/* What a kernel multiplies: layouts and types are constants of it. */
+/* When the sums of the matrix unit, which for fp8 have about 14 bits, are added to sums in fp32: not at all, or after
+ * each stage, as they are or multiplied by the stage's scales: those of rows of A (GEMM_SCALE_GROUP) and of blocks of B
+ * (GEMM_SCALE_BLOCK), or of rows of A and columns of B (GEMM_SCALE_GROUP both). */
+typedef enum HopperPromotion { PROMOTE_NOTHING, PROMOTE_SUMS, PROMOTE_BLOCKS, PROMOTE_GROUPS } HopperPromotion;
+
+/* What a kernel multiplies, and how; constants of it. */
 typedef struct HopperForm {
     Layout a, b;
     HopperTypes types;
+    HopperPromotion promotion;
 } HopperForm;
 
 /* What a step of 32 bytes along k adds to a descriptor, in units of 16 bytes: 32 bytes of each row, or 16 rows. */
 INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
-#define WGMMA_STEP(shape, sums, transposes)                                                                                                \
-    "wgmma.mma_async.sync.aligned." shape " " sums ", a, b, add, 1, 1" transposes ";\n"                                                    \
+#define WGMMA_STEP(shape, sums, transposes) \
+    "wgmma.mma_async.sync.aligned." shape " {" sums "}, a, b, add, 1, 1" transposes ";\n" \
     "add.s32 al, al, %[a_step]; add.s32 bl, bl, %[b_step]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
 
-/* x += A B for the four steps of a stage. */
-#define WGMMA_STAGE(x, shape, transposes)                                                                                                  \
-    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n"                                                               \
+/* x += A B for the four steps of a stage, x = A B where `adds` is 0. */
+#define WGMMA_STAGE(tied, sums, adds, shape, transposes) \
+    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n" \
                      "mov.b32 al, %[a]; mov.b32 bl, %[b]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n" \
-                     "setp.eq.s32 add, 0, 0;\n"                                                                                            \
-                     "wgmma.fence.sync.aligned;\n" WGMMA_STEP(shape, NAMED_128, transposes) WGMMA_STEP(shape, NAMED_128, transposes)       \
-                         WGMMA_STEP(shape, NAMED_128, transposes) WGMMA_STEP(shape, NAMED_128, transposes) "wgmma.commit_group.sync.aligned; }" \
-                     : TIED_128(x)                                                                                                         \
-                     : [a] "r"(descriptor_of(left, BOX_ELEMENTS * 2)), [b] "r"(descriptor_of(right, BOX_ELEMENTS * 2)),                    \
-                     [a_step] "n"(descriptor_step(form.a)), [b_step] "n"(descriptor_step(form.b)),                                         \
-                     [a_lines] "n"(form.a == LAYOUT_LINES), [b_lines] "n"(form.b == LAYOUT_LINES)                                          \
+                     "setp.eq.s32 add, " adds ", 1;\n" \
+                     "wgmma.fence.sync.aligned;\n" WGMMA_STEP(shape, sums, transposes) "setp.eq.s32 add, 0, 0;\n" \
+                     WGMMA_STEP(shape, sums, transposes) WGMMA_STEP(shape, sums, transposes) WGMMA_STEP(shape, sums, transposes) \
+                     "wgmma.commit_group.sync.aligned; }" \
+                     : tied \
+                     : [a] "r"(descriptor_of(left, BOX_ELEMENTS * 2)), [b] "r"(descriptor_of(right, BOX_ELEMENTS * 2)), \
+                     [a_step] "n"(descriptor_step(form.a)), [b_step] "n"(descriptor_step(form.b)), \
+                     [a_lines] "n"(form.a == LAYOUT_LINES), [b_lines] "n"(form.b == LAYOUT_LINES) \
                      : "memory")
 
 /* Starts x += A B for a stage. Until sums_wait, code must not touch x. */
 INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
-    if (form.types == BF16_BF16) WGMMA_STAGE(x, "m64n256k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
-    else if (form.types == E4M3_E4M3) WGMMA_STAGE(x, "m64n256k32.f32.e4m3.e4m3", "");
-    else WGMMA_STAGE(x, "m64n256k32.f32.e5m2.e4m3", "");
+    if (form.types == BF16_BF16) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
+    else if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e4m3.e4m3", "");
+    else WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e5m2.e4m3", "");
+}
+/* Starts y = A B for a stage and 128 columns. Until wgmma_wait, code must not touch y. */
+INLINE void half_start(float *y, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
+    if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_128_COLUMNS(y), NAMED_64, "0", "m64n128k32.f32.e4m3.e4m3", "");
+    else WGMMA_STAGE(TIED_128_COLUMNS(y), NAMED_64, "0", "m64n128k32.f32.e5m2.e4m3", "");
 }
 /* Waits until all sums_start but the last have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
@@ -490,6 +505,81 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
     stage_release(before);
 }
 
+/* The scales of a stage, for a thread: of its two rows, and of both halves of the columns or, in `next`, of two columns that
+ * it hands to its warpgroup in column_scales. */
+typedef struct StageScales {
+    GLOBAL const float *rows[2], *columns[2]; /* of the stage that comes next */
+    float row[2], column[2], next[2];
+} StageScales;
+
+/* Lines of the problem that follow one another begin `t->steps` scales apart. Those beyond C share the last ones. */
+INLINE StageScales scales_of(const GemmHopper *h, const HopperTile *t, int group, const HopperForm form) {
+    StageScales s;
+    int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4, slot = slots_are_rows(&h->gemm) ? t->slot : 0;
+    GLOBAL const float *of_b = h->scales.b + (int64_t)t->problem * h->scales.b_stride;
+    UNROLL for (int i = 0; i < 2; i++) {
+        int32_t column = t->column + i * HOPPER_COLUMNS / 2 + (form.promotion == PROMOTE_GROUPS ? thread_id() % WARPGROUP : 0);
+        int32_t line = form.promotion == PROMOTE_GROUPS ? least(column, h->gemm.n - 1) : least(column, h->gemm.n - 1) / BLOCK_LINES;
+        s.rows[i] = h->scales.a + (int64_t)(slot + least(row + 8 * i, t->end - 1)) * t->steps;
+        s.columns[i] = of_b + (int64_t)line * t->steps;
+        if (form.promotion == PROMOTE_GROUPS) s.next[i] = *s.columns[i];
+    }
+    return s;
+}
+
+/* Reads the scales of a stage while its sums are under way. */
+INLINE void scales_step(StageScales *s, int group, bool last, const HopperForm form) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        s->row[i] = *s->rows[i]++;
+        if (form.promotion == PROMOTE_BLOCKS) s->column[i] = *s->columns[i]++;
+    }
+    if (form.promotion != PROMOTE_GROUPS) return;
+    LOCAL float *scales = hopper_shared->column_scales[group] + thread_id() % WARPGROUP;
+    group_barrier(group);
+    UNROLL for (int i = 0; i < 2; i++) scales[i * HOPPER_COLUMNS / 2] = s->next[i];
+    group_barrier(group);
+    UNROLL for (int i = 0; i < 2; i++) if (!last) s->next[i] = *++s->columns[i];
+}
+
+/* x += y times the scales, for one half of the columns. */
+INLINE void sums_promote(float *x, const float *y, const StageScales *s, int group, const int half, const HopperForm form) {
+    LOCAL const float *scales = hopper_shared->column_scales[group] + half * HOPPER_COLUMNS / 2 + lane_id() % 4 * 2;
+    float rows[2];
+    UNROLL for (int i = 0; i < 2 && form.promotion == PROMOTE_BLOCKS; i++) rows[i] = s->row[i] * s->column[half];
+    UNROLL for (int j = 0; j < SUMS / 8; j++) {
+        f32x2 columns = 1;
+        if (form.promotion == PROMOTE_GROUPS) columns = *(LOCAL const f32x2 *)(scales + j * 8);
+        UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) {
+            if (form.promotion == PROMOTE_SUMS) x[i] += y[i];
+            else if (form.promotion == PROMOTE_BLOCKS) x[i] += y[i] * rows[i / 2 % 2];
+            else x[i] += y[i] * (s->row[i / 2 % 2] * columns[i % 2]);
+        }
+    }
+}
+
+/* tile_sums with promotion. The matrix unit computes half of the columns of a stage at a time, while the other warpgroup
+ * promotes. */
+INLINE void tile_sums_promoted(const GemmHopper *h, const HopperTile *t, Ring *ring, int group, float *x, const HopperForm form) {
+    float y[SUMS / 2];
+    StageScales scales;
+    if (form.promotion != PROMOTE_SUMS) scales = scales_of(h, t, group, form);
+    UNROLL for (int i = 0; i < SUMS / 2; i++) y[i] = 0;
+    for (int32_t step = 0; step < t->steps; step++) {
+        LOCAL bf16 *stage = stage_at(ring);
+        shared_barrier_wait(stage_full(ring), ring->phase);
+        warp_barrier();
+        UNROLL for (int half = 0; half < 2; half++) {
+            half_start(y, stage + group * BOX_ELEMENTS, stage + HOPPER_A_ELEMENTS + half * (B_BOXES / 2) * BOX_ELEMENTS, form);
+            if (half == 0 && form.promotion != PROMOTE_SUMS) scales_step(&scales, group, step + 1 == t->steps, form);
+            wgmma_wait(y, HOPPER_COLUMNS / 2, 0);
+            if (half == 1) stage_release(ring->stage);
+            sums_promote(x + half * SUMS / 2, y, &scales, group, half, form);
+            materialize_sums(x + half * SUMS / 2, HOPPER_COLUMNS / 2);
+        }
+        ring_advance(ring, HOPPER_STAGES);
+    }
+}
+
 /* Releases the stages of a tile, for a warpgroup that has no rows of it. */
 INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     for (int32_t step = t->steps + d_steps(g); step > 0; step--) {
@@ -515,9 +605,10 @@ INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, const HopperForm f
             continue;
         }
         UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0;
-        tile_sums(&t, &ring, group, cuts, x, form);
+        if (form.promotion == PROMOTE_NOTHING) tile_sums(&t, &ring, group, cuts, x, form);
+        else tile_sums_promoted(h, &t, &ring, group, x, form);
         if (form.types == BF16_BF16) sums_scale(g, x);
-        else sums_scale_fp8(h, &t, group, x);
+        else if (form.promotion <= PROMOTE_SUMS) sums_scale_fp8(h, &t, group, x);
         if (g->bias) sums_add_bias(g, x, t.column);
         hopper_write(h, maps, &t, &ring, group, x);
     }
@@ -535,8 +626,14 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm
         fence_shared_to_async();
     }
     cluster_barrier();
-    if (wave_id() < 2 * 4) consume_tiles(h, maps, form);
-    else if (lane_id() == 0) load_tiles(h, maps, &schedule, form.a, form.b);
+    if (wave_id() < 2 * 4) {
+        if (form.promotion) registers_raise(240);
+        consume_tiles(h, maps, form);
+    } else {
+        if (form.promotion) registers_lower(24);
+        bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave its registers */
+        if (lane_id() == 0 && !spare) load_tiles(h, maps, &schedule, form.a, form.b);
+    }
     cluster_barrier();
 }
 

@@ -278,54 +278,68 @@ static void sums_are_scaled_by_tensor_and_by_line(void **state) {
                 (Gemm){.m = sizes[i][0], .n = sizes[i][1], .k = sizes[i][2], .scaling_a = once[j][0], .scaling_b = once[j][1]}, NULL, 1);
 }
 
+static const GemmScaling promoted[][2] = {{GEMM_SCALE_GROUP, GEMM_SCALE_BLOCK}, {GEMM_SCALE_GROUP, GEMM_SCALE_GROUP}};
+
+static void sums_are_scaled_by_groups_and_blocks(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 16, 16}, {128, 144, 128}, {77, 272, 400}, {129, 528, 1040}};
+    fp8_gpu();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t j = 0; j < sizeof promoted / sizeof *promoted; j++)
+            check_forms(
+                (Gemm){.m = sizes[i][0], .n = sizes[i][1], .k = sizes[i][2], .scaling_a = promoted[j][0], .scaling_b = promoted[j][1]},
+                NULL, 1);
+}
+
 /* More than any processor count, so that blocks make several. Too much for an emulator. */
 static void many_tiles_are_scaled(void **state) {
     (void)state;
+    static const GemmScaling scalings[][2] = {{GEMM_SCALE_TENSOR, GEMM_SCALE_TENSOR}, {GEMM_SCALE_LINE, GEMM_SCALE_LINE},
+        {GEMM_SCALE_GROUP, GEMM_SCALE_BLOCK}, {GEMM_SCALE_GROUP, GEMM_SCALE_GROUP}};
     if (device_info(fp8_gpu())->kind != DEVICE_CUDA) skip();
-    check_case(&(Case){.form = {.input = GEMM_E4M3,
-                           .output = GEMM_BF16,
-                           .m = 3000,
-                           .n = 5136,
-                           .k = 272,
-                           .scaling_a = GEMM_SCALE_LINE,
-                           .scaling_b = GEMM_SCALE_LINE},
-        .exact = true});
+    for (int i = 0; i < 4; i++) {
+        Case p = {.form = {.input = GEMM_E4M3,
+                      .output = GEMM_BF16,
+                      .m = 3000,
+                      .n = 5136,
+                      .k = 400,
+                      .scaling_a = scalings[i][0],
+                      .scaling_b = scalings[i][1]},
+            .exact = true};
+        check_case(&p);
+        if (i == 0) p.form.input = GEMM_E5M2, check_case(&p);
+    }
 }
 
 /* The first has none, others end within a tile or with it; slots beyond the last are nobody's. */
 static const int32_t few[] = {0, 0, 131, 132, 331, 340}, none[] = {0, 0, 0}, many[] = {0, 1000, 2300, 2300, 2364, 5900};
 
-static void slots_of_experts_meet_their_weights_and_scales(void **state) {
-    (void)state;
-    Device *gpu = fp8_gpu();
-    for (size_t j = 0; j < sizeof once / sizeof *once; j++) {
-        Gemm sizes = {.m = 350, .n = 80, .k = 144, .scaling_a = once[j][0], .scaling_b = once[j][1]};
-        check_forms(sizes, few, 5);
-        sizes.m = 20;
-        check_forms(sizes, none, 2);
-    }
-    if (device_info(gpu)->kind == DEVICE_CUDA)
-        check_case(&(Case){.form = {.input = GEMM_E4M3,
-                               .output = GEMM_BF16,
-                               .m = 6000,
-                               .n = 2048,
-                               .k = 272,
-                               .scaling_a = GEMM_SCALE_LINE,
-                               .scaling_b = GEMM_SCALE_LINE},
-            .exact = true,
-            .offset = many,
-            .experts = 5});
+static void check_experts(GemmScaling a, GemmScaling b) {
+    Gemm sizes = {.m = 350, .n = 208, .k = 144, .scaling_a = a, .scaling_b = b};
+    check_forms(sizes, few, 5);
+    sizes.m = 20;
+    check_forms(sizes, none, 2);
+    if (device_info(check_device())->kind != DEVICE_CUDA) return;
+    Gemm large = {.input = GEMM_E4M3, .output = GEMM_BF16, .m = 6000, .n = 2048, .k = 272, .scaling_a = a, .scaling_b = b};
+    check_case(&(Case){.form = large, .exact = true, .offset = many, .experts = 5});
 }
 
-static void sizes_that_no_kernel_has_are_declined(void **state) {
+static void slots_of_experts_meet_their_weights_and_scales(void **state) {
+    (void)state;
+    fp8_gpu();
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) check_experts(once[i][0], once[i][1]);
+    for (size_t i = 0; i < sizeof promoted / sizeof *promoted; i++) check_experts(promoted[i][0], promoted[i][1]);
+}
+
+static void what_no_kernel_has_is_declined(void **state) {
     (void)state;
     Device *gpu = fp8_gpu();
     Case p = {.form = {.input = GEMM_E4M3, .output = GEMM_F32, .m = 32, .n = 32, .k = 32}};
     Run r = open_run(&p);
     assert_true(gpu_gemm_fp8(gpu, &r.gemm));
-    Gemm odd[] = {r.gemm, r.gemm, r.gemm};
-    odd[0].n = 24, odd[1].k = 24, odd[2].a = (const char *)r.gemm.a + 8;
-    for (int i = 0; i < 3; i++) assert_false(gpu_gemm_fp8(gpu, &odd[i]));
+    Gemm odd[] = {r.gemm, r.gemm, r.gemm, r.gemm};
+    odd[0].n = 24, odd[1].k = 24, odd[2].a = (const char *)r.gemm.a + 8, odd[3].scaling_a = GEMM_SCALE_BLOCK;
+    for (int i = 0; i < 4; i++) assert_false(gpu_gemm_fp8(gpu, &odd[i]));
     r.gemm.m = 0;
     assert_true(gpu_gemm_fp8(gpu, &r.gemm));
     expect_no_failure();
@@ -335,9 +349,10 @@ static void sizes_that_no_kernel_has_are_declined(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_scaled_by_tensor_and_by_line),
+        cmocka_unit_test(sums_are_scaled_by_groups_and_blocks),
         cmocka_unit_test(many_tiles_are_scaled),
         cmocka_unit_test(slots_of_experts_meet_their_weights_and_scales),
-        cmocka_unit_test(sizes_that_no_kernel_has_are_declined),
+        cmocka_unit_test(what_no_kernel_has_is_declined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
