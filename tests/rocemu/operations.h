@@ -38,6 +38,8 @@
     X(mul_i24, I, u32, u32, u32, u32, "v_mul_i32_i24 %0, %1, %2", 0, (u32)((long long)sign24(a) * sign24(b)))                                 \
     X(mad_u24, I, u32, u32, u32, u32, "v_mad_u32_u24 %0, %1, %2, %3", 0, (a & 0xffffff) * (b & 0xffffff) + c)                                 \
     X(min_u32, I, u32, u32, u32, u32, "v_min_u32 %0, %1, %2", 0, a < b ? a : b)                                                               \
+    X(max_u32, I, u32, u32, u32, u32, "v_max_u32 %0, %1, %2", 0, a > b ? a : b)                                                               \
+    X(max3_u32, I, u32, u32, u32, u32, "v_max3_u32 %0, %1, %2, %3", 0, a > b ? (a > c ? a : c) : (b > c ? b : c))                             \
     X(max_i32, I, u32, u32, u32, u32, "v_max_i32 %0, %1, %2", 0, (int)a > (int)b ? a : b)                                                     \
     X(med3_i32, I, u32, u32, u32, u32, "v_med3_i32 %0, %1, %2, %3", 0, (u32)median((int)a, (int)b, (int)c))                                   \
     X(bfe_u32, I, u32, u32, u32, u32, "v_bfe_u32 %0, %1, %2, %3", 0, a >> b % 32 & ((1u << c % 32) - 1))                                      \
@@ -101,6 +103,7 @@
     X(fmamk_f32, F, u32, u32, u32, u32, "v_fmamk_f32 %0, %1, 0x3fb8aa3b, %2", 0, fb(fmaf(f(a), f(0x3fb8aa3b), f(b))))                         \
     X(fmaak_f32, F, u32, u32, u32, u32, "v_fmaak_f32 %0, %1, %2, 0x3fb8aa3b", 0, fb(fmaf(f(a), f(b), f(0x3fb8aa3b))))                         \
     X(max3_f32, F, u32, u32, u32, u32, "v_max3_f32 %0, %1, %2, %3", 0, fb(larger(larger(f(a), f(b)), f(c))))                                  \
+    X(med3_f32, F, u32, u32, u32, u32, "v_med3_f32 %0, %1, %2, %3", 0, fb(middle(f(a), f(b), f(c))))                                          \
     X(trunc_f32, F, u32, u32, u32, u32, "v_trunc_f32 %0, %1", 0, fb(truncf(f(a))))                                                            \
     X(ceil_f32, F, u32, u32, u32, u32, "v_ceil_f32 %0, %1", 0, fb(ceilf(f(a))))                                                               \
     X(floor_f32, F, u32, u32, u32, u32, "v_floor_f32 %0, %1", 0, fb(floorf(f(a))))                                                            \
@@ -119,6 +122,11 @@
     X(cvt_f32_ubyte2, F, u32, u32, u32, u32, "v_cvt_f32_ubyte2 %0, %1", 0, fb((float)(a >> 16 & 255)))                                        \
     X(cvt_i32_f32, I, u32, u32, u32, u32, "v_cvt_i32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), -2147483648.0, 2147483647.0))                  \
     X(cvt_u32_f32, I, u32, u32, u32, u32, "v_cvt_u32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), 0, 4294967295.0))                              \
+    X(cvt_pk_fp8, I, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_cvt_pk_fp8_f32 %0, %1, %2", 0, (c & 0xffff0000) | e4m3_pair(f(a), f(b)))       \
+    X(cvt_pk_fp8_high, I, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_cvt_pk_fp8_f32 %0, -%1, %2 op_sel:[0,0,1]", 0,                            \
+      (c & 0xffff) | e4m3_pair(-f(a), f(b)) << 16)                                                                                            \
+    X(cvt_pk_bf8_high, I, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_cvt_pk_bf8_f32 %0, %1, |%2| op_sel:[0,0,1]", 0,                           \
+      (c & 0xffff) | e5m2_pair(f(a), fabsf(f(b))) << 16)                                                                                      \
     X(cvt_f32_f64, F, u32, u64, u32, u32, "v_cvt_f32_f64 %0, %1", 0, fb((float)g(a)))                                                         \
     X(cvt_f64_f32, G, u64, u32, u32, u32, "v_cvt_f64_f32 %0, %1", 0, gb((double)f(a)))                                                        \
     X(add_f64, G, u64, u64, u64, u64, "v_add_f64 %0, %1, %2", 0, gb(g(a) + g(b)))                                                             \

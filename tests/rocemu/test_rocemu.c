@@ -3,6 +3,7 @@
  * HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
 
+#include "base/fp8.h"
 #include "rocemu/library.h"
 #include "rocemu/operations.h"
 
@@ -85,6 +86,19 @@ static float larger(float a, float b) {
     if (a != a || b != b) return a != a ? b : a;
     return a > b || (a == b && !signbit(a)) ? a : b;
 }
+static float smaller(float a, float b) { return -larger(-a, -b); }
+/* Beside a NaN the smaller of the other two. */
+static float middle(float a, float b, float c) {
+    if (a != a || b != b || c != c) return smaller(smaller(a, b), c);
+    return a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
+}
+/* fp8 of gfx942; what would be rounded to more than the largest number is NaN, as long as no mode asks for that number. */
+static u32 fnuz(float x, Fp8Kind kind) {
+    float too_large = kind == FP8_E4M3 ? 248 : 61440;
+    return fabsf(x) < too_large ? fp8_from_float(x, fp8_format(kind, true)) : 0x80;
+}
+static u32 e4m3_pair(float a, float b) { return fnuz(a, FP8_E4M3) | fnuz(b, FP8_E4M3) << 8; }
+static u32 e5m2_pair(float a, float b) { return fnuz(a, FP8_E5M2) | fnuz(b, FP8_E5M2) << 8; }
 static long long saturated(double x, double low, double high) {
     return x != x ? 0 : x < low ? (long long)low : x > high ? (long long)high : (long long)x;
 }
@@ -334,6 +348,7 @@ static void expect_write_pairs(int lane, const u32 *x, u32 *out) { (void)lane, o
 static void expect_write_strides(int lane, const u32 *x, u32 *out) {
     (void)lane, out[0] = x[1], out[1] = x[0], out[2] = x[2], out[3] = x[3];
 }
+static void expect_write_two(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[2], out[1] = x[3], out[2] = x[0], out[3] = x[1]; }
 static void expect_add(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[0] + x[1]; }
 static void expect_accumulators(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[0], out[1] = 7; }
 static void expect_write_lane(int lane, const u32 *x, u32 *out) { out[0] = lane == 9 ? 5 : x[0]; }
@@ -355,7 +370,7 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
         const char *kernel;
         void (*expect)(int lane, const u32 *x, u32 *out);
     } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
-        {"lds_write_strides", expect_write_strides}, {"lds_add", expect_add}, {"accumulators", expect_accumulators},
+        {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add}, {"accumulators", expect_accumulators},
         {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer}, {"scalar_read", expect_scalar},
         {"branch_on_vcc", expect_branches}, {"halves", expect_halves}};
     u32 in[4 * LANES], out[4 * LANES];

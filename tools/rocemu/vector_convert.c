@@ -23,11 +23,11 @@ static float fp8_to_float(uint8_t x, int mantissa_bits, int bias) {
                                : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
     return x & 0x80 ? -magnitude : magnitude;
 }
-/* To nearest even; too large values saturate, NaN stays NaN, -0 becomes +0. */
+/* To nearest even; NaN stays NaN, -0 becomes +0. Too large values become NaN: MODE.FP16_OVFL, with which they would
+ * become the largest number, is clear. */
 static uint8_t fp8_from_float(float x, int mantissa_bits, int bias) {
     if (x != x || isinf(x)) return 0x80;
-    float magnitude = fabsf(x), largest = fp8_to_float(0x7f, mantissa_bits, bias);
-    if (magnitude >= largest) return (uint8_t)(0x7f | (x < 0 ? 0x80 : 0));
+    float magnitude = fabsf(x);
     int exponent = 0;
     frexpf(magnitude, &exponent);
     int scale = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
@@ -35,7 +35,7 @@ static uint8_t fp8_from_float(float x, int mantissa_bits, int bias) {
     /* A whole number of steps of the exponent `scale`; carries run into the next exponent by themselves. */
     uint32_t bits = (uint32_t)steps + ((uint32_t)(scale + bias - 1) << mantissa_bits);
     if (magnitude == 0 || bits == 0) return 0;
-    return (uint8_t)((bits > 0x7f ? 0x7f : bits) | (x < 0 ? 0x80 : 0));
+    return (uint8_t)(bits > 0x7f ? 0x80 : bits | (x < 0 ? 0x80 : 0));
 }
 
 #define CONVERSIONS(X)                                                                                                                     \

@@ -66,12 +66,15 @@ KERNEL ids(GLOBAL u32 *out) {
     out[group * width * height * depth + x + width * (y + height * z)] = x | y << 8 | z << 16 | group << 24;
 }
 
+/* Counts values by their last four bits, and leaves the largest in bins[16]. */
 KERNEL histogram(GLOBAL u32 *bins, const GLOBAL u32 *values) {
     static SHARED u32 local[16];
     int thread = __builtin_amdgcn_workitem_id_x();
     if (thread < 16) local[thread] = 0;
     barrier();
-    __atomic_fetch_add((LOCAL u32 *)&local[values[__builtin_amdgcn_workgroup_id_x() * 256 + thread] % 16], 1, __ATOMIC_RELAXED);
+    u32 value = values[__builtin_amdgcn_workgroup_id_x() * 256 + thread];
+    __atomic_fetch_add((LOCAL u32 *)&local[value % 16], 1, __ATOMIC_RELAXED);
+    __scoped_atomic_fetch_max(&bins[16], value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
     barrier();
     if (thread < 16) __atomic_fetch_add(&bins[thread], local[thread], __ATOMIC_RELAXED);
 }
