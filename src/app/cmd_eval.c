@@ -30,6 +30,7 @@
 
 typedef struct EvalOptions {
     LayoutConfig layout;
+    Fp8Config fp8;
     int64_t length, sequences, batch, threads;
     const char *separator, *losses;
     bool document_mask, json;
@@ -52,6 +53,8 @@ static const Option rows[] = {
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
     STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
+    CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,
+        "GEMMs of linear layers and experts in fp8, whatever the training had; same: as in training; fp8.min_size is that of the run"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
 };
 #undef FIELD
@@ -185,6 +188,7 @@ static bool open_program(Program *program, const char *folder, const Config *giv
     if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return false;
     program->model =
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    inference_check_fp8(ranks, config, program->model.graph);
     if (!op_backend(&backend, ranks->device, ranks->precision, "", error)) return false;
     Plan plan = graph_plan_lasting(program->model.graph);
     if (!check_memory(&plan, ranks->device, error)) return false;
@@ -353,6 +357,7 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    inference_choose_fp8(&config, options->fp8.recipe);
     config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
     if (!data) data = own;

@@ -23,6 +23,7 @@
 
 typedef struct GenerateOptions {
     LayoutConfig layout;
+    Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
     double temperature, top_p;
     bool text, cache;
@@ -47,6 +48,8 @@ static const Option rows[] = {
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
+    CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,
+        "GEMMs of linear layers and experts in fp8, whatever the training had; same: as in training; fp8.min_size is that of the run"),
 };
 #undef FIELD
 
@@ -254,6 +257,7 @@ static bool run_model(Inference *inference, const char *folder, Config *config, 
         return false;
     Generator *generator =
         source_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
+    if (generator) inference_check_fp8(inference, config, generator_graph(generator));
     bool done = generator && generate(generator, prompt, options, text, error);
     generator_free(generator);
     return done;
@@ -276,6 +280,7 @@ static bool run_rank(Inference *inference, Invocation *invocation, Error *error)
     SCOPED(close_text) Text text = {.numbers = !options->text, .printed = inference_leads(inference), .terminal = isatty(STDOUT_FILENO)};
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    inference_choose_fp8(&config, options->fp8.recipe);
     if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
     else if (!open_text(&text, folder, &config, error)) return false;
     return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "device/gemm.h"
 #include "layout/layout.h"
+#include "model/model.h"
 
 bool inference_join(Inference *inference, Error *error) {
     inference->comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
@@ -16,11 +17,23 @@ bool inference_join(Inference *inference, Error *error) {
 
 bool inference_leads(const Inference *inference) { return comm_rank(inference->comm) == 0; }
 
+void inference_choose_fp8(Config *config, int choice) {
+    if (choice <= FP8_BLOCK) config->model.fp8.recipe = choice;
+}
+
+void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph) {
+    if (config->model.fp8.recipe == FP8_NONE || fp8_is_used(graph) || !inference_leads(inference)) return;
+    log_warn("fp8.recipe: no linear layer is computed in fp8, since none has multiples of 16 rows and columns and fp8.min_size=%g",
+        config->model.fp8.min_size);
+}
+
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
     Comm *comm = inference->comm;
     process_set_threads(threads, comm_local_size(comm));
     gemm_exact(config->exact_gemm);
     inference->precision = precision_for_inference(command_precision(precision, config->precision));
+    if (config->model.fp8.recipe != FP8_NONE && inference->precision == PRECISION_FP64)
+        return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use");
     inference->device = command_open_local_device(device, inference->precision, comm, error);
     return inference->device && comm_use_device(comm, inference->device, error) && layout_open_mesh(&inference->mesh, config, comm, error);
 }

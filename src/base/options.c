@@ -297,6 +297,8 @@ bool options_set_row(
     const char *reason = parse_value(option, values, strings, text, length);
     if (!reason) return true;
     char quoted[OPTIONS_QUOTED], allowed[512];
+    const char *other = options_reason_of_value(option->name, text);
+    if (other) return error_set(error, ERROR_USAGE, "%s %s is %s, %s", option->name, where, options_quote(quoted, text, length), other);
     format_allowed(option, allowed);
     return error_set(
         error, ERROR_USAGE, "%s %s is %s, which %s; give %s", option->name, where, options_quote(quoted, text, length), reason, allowed);

@@ -23,6 +23,8 @@ const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t 
 /* Parses `text` (length bytes and a NUL after them) into the row's field. `where`, for messages: "at x.yaml:3". */
 bool options_set_row(
     const Option *option, void *values, OptionStrings *strings, const char *text, size_t length, const char *where, Error *error);
+/* Why a row takes no such value, where another setting is meant; NULL: it is none of these. */
+const char *options_reason_of_value(const char *name, const char *value);
 /* Sets the error of an unknown key, with the nearest known one; returns false. */
 bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error);
 

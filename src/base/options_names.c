@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <ctype.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/math.h"
 #include "base/options.h"
@@ -16,9 +17,10 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"max_steps", "steps"}, {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"},
     {"num_epochs", "epochs"}, {"max_epochs", "epochs"}, {"max_duration", "steps"}, {"resume", "run"}, {"resume_from", "run"},
     {"autoresume", "run"}, {"save_folder", "run"}, {"load_path", "init"}, {"init_from", "init"}, {"random_seed", "seed"},
-    {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"mixed_precision", "precision"},
-    {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"},
-    {"num_threads", "threads"}, {"dry_run", "plan"},
+    {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"fp8", "fp8.recipe"},
+    {"fp8_recipe", "fp8.recipe"}, {"fp8_format", "fp8.recipe"}, {"fp8_hybrid", "fp8.recipe"}, {"enable_fp8", "fp8.recipe"},
+    {"float8", "fp8.recipe"}, {"float8_recipe", "fp8.recipe"}, {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"},
+    {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
 
     {"dataset", "data.train"}, {"datasets", "data.train"}, {"train_loader", "data.train"}, {"eval_loader", "data.valid"},
     {"test_datasets", "data.valid"}, {"val_set_size", "data.valid_fraction"}, {"dataset_path", "data.train"}, {"data_path", "data.train"},
@@ -98,6 +100,18 @@ static const struct {
     {"compile", "smelt's kernels are compiled with it: leave this out"},
     {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
     {"sample_packing", "documents are always packed into sequences: data.packing says how, and data.document_mask keeps them apart"}};
+
+/* Values that other programs have for a setting and smelt for another. */
+static const struct {
+    const char *name, *value, *reason;
+} other_values[] = {{"precision", "fp8",
+    "which is a recipe beside it: fp8.recipe=tensor, row, row_gw_hp or block computes linear layers in fp8, and precision what is left"}};
+
+const char *options_reason_of_value(const char *name, const char *value) {
+    for (size_t i = 0; i < sizeof other_values / sizeof *other_values; i++)
+        if (!strcmp(name, other_values[i].name) && !strcasecmp(value, other_values[i].value)) return other_values[i].reason;
+    return NULL;
+}
 
 /* Whether `name` is `other` but for case and for hyphens in place of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {

@@ -146,6 +146,8 @@ extern const OptionTable config_table;
 bool config_needs_microbatch(const Config *config);
 /* "llama" */
 void config_family_name(const Config *config, char name[16]);
+/* "tensor" */
+void config_recipe_name(const Config *config, char name[16]);
 
 /* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
  * was applied to; 0: not given. Where all three are 0, config_check takes the default. ERROR_USAGE when several are

@@ -135,9 +135,7 @@ TensorId builder_scatter(Builder *b, TensorId x) {
 }
 
 bool builder_is_fp8(const Builder *b, int64_t rows, int64_t out, int64_t in) {
-    const Fp8Config *fp8 = &b->config->fp8;
-    bool fits = in % 16 == 0 && out % 16 == 0 && (rows % 16 == 0 || !b->graph->training);
-    return fp8->recipe != FP8_NONE && fits && (double)in * (double)out >= fp8->min_size * (double)(in + out);
+    return fp8_choose(&b->config->fp8, b->graph->training, rows, out, in) == FP8_CHOSEN;
 }
 
 Heads builder_heads(const Builder *b) {

@@ -91,3 +91,37 @@ void model_cast_weights(const Graph *graph, Device *device, const void *master, 
 /* The initial weights of all parameters, frozen ones in `weights`, then model_cast_weights. ERROR_DEVICE. */
 bool model_initialize_on(
     const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);
+
+/* -- Linear layers in fp8 (fp8_layers.c) ---------------------------------------------------------------------------- */
+
+/* Whether a linear layer is computed in fp8, or why not. */
+typedef enum Fp8Choice {
+    FP8_NOT_ASKED, /* there is no recipe */
+    FP8_CHOSEN,
+    FP8_BY_RULE,     /* head, router, adapter */
+    FP8_UNEVEN,      /* matrix units take multiples of 16 rows and columns, ... */
+    FP8_UNEVEN_ROWS, /* ... in training of rows of a microbatch too, which gradients of weights sum over */
+    FP8_TOO_SMALL,   /* fp8.min_size */
+    FP8_TWO_PARTS,   /* ranks of tensor parallelism share out parts of it differently, which one cast would need together */
+} Fp8Choice;
+
+/* in * out / (in + out), which fp8.min_size is compared with: the time of a GEMM over R rows grows with R in out, that of
+ * casting x, y and their gradients with R (in + out). */
+double fp8_layer_size(int64_t out, int64_t in);
+/* Of a layer [out, in] over so many rows that is one of those that a recipe is for; one of experts takes 16. */
+Fp8Choice fp8_choose(const Fp8Config *config, bool training, int64_t rows, int64_t out, int64_t in);
+
+enum { FP8_LAYERS = 32, FP8_LAYER_NAME = 96 };
+/* Layers of one kind. */
+typedef struct Fp8Layer {
+    char name[FP8_LAYER_NAME]; /* "mlp.down_proj", "q_proj, k_proj, v_proj": what one GEMM computes */
+    int64_t rows, out, in, experts;
+    int count;
+    Fp8Choice choice;
+    double flops; /* of all, forward */
+} Fp8Layer;
+/* The kinds of layers of a graph of this configuration, in the order of their first ones; returns how many. The embedding,
+ * which multiplies nothing, is none. */
+int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer layers[FP8_LAYERS]);
+/* Whether any layer is computed in fp8. */
+bool fp8_is_used(const Graph *graph);

@@ -110,9 +110,7 @@ Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased
  * LORA_ATTENTION or LORA_MLP, says which adapters the layer gets where the configuration has them: one for each matrix that
  * a weight is a view of. */
 TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraTargets kind);
-/* Whether a linear layer [out, in] of so many rows is computed in fp8: where the matrix units take its sizes and the GEMM gains
- * more than casting costs (fp8.min_size). The time of a GEMM over R rows grows with R in out, that of casting x, y and their
- * gradients with R (in + out). */
+/* Whether a linear layer [out, in] over so many rows is computed in fp8 (fp8_choose). */
 bool builder_is_fp8(const Builder *builder, int64_t rows, int64_t out, int64_t in);
 /* Cosines and sines of the configuration's rotary positions. */
 TensorId builder_rope_table(Builder *builder);

@@ -295,6 +295,13 @@ static void warn_of_export(const Config *config) {
             config->optimizer.balance_lr);
 }
 
+static void warn_of_fp8(const Loop *loop) {
+    const Fp8Config *fp8 = &loop->config->model.fp8;
+    if (fp8->recipe == FP8_NONE || fp8_is_used(loop->session.model.graph)) return;
+    log_warn(
+        "fp8.recipe: no linear layer is computed in fp8; plan=true says for each why not, fp8.min_size=%g is one reason", fp8->min_size);
+}
+
 /* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
  * al. 2023, arXiv 2305.16264, figure 5). */
 static void warn_of_repetition(const Loop *loop) {
@@ -417,6 +424,7 @@ static bool start(Loop *loop, Error *error) {
     }
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
+        warn_of_fp8(loop);
         warn_of_repetition(loop);
         warn_of_settings_without_effect(loop);
     }

@@ -80,5 +80,7 @@ typedef struct Fp8LinearAttributes {
     int64_t rows; /* that A may expect to be used, for costs: Dispatch.rows with experts */
 } Fp8LinearAttributes;
 
+/* The parameter that a node fp8_linear multiplies by. */
+TensorId fp8_linear_weight(const Graph *graph, const Node *node);
 /* The GEMM of a call: of all rows of A and of the first expert. */
 Gemm fp8_call_gemm(const OpCall *call, GemmType output);

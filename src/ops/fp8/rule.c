@@ -66,6 +66,8 @@ static Node cast_of(const Graph *graph, TensorId codes) {
     return node;
 }
 
+TensorId fp8_linear_weight(const Graph *graph, const Node *node) { return cast_of(graph, node->in[FP8_LINEAR_B]).in[FP8_CAST_X]; }
+
 static void cast_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (!graph_is_parameter(graph, node->in[FP8_CAST_X])) d_in[FP8_CAST_X] = d_out[FP8_CAST_ROWS];
 }

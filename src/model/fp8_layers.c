@@ -1,0 +1,119 @@
+/* Which linear layers are computed in fp8, and why others are not: the rule that models are built by, and the list of what
+ * became of the layers of a graph. Owns nothing. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/strings.h"
+#include "model/model.h"
+#include "ops/fp8/fp8.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/linear/linear.h"
+#include "ops/loss/loss.h"
+
+enum { UNIT = 16 };
+
+double fp8_layer_size(int64_t out, int64_t in) { return (double)in * (double)out / (double)(in + out); }
+
+Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, int64_t out, int64_t in) {
+    if (fp8->recipe == FP8_NONE) return FP8_NOT_ASKED;
+    if (in % UNIT || out % UNIT) return FP8_UNEVEN;
+    if (training && rows % UNIT) return FP8_UNEVEN_ROWS;
+    return fp8_layer_size(out, in) < fp8->min_size ? FP8_TOO_SMALL : FP8_CHOSEN;
+}
+
+/* -- The list ------------------------------------------------------------------------------------------------------ */
+
+/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.weight": what follows the last number between dots. */
+static void kind_of(const char *name, char kind[FP8_LAYER_NAME]) {
+    const char *start = name;
+    for (const char *at = strchr(name, '.'); at; at = strchr(at + 1, '.')) {
+        size_t digits = strspn(at + 1, "0123456789");
+        if (digits && at[1 + digits] == '.') start = at + digits + 2;
+    }
+    size_t length = strlen(start);
+    if (ends_with(start, ".weight")) length -= strlen(".weight");
+    snprintf(kind, FP8_LAYER_NAME, "%.*s", (int)length, start);
+}
+
+/* Adds the kinds of all parameters that the weight is a view of: "mlp.down_proj", or "q_proj, k_proj, v_proj". */
+static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_NAME]) {
+    ByteSpan span = graph_state_span(graph, weight);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        size_t used = strlen(name);
+        char kind[FP8_LAYER_NAME];
+        if (p->offset + p->count * p->element_bytes <= span.begin || p->offset >= span.end) continue;
+        kind_of(p->name, kind);
+        const char *dot = strrchr(kind, '.'), *first = used ? strrchr(name, '.') : NULL;
+        if (first && !strchr(name, ',')) memmove(name, first + 1, strlen(first)), used = strlen(name);
+        snprintf(name + used, FP8_LAYER_NAME - used, "%s%s", used ? ", " : "", used && dot ? dot + 1 : kind);
+    }
+}
+
+/* Routers and adapters compute by op_linear themselves, whatever the recipe is. */
+static bool is_by_rule(const char *name) { return !strcmp(name, "mlp.gate") || starts_with(name, "mlp.gate.") || strstr(name, ".lora_"); }
+
+/* The weight of a forward node that is a layer, *second the other one of two parts, and its rows; false: it is none. */
+static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, TensorId *second, int64_t *rows) {
+    *second = TENSOR_NONE;
+    *rows = UNIT; /* each expert has any number */
+    switch (node->op) {
+    case OP_linear:
+        *weight = node->in[LINEAR_W];
+        *second = node->in[LINEAR_W + 1];
+        *rows = graph_rows(graph, node->in[LINEAR_X]);
+        return !node->backward;
+    case OP_grouped_linear: *weight = node->in[GROUPED_LINEAR_W]; return !node->backward;
+    case OP_fp8_linear: *weight = fp8_linear_weight(graph, node); return !node->backward;
+    case OP_linear_cross_entropy:
+        *weight = node->in[LOSS_W];
+        *rows = graph_rows(graph, node->in[LOSS_X]);
+        return !node->backward;
+    }
+    return false;
+}
+
+static bool describe(const Graph *graph, const ModelConfig *config, const Node *node, Fp8Layer *layer) {
+    TensorId weight, second;
+    *layer = (Fp8Layer){.experts = 1};
+    if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
+    const Tensor *w = graph_get(graph, weight);
+    bool head = node->op == OP_linear_cross_entropy;
+    name_layer(graph, weight, layer->name);
+    if (second) name_layer(graph, second, layer->name);
+    if (head && strcmp(layer->name, "lm_head")) snprintf(layer->name, sizeof layer->name, "head, tied");
+    if (w->rank == 3) layer->experts = w->shape[0];
+    layer->out = w->shape[w->rank - 2] + (second ? graph_rows(graph, second) : 0);
+    layer->in = w->shape[w->rank - 1];
+    layer->flops = head ? 2.0 * (double)layer->rows * (double)layer->out * (double)layer->in : op_cost(graph, node).flops;
+    if (node->op == OP_fp8_linear) layer->choice = FP8_CHOSEN;
+    else if (head || is_by_rule(layer->name)) layer->choice = FP8_BY_RULE;
+    else if (second) layer->choice = FP8_TWO_PARTS;
+    else layer->choice = fp8_choose(&config->fp8, graph->training, layer->rows, layer->out, layer->in);
+    return true;
+}
+
+static bool same_kind(const Fp8Layer *a, const Fp8Layer *b) {
+    return !strcmp(a->name, b->name) && a->out == b->out && a->in == b->in && a->choice == b->choice;
+}
+
+int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer layers[FP8_LAYERS]) {
+    int count = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        Fp8Layer layer;
+        int at = 0;
+        if (!describe(graph, config, &graph->nodes[i], &layer)) continue;
+        while (at < count && !same_kind(&layers[at], &layer)) at++;
+        if (at == FP8_LAYERS) continue;
+        if (at == count) layers[count++] = layer;
+        else layers[at].flops += layer.flops;
+        layers[at].count++;
+    }
+    return count;
+}
+
+bool fp8_is_used(const Graph *graph) {
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].op == OP_fp8_linear) return true;
+    return false;
+}
