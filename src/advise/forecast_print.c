@@ -75,8 +75,10 @@ static void print_rates(const Forecast *forecast, const Config *config, const Cl
             plural(config->steps), all);
     }
     fprintf(file, "TFLOP/s of a %s         %.1f", processor, 1e-12 * forecast->flops);
-    if (hardware->peak_bf16 > 0) fprintf(file, ", %.1f%% of peak", 100 * forecast->flops / hardware->peak_bf16);
-    if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best GEMM", 100 * forecast->flops / hardware->best_bf16);
+    bool fp8 = config->model.fp8.recipe != FP8_NONE && hardware->peak_fp8 > 0;
+    double peak = fp8 ? hardware->peak_fp8 : hardware->peak_bf16;
+    if (peak > 0) fprintf(file, ", %.1f%% of peak%s", 100 * forecast->flops / peak, fp8 ? " in fp8" : "");
+    if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best GEMM in bf16", 100 * forecast->flops / hardware->best_bf16);
     fprintf(file, "\n\n");
 }
 
@@ -94,6 +96,11 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         1e-12 * rates->gemm, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient, 1e-12 * rates->memory,
         1e-12 * rates->optimizer);
     if (hardware->best_bf16 <= 0) fprintf(file, "- no measured GEMM of this processor is known: 0.6 of its peak\n");
+    if (config->model.fp8.recipe != FP8_NONE)
+        fprintf(file, "- GEMMs in fp8 take 1/%.2f of their time in bf16, casts the time of their bytes%s\n", hardware->fp8_gain,
+            hardware->kind == DEVICE_CPU ? "; a CPU computes them in fp32"
+            : hardware->measured         ? ""
+                                         : "; the gain is an H100's in proportion to the peaks of the data sheets");
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
     if (forecast->tokens != (double)config->batch.tokens)
         fprintf(file, "- a step takes %.0f tokens in place of batch.tokens=%lld, the next multiple of what all ranks take at once\n",

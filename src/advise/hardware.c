@@ -9,6 +9,10 @@
  * to 1 GiB and ours of 1 KiB and 4 MiB on 2 H200 take beyond bytes / bandwidth. Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
  * dies of a node of MI250 (MosaicML's cluster).
  *
+ * GEMMs in fp8: an H100's were 1.73 times as quick as in bf16, both of 8192 cubed through cuBLASLt in one run
+ * (docs/bench.md); other GPUs gain as much of the ratio of their peaks. A CPU computes them in fp32, at about half the rate of
+ * bf16's (docs/bench.md).
+ *
  * A row's MI250 is one of its two dies, which is what the runtime calls a device.
  *
  * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and
@@ -35,6 +39,7 @@
 #define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
 #define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
+#define FP8(peak) .peak_fp8 = peak * TERA
 #define MEMORY(size, peak, best) .memory = size * GIBI, .bandwidth = peak * TERA, .best_bandwidth = best * TERA
 #define LINKS(peak, best, cards) .link = peak * GIGA, .best_link = best * GIGA, .network = cards * GIGA
 #define PLATEAU(gigaflop) .plateau = gigaflop * GIGA
@@ -42,14 +47,16 @@
 static const Hardware table[] = {
     {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0),
         LINKS(150, 0, 12.5)},
-    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), MEMORY(192, 5.3, 4.33), LINKS(448, 315, 50),
+    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), FP8(2614.9), MEMORY(192, 5.3, 4.33),
+        LINKS(448, 315, 50), PLATEAU(200)},
+    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), FP8(2614.9), MEMORY(256, 6, 0), LINKS(448, 0, 50),
         PLATEAU(200)},
-    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), MEMORY(256, 6, 0), LINKS(448, 0, 50), PLATEAU(200)},
-    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
+    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
     {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
-    {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), MEMORY(79.2, 3.35, 2.98), LINKS(450, 351, 50),
-        .measured = true},
-    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), MEMORY(139.8, 4.8, 4.19), LINKS(450, 351, 50)},
+    {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), FP8(1978.9), MEMORY(79.2, 3.35, 2.98),
+        LINKS(450, 351, 50), .measured = true},
+    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19),
+        LINKS(450, 351, 50)},
     /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
     {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
 };
@@ -67,6 +74,8 @@ static const Rates h100_rates = {.gemm = 735 * TERA,
     .memory = 2.6 * TERA,
     .optimizer = 2.88 * TERA,
     .launch = 2e-6};
+
+static const double h100_fp8_gain = 1.73, cpu_fp8_gain = 0.5;
 
 /* The row whose rates were measured. */
 static const Hardware *measured_row(void) {
@@ -115,6 +124,9 @@ static Hardware complete_row(int index) {
     hardware.rates = h100_rates;
     if (hardware.kind == DEVICE_CPU) describe_machine(&hardware);
     else hardware.runtime = 0.9 * GIBI;
+    const Hardware *known = measured_row();
+    double ratio = hardware.peak_fp8 / hardware.peak_bf16, known_ratio = known->peak_fp8 / known->peak_bf16;
+    hardware.fp8_gain = hardware.kind == DEVICE_CPU ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
     if (!hardware.measured) scale_rates(&hardware);
     return hardware;
 }
@@ -141,10 +153,16 @@ bool hardware_of_device(Hardware *hardware, const Device *device) {
     return false;
 }
 
-double hardware_peak(const Device *device, Precision precision) {
+double hardware_peak(const Device *device, Precision precision, bool fp8) {
     Hardware hardware;
     bool known = !device_info(device)->host_memory && precision_is_bf16(precision) && hardware_of_device(&hardware, device);
-    return known && hardware.peak_bf16 > 0 ? hardware.peak_bf16 : NAN;
+    double peak = known ? (fp8 ? hardware.peak_fp8 : hardware.peak_bf16) : 0;
+    return peak > 0 ? peak : NAN;
+}
+
+bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error) {
+    if (config->model.fp8.recipe == FP8_NONE || hardware->kind == DEVICE_CPU || hardware->peak_fp8 > 0) return true;
+    return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
 }
 
 Device *hardware_device(const Hardware *hardware) {

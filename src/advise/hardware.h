@@ -3,6 +3,7 @@
  * figure. */
 #pragma once
 
+#include "config/config.h"
 #include "graph/graph.h"
 
 /* How fast classes of operations run. A GEMM of m x n x k reaches `gemm` FLOP/s times its tile and wave efficiency
@@ -28,6 +29,8 @@ typedef struct Hardware {
     int head_dim;                     /* the least head size that its attention likes */
     double peak_bf16;                 /* FLOP/s, dense */
     double best_bf16;                 /* of a large GEMM, random data */
+    double peak_fp8;                  /* FLOP/s, dense; 0: it has no such GEMMs */
+    double fp8_gain;                  /* how much quicker a GEMM is in fp8 than in bf16 */
     double plateau;                   /* FLOP that a GEMM needs to come near best_bf16 */
     double memory;                    /* bytes */
     double bandwidth, best_bandwidth; /* bytes/s; best: of a copy, read and written */
@@ -46,8 +49,11 @@ typedef struct Hardware {
 bool hardware_find(Hardware *hardware, const char *name, Error *error);
 /* The row of an open device; false when the table does not have it. */
 bool hardware_of_device(Hardware *hardware, const Device *device);
-/* The vendor's FLOP/s for dense GEMMs of an open GPU in this precision; NAN: unknown. */
-double hardware_peak(const Device *device, Precision precision);
+/* The vendor's FLOP/s for dense GEMMs of an open GPU in this precision, or, of a run whose linear layers are computed in it, in
+ * fp8; NAN: unknown. */
+double hardware_peak(const Device *device, Precision precision, bool fp8);
+/* ERROR_USAGE for a run with fp8.recipe on a GPU that is known to have no GEMMs of fp8. */
+bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error);
 /* All names, with ", " between them. */
 const char *hardware_names(void);
 

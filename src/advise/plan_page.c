@@ -11,6 +11,7 @@
 #include "base/strings.h"
 #include "graph/op.h"
 #include "advise/forecast.h"
+#include "advise/fp8_print_internal.h"
 #include "train/fit.h"
 #include "train/phases.h"
 
@@ -58,16 +59,34 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->model.graph->node_count, operations);
 }
 
-static void print_memory(const Session *session, int64_t available, FILE *file) {
+/* What the memory would be without the recipe. */
+static bool print_without_fp8(const Session *session, FILE *file, Error *error) {
+    SCOPED(session_free) Session plain = {0};
+    Config config = *session->config;
+    char all[32], activations[32];
+    if (config.model.fp8.recipe == FP8_NONE) return true;
+    config.model.fp8.recipe = FP8_NONE;
+    if (!session_plan_rank(&plain, &config, session->backend.device, mesh_rank(session->mesh), layout_all_ranks(session->layout), error))
+        return false;
+    Budget budget = session_budget(&plain);
+    log_format_bytes((double)budget.total, all);
+    log_format_bytes((double)budget.activations, activations);
+    fprintf(file, "  without fp8.recipe: %s, activations %s of it\n", all, activations);
+    return true;
+}
+
+static bool print_memory(const Session *session, int64_t available, FILE *file, Error *error) {
     Budget budget = session_budget(session);
     int ranks = layout_all_ranks(session->layout);
     if (ranks > 1) fprintf(file, "of one of %d ranks, ", ranks);
     budget_print(&budget, available, file);
+    if (!print_without_fp8(session, file, error)) return false;
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];
         fputc('\n', file);
         fit_print(fits, fit_search(session->config, session->backend.device, mesh_rank(session->mesh), ranks, available, fits), file);
     }
+    return true;
 }
 
 static void print_traffic(const Session *session, FILE *file) {
@@ -214,7 +233,8 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     if (mixed && !print_phases(config, &phases, ranks, device, &largest, file, error)) return false;
     if (!plan_fullest(&session, &phases.items[largest].config, ranks, device, error)) return false;
     print_model(&session, &phases, file);
-    print_memory(&session, available, file);
+    if (!print_memory(&session, available, file, error)) return false;
+    fp8_print(session.model.graph, session.config, file);
     print_traffic(&session, file);
     if (!mixed) print_forecast(&session, done, file);
     print_settings(config, file);

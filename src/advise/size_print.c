@@ -7,6 +7,7 @@
 #include "base/scope.h"
 #include "model/model.h"
 #include "graph/op.h"
+#include "advise/fp8_print_internal.h"
 #include "advise/size.h"
 
 /* -- Findings ------------------------------------------------------------------------------------------------------ */
@@ -28,6 +29,7 @@ typedef struct Row {
     GemmShape shape;
     int calls;
     double seconds;
+    bool fp8;
 } Row;
 
 static bool same_shape(const GemmShape *a, const GemmShape *b) {
@@ -46,7 +48,7 @@ static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) 
         if (work.class > WORK_EXPERT_WEIGHTS) continue;
         int at = 0;
         while (at < count && !(same_shape(&rows[at].shape, &work.gemm) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name))) at++;
-        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm};
+        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm, .fp8 = work.fp8};
         rows[at].calls++;
         rows[at].seconds += work_seconds(&work, &question->hardware, question->measured);
     }
@@ -57,7 +59,8 @@ static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) 
 static void print_row(const Row *row, const SizeQuestion *question, double total, FILE *file) {
     const GemmShape *p = &row->shape;
     GemmFit fit = gemm_fit(p, &question->hardware);
-    const MeasuredGemm *near = question->measured && p->count == 1 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
+    const MeasuredGemm *near =
+        question->measured && p->count == 1 && !row->fp8 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
     char batch[24] = "", shape[96];
     if (p->count > 1) snprintf(batch, sizeof batch, "%lld:", (long long)p->count);
     snprintf(shape, sizeof shape, "%s%lldx%lldx%lld", batch, (long long)p->m, (long long)p->n, (long long)p->k);
@@ -79,6 +82,7 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
         (long long)config->data.length, question->measured ? ", by the measured rates" : "");
     fprintf(file, "%-26s %3s %18s %5s %5s %4s %7s %5s\n", "operation", "n", "groups: m x n x k", "tiles", "waves", "ramp", "ms", "share");
     for (int i = 0; i < count && i < 16; i++) print_row(&rows[i], question, total, file);
+    fp8_print(model.graph, config, file);
 }
 
 /* -- Neighbours and experts ---------------------------------------------------------------------------------------- */

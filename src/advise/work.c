@@ -6,6 +6,7 @@
 
 #include "graph/op.h"
 #include "ops/attention/attention.h"
+#include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
@@ -38,6 +39,17 @@ static GemmShape expert_gemm_shape(const Graph *graph, const Node *node) {
     return node->op == OP_grouped_linear ? of_tokens(tokens, s.out, s.in, experts) : of_tokens(tokens, s.in, s.out, experts);
 }
 
+static bool is_of_experts(const Node *node) { return node->op == OP_fp8_linear && node->in[FP8_LINEAR_OFFSET]; }
+
+/* A [m, k] and B [n, k], of experts [experts, n, k]. */
+static GemmShape fp8_gemm_shape(const Graph *graph, const Node *node) {
+    const Fp8LinearAttributes *attributes = node->attributes;
+    const Tensor *a = graph_get(graph, node->in[FP8_LINEAR_A]), *b = graph_get(graph, node->in[FP8_LINEAR_B]);
+    int64_t n = b->shape[b->rank - 2], k = b->shape[b->rank - 1], experts = is_of_experts(node) ? b->shape[0] : 1;
+    if (node->op == OP_fp8_linear_grad_weight) return of_weights(a->shape[0], n, k, 1);
+    return of_tokens((attributes->rows + experts - 1) / experts, n, k, experts);
+}
+
 static GemmShape head_gemm_shape(const Graph *graph, const Node *node) {
     TensorId x = node->in[LOSS_X], w = node->in[LOSS_W];
     return of_tokens(graph_rows(graph, x), graph_rows(graph, w), graph_columns(graph, x), 1);
@@ -66,6 +78,12 @@ Work work_of_node(const Graph *graph, const Node *node) {
         work.class = node->op == OP_grouped_linear_grad_weight ? WORK_EXPERT_WEIGHTS : WORK_EXPERTS;
         work.gemm = expert_gemm_shape(graph, node);
         break;
+    case OP_fp8_linear:
+    case OP_fp8_linear_grad_weight:
+        work.class = is_of_experts(node) ? WORK_EXPERTS : WORK_GEMM;
+        work.gemm = fp8_gemm_shape(graph, node);
+        work.fp8 = true;
+        break;
     case OP_linear_cross_entropy:
         work.class = WORK_HEAD;
         work.gemm = head_gemm_shape(graph, node);
@@ -86,11 +104,11 @@ bool work_is_collective(const Graph *graph, const Node *node) {
 
 static double computing_seconds(const Work *work, const Hardware *hardware, const Measured *measured) {
     const Rates *rates = &hardware->rates;
-    double length = (double)work->length;
+    double length = (double)work->length, gain = work->fp8 ? hardware->fp8_gain : 1;
     switch (work->class) {
-    case WORK_GEMM: return gemm_seconds(&work->gemm, hardware, rates->gemm, measured);
+    case WORK_GEMM: return gemm_seconds(&work->gemm, hardware, rates->gemm, measured) / gain;
     case WORK_HEAD: return gemm_seconds(&work->gemm, hardware, rates->head, NULL) * (work->flops / gemm_shape_flops(&work->gemm));
-    case WORK_EXPERTS: return gemm_seconds(&work->gemm, hardware, rates->experts, NULL);
+    case WORK_EXPERTS: return gemm_seconds(&work->gemm, hardware, rates->experts, NULL) / gain;
     case WORK_EXPERT_WEIGHTS: return gemm_seconds(&work->gemm, hardware, rates->expert_weights, NULL);
     case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));
     case WORK_ATTENTION_GRADIENT:

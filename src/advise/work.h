@@ -20,6 +20,7 @@ const char *work_class_name(WorkClass class);
 typedef struct Work {
     WorkClass class;
     double flops, bytes; /* as the operation's cost rule says */
+    bool fp8;            /* of WORK_GEMM and WORK_EXPERTS: operands are of fp8 */
     GemmShape gemm;      /* of the GEMM classes; of the head the forward one of its three */
     int64_t length;      /* of a sequence, for attention */
     double padding;      /* of attention: columns of its tiles for each column of a head */

@@ -29,6 +29,7 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(measured_free) Measured measured = {0};
     Sizing sizing;
     if (!settings_hardware(options->gpu, options->bench, &question.hardware, &measured, error)) return false;
+    if (!hardware_check_fp8(&question.hardware, &options->config, error)) return false;
     if (*options->bench) question.measured = &measured;
     size_check(&sizing, &question);
     SCOPED(command_page_print) CommandPage page;

@@ -90,6 +90,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     if (!file_exists(folder) && !source_is_run(folder) && source_is_run(config->run)) folder = config->run; /* which remembers its model */
     if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
     options_defaults(&config_table, config, strings);
+    origin.model.fp8 = config->model.fp8; /* which is no part of a model */
     config->model = origin.model;
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
@@ -101,6 +102,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
     wanted.model.auxiliary_scope = config->model.auxiliary_scope;
     wanted.model.padding = config->model.padding;
+    wanted.model.fp8 = config->model.fp8;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
         return take_tokenizer(folder, &origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
@@ -219,7 +221,8 @@ static bool train_together(const Config *given, Error *error) {
         process_catch_stop(&stop, true);
         process_set_threads(config->threads, comm_local_size(comm));
     }
-    TrainHost host = {&stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision) : NAN};
+    TrainHost host = {
+        &stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision, config->model.fp8.recipe != FP8_NONE) : NAN};
     bool done = ready && train_settings_agree(config, comm, error) && choose_layout(&settings, comm, device, error) &&
                 train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
@@ -303,7 +306,8 @@ const Command command_train = {
                    "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
                    "once: of one start alone.\n\n"
                    "Of the columns, %peak is TFLOP/s in percent of the vendor's peak, known of GPUs alone, and %best in percent of the\n"
-                   "best that was measured here, a large GEMM. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
+                   "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
+                   "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
                    "same, where what is not known is called unknown.\n\n"
                    "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"

@@ -186,6 +186,8 @@ static inline int64_t bench_round(int64_t bytes) { return round_up(bytes, 256); 
 
 /* FLOP/s of the best of a few large GEMMs in a precision: what % of measured best refers to. 0 for fp64. (gemm.c) */
 double bench_best_gemm(Bench *bench, Precision precision);
+/* What a training is called by: "fp8" with fp8.recipe, else the precision. */
+const char *bench_type_name(const Config *config);
 
 /* How fast a configuration trains (train.c). */
 typedef struct TrainSpeed {

@@ -200,6 +200,10 @@ static const BenchColumn columns[] = {{"type", BENCH_TEXT, 5}, {"parameters", 0,
     {"accumulation", 0, 12}, {"step_ms", 2, 11}, {"tokens_s", 1, 12}, {"tflops", 3, 9}, {"peak_percent", 1, 12}, {"best_percent", 1, 12},
     {"memory_bytes", 0, 14}};
 
+const char *bench_type_name(const Config *config) {
+    return config->model.fp8.recipe ? "fp8" : precision_name((Precision)config->precision);
+}
+
 static bool run(Bench *bench, Error *error) {
     const TrainOptions *options = bench->options;
     const Config *config = &bench->config;
@@ -207,10 +211,11 @@ static bool run(Bench *bench, Error *error) {
     TrainSpeed speed;
     if (!bench_open_device(bench, precision, error) || !bench_train_measure(bench, config, &options->measure, &speed, error)) return false;
     double best = bench_best_gemm(bench, precision);
+    bool fp8 = config->model.fp8.recipe != FP8_NONE;
     bench_row(
-        bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
-                   NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
-                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / hardware_peak(bench->device, precision)),
+        bench, (BenchCell[]){TEXT(bench_type_name(config)), NUMBER(speed.parameters), NUMBER(config->data.length), NUMBER(speed.microbatch),
+                   NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
+                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / hardware_peak(bench->device, precision, fp8)),
                    NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory)});
     return true;
 }
@@ -221,7 +226,8 @@ const Benchmark bench_train = {
     .explanation =
         "Whole training steps on random tokens. The microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
         "the model's operations need,\n"
-        "without recomputation; % of peak is of the vendor's figure for the GPU, % of best of the best large GEMM measured here.\n",
+        "without recomputation; % of peak is of the vendor's figure for the GPU, with fp8.recipe that in fp8, % of best of the best "
+        "large GEMM in the configuration's precision measured here.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(TrainOptions),
     .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences of a microbatch", "tokens/s"},

@@ -16,11 +16,12 @@
 
 typedef struct SuiteOptions {
     TrainOptions train;
+    Fp8Config fp8;
     const char *configs, *lengths, *perf;
     int mode, precision;
 } SuiteOptions;
 
-enum { PRECISION_OF_CONFIG }; /* the choices after it are those of Precision */
+enum { PRECISION_OF_CONFIG, RECIPE_OF_CONFIG = 0 }; /* the choices after them are those of Precision and Fp8Recipe */
 enum { MODE_LORA = 2, USUAL_RANK = 16 };
 static const char *const modes[] = {"pretrain", "finetune", "lora"};
 
@@ -32,6 +33,7 @@ static const Option rows[] = {
     CHOICE_OPTION(mode, "pretrain", "pretrain|finetune|lora",
         "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: as the configurations say"),
+    CHOICE_OPTION(fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block", "linear layers in fp8; same: as the configurations say"),
     STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"),
     TRAIN_ROWS,
     STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
@@ -61,17 +63,19 @@ static const char perf_header[] = "model,n_gpus,nnodes,gpus_per_node,training_pr
 static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
     const SuiteOptions *options = bench->options;
     const DeviceInfo *info = device_info(bench->device);
-    const char *type = precision_name((Precision)entry->config.precision), *mode = modes[options->mode];
+    const char *type = bench_type_name(&entry->config), *mode = modes[options->mode];
     struct utsname names;
-    char performance[32] = "";
+    char performance[32] = "", recipe[16];
+    bool fp8 = entry->config.model.fp8.recipe != FP8_NONE;
+    config_recipe_name(&entry->config, recipe);
     if (entry->done) snprintf(performance, sizeof performance, "%.2f", entry->speed.tokens_per_second);
     fprintf(file,
-        "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64
+        "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64 "%s%s"
         ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
         "tokens_per_second_per_gpu,,%s,,%.1f,random tokens,,,,,\n",
-        entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, mode, type,
-        uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target, performance,
-        entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
+        entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, fp8 ? " fp8.recipe=" : "",
+        fp8 ? recipe : "", mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target,
+        performance, entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
 }
 
 static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
@@ -109,6 +113,7 @@ static bool read_config(
     options_defaults(&config_table, config, strings);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
     if (options->precision != PRECISION_OF_CONFIG) config->precision = options->precision - 1;
+    if (options->fp8.recipe != RECIPE_OF_CONFIG) config->model.fp8.recipe = options->fp8.recipe - 1;
     if (length) config->data.length = length;
     if (options->mode == MODE_LORA && !config->lora.rank) config->lora.rank = USUAL_RANK;
     config->batch.sequences = 1;
@@ -123,12 +128,14 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
-    bench_row(bench, (BenchCell[]){TEXT(entry->model), TEXT(modes[options->mode]), TEXT(precision_name(precision)), NUMBER(1),
-                         NUMBER(entry->config.data.length), NUMBER(none * (double)speed->microbatch),
-                         NUMBER(none * (double)speed->accumulation), NUMBER(none * speed->tokens_per_second),
-                         NUMBER(none * speed->flops / 1e12), NUMBER(none * 100 * speed->flops / hardware_peak(bench->device, precision)),
-                         NUMBER(best > 0 ? none * 100 * speed->flops / best : NAN), NUMBER(none * (double)speed->memory),
-                         TEXT(entry->done ? "ok" : "failed")});
+    bool fp8 = entry->config.model.fp8.recipe != FP8_NONE;
+    bench_row(
+        bench, (BenchCell[]){TEXT(entry->model), TEXT(modes[options->mode]), TEXT(bench_type_name(&entry->config)), NUMBER(1),
+                   NUMBER(entry->config.data.length), NUMBER(none * (double)speed->microbatch), NUMBER(none * (double)speed->accumulation),
+                   NUMBER(none * speed->tokens_per_second), NUMBER(none * speed->flops / 1e12),
+                   NUMBER(none * 100 * speed->flops / hardware_peak(bench->device, precision, fp8)),
+                   NUMBER(best > 0 ? none * 100 * speed->flops / best : NAN), NUMBER(none * (double)speed->memory),
+                   TEXT(entry->done ? "ok" : "failed")});
 }
 
 /* False only when the suite cannot go on; `failed` counts models that did not run. */

@@ -13,7 +13,7 @@ typedef struct TrainHost {
     StopRequest *stop; /* heeded from the first step on */
     HangActions hang;
     Console *console;
-    double peak_flops; /* the vendor's figure for the device in the run's precision, per second; NAN: unknown */
+    double peak_flops; /* the vendor's figure for the device in the precision of the run's GEMMs, per second; NAN: unknown */
 } TrainHost;
 
 /* Whether all ranks of `comm` have the same settings and program: ERROR_USAGE. Comes before anything that they decide. */

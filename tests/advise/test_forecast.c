@@ -51,6 +51,7 @@ static void every_listed_processor_is_in_the_table_with_rates(void **state) {
         assert_true(found.processors > 0 && found.memory > 0 && found.rates.gemm > 0 && found.rates.memory > 0);
         assert_true(found.rates.gemm < found.peak_bf16);
         assert_true(found.best_bf16 < found.peak_bf16);
+        assert_true(!found.peak_fp8 || fabs(found.peak_fp8 / found.peak_bf16 - 2) < 1e-3);
     }
 }
 
@@ -522,6 +523,43 @@ static void a_forecast_is_labelled_as_modelled_with_assumptions(void **state) {
     options_free_strings(&given.strings);
 }
 
+/* Of a step, layers' GEMMs become quicker by the gain that the table has of the processor, head and attention stay, and casts
+ * are memory-bound; FLOP/s are of the peak in fp8. */
+static void a_recipe_makes_gemms_as_much_quicker_as_the_processor_gains(void **state) {
+    (void)state;
+    Given plain, fp8;
+    GIVE(&plain, "configs/llama3.1-8b.yaml", "recompute=block");
+    GIVE(&fp8, "configs/llama3.1-8b.yaml", "recompute=block", "fp8.recipe=row");
+    static const struct {
+        const char *gpu;
+        double gain;
+    } rows[] = {{"h100", 1.73}, {"mi300x", 1.73}, {"mi355x", 1.73}, {"cpu", 0.5}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Forecast before = forecast(&plain.config, rows[i].gpu, 8, 1), after = forecast(&fp8.config, rows[i].gpu, 8, 1);
+        const double *a = before.work.seconds, *b = after.work.seconds;
+        assert_true(fabs(a[WORK_GEMM] / b[WORK_GEMM] / rows[i].gain - 1) < 0.02); /* each node has a launch besides */
+        assert_true(a[WORK_HEAD] == b[WORK_HEAD] && a[WORK_ATTENTION] == b[WORK_ATTENTION] && a[WORK_MEMORY] < b[WORK_MEMORY]);
+        assert_true(after.memory.activations != before.memory.activations);
+    }
+    Cluster cluster = {.hardware = hardware("mi355x"), .gpus = 8, .per_node = 8};
+    Forecast made = forecast(&fp8.config, "mi355x", 8, 1);
+    char *text = NULL;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    forecast_print(&made, &fp8.config, &cluster, file);
+    fclose(file);
+    assert_non_null(strstr(text, "% of peak in fp8"));
+    assert_non_null(strstr(text, "GEMMs in fp8 take 1/1.73 of their time in bf16, casts the time of their bytes; the gain is an H100's"));
+    free(text);
+    Hardware without = hardware("mi250");
+    Error error = {0};
+    assert_false(hardware_check_fp8(&without, &fp8.config, &error));
+    assert_non_null(strstr(error.message, "MI250 (one of two dies) has no GEMMs of fp8"));
+    assert_true(hardware_check_fp8(&without, &plain.config, &error) && hardware_check_fp8(&cluster.hardware, &fp8.config, &error));
+    options_free_strings(&plain.strings);
+    options_free_strings(&fp8.strings);
+}
+
 static void a_forecast_for_a_cpu_does_not_call_it_a_gpu(void **state) {
     (void)state;
     Given given;
@@ -609,6 +647,7 @@ int main(void) {
         cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
         cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),
         cmocka_unit_test(a_forecast_is_labelled_as_modelled_with_assumptions),
+        cmocka_unit_test(a_recipe_makes_gemms_as_much_quicker_as_the_processor_gains),
         cmocka_unit_test(a_forecast_for_a_cpu_does_not_call_it_a_gpu),
         cmocka_unit_test(keys_are_the_commands_own_first_and_the_configurations_else),
     };

@@ -49,7 +49,8 @@ static char *page(const Config *config, Device *device, int64_t available) {
     size_t length;
     Error error = {0};
     FILE *stream = open_memstream(&text, &length);
-    if (!plan_print(config, (int)int_max(config->layout.dp, 1), 0, device, available, stream, &error)) fail_msg("%s", error.message);
+    if (!plan_print(config, (int)(int_max(config->layout.dp, 1) * config->layout.tp), 0, device, available, stream, &error))
+        fail_msg("%s", error.message);
     fclose(stream);
     return text;
 }
@@ -121,6 +122,41 @@ static void a_run_that_goes_on_is_planned_for_the_steps_that_are_left(void **sta
     assert_null(strstr(text, "head_dim")); /* is width / heads */
     free(text);
     options_free_strings(&given.strings);
+}
+
+static void the_page_of_a_recipe_has_its_layers_with_reasons_and_the_memory_without_it(void **state) {
+    (void)state;
+    Given given = give("configs/zaya1-8b.yaml");
+    set(&given, "fp8.recipe=tensor");
+    SCOPED_FREE char *text = page(&given.config, h100, 80LL << 30);
+    expect_all(text, (const char *[]){"  inputs and constants", "\n  without fp8.recipe: 160.64 GiB, activations ",
+                         "what would save memory", "\nlinear layers with fp8.recipe=tensor: 5", "% of their arithmetic is in fp8\n",
+                         "\n  q_proj, k_proj, v_proj_current, v_proj_delayed   40      1536 x 2048  fp8\n", "  mlp.gate.router_mlp.fc1 ",
+                         "256 x 256  by rule\n", "  mlp.experts.gate_up_proj ", "40  16: 4096 x 2048  fp8\n", "  head, tied ",
+                         "  by rule: a head, router or adapter, whatever its size, in bf16\n", NULL});
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        if (strlen(line) > 80 && !strstr(line, "lora.rank")) fail_msg("%zu columns: %s", strlen(line), line);
+    options_free_strings(&given.strings);
+}
+
+/* llama-tiny: width 192, 6 heads and 2 key heads of 32, ffn 512. */
+static void each_reason_to_stay_in_bf16_is_told(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings[5], *line;
+    } cases[] = {{{"fp8.min_size=0"}, "mlp.down_proj             4        192 x 512  fp8\n"},
+        {{"fp8.min_size=139.7"}, "mlp.down_proj             4        192 x 512  size 140\n"},
+        {{"fp8.min_size=0", "model.ffn=520"}, "mlp.down_proj             4        192 x 520  uneven\n"},
+        {{"fp8.min_size=0", "data.length=41", "batch.sequences=1"}, "mlp.down_proj             4        192 x 512  rows\n"},
+        {{"fp8.min_size=0", "model.heads=4", "model.head_dim=32", "model.kv_heads=2", "layout.tp=4"}, "parts\n"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Given given = give("configs/llama-tiny.yaml");
+        set(&given, "fp8.recipe=row");
+        for (int s = 0; s < 5 && cases[i].settings[s]; s++) set(&given, cases[i].settings[s]);
+        SCOPED_FREE char *text = page(&given.config, h100, 80LL << 30);
+        if (!strstr(text, cases[i].line)) fail_msg("\"%s\" is not in:\n%s", cases[i].line, text);
+        options_free_strings(&given.strings);
+    }
 }
 
 static void the_program_follows_when_it_is_asked_for(void **state) {
@@ -249,6 +285,8 @@ int main(void) {
         cmocka_unit_test(the_size_of_a_model_depends_on_no_layout_or_recomputation),
         cmocka_unit_test(the_page_has_model_memory_speed_and_chosen_settings),
         cmocka_unit_test(a_run_that_goes_on_is_planned_for_the_steps_that_are_left),
+        cmocka_unit_test(the_page_of_a_recipe_has_its_layers_with_reasons_and_the_memory_without_it),
+        cmocka_unit_test(each_reason_to_stay_in_bf16_is_told),
         cmocka_unit_test(the_program_follows_when_it_is_asked_for),
         cmocka_unit_test(memory_of_device_and_host_are_never_added_up),
         cmocka_unit_test(ranks_that_are_not_there_are_planned),

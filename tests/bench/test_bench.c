@@ -487,6 +487,12 @@ static void a_suite_goes_on_after_a_model_that_fails(void **state) {
     assert_non_null(strstr(perf, ",SUCCESS,"));
     assert_non_null(strstr(perf, ",FAILURE,"));
     free(perf);
+    expect_code(
+        "suite configs=%s/one.yaml microbatch=1 accumulation=1 measured_steps=1 perf=%s/perf.csv fp8.recipe=row device=cpu", 0, NULL);
+    perf = read_result("perf.csv");
+    assert_int_equal(process_lines(perf, "smelt_train_one,1,1,1,fp8,"), 1);
+    assert_non_null(strstr(perf, " accumulation=1 fp8.recipe=row,"));
+    free(perf);
 }
 
 static void a_perf_file_with_other_columns_is_left_alone(void **state) {
