@@ -101,6 +101,8 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
             hardware->kind == DEVICE_CPU ? "; a CPU computes them in fp32"
             : hardware->measured         ? ""
                                          : "; the gain is an H100's in proportion to the peaks of the data sheets");
+    if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))
+        fprintf(file, "- smelt has no kernels of fp8 for this processor yet: training there refuses fp8.recipe\n");
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
     if (forecast->tokens != (double)config->batch.tokens)
         fprintf(file, "- a step takes %.0f tokens in place of batch.tokens=%lld, the next multiple of what all ranks take at once\n",

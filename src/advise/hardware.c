@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
+#include "device/gemm.h"
 
 #define TERA 1e12
 #define GIGA 1e9
@@ -165,10 +166,26 @@ bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *e
     return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
 }
 
-Device *hardware_device(const Hardware *hardware) {
+static Device *describe(const Hardware *hardware) {
     DeviceInfo info = {
         .kind = hardware->kind, .processors = hardware->processors, .wave = hardware->wave, .memory = (int64_t)hardware->memory};
     snprintf(info.name, sizeof info.name, "%s", hardware->title);
     snprintf(info.target, sizeof info.target, "%s", hardware->target ? hardware->target : "");
     return device_describe(&info);
+}
+
+static const unsigned fp8_inputs = 1u << GEMM_E4M3 | 1u << GEMM_E5M2;
+
+bool hardware_trains_fp8(const Hardware *hardware) {
+    Device *device = describe(hardware);
+    bool trains = (device_info(device)->gemm_inputs & fp8_inputs) == fp8_inputs;
+    device_close(device);
+    return trains;
+}
+
+/* Programs in fp8 are planned for processors, too, for which smelt has no such kernels yet. */
+Device *hardware_device(const Hardware *hardware) {
+    Device *device = describe(hardware);
+    if (hardware->peak_fp8 > 0) device->info.gemm_inputs |= fp8_inputs;
+    return device;
 }

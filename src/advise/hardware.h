@@ -52,6 +52,8 @@ bool hardware_of_device(Hardware *hardware, const Device *device);
 /* The vendor's FLOP/s for dense GEMMs of an open GPU in this precision, or, of a run whose linear layers are computed in it, in
  * fp8; NAN: unknown. */
 double hardware_peak(const Device *device, Precision precision, bool fp8);
+/* Whether smelt has GEMMs of fp8 for it. */
+bool hardware_trains_fp8(const Hardware *hardware);
 /* ERROR_USAGE for a run with fp8.recipe on a GPU that is known to have no GEMMs of fp8. */
 bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error);
 /* All names, with ", " between them. */

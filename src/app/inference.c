@@ -8,6 +8,7 @@
 #include "device/gemm.h"
 #include "layout/layout.h"
 #include "model/model.h"
+#include "train/session.h"
 
 bool inference_join(Inference *inference, Error *error) {
     inference->comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
@@ -35,7 +36,8 @@ bool inference_open(Inference *inference, const Config *config, int device, int 
     if (config->model.fp8.recipe != FP8_NONE && inference->precision == PRECISION_FP64)
         return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use");
     inference->device = command_open_local_device(device, inference->precision, comm, error);
-    return inference->device && comm_use_device(comm, inference->device, error) && layout_open_mesh(&inference->mesh, config, comm, error);
+    return inference->device && session_check_fp8(config, inference->device, error) && comm_use_device(comm, inference->device, error) &&
+           layout_open_mesh(&inference->mesh, config, comm, error);
 }
 
 void inference_close(Inference *inference, const Error *error) {

@@ -61,7 +61,7 @@ static void plan_sampling(Session *session) {
     session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->sampling_plan.bytes[ARENA_WEIGHT]);
 }
 
-static bool check_fp8(const Config *config, const Device *device, Error *error) {
+bool session_check_fp8(const Config *config, const Device *device, Error *error) {
     const DeviceInfo *info = device_info(device);
     return config->model.fp8.recipe == FP8_NONE || info->gemm_inputs >> GEMM_E4M3 & 1 ||
            error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no GEMMs of fp8: leave it out", info->name, info->target);
@@ -79,7 +79,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
             "give layout.zero=2 or less",
             (long long)config->lora.rank);
-    if (!op_backend(&session->backend, device, precision, "", error) || !check_fp8(config, device, error)) return false;
+    if (!op_backend(&session->backend, device, precision, "", error) || !session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
     session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
     session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);

@@ -66,6 +66,8 @@ typedef struct Budget {
 /* Builds and plans the programs (nothing is allocated but the description) for one of `size` ranks. The device
  * outlives the session. ERROR_USAGE. */
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error);
+/* ERROR_USAGE where the configuration has fp8.recipe and the device no GEMMs of fp8. */
+bool session_check_fp8(const Config *config, const Device *device, Error *error);
 /* session_plan_rank for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
 /* Of the whole model, by the plan of a rank that has all of it, else by a graph that is built for the purpose. */
