@@ -57,7 +57,7 @@ def cpu_figures(triad_bytes):
 def gpu_figures():
     cubes = [(size, size, size) for size in (2048, 4096, 8192)]
     figures = [product("chosen", "bf16", shape, True, "gemm", "cold") for shape in cubes + [(16384, 2048, 8192), (16384, 128256, 2048)]]
-    figures += [product("vendor", "fp8", shape, True, "gemm", "cold") for shape in cubes[1:]]
+    figures += [product("chosen", "fp8", shape, True, "gemm", "cold") for shape in cubes[1:]]
     figures += [product("own", "bf16", cubes[-1], False, "gemm", "cold")]
     return figures + [Figure(f"{kernel} 2 GiB", "GB/s", kernel == "driver_copy", ("memory", f"kernel={kernel}", f"bytes={2 << 30}"), ("driver_copy", 2 << 30))
                       for kernel in ("driver_copy", "copy")]
@@ -80,7 +80,7 @@ class Smelt:
         if not os.path.exists(self.path):
             return None  # no row: nothing here computes it
         with open(self.path) as file:
-            rows = json.load(file)["rows"]
+            rows = [row for row in json.load(file)["rows"] if row.get("type") != "e5m2"]  # of fp8 the reference has e4m3
         os.remove(self.path)
         assert len(rows) == 1 and rows[0].get("check", "ok") == "ok", rows
         return rows[0][self.rate + ("tflops" if figure.unit == "TFLOP/s" else "gbps")]

@@ -72,7 +72,7 @@ def product(kind, m, n, k, repeats, seconds):
         a, b = operands[call % len(operands)]
         c = results[call % len(results)]
         if kind == "fp8":
-            torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=c)
+            torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True, out=c)
         else:
             torch.mm(a, b, out=c)
 

@@ -179,7 +179,7 @@ void bench_arena_close(BenchArena *arena);
 /* Start of the set of `set_bytes` (a multiple of 256) for a call. */
 char *bench_arena_set(const BenchArena *arena, int64_t set_bytes, int64_t call);
 
-static inline int64_t bench_type_bytes(GemmType type) { return type == GEMM_E4M3 ? 1 : type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
+static inline int64_t bench_type_bytes(GemmType type) { return gemm_is_fp8(type) ? 1 : type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
 static inline int64_t bench_round(int64_t bytes) { return round_up(bytes, 256); }
 
 /* -- Shared between benchmarks ------------------------------------------------------------------------------------- */

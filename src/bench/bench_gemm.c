@@ -1,6 +1,6 @@
 /* GEMMs: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so
  * that each GEMM finds its operands out of the caches, as in training. On a GPU smelt's own kernels and what
- * training chooses (the vendor's library where it is there) side by side, and the vendor's GEMMs of fp8; on a CPU
+ * training chooses (the vendor's library where it is there) side by side, in bf16 and in fp8; on a CPU
  * smelt's own beside oneDNN's in fp32, where that library is there. Three rows of every result are compared with dot
  * products in double. */
 #include <inttypes.h>
@@ -38,11 +38,11 @@ static const Option rows[] = {
     STRING_OPTION(m, "", "", "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"),
     STRING_OPTION(n, "", "", "columns of C, likewise; empty: n = m"),
     STRING_OPTION(k, "", "", "depth, likewise; empty: k = m"),
-    CHOICE_OPTION(type, "all", "all|bf16|fp8|fp32", "of A and B; fp32 on CPUs, fp8 (e4m3, layout nt) on GPUs whose library has it"),
+    CHOICE_OPTION(
+        type, "all", "all|bf16|fp8|fp32", "of A and B; fp32 on CPUs, fp8 (A e4m3 and e5m2, B e4m3, layout nt) on GPUs that have it"),
     CHOICE_OPTION(layout, "nt", "nt|nn|tn|all", "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"),
     CHOICE_OPTION(cache, "cold", "cold|hot", "cold: operands rotate through twice the last cache; hot: the same ones again"),
-    CHOICE_OPTION(
-        provider, "all", "all|own|chosen|vendor|onednn", "whose GEMMs: smelt's own, what training runs, the vendor's in fp8, oneDNN's"),
+    CHOICE_OPTION(provider, "all", "all|own|chosen|onednn", "whose GEMMs: smelt's own, what training runs, oneDNN's"),
 };
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
@@ -139,7 +139,7 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
 /* Bytes of the operands; A and B lie together. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 
-static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_E4M3 ? GEMM_BF16 : type; }
+static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : gemm_is_fp8(type) ? GEMM_BF16 : type; }
 
 static Sizes sizes_of(const Shape *shape, GemmType type) {
     const GemmShape *g = &shape->gemm;
@@ -168,8 +168,8 @@ static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char 
 }
 
 /* provider= without all */
-typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_VENDOR, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider;
-static const char *const provider_names[] = {"own", "chosen", "vendor", "onednn"};
+typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider;
+static const char *const provider_names[] = {"own", "chosen", "onednn"};
 
 /* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; 0 when it is done. */
 typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
@@ -196,11 +196,11 @@ static void find_sgemm(Trial *trial) {
 /* False where nobody computes it, which only GEMMs of fp8 meet. */
 static bool run_gemm(const Trial *trial, const Gemm *g) {
     Device *device = trial->inputs.device;
-    if (trial->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, g);
+    if (trial->provider == PROVIDER_OWN) return device_gemm_own(device, g);
+    if (trial->provider == PROVIDER_CHOSEN && gemm_is_fp8(g->input)) return device_gemm_fp8(device, g);
     if (trial->provider == PROVIDER_ONEDNN)
         trial->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
             g->accumulate ? 1 : 0, g->c, g->ldc);
-    else if (trial->provider == PROVIDER_OWN) device_gemm_own(device, g);
     else device_gemm(device, g);
     return true;
 }
@@ -253,7 +253,7 @@ static const BenchColumn columns[] = {{"gemm", BENCH_TEXT, 30}, {"layout", BENCH
     {"output", BENCH_TEXT, 6}, {"provider", BENCH_TEXT, 8}, {"m", 0, 8}, {"n", 0, 8}, {"k", 0, 8}, {"calls", 0, 6}, {"us", 1, 11},
     {"tflops", 3, 9}, {"best_tflops", 3, 11}, {"gbps", 1, 8}, {"check", BENCH_TEXT, 5}};
 
-static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_E4M3] = "fp8"};
+static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_E4M3] = "e4m3", [GEMM_E5M2] = "e5m2"};
 
 /* `missing`: GEMMs of fp8 that nobody computes. */
 typedef struct Tally {
@@ -288,15 +288,13 @@ static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error
     return true;
 }
 
-/* Who has GEMMs of a type on a device: of fp8 the vendor alone; on a CPU smelt's own, which training runs, and
- * oneDNN's. */
+/* Who has GEMMs of a type on a device: on a CPU smelt's own, which training runs, and oneDNN's. */
 static bool is_wanted(const Trial *trial, int provider_option) {
-    bool fp8 = trial->type == GEMM_E4M3, cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
+    bool cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;
     switch (trial->provider) {
-    case PROVIDER_OWN: return !fp8;
-    case PROVIDER_CHOSEN: return !fp8 && !cpu;
-    case PROVIDER_VENDOR: return fp8;
+    case PROVIDER_OWN: return true;
+    case PROVIDER_CHOSEN: return !cpu;
     default: return cpu && trial->sgemm && trial->type == GEMM_F32;
     }
 }
@@ -338,24 +336,22 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
     return true;
 }
 
-/* fp8 has the forward layout alone, and the vendors' libraries alone. A line says what is missing. */
-static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
-    const char *library = device_gemm_library(bench->device);
-    SCOPED(free_shapes) Shapes forward = {0};
-    for (int i = 0; library && i < shapes->count; i++)
-        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&forward, &shapes->items[i]);
-    tally->missing = shapes->count - forward.count;
-    bool good = !forward.count || measure_type(bench, &forward, GEMM_E4M3, tally, error);
-    if (!library) log_info("fp8: only the vendors' libraries have such GEMMs, and there is none here");
-    else if (good && tally->missing)
-        log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->missing, shapes->count);
-    return good;
-}
-
 /* A CPU computes GEMMs of fp8 in fp32, for checks and not for speed. */
 static bool has_gemms(const Bench *bench, GemmType type) {
-    const DeviceInfo *device = device_info(bench->device);
-    return device->gemm_inputs >> type & 1 && !(type == GEMM_E4M3 && device->kind == DEVICE_CPU);
+    const DeviceInfo *info = device_info(bench->device);
+    return info->gemm_inputs >> type & 1 && !(gemm_is_fp8(type) && info->kind == DEVICE_CPU);
+}
+
+/* fp8 has the forward layout alone. A line says how many shapes are missing. */
+static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
+    SCOPED(free_shapes) Shapes forward = {0};
+    for (int i = 0; i < shapes->count; i++)
+        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&forward, &shapes->items[i]);
+    bool good = !forward.count ||
+                (measure_type(bench, &forward, GEMM_E4M3, tally, error) && measure_type(bench, &forward, GEMM_E5M2, tally, error));
+    if (good && tally->missing)
+        log_info("fp8: %s lacks %d GEMMs: of n or k that are no multiples of 16", device_info(bench->device)->name, tally->missing);
+    return good;
 }
 
 static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
@@ -365,7 +361,7 @@ static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Erro
     for (int option = CHOICE_BF16; good && option <= CHOICE_FP32; option++) {
         GemmType type = types[option];
         if ((wanted != CHOICE_ALL && wanted != option) || !has_gemms(bench, type)) continue;
-        good = type == GEMM_E4M3 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, type, tally, error);
+        good = gemm_is_fp8(type) ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, type, tally, error);
     }
     return good;
 }
@@ -378,7 +374,7 @@ static bool run(Bench *bench, Error *error) {
     if (options->type == CHOICE_FP32 && !has_gemms(bench, GEMM_F32))
         return error_set(error, ERROR_USAGE, "type=fp32: GPUs have GEMMs of bf16 and fp8 only; give device=cpu");
     if (options->type == CHOICE_FP8 && !has_gemms(bench, GEMM_E4M3))
-        return error_set(error, ERROR_USAGE, "type=fp8: CPUs have GEMMs of bf16 and fp32 only; some GPUs have fp8");
+        return error_set(error, ERROR_USAGE, "type=fp8: %s has no GEMMs of fp8; some GPUs have", device_info(bench->device)->name);
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);
         bench->results.plot.x = "us";
@@ -403,9 +399,8 @@ const Benchmark bench_gemm = {
         "k.\n"
         "Operands are random normal numbers that rotate through twice the last cache. A sample of every result is checked in double "
         "precision.\n"
-        "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), and fp8 of "
-        "the vendor's\n"
-        "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's GEMM in fp32 (onednn), where libdnnl is installed.\n",
+        "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), also in fp8\n"
+        "(A in e4m3 and in e5m2, C in bf16, scales of one); on a CPU oneDNN's GEMM in fp32 (onednn), where libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(GemmOptions),
     .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},

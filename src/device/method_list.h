@@ -47,8 +47,9 @@ METHOD(void, normals, (Device *device, void *to, int element_bytes, const Slice 
 
 /* C = A B (device/gemm.h) by the vendor's library or smelt's own kernels, whichever is faster. Not for fp8. */
 METHOD(void, gemm, (Device *device, const Gemm *gemm), (device, gemm))
-/* C = A B by smelt's own kernels, whatever the vendor's library offers. */
-OPTIONAL(void, gemm_own, (Device *device, const Gemm *gemm), (device, gemm), device->methods->gemm(device, gemm))
+/* C = A B by smelt's own kernels, whatever the vendor's library offers. False, with nothing done, where there is none, which
+ * only GEMMs of fp8 meet. */
+OPTIONAL(bool, gemm_own, (Device *device, const Gemm *gemm), (device, gemm), (device->methods->gemm(device, gemm), true))
 /* C = A B for A in e4m3 or e5m2 and B in e4m3, by the vendor's library or smelt's own kernels. False, with nothing done,
  * where the device has neither for these arguments. */
 OPTIONAL(bool, gemm_fp8, (Device *device, const Gemm *gemm), (device, gemm), false)

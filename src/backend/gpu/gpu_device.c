@@ -101,10 +101,16 @@ static void gpu_view_close(Device *device, void *view, void *memory, int64_t byt
 
 /* -- GEMM ---------------------------------------------------------------------------------------------------------- */
 
+static bool gpu_gemm_own(Device *device, const Gemm *gemm) {
+    if (gemm_is_fp8(gemm->input)) return gpu_gemm_fp8(device, gemm);
+    gpu_gemm(device, gemm);
+    return true;
+}
+
 static void open_vendor_gemm(Gpu *gpu) {
     SCOPED_FREE char *path = autotune_cache_default_path();
     Error missing = {0};
-    VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_gemm, .reference_races = true};
+    VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_gemm_own, .reference_races = true};
     gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
 }
@@ -115,7 +121,8 @@ static void gpu_gemm_fastest(Device *device, const Gemm *gemm) {
     if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
 }
 
-static bool gpu_gemm_fp8_fastest(Device *device, const Gemm *gemm) {
+/* The library where it can, else smelt's own kernels (vendor_gemm.c says why). */
+static bool gpu_gemm_fp8_chosen(Device *device, const Gemm *gemm) {
     Gpu *gpu = gpu_of(device);
     bool done = !gpu->preparing && gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
     return done || gpu_gemm_fp8(device, gemm);
@@ -218,9 +225,9 @@ static const DeviceMethods methods = {
 #define GPU(name) .name = gpu_##name
     GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
     GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals),
-    .gemm = gpu_gemm_fastest, .gemm_own = gpu_gemm, .gemm_fp8 = gpu_gemm_fp8_fastest, GPU(gemm_library), GPU(prepare_begin),
-    GPU(prepare_end), GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close),
-    GPU(event_open), GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
+    .gemm = gpu_gemm_fastest, GPU(gemm_own), .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end),
+    GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open),
+    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
 #undef GPU
 };
 

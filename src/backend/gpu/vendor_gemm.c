@@ -26,7 +26,18 @@ static const int64_t SCRATCH_BYTES = 256 << 20; /* most of a trial: more would r
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
 /* Numbers that both libraries share: data types, epilogue, attribute of a preference. */
-enum { TYPE_F32 = 0, TYPE_BF16 = 14, TYPE_E4M3 = 28, TYPE_E4M3_FNUZ = 1000, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
+enum {
+    TYPE_F32 = 0,
+    TYPE_BF16 = 14,
+    TYPE_E4M3 = 28,
+    TYPE_E5M2 = 29,
+    TYPE_E4M3_FNUZ = 1000,
+    TYPE_E5M2_FNUZ = 1001,
+    EPILOGUE_BIAS = 4,
+    PREFERENCE_WORKSPACE = 1,
+    SET_A_SCALE_MODE = 31, /* an attribute of an operation; B's is the next */
+    SCALE_OUTER_VECTOR = 3,
+};
 
 #define LT_API(CALL)                                                                                                                           \
     CALL(create, "Create", (void **handle))                                                                                                    \
@@ -55,20 +66,23 @@ typedef struct Library {
     const char *name, *files[4];
     int compute_f32, straight, transposed;                                       /* values of enumerations */
     int set_transpose_a, set_transpose_b, set_epilogue, set_bias, set_bias_type; /* attributes of an operation */
+    int set_a_scale;                                                             /* and B's is the next */
     size_t algorithm_bytes;
     bool nvidia;
 } Library;
 
 /* In the order of the struct: names and files; values; attributes; bytes of an algorithm; whether it is NVIDIA's. */
 static const Library libraries[] = {
-    [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4, 24},
-    [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 64, 1},
+    [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4, 5, 24},
+    [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 17, 64, 1},
 };
 enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
 
 /* cuBLASLt's preferences. Split-K sums may be reduced in fp32 in the workspace, not in C itself. The alignment is that
  * of A; those of B, C and D are the next numbers. */
 enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDIA_PREFERENCE_ALIGNMENT = 5 };
+/* cuBLASLt's attribute of an operation, an int8_t: whether sums of fp8 stay in the matrix unit, which keeps about 14 bits. */
+enum { NVIDIA_SET_FAST_SUMS = 25 };
 
 /* -- What is remembered -------------------------------------------------------------------------------------------- */
 
@@ -76,7 +90,7 @@ enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDI
 typedef struct Shape {
     int64_t m, n, k, lda, ldb, ldc;
     int16_t align_a, align_b, align_c; /* bytes, at most 256 */
-    uint8_t transpose_a, transpose_b, accumulate, f32_output, bias, fp8, zero[4];
+    uint8_t transpose_a, transpose_b, accumulate, f32_output, bias, input, scaling_a, scaling_b, zero[2];
 } Shape;
 static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
 
@@ -177,6 +191,7 @@ const char *vendor_gemm_name(const VendorGemm *v) { return v->name; }
 
 /* -- Shapes and problems ------------------------------------------------------------------------------------------- */
 
+static int64_t input_bytes(const Gemm *g) { return g->input == GEMM_BF16 ? 2 : 1; }
 static int64_t output_bytes(const Gemm *g) { return g->output == GEMM_BF16 ? 2 : 4; }
 
 static int16_t alignment_of(const void *memory) {
@@ -186,18 +201,29 @@ static int16_t alignment_of(const void *memory) {
 
 static Shape shape_of(const Gemm *g) {
     return (Shape){g->m, g->n, g->k, g->lda, g->ldb, g->ldc, alignment_of(g->a), alignment_of(g->b), alignment_of(g->c), g->transpose_a,
-        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .fp8 = g->input == GEMM_E4M3};
+        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .input = (uint8_t)g->input,
+        .scaling_a = (uint8_t)g->scaling_a, .scaling_b = (uint8_t)g->scaling_b};
 }
 
 static void describe(const Shape *s, char text[256]) {
+    char input[32] = "";
+    if (s->input != GEMM_BF16)
+        snprintf(input, sizeof input, "%s scaled=%d,%d>", s->input == GEMM_E5M2 ? "e5m2" : "e4m3", s->scaling_a, s->scaling_b);
     snprintf(text, 256, "%c%c m=%lld n=%lld k=%lld ld=%lld,%lld,%lld aligned=%d,%d,%d %s%s%s%s", s->transpose_a ? 't' : 'n',
         s->transpose_b ? 't' : 'n', (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb,
-        (long long)s->ldc, s->align_a, s->align_b, s->align_c, s->fp8 ? "fp8>" : "", s->f32_output ? "fp32" : "bf16",
-        s->accumulate ? "+=" : "", s->bias ? " bias" : "");
+        (long long)s->ldc, s->align_a, s->align_b, s->align_c, input, s->f32_output ? "fp32" : "bf16", s->accumulate ? "+=" : "",
+        s->bias ? " bias" : "");
+}
+
+/* Scales of one, of tensors and, for both operands, of lines. */
+static bool is_offered_in_fp8(const Gemm *g) {
+    bool tensors = g->scaling_a <= GEMM_SCALE_TENSOR && g->scaling_b <= GEMM_SCALE_TENSOR;
+    bool lines = g->scaling_a == GEMM_SCALE_LINE && g->scaling_b == GEMM_SCALE_LINE;
+    return gemm_is_fp8(g->input) && !g->bias && (tensors || lines);
 }
 
 static bool is_offered(const Gemm *g) {
-    bool inputs = g->input == GEMM_BF16 || (g->input == GEMM_E4M3 && !g->accumulate && !g->bias);
+    bool inputs = g->input == GEMM_BF16 || is_offered_in_fp8(g);
     bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
     return types && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }
@@ -214,24 +240,44 @@ static bool layout_open(VendorGemm *v, void **layout, int type, int64_t rows, in
     return v->call.layout_create(layout, type, (uint64_t)columns, (uint64_t)rows, leading) == 0;
 }
 
-/* fp8 without pointers to scales has scales of one. */
-static int input_type(const VendorGemm *v, const Gemm *g) {
-    return g->input == GEMM_BF16 ? TYPE_BF16 : device_info(v->host.device)->fp8_fnuz ? TYPE_E4M3_FNUZ : TYPE_E4M3;
+static int input_type(const VendorGemm *v, GemmType input) {
+    bool fnuz = device_info(v->host.device)->fp8_fnuz;
+    if (input == GEMM_E5M2) return fnuz ? TYPE_E5M2_FNUZ : TYPE_E5M2;
+    return input == GEMM_BF16 ? TYPE_BF16 : fnuz ? TYPE_E4M3_FNUZ : TYPE_E4M3;
+}
+
+/* Without pointers scales are one. */
+static bool set_scales(VendorGemm *v, const Problem *problem, const Gemm *g) {
+    const float *of_a = g->scaling_b ? g->scale_b : NULL, *of_b = g->scaling_a ? g->scale_a : NULL;
+    return v->call.operation_set(problem->operation, v->library->set_a_scale, &of_a, sizeof of_a) == 0 &&
+           v->call.operation_set(problem->operation, v->library->set_a_scale + 1, &of_b, sizeof of_b) == 0;
+}
+
+/* Sums of forward products are fast, those of gradients, which e5m2 is for, precise: as smelt's kernels do. */
+static bool set_fp8(VendorGemm *v, Problem *problem, const Gemm *g) {
+    int8_t fast = g->input == GEMM_E4M3;
+    if (v->library->nvidia && v->call.operation_set(problem->operation, NVIDIA_SET_FAST_SUMS, &fast, sizeof fast) != 0) return false;
+    if (g->scaling_a == GEMM_SCALE_LINE && (!problem_set(v, problem, SET_A_SCALE_MODE, SCALE_OUTER_VECTOR) ||
+                                               !problem_set(v, problem, SET_A_SCALE_MODE + 1, SCALE_OUTER_VECTOR)))
+        return false;
+    return set_scales(v, problem, g);
 }
 
 static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     const Library *library = v->library;
-    int input = input_type(v, g), output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
+    int output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
     bool done = v->call.operation_create(&problem->operation, library->compute_f32, TYPE_F32) == 0 &&
                 problem_set(v, problem, library->set_transpose_a, g->transpose_b ? library->transposed : library->straight) &&
                 problem_set(v, problem, library->set_transpose_b, g->transpose_a ? library->transposed : library->straight) &&
-                layout_open(v, &problem->a, input, g->transpose_b ? g->n : g->k, g->transpose_b ? g->k : g->n, g->ldb) &&
-                layout_open(v, &problem->b, input, g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
+                layout_open(v, &problem->a, input_type(v, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input), g->transpose_b ? g->n : g->k,
+                    g->transpose_b ? g->k : g->n, g->ldb) &&
+                layout_open(v, &problem->b, input_type(v, g->input), g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
                 layout_open(v, &problem->d, output, g->m, g->n, g->ldc);
     if (done && g->bias)
         done = problem_set(v, problem, library->set_epilogue, EPILOGUE_BIAS) &&
                problem_set(v, problem, library->set_bias_type, casts_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
                v->call.operation_set(problem->operation, library->set_bias, &g->bias, sizeof g->bias) == 0;
+    if (done && gemm_is_fp8(g->input)) done = set_fp8(v, problem, g);
     if (!done) problem_close(v, problem);
     return done;
 }
@@ -248,6 +294,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
         int result = v->call.operation_set(problem->operation, v->library->set_bias, &pointer, sizeof pointer);
         if (result) return result;
     }
+    if (gemm_is_fp8(g->input) && !set_scales(v, problem, g)) return -1;
     return v->call.multiply(v->handle, problem->operation, &one, g->b, problem->a, g->a, problem->b, g->accumulate ? &one : &zero, g->c,
         problem->d, g->c, problem->d, algorithm, v->workspace, WORKSPACE_BYTES, v->host.stream);
 }
@@ -255,8 +302,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 /* -- Choosing: race, verification, ban ----------------------------------------------------------------------------- */
 
 /* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
- *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as one more, except in fp8,
- *      which it does not have.
+ *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as one more, except in fp8.
  *   2. The first of them that is_trusted, in the library's order, sets the bits of this shape. It must give
  *      the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that does not
  *      is not used for this shape, with a warning.
@@ -265,6 +311,8 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
  *      offered and has the bits.
  *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
  *      vendor_gemm_run declines this shape for the rest of the process.
+ * In fp8 smelt's kernel serves only where the library has no algorithm that is trusted. The sums' few bits depend on the
+ * order, so that the two never give the same bits, and a race would choose results.
  * A small C cannot tell algorithms apart: the one of step 2 serves for good. Nor can one that is mostly zeros: the one of
  * step 2 serves, and the next run tries again. */
 
@@ -321,7 +369,7 @@ static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[M
         proposals[count] = (Proposal){.rank = i};
         memcpy(proposals[count++].algorithm, result, algorithm_bytes);
     }
-    if (!v->host.reference_races || solution->shape.fp8) return count;
+    if (!v->host.reference_races || gemm_is_fp8(solution->shape.input)) return count;
     proposals[count] = (Proposal){.smelt = true, .rank = MOST_PROPOSALS};
     memset(proposals[count++].algorithm, 0xff, algorithm_bytes);
     return count;
@@ -407,7 +455,7 @@ static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sampl
     return rows;
 }
 
-/* The sample's rows of C as smelt's kernel computes them, band after band. NULL without memory. The caller frees. */
+/* The sample's rows of C as smelt's kernel computes them, band after band. NULL without memory or kernel. The caller frees. */
 static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sample) {
     Error error;
     const Gemm *g = &trial->gemm;
@@ -418,11 +466,16 @@ static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sam
     for (int i = 0; i < sample->bands && rows; i++) {
         Gemm band = *g;
         band.m = sample->rows;
-        band.a = (const char *)g->a + sample->first[i] * (g->transpose_a ? 1 : g->lda) * 2;
+        band.a = (const char *)g->a + sample->first[i] * (g->transpose_a ? 1 : g->lda) * input_bytes(g);
+        if (g->scaling_a == GEMM_SCALE_LINE) band.scale_a = g->scale_a + sample->first[i];
         band.c = c;
         if (g->accumulate) device_copy(v->host.device, c, (const char *)g->c + sample->first[i] * g->ldc * output_bytes(g), bytes);
-        v->host.reference(v->host.device, &band);
-        device_download(v->host.device, rows + i * bytes, c, bytes);
+        if (v->host.reference(v->host.device, &band)) {
+            device_download(v->host.device, rows + i * bytes, c, bytes);
+        } else {
+            free(rows);
+            rows = NULL;
+        }
     }
     if (c) device_free(v->host.device, c, bytes);
     return rows;
@@ -531,8 +584,7 @@ static bool verify(VendorGemm *v, const Trial *trial, const Proposal *proposal, 
     if (!rows || !again) return false;
     snprintf(why, 128, "it gives other bits from run to run");
     if (memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) return false;
-    if (trial->gemm.input != GEMM_BF16) return true;
-    snprintf(why, 128, "there is no memory to check it");
+    snprintf(why, 128, "smelt has no kernel, or no memory, to check it");
     SCOPED_FREE char *reference = reference_rows(v, trial, &sample);
     return reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
 }

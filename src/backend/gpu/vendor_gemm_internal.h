@@ -21,7 +21,7 @@ typedef struct VendorGemmHost {
     Device *device;
     void *stream;
     const char *cache_path;                              /* of the autotune cache; NULL: none */
-    void (*reference)(Device *device, const Gemm *gemm); /* smelt's kernel, which algorithms are compared with */
+    bool (*reference)(Device *device, const Gemm *gemm); /* smelt's kernel, which algorithms are compared with; false: none */
     bool reference_races;                                /* it is timed too: shapes that it computes faster are declined */
 } VendorGemmHost;
 
@@ -34,7 +34,9 @@ const char *vendor_gemm_name(const VendorGemm *vendor);
 /* Launches the GEMM. False, with nothing done to C, when it declines: inputs other than bf16 and fp8, m, n or k of 0, a
  * shape that the library has no trusted algorithm for or that smelt's kernel computes faster, or one that never ran
  * before while `recording`, when nothing can be measured. Where cuBLASLt writes C in bf16 it takes the bias rounded to
- * bf16. GEMM in fp8 (the device's e4m3, scales of one, without bias and accumulate) is trusted when it gives the same
- * bits twice: smelt has no kernel to verify it. Hopper's library has it where A is straight, B is transposed and all
- * dimensions are multiples of 16. */
+ * bf16.
+ *
+ * In fp8 (the device's formats) it takes scales of tensors and, where the library has them, of lines of both operands, no
+ * bias, and n and k that are multiples of 16; what it can compute, it does, however fast smelt's kernel is. cuBLASLt sums
+ * e4m3 in the matrix unit alone, and e5m2 by adding to fp32 from time to time. */
 bool vendor_gemm_run(VendorGemm *vendor, const Gemm *gemm, bool recording);

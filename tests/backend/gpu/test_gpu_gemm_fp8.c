@@ -6,6 +6,8 @@
  * devices must give the same bits. Random numbers' sums may be off by 2^-10 of the sum of their magnitudes, as of 14 bits
  * that are truncated at every step; a wrong sign or a lost product of few is off by more.
  *
+ * With SMELT_TEST_SPEED set, how fast they are, beside what training chooses.
+ *
  * What must not be read or written is NaN: the gaps between rows, slots without an expert, C before it is written. */
 #include <math.h>
 #include <setjmp.h>
@@ -346,6 +348,41 @@ static void what_no_kernel_has_is_declined(void **state) {
     close_run(&p, &r);
 }
 
+/* -- Speed --------------------------------------------------------------------------------------------------------- */
+
+static void run_own(const void *gemm) { device_gemm_own(check_device(), gemm); }
+static void run_chosen(const void *gemm) { device_gemm_fp8(check_device(), gemm); }
+
+static void print_speed(const Case *p, const Gemm *g) {
+    char text[160];
+    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k / 1e12;
+    describe(p, text);
+    print_message("%-60s own %7.1f chosen %7.1f TFLOP/s\n", text, flops / check_median_seconds(run_own, g),
+        flops / check_median_seconds(run_chosen, g));
+}
+
+/* Scales of tensors, lines, blocks and groups; the gradient in e5m2; weights' gradients. */
+static void speed(void **state) {
+    (void)state;
+    static const GemmScaling scalings[][2] = {{GEMM_SCALE_TENSOR, GEMM_SCALE_TENSOR}, {GEMM_SCALE_LINE, GEMM_SCALE_LINE},
+        {GEMM_SCALE_GROUP, GEMM_SCALE_BLOCK}, {GEMM_SCALE_GROUP, GEMM_SCALE_GROUP}};
+    static const int64_t sizes[][3] = {{8192, 8192, 8192}, {16384, 4096, 4096}, {16384, 14336, 4096}, {4096, 14336, 16384}};
+    fp8_gpu();
+    if (!getenv("SMELT_TEST_SPEED")) skip();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int form = 0; form < 6; form++) {
+            Case p = {
+                .form = {.input = form < 4 ? GEMM_E4M3 : GEMM_E5M2, .output = form < 5 ? GEMM_BF16 : GEMM_F32, .accumulate = form == 5}};
+            p.form.m = sizes[i][0], p.form.n = sizes[i][1], p.form.k = sizes[i][2];
+            p.form.scaling_a = scalings[form % 4][0], p.form.scaling_b = scalings[form % 4][1];
+            if (form > 3) p.form.scaling_a = p.form.scaling_b = GEMM_SCALE_TENSOR;
+            Run r = open_run(&p);
+            print_speed(&p, &r.gemm);
+            close_run(&p, &r);
+        }
+    expect_no_failure();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_scaled_by_tensor_and_by_line),
@@ -353,6 +390,7 @@ int main(void) {
         cmocka_unit_test(many_tiles_are_scaled),
         cmocka_unit_test(slots_of_experts_meet_their_weights_and_scales),
         cmocka_unit_test(what_no_kernel_has_is_declined),
+        cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
