@@ -627,10 +627,10 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm
     }
     cluster_barrier();
     if (wave_id() < 2 * 4) {
-        if (form.promotion) registers_raise(240);
+        if (form.promotion) registers_raise(232);
         consume_tiles(h, maps, form);
     } else {
-        if (form.promotion) registers_lower(24);
+        if (form.promotion) registers_lower(40);
         bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave its registers */
         if (lane_id() == 0 && !spare) load_tiles(h, maps, &schedule, form.a, form.b);
     }
