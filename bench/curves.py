@@ -2,6 +2,7 @@
 """Does training on a GPU in bf16 follow training on the CPU in fp32? The same run of the demo's model on real text, once on each, and both losses in one picture.
 
     bench/curves.py --text bible.txt --plot docs/curves.svg
+    bench/curves.py --runs runs/bf16 runs/fp8 --plot docs/fp8-curves.svg    two runs that are there, under their names
 Prints the largest and the mean difference, over all steps and over the second half, beside what two seeds differ by on the CPU with --seeds. Needs only Python."""
 import argparse
 import json
@@ -16,8 +17,12 @@ def losses(arguments, folder, name, *settings):
     run = os.path.join(folder, name)
     subprocess.run([arguments.smelt, "train", arguments.config, f"run={run}", f"data.train={arguments.text}", f"steps={arguments.steps}",
                     "checkpoint.every=0", "eval.every=0", "tensorboard=false", "schedule.decay=100", "schedule.warmup=30", *settings], check=True, stdout=subprocess.DEVNULL)
-    records = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
-    return [record["loss"] for record in records if record["kind"] == "step"]
+    return read_losses(run)
+
+
+def read_losses(run):
+    with open(os.path.join(run, "metrics.jsonl")) as file:
+        return [record["loss"] for record in map(json.loads, file) if record["kind"] == "step"]
 
 
 def plot(path, curves, title):
@@ -34,7 +39,7 @@ def plot(path, curves, title):
     for tick in range(int(highest) + 1):
         x, y = point(0, tick).split(",")
         parts.append(f'<path d="M{x} {y}H{width - 10}" stroke="#ddd"/><text x="{left - 8}" y="{float(y) + 4}" text-anchor="end">{tick}</text>')
-    for tick in range(0, count + 1, 50):
+    for tick in range(0, count + 1, max(50, count // 8)):
         parts.append(f'<text x="{point(min(tick, count - 1), 0).split(",")[0]}" y="{height - bottom + 16}" text-anchor="middle">{tick}</text>')
     parts.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">step</text>')
     names = list(curves)
@@ -43,7 +48,7 @@ def plot(path, curves, title):
     for i, ((name, values), colour) in enumerate(zip(lines.items(), ("#1f77b4", "#d62728", "#7f7f7f"))):
         dash = ' stroke-dasharray="6 4"' if i == 1 else ""
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="{1.6 if i < 2 else 1}"{dash} '
-                     f'points="{" ".join(point(j, min(v, highest)) for j, v in enumerate(values))}"/>')
+                     f'points="{" ".join(point(j, min(values[j], highest)) for j in range(0, count, max(1, count // 400)))}"/>')
         parts.append(f'<text x="{width - 20}" y="{top + 20 + 16 * i}" text-anchor="end" fill="{colour}">{name}</text>')
     with open(path, "w") as file:
         file.write("\n".join(parts) + "</svg>\n")
@@ -60,12 +65,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smelt", default=os.path.join(HERE, "..", "build", "smelt"))
     parser.add_argument("--config", default=os.path.join(HERE, "..", "configs", "zaya1-tiny.yaml"))
-    parser.add_argument("--text", required=True)
+    parser.add_argument("--text")
+    parser.add_argument("--runs", nargs=2, default=[], metavar="RUN")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="auto", help="the GPU: auto, hip, cuda")
     parser.add_argument("--plot", default="")
     parser.add_argument("--seeds", action="store_true", help="also train with another seed on the CPU")
     arguments = parser.parse_args()
+    if bool(arguments.text) == bool(arguments.runs):
+        parser.error("give --text, to train, or --runs")
+    if arguments.runs:
+        names = [os.path.basename(os.path.normpath(run)) for run in arguments.runs]
+        a, b = map(read_losses, arguments.runs)
+        report(" and ".join(names), a, b)
+        if arguments.plot:
+            plot(arguments.plot, dict(zip(names, (a, b))), f"{len(a)} steps: loss")
+        return
     with tempfile.TemporaryDirectory() as folder:
         gpu = losses(arguments, folder, "gpu", f"device={arguments.device}", "precision=bf16")
         cpu = losses(arguments, folder, "cpu", "device=cpu", "precision=fp32")
