@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/element.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 
 static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
     if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[index], fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz));

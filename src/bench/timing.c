@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/sort.h"

@@ -35,7 +35,7 @@ typedef enum StoredType {
     STORED_I32,
     STORED_I64,
     STORED_U8,
-    STORED_F8_E4M3, /* OCP's (base/fp8.h) */
+    STORED_F8_E4M3, /* OCP's (base/float8.h) */
 } StoredType;
 size_t stored_type_bytes(StoredType type);
 const char *stored_type_name(StoredType type); /* "F32", as in the file format */

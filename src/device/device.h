@@ -34,7 +34,7 @@ typedef struct DeviceInfo {
     bool massively_parallel; /* work of CPU size leaves most of it idle: measurements take larger problems */
     bool records;            /* device_record_begin may succeed */
     unsigned gemm_inputs;    /* bit t: A and B of a GEMM may be of GemmType t */
-    bool fp8_fnuz;           /* its fp8 formats are the FNUZ ones (base/fp8.h) */
+    bool fp8_fnuz;           /* its fp8 formats are the FNUZ ones (base/float8.h) */
 } DeviceInfo;
 
 /* Back ends embed it as the first member of their own struct. */

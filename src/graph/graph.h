@@ -39,7 +39,7 @@ enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTP
 /* Operands of a node by the enum of its operation; those that are absent are TENSOR_NONE. */
 typedef TensorId Inputs[NODE_MAX_INPUTS], Outputs[NODE_MAX_OUTPUTS];
 
-typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32, TYPE_FP8 } TypeClass; /* FP8: codes of base/fp8.h */
+typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32, TYPE_FP8 } TypeClass; /* FP8: codes of base/float8.h */
 size_t precision_bytes(Precision precision, TypeClass type);
 const char *precision_name(Precision precision);
 static inline bool precision_is_bf16(Precision precision) { return precision == PRECISION_BF16 || precision == PRECISION_PURE_BF16; }

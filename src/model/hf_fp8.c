@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/bf16.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/memory.h"
 #include "model/hf_internal.h"
 

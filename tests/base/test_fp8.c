@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "base/fp8.h"
+#include "base/float8.h"
 
 static const struct Case {
     Fp8Kind kind;

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "base/bf16.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "data/data.h"
 #include "support/hf_fixture.h"
 

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ops/fp8/fp8.h"

@@ -3,7 +3,7 @@
  * HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
 
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "rocemu/library.h"
 #include "rocemu/operations.h"
 
@@ -370,9 +370,9 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
         const char *kernel;
         void (*expect)(int lane, const u32 *x, u32 *out);
     } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
-        {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add}, {"accumulators", expect_accumulators},
-        {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer}, {"scalar_read", expect_scalar},
-        {"branch_on_vcc", expect_branches}, {"halves", expect_halves}};
+        {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add},
+        {"accumulators", expect_accumulators}, {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer},
+        {"scalar_read", expect_scalar}, {"branch_on_vcc", expect_branches}, {"halves", expect_halves}};
     u32 in[4 * LANES], out[4 * LANES];
     (void)state;
     random_state = 4;

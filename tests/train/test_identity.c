@@ -18,12 +18,12 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.vocabulary", "384"}, {"model.experts", "5"}, {"model.experts_per_token", "2"}, {"model.context", "64"},
         {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.softmax_scale", NULL},
         {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"}, {"batch.sequences", "8"},
-        {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"fp8.min_size", NULL}, {"init", NULL}, {"fork", NULL},
-        {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"lora.rank", NULL}, {"run", "run2"}, {"resume.accept", "seed"},
-        {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"},
-        {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL},
-        {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL},
-        {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL}};
+        {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"fp8.min_size", NULL},
+        {"init", NULL}, {"fork", NULL}, {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"lora.rank", NULL}, {"run", "run2"},
+        {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"},
+        {"data.tokenizer", "none"}, {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL},
+        {"checkpoint.keep_every", NULL}, {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL},
+        {"layout.pp_chunks", NULL}, {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     switch (option->type) {

@@ -9,7 +9,7 @@
 
 #include "backend/cpu/cpu_gemm_fp8_internal.h"
 #include "base/bf16.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"

@@ -7,7 +7,7 @@
  *
  * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
 #include "backend/gpu/gpu.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "device/gemm.h"
 
 enum {

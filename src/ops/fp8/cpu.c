@@ -2,7 +2,7 @@
  * 128 x 128, the size of the largest group of elements that share a scale; threads share out rows of tiles. Operands by
  * columns differ from those by rows in how a tile is read. */
 #include "backend/cpu/kernel.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "ops/fp8/fp8.h"
 
 enum { SIZE = GEMM_SCALE_GROUP_SIZE };

@@ -1,4 +1,4 @@
-/* Linear layers whose GEMMs multiply 8-bit floating-point numbers (base/fp8.h): recipes, builders, operands and attributes,
+/* Linear layers whose GEMMs multiply 8-bit floating-point numbers (base/float8.h): recipes, builders, operands and attributes,
  * for their rules and the kernels of both back ends.
  *
  * A matrix becomes an operand by fp8_cast: codes and scales, such that an element is about its code's number times its
@@ -14,7 +14,7 @@
  * scale serves the whole matrix. */
 #pragma once
 
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "config/config.h"
 #include "device/gemm.h"
 #include "graph/op.h"

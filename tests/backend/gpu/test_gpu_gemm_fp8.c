@@ -22,7 +22,7 @@
 #include "backend/backend.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "base/element.h"
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"

@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#include "base/fp8.h"
+#include "base/float8.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "support/check.h"
