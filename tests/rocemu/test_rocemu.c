@@ -402,15 +402,15 @@ static float fp8(uint8_t bits) /* e4m3 FNUZ: bias 8, no infinity */
     return bits & 128 ? -x : x;
 }
 
-typedef enum Element { BF16, F16, F32, I8, FP8 } Element;
+typedef enum Element { BF16, F16, F32, I8, FP8, BF8 } Element;
 typedef struct MatrixShape {
     const char *name;
-    Element element;
+    Element element, right; /* of A, of B */
     int size, depth, blocks, per_lane;
 } MatrixShape;
 
 static void store_element(Element element, uint8_t *lane, int j, int value) {
-    static const uint8_t fp8_of[5] = {0x00, 0x40, 0x48, 0x4c, 0x50}; /* 0 to 4 */
+    static const uint8_t fp8_of[5] = {0x00, 0x40, 0x48, 0x4c, 0x50}, bf8_of[5] = {0x00, 0x40, 0x44, 0x46, 0x48}; /* 0 to 4 */
     uint16_t half = element == BF16 ? to_bf16((float)value) : (uint16_t)hb((float)value);
     float single = (float)value;
     switch (element) {
@@ -419,17 +419,18 @@ static void store_element(Element element, uint8_t *lane, int j, int value) {
     case F32: memcpy(lane + 4 * j, &single, 4); break;
     case I8: lane[j] = (uint8_t)value; break;
     case FP8: lane[j] = (uint8_t)(fp8_of[abs(value)] | (value < 0 ? 128 : 0)); break;
+    case BF8: lane[j] = (uint8_t)(bf8_of[abs(value)] | (value < 0 ? 128 : 0)); break;
     }
 }
 
 /* A lane's values are one row of A (or column of B) of one block, at depths that follow one another. */
-static void pack_matrix(const MatrixShape *m, uint8_t *lanes, int lane_bytes, int seed) {
+static void pack_matrix(const MatrixShape *m, Element element, uint8_t *lanes, int lane_bytes, int seed) {
     int groups = m->depth / m->per_lane;
     for (int lane = 0; lane < LANES; lane++) {
         int row = lane % m->size, group = lane / m->size, block = group / groups;
         for (int j = 0; j < m->per_lane; j++) {
             int k = group % groups * m->per_lane + j;
-            store_element(m->element, lanes + lane * lane_bytes, j, small_value((block * m->size + row) * m->depth + k, seed));
+            store_element(element, lanes + lane * lane_bytes, j, small_value((block * m->size + row) * m->depth + k, seed));
         }
     }
 }
@@ -438,8 +439,8 @@ static void check_matrix(const MatrixShape *m) {
     int registers = m->size * m->size * m->blocks / LANES, lane_bytes = m->element == F32 ? 4 : 8;
     uint8_t a[LANES * 8] = {0}, b[LANES * 8] = {0};
     u32 c[32 * LANES], d[32 * LANES];
-    pack_matrix(m, a, lane_bytes, 1);
-    pack_matrix(m, b, lane_bytes, 2);
+    pack_matrix(m, m->element, a, lane_bytes, 1);
+    pack_matrix(m, m->right, b, lane_bytes, 2);
     for (int i = 0; i < registers * LANES; i++) c[i] = m->element == I8 ? (u32)small_value(i, 3) : fb((float)small_value(i, 3));
     void *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_copy(c, sizeof c),
          *device_d = device_memory(sizeof d);
@@ -461,11 +462,12 @@ static void check_matrix(const MatrixShape *m) {
 }
 
 static void every_matrix_shape_agrees_with_a_plain_loop(void **state) {
-    static const MatrixShape shapes[] = {{"bf16_32x32x8", BF16, 32, 8, 1, 4}, {"bf16_16x16x16", BF16, 16, 16, 1, 4},
-        {"bf16_32x32x4_2", BF16, 32, 4, 2, 4}, {"bf16_16x16x4_4", BF16, 16, 4, 4, 4}, {"bf16_4x4x4_16", BF16, 4, 4, 16, 4},
-        {"f16_32x32x8", F16, 32, 8, 1, 4}, {"f16_16x16x16", F16, 16, 16, 1, 4}, {"f32_32x32x2", F32, 32, 2, 1, 1},
-        {"f32_16x16x4", F32, 16, 4, 1, 1}, {"i8_32x32x16", I8, 32, 16, 1, 8}, {"i8_16x16x32", I8, 16, 32, 1, 8},
-        {"fp8_32x32x16", FP8, 32, 16, 1, 8}, {"fp8_16x16x32", FP8, 16, 32, 1, 8}};
+    static const MatrixShape shapes[] = {{"bf16_32x32x8", BF16, BF16, 32, 8, 1, 4}, {"bf16_16x16x16", BF16, BF16, 16, 16, 1, 4},
+        {"bf16_32x32x4_2", BF16, BF16, 32, 4, 2, 4}, {"bf16_16x16x4_4", BF16, BF16, 16, 4, 4, 4},
+        {"bf16_4x4x4_16", BF16, BF16, 4, 4, 16, 4}, {"f16_32x32x8", F16, F16, 32, 8, 1, 4}, {"f16_16x16x16", F16, F16, 16, 16, 1, 4},
+        {"f32_32x32x2", F32, F32, 32, 2, 1, 1}, {"f32_16x16x4", F32, F32, 16, 4, 1, 1}, {"i8_32x32x16", I8, I8, 32, 16, 1, 8},
+        {"i8_16x16x32", I8, I8, 16, 32, 1, 8}, {"fp8_32x32x16", FP8, FP8, 32, 16, 1, 8}, {"fp8_16x16x32", FP8, FP8, 16, 32, 1, 8},
+        {"fp8_bf8_16x16x32", FP8, BF8, 16, 32, 1, 8}};
     (void)state;
     assert_float_equal(fp8(0x4c), 3, 0); /* the table of store_element against the format */
     assert_float_equal(fp8(0x50), 4, 0);

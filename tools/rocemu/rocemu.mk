@@ -13,7 +13,7 @@ ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -mcpu=gfx942 -no
 
 # Programs that run on the GPU of SMELT_TEST_DEVICE, the slowest first; on a real card the vendor's GEMM too, which the emulator does not have.
 DEVICE_TEST_SOURCES := $(addprefix tests/,train/test_train_gpu.c model/test_model_gpu.c optim/test_optim.c optim/test_muon_ranks.c optim/test_pure_bf16.c graph/test_in_place.c bench/test_stream.c \
-	$(addprefix backend/gpu/,test_gpu_gemm.c test_cast.c test_normals.c)) $(sort $(wildcard tests/ops/test_*.c))
+	$(addprefix backend/gpu/,test_gpu_gemm.c test_gpu_gemm_fp8.c test_cast.c test_normals.c)) $(sort $(wildcard tests/ops/test_*.c))
 DEVICE_TESTS := $(DEVICE_TEST_SOURCES:%.c=$(BUILD)/%)
 ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/rocemu/test_rocemu $(BUILD)/tests/rocemu/test_rocemu_hip
 CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/backend/gpu/test_vendor_gemm

@@ -2,7 +2,10 @@
  *
  * On Hopper by the kernels of gpu_gemm_hopper_internal.h. Its matrix unit keeps sums of fp8 to about 14 bits. With scales of
  * a tensor or of lines they stay there, at full speed, but where A is e5m2, as gradients are: those, and sums of groups and
- * blocks, which have scales of their own, are added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2). */
+ * blocks, which have scales of their own, are added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2).
+ *
+ * On AMD's gfx942 and gfx950 by those of gpu_gemm_fp8_amd_internal.h. */
+#include "backend/gpu/gpu_gemm_fp8_amd_internal.h"
 #include "backend/gpu/gpu_gemm_hopper_internal.h"
 
 #ifdef GPU_DEVICE
@@ -20,6 +23,10 @@ KERNEL(gemm_fp8_hopper_e4m3, GemmHopper) {
 PROMOTED_KERNEL(gemm_fp8_hopper_e5m2, E5M2_E4M3, PROMOTE_SUMS)
 PROMOTED_KERNEL(gemm_fp8_hopper_blocks, E4M3_E4M3, PROMOTE_BLOCKS)
 PROMOTED_KERNEL(gemm_fp8_hopper_groups, E4M3_E4M3, PROMOTE_GROUPS)
+#elif defined __gfx942__ || defined __gfx950__
+KERNEL(gemm_fp8_amd_e4m3, GemmFp8Amd) { multiply_fp8(&a, A_E4M3, false); }
+KERNEL(gemm_fp8_amd_e5m2, GemmFp8Amd) { multiply_fp8(&a, A_E5M2, false); }
+KERNEL(gemm_fp8_amd_groups, GemmFp8Amd) { multiply_fp8(&a, A_E4M3, true); }
 #endif
 
 #else
@@ -28,17 +35,16 @@ PROMOTED_KERNEL(gemm_fp8_hopper_groups, E4M3_E4M3, PROMOTE_GROUPS)
 #include <string.h>
 
 LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2, gemm_fp8_hopper_blocks, gemm_fp8_hopper_groups)
-
-/* -- On Hopper ----------------------------------------------------------------------------------------------------- */
+LAUNCHERS(gemm_fp8_amd, GemmFp8Amd, gemm_fp8_amd_e4m3, gemm_fp8_amd_e5m2, gemm_fp8_amd_groups, gemm_fp8_amd_groups)
 
 /* In the order of the launchers. */
-typedef enum HopperKernel { HOPPER_E4M3, HOPPER_E5M2, HOPPER_BLOCKS, HOPPER_GROUPS, HOPPER_NONE } HopperKernel;
+typedef enum Fp8Kernel { FP8_KERNEL_E4M3, FP8_KERNEL_E5M2, FP8_KERNEL_BLOCKS, FP8_KERNEL_GROUPS, FP8_KERNEL_NONE } Fp8Kernel;
 
-static HopperKernel hopper_kernel(const Gemm *g) {
+static Fp8Kernel kernel_for(const Gemm *g) {
     bool once = g->scaling_a <= GEMM_SCALE_LINE && g->scaling_b <= GEMM_SCALE_LINE;
-    if (once) return g->input == GEMM_E4M3 ? HOPPER_E4M3 : HOPPER_E5M2;
-    if (g->input != GEMM_E4M3 || g->scaling_a != GEMM_SCALE_GROUP) return HOPPER_NONE;
-    return g->scaling_b == GEMM_SCALE_BLOCK ? HOPPER_BLOCKS : g->scaling_b == GEMM_SCALE_GROUP ? HOPPER_GROUPS : HOPPER_NONE;
+    if (once) return g->input == GEMM_E4M3 ? FP8_KERNEL_E4M3 : FP8_KERNEL_E5M2;
+    if (g->input != GEMM_E4M3 || g->scaling_a != GEMM_SCALE_GROUP) return FP8_KERNEL_NONE;
+    return g->scaling_b == GEMM_SCALE_BLOCK ? FP8_KERNEL_BLOCKS : g->scaling_b == GEMM_SCALE_GROUP ? FP8_KERNEL_GROUPS : FP8_KERNEL_NONE;
 }
 
 /* Pairs of codes as elements of bf16. */
@@ -49,23 +55,34 @@ static Gemm in_pairs(const Gemm *gemm) {
     return pairs;
 }
 
-/* `g`: the arguments of the GEMM in pairs. */
-static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g) {
+static GemmScales scales_of(const Gemm *g) {
+    return (GemmScales){.a = g->scale_a,
+        .b = g->scale_b,
+        .by_row = g->scaling_a == GEMM_SCALE_LINE,
+        .by_column = g->scaling_b == GEMM_SCALE_LINE || g->scaling_b == GEMM_SCALE_GROUP,
+        .b_stride = (int32_t)gemm_scale_count(g->scaling_b, g->n, g->k)};
+}
+
+/* These take the arguments of the GEMM in pairs. */
+static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
     GemmHopper h;
     LaunchShape shape;
-    HopperKernel kernel = hopper_kernel(gemm);
-    if (kernel == HOPPER_NONE || !gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
-    h.scales = (GemmScales){.a = gemm->scale_a,
-        .b = gemm->scale_b,
-        .by_row = gemm->scaling_a == GEMM_SCALE_LINE,
-        .by_column = gemm->scaling_b == GEMM_SCALE_LINE,
-        .b_stride = (int32_t)gemm_scale_count(gemm->scaling_b, gemm->n, gemm->k)};
-    if (kernel != HOPPER_E4M3) shape.threads = PROMOTED_THREADS;
+    if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
+    h.scales = scales_of(gemm);
+    if (kernel != FP8_KERNEL_E4M3) shape.threads = PROMOTED_THREADS;
     launch_gemm_fp8_hopper(device, kernel, shape, &h);
     return true;
 }
 
-bool gpu_gemm_has_fp8(const char *target) { return !strcmp(target, "sm_90a"); }
+static bool launch_amd(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
+    GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm)};
+    gpu_gemm_count_tiles(&a.gemm);
+    int64_t rows = divide_up(g->m, TILE_ROWS) + (g->offset ? g->problems : 0), tiles = rows * divide_up(g->n, TILE_COLUMNS);
+    launch_gemm_fp8_amd(device, kernel, (LaunchShape){.x = divide_up(tiles, 8) * 8, .threads = GEMM_THREADS}, &a);
+    return true;
+}
+
+bool gpu_gemm_has_fp8(const char *target) { return !strcmp(target, "sm_90a") || !strcmp(target, "gfx942") || !strcmp(target, "gfx950"); }
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
@@ -77,7 +94,10 @@ static bool is_aligned(const Gemm *g) {
 static bool launch_gemm(Device *device, const Gemm *gemm, const GemmArguments *g) {
     assert(gemm_is_fp8(gemm->input) && gemm->transpose_b && !gemm->transpose_a && gemm->output != GEMM_F64);
     if (gemm->m == 0 || gemm->n == 0) return true;
-    return is_aligned(gemm) && launch_hopper(device, gemm, g);
+    const DeviceInfo *info = device_info(device);
+    Fp8Kernel kernel = kernel_for(gemm);
+    if (kernel == FP8_KERNEL_NONE || !is_aligned(gemm) || !gpu_gemm_has_fp8(info->target)) return false;
+    return (info->kind == DEVICE_CUDA ? launch_hopper : launch_amd)(device, gemm, g, kernel);
 }
 
 bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {

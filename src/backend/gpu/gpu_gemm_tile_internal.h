@@ -1,5 +1,6 @@
 /* What one block does of a GEMM: bf16 tiles of A and B go from global to shared memory, and the sums of a tile of C
- * stay in registers. For gpu_gemm.c alone; the Hopper kernels (gpu_gemm_hopper_internal.h) share the arguments.
+ * stay in registers. For gpu_gemm_block_internal.h; the Hopper kernels (gpu_gemm_hopper_internal.h) share
+ * the arguments.
  *
  * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH steps along k, in swizzled rows of
  * shared memory (mma.h). A row is either a line, or one step along k of a panel of 32 or 64 lines; a panel then has
