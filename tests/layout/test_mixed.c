@@ -66,6 +66,26 @@ MODEL_TESTS(2, mixtral)
 MODEL_TESTS(3, mpt)
 MODEL_TESTS(4, zaya)
 
+/* Scales of lines are the same however lines are shared out, so only a rounding here and there falls the other way, by 1/16 of
+ * an element. The projection of zaya that tensor-parallel ranks hold in two parts is not in fp8, so zaya runs on the layouts
+ * of experts alone. A scale of the wrong ranks changes the gradient's norm by parts of ten. */
+static void fp8_on_mixed_layouts(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    for (int model = 0; model < MODELS; model += MODELS - 1) {
+        train_ranks(0, "%s " SHAPE " fp8.recipe=row fp8.min_size=1 run=one-%d", models[model][1], model);
+        for (int i = 0; i < LAYOUTS; i++) {
+            const LayoutRow *row = &layouts[i];
+            if (row->ranks > 4 || row->experts != (model > 0)) continue;
+            char *one = memory_format("one-%d", model);
+            train_ranks(row->ranks, "%s " SHAPE " fp8.recipe=row fp8.min_size=1 %s run=%s", models[model][1], row->settings, row->name);
+            compare_records_within(row->name, one, "step", "loss", 1e-3);
+            compare_records_within(row->name, one, "step", "grad_norm", 2e-2);
+            free(one);
+        }
+    }
+}
+
 static void a_mixed_layout_gives_the_same_bits_twice(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -84,6 +104,7 @@ int main(int count, char **arguments) {
         MODEL_ROWS(mixtral),
         MODEL_ROWS(mpt),
         MODEL_ROWS(zaya),
+        TRAIN_TEST(fp8_on_mixed_layouts),
         TRAIN_TEST(a_mixed_layout_gives_the_same_bits_twice),
     };
     by_both = count > 1 && !strcmp(arguments[1], "all");
