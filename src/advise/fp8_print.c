@@ -13,7 +13,7 @@ static const struct {
     [FP8_BY_RULE] = {"by rule", "a head, router or adapter, whatever its size"},
     [FP8_UNEVEN] = {"uneven", "rows or columns that are no multiple of 16"},
     [FP8_UNEVEN_ROWS] = {"rows", "a microbatch whose rows are no multiple of 16"},
-    [FP8_TOO_SMALL] = {"size", "in * out / (in + out) below fp8.min_size"},
+    [FP8_TOO_SMALL] = {"size", "below fp8.min_size, by which casting costs more than is gained"},
     [FP8_TWO_PARTS] = {"parts", "ranks of layout.tp share out parts of it differently"}};
 enum { CHOICES = sizeof choices / sizeof *choices };
 
@@ -22,7 +22,7 @@ static void print_layer(const Fp8Layer *layer, int width, FILE *file) {
     if (layer->experts > 1) snprintf(each, sizeof each, "%lld: ", (long long)layer->experts);
     snprintf(shape, sizeof shape, "%s%lld x %lld", each, (long long)layer->out, (long long)layer->in);
     fprintf(file, "  %-*s %4d %16s  %s", width, layer->name, layer->count, shape, choices[layer->choice].word);
-    if (layer->choice == FP8_TOO_SMALL) fprintf(file, " %.0f", fp8_layer_size(layer->out, layer->in));
+    if (layer->choice == FP8_TOO_SMALL) fprintf(file, " %.0f", fp8_layer_size(layer->out, layer->in, layer->expert_rows));
     fputc('\n', file);
 }
 

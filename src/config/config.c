@@ -36,7 +36,9 @@ static const Option rows[] = {
         "weight gradients in bf16, or of blocks of 128; head, embedding, router, norms and attention stay as they are",
         CHANGES},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
-        "layers whose in * out / (in + out) is less stay in bf16, since casting costs them more than the GEMM gains", CHANGES},
+        "layers whose 1 / (1 / in + 1 / out) is less, of experts 2/3 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
+        "costs them more than the GEMM gains",
+        CHANGES},
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs",
         CHANGES),

@@ -17,7 +17,7 @@ typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
 typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK } Fp8Recipe;
 typedef struct Fp8Config {
     int recipe;      /* Fp8Recipe */
-    double min_size; /* in * out / (in + out) of the smallest layer that is computed in it */
+    double min_size; /* of the smallest layer that is computed in it (fp8_layer_size of model/model.h) */
 } Fp8Config;
 
 typedef struct ModelConfig {

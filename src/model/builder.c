@@ -134,8 +134,8 @@ TensorId builder_scatter(Builder *b, TensorId x) {
     return builder_shares_rows(b) ? op_reduce_scatter(b->graph, x, AXES_TENSOR) : op_all_reduce(b->graph, x, AXES_TENSOR);
 }
 
-bool builder_is_fp8(const Builder *b, int64_t rows, int64_t out, int64_t in) {
-    return fp8_choose(&b->config->fp8, b->graph->training, rows, out, in) == FP8_CHOSEN;
+bool builder_is_fp8(const Builder *b, int64_t rows, double expert_rows, int64_t out, int64_t in) {
+    return fp8_choose(&b->config->fp8, b->graph->training, rows, expert_rows, out, in) == FP8_CHOSEN;
 }
 
 Heads builder_heads(const Builder *b) {
@@ -211,10 +211,12 @@ static TensorId declare_experts(Builder *b, const char *prefix, const char *suff
     return declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
 }
 
-/* The layer [E, out, in] of each row's expert. */
+/* The layer [E, out, in] of each row's expert. Where tokens are generated, one at a time or so, their number does not decide
+ * whether it is in fp8. */
 static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch *dispatch) {
     const int64_t *shape = graph_get(b->graph, w)->shape;
-    if (!builder_is_fp8(b, 16, shape[1], shape[2])) return op_grouped_linear(b->graph, x, w, dispatch);
+    double rows = builder_shares_rows(b) ? (double)dispatch->rows / (double)shape[0] : 0;
+    if (!builder_is_fp8(b, 16, rows, shape[1], shape[2])) return op_grouped_linear(b->graph, x, w, dispatch);
     return op_fp8_grouped_linear(b->graph, x, w, dispatch, (Fp8Recipe)b->config->fp8.recipe);
 }
 

@@ -12,13 +12,16 @@
 
 enum { UNIT = 16 };
 
-double fp8_layer_size(int64_t out, int64_t in) { return (double)in * (double)out / (double)(in + out); }
+double fp8_layer_size(int64_t out, int64_t in, double expert_rows) {
+    double casts = 1 / (double)in + 1 / (double)out;
+    return expert_rows > 0 ? 2.0 / 3 / (casts + 1 / expert_rows) : 1 / casts;
+}
 
-Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, int64_t out, int64_t in) {
+Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, double expert_rows, int64_t out, int64_t in) {
     if (fp8->recipe == FP8_NONE) return FP8_NOT_ASKED;
     if (in % UNIT || out % UNIT) return FP8_UNEVEN;
     if (training && rows % UNIT) return FP8_UNEVEN_ROWS;
-    return fp8_layer_size(out, in) < fp8->min_size ? FP8_TOO_SMALL : FP8_CHOSEN;
+    return fp8_layer_size(out, in, expert_rows) < fp8->min_size ? FP8_TOO_SMALL : FP8_CHOSEN;
 }
 
 /* -- The list ------------------------------------------------------------------------------------------------------ */
@@ -83,13 +86,14 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     if (second) name_layer(graph, second, layer->name);
     if (head && strcmp(layer->name, "lm_head")) snprintf(layer->name, sizeof layer->name, "head, tied");
     if (w->rank == 3) layer->experts = w->shape[0];
+    if (node->op == OP_grouped_linear) layer->expert_rows = (double)grouped_linear_node_shape(graph, node).rows / (double)layer->experts;
     layer->out = w->shape[w->rank - 2] + (second ? graph_rows(graph, second) : 0);
     layer->in = w->shape[w->rank - 1];
     layer->flops = head ? 2.0 * (double)layer->rows * (double)layer->out * (double)layer->in : op_cost(graph, node).flops;
     if (node->op == OP_fp8_linear) layer->choice = FP8_CHOSEN;
     else if (head || is_by_rule(layer->name)) layer->choice = FP8_BY_RULE;
     else if (second) layer->choice = FP8_TWO_PARTS;
-    else layer->choice = fp8_choose(&config->fp8, graph->training, layer->rows, layer->out, layer->in);
+    else layer->choice = fp8_choose(&config->fp8, graph->training, layer->rows, layer->expert_rows, layer->out, layer->in);
     return true;
 }
 

@@ -73,7 +73,7 @@ static TensorId adapt(Builder *b, TensorId x, TensorId weight, TensorId y) {
 static TensorId multiply(Builder *b, TensorId x, const Linear *linear) {
     const LinearPart *part = &linear->parts[0];
     MeshAxes sum = linear->split == SPLIT_INPUT ? AXES_TENSOR : 0;
-    bool fp8 = builder_is_fp8(b, graph_rows(b->graph, x), graph_rows(b->graph, part->w), graph_columns(b->graph, part->w));
+    bool fp8 = builder_is_fp8(b, graph_rows(b->graph, x), 0, graph_rows(b->graph, part->w), graph_columns(b->graph, part->w));
     if (!fp8 || linear->parts[1].w) return op_linear_parts(b->graph, x, linear->parts, sum);
     return op_fp8_linear(b->graph, x, part->w, part->bias, sum, (Fp8Recipe)b->config->fp8.recipe);
 }

@@ -111,7 +111,7 @@ Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased
  * a weight is a view of. */
 TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraTargets kind);
 /* Whether a linear layer [out, in] over so many rows is computed in fp8 (fp8_choose). */
-bool builder_is_fp8(const Builder *builder, int64_t rows, int64_t out, int64_t in);
+bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, int64_t out, int64_t in);
 /* Cosines and sines of the configuration's rotary positions. */
 TensorId builder_rope_table(Builder *builder);
 /* Attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) * head_dim] to [R, heads *
