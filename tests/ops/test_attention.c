@@ -913,6 +913,53 @@ static void cached_attention_agrees_in_all_precisions(void **state) {
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
 
+/* New rows, `sequences` of them, after a prompt of spec.length rows that fills a cache; `document` is 0, or which rank of two
+ * computes its part, from 1. The prompt's attention only sees its own row, for speed. */
+static void build_decoded(Check *check, const void *argument) {
+    static const Mesh meshes[] = {
+        {.size = {1, 1, 1, 2, 1, 1, 1}, .row_blocks = 1}, {.size = {1, 1, 1, 2, 1, 1, 1}, .at[AXIS_CP] = 1, .row_blocks = 1}};
+    static int32_t positions[1000];
+    const Shape *s = argument;
+    int64_t cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    if (s->document) check->graph->mesh = &meshes[s->document - 1];
+    for (int32_t i = 0; i < (int32_t)COUNT(positions); i++) positions[i] = i;
+    int64_t shape[] = {attention_cache_rows(check->graph, COUNT(positions)), cached};
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
+    for (int64_t part = 0; part < 2; part++) {
+        int64_t rows = part ? s->sequences : s->spec.length;
+        AttentionSpec spec = s->spec;
+        spec.length = rows;
+        if (!part) spec.window = 1;
+        TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&spec.heads)}, 0, 1);
+        TensorId places = check_integers(check, 1, &rows, positions + part * s->spec.length);
+        TensorId out = (s->document ? op_attention_part : op_attention_cached)(check->graph, qkv, places, cache, &spec);
+        if (part) check_output(check, out);
+    }
+}
+
+/* On a GPU the keys of few rows are shared out over chunks, the waves of a block and their tiles: of every width, of one tile
+ * and of several to a wave, with all rows of a tile in use and with one. Those of many rows are cut into chunks alone. */
+static void new_rows_agree_over_a_long_cache(void **state) {
+    (void)state;
+    static const Shape decoded[] = {
+        {1, {{8, 2, 64}, 900, 0}, 0},
+        {1, {{8, 2, 64}, 63, 0, .scale = 0.5}, 0},
+        {4, {{4, 1, 128}, 310, 0, .scale = 0.3}, 0},
+        {5, {{6, 2, 40}, 400, 100}, 0},
+        {1, {{2, 1, 256}, 500, 0, .scale = 0.2}, 0},
+        {3, {{4, 2, 200}, 290, 130, .alibi = 8}, 0},
+        {1, {{3, 3, 9}, 150, 0, .alibi = 8}, 0},
+        {1, {{150, 150, 8}, 700, 0}, 0},
+        {2, {{8, 2, 64}, 700, 0, .scale = 0.4}, 1},
+        {2, {{8, 2, 64}, 700, 0, .alibi = 8}, 2},
+        {1, {{6, 3, 17}, 500, 200}, 2},
+        {1, {{2, 2, 32}, 30, 0}, 1},
+        {70, {{4, 1, 64}, 500, 0, .scale = 0.4}, 0},
+        {40, {{4, 2, 64}, 600, 0, .scale = 0.4}, 2},
+    };
+    for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
+}
+
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
 /* On the device; bf16 of random sign and about 0.5 to 1, since clocks depend on the data. */
@@ -979,10 +1026,49 @@ static void speed_of_shape(const Shape *s) {
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
 }
 
+/* One new row at position `used` - 1 of a cache of spec.length rows; the bytes are those of the keys and values it sees. */
+static void speed_of_decoding(const Shape *s, int32_t used) {
+    const Heads *h = &s->spec.heads;
+    Error error = {0};
+    int64_t columns = shape_columns(h), cached = 2 * h->kv_heads * h->head_dim, workspace = 1 << 28;
+    int64_t counts[] = {columns, h->heads * h->head_dim, s->spec.length * cached, 2};
+    void *qkv = speed_values(counts[0]), *out = speed_values(counts[1]), *cache = speed_values(counts[2]),
+         *position = speed_values(counts[3]);
+    void *scratch = device_allocate(check_device(), workspace, &error);
+    if (!scratch) fail_msg("%s", error.message);
+    device_upload(check_device(), position, &(int32_t){used - 1}, sizeof used);
+    AttentionSpec spec = s->spec;
+    spec.length = 1;
+    OpCall call = {.device = check_device(),
+        .mesh = &mesh_alone,
+        .attributes = &spec,
+        .in = {[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = position},
+        .in_shape = {[ATTENTION_QKV] = {1, columns, 1, 1}},
+        .out = {[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache},
+        .out_shape = {[ATTENTION_CACHED_CACHE] = {s->spec.length, cached, 1, 1}},
+        .workspace = scratch};
+    double seconds = check_median_seconds(run_kernel, &(Timed){OP_attention_cached, &call});
+    print_message("1 row at %d of a cache of %ld, %ld heads of %ld, %ld of keys: %8.1f us, %6.1f GB/s\n", used, (long)s->spec.length,
+        (long)h->heads, (long)h->head_dim, (long)h->kv_heads, seconds * 1e6, 2e-9 * (double)(cached * used) / seconds);
+    void *memory[] = {qkv, out, cache, position};
+    for (size_t i = 0; i < COUNT(memory); i++) device_free(check_device(), memory[i], 2 * counts[i]);
+    device_free(check_device(), scratch, workspace);
+    if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
+}
+
 static void speed(void **state) {
     (void)state;
     check_gpu();
     if (!getenv("SMELT_TEST_SPEED")) skip();
+    static const Shape caches[] = {
+        {1, {{32, 8, 128}, 131072, 0}, 0},
+        {1, {{32, 32, 128}, 32768, 0}, 0},
+        {1, {{32, 8, 64}, 131072, 0}, 0},
+        {1, {{8, 2, 128}, 131072, 0}, 0},
+        {1, {{16, 4, 256}, 131072, 0}, 0},
+    };
+    for (size_t i = 0; i < COUNT(caches); i++)
+        for (int32_t used = 512; used <= caches[i].spec.length; used *= 4) speed_of_decoding(&caches[i], used);
     static const Shape timed[] = {
         {4, {{32, 8, 64}, 4096, 0}, 0},
         {2, {{32, 8, 128}, 8192, 0}, 0},
@@ -1014,6 +1100,7 @@ int main(void) {
         cmocka_unit_test(what_ranks_do_around_attention_agrees_in_all_precisions),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
+        cmocka_unit_test(new_rows_agree_over_a_long_cache),
         cmocka_unit_test(every_position_has_one_rank_and_one_row),
         cmocka_unit_test(ranks_that_share_a_cache_give_what_the_whole_gives),
         cmocka_unit_test(parts_of_ranks_agree_in_all_precisions),

@@ -55,6 +55,12 @@ INLINE void barrier(void) {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+/* Barrier of the wave: what its lanes wrote to shared memory before is visible to its lanes after. */
+INLINE void wave_barrier(void) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
 /* x of lane `from`. All lanes of the wave take part. */
 INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bpermute(from * 4, (int)x); }
 #elif defined __NVPTX__
@@ -69,6 +75,7 @@ INLINE int block_y(void) { return __nvvm_read_ptx_sreg_ctaid_y(); }
 INLINE int block_z(void) { return __nvvm_read_ptx_sreg_ctaid_z(); }
 INLINE int lane_id(void) { return thread_id() % WAVE; }
 INLINE void barrier(void) { __syncthreads(); }
+INLINE void wave_barrier(void) { __nvvm_bar_warp_sync(~0u); }
 INLINE uint32_t shuffle(uint32_t x, int from) { return __nvvm_shfl_sync_idx_i32(~0u, (int)x, from, WAVE - 1); }
 #endif
 

@@ -191,17 +191,6 @@ enum { PASS_RUN = 2 };
 typedef f32x2 PassRun;
 #endif
 
-/* Barrier of the wave: its lanes see what others wrote to shared memory. */
-INLINE void wave_barrier(void) {
-#if defined __AMDGCN__
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-    __builtin_amdgcn_wave_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-#else
-    __nvvm_bar_warp_sync(~0u);
-#endif
-}
-
 /* -- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {

@@ -10,9 +10,13 @@
  * accumulator_column(c). lanes_max and lanes_sum reduce over the lanes that share rows. An Accumulator becomes the
  * Operand of the same rows, its columns along k, without data leaving the lane (operand_of).
  *
+ * Where a wave has few rows, half an Accumulator and half a left Operand do: rows 0 .. 15 of a block, by functions that
+ * take `rows`, 16 or 32. A lane then has lane_rows(rows) rows, and row r of them is lane_row(rows, r).
+ *
  * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, aligned to 128 bytes. The 16-byte chunks of a
  * row are swizzled against bank conflicts: element (row, column) is at tile_at. Operands are read from blocks at
  * multiples of 32, as stored or transposed. stage_begin starts the copy of a tile, stage_end waits for it.
+ * Tiles belong to a block, whose threads fill them together, or with `threads` = WAVE to the wave that fills them.
  *
  * `width`, `rows`, `threads` and the place of an operand are constants at every call; what changes at run time goes
  * into the pointer `tile`, in whole blocks of rows. All lanes of a wave call these functions; all threads of a block
@@ -58,6 +62,7 @@ typedef struct Operand { u32x4 half[2]; } Operand;
 typedef struct Accumulator { f32x4 x[2][2]; } Accumulator;
 
 INLINE int accumulator_row(int r) { return lane_id() % 16 * 2 + r; }
+INLINE int half_row(int r) { return lane_id() % 16 + r; }
 INLINE int accumulator_step(int c) { return c; }
 INLINE int accumulator_first(void) { return lane_id() / 16 * 8; }
 INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r][c % 2][c / 2]; }
@@ -71,8 +76,8 @@ INLINE float lanes_max(float x) {
     return __builtin_fmaxf(x, shuffle_xor(x, 32));
 }
 
-INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
-    UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) {
+INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const int rows) {
+    UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < rows / 16; s++) UNROLL for (int t = 0; t < 2; t++) {
         Bf16x4 row = __builtin_bit_cast(Bf16x4, part ? a->half[s].hi : a->half[s].lo);
         Bf16x4 column = __builtin_bit_cast(Bf16x4, part ? b->half[t].hi : b->half[t].lo);
         c->x[s][t] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(column, row, c->x[s][t], 0, 0, 0);
@@ -92,6 +97,12 @@ INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row,
     UNROLL for (int s = 0; s < 2; s++) o->half[s] =
         *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_xor(width, column)) +
                                tile_block(width, row, column));
+}
+
+INLINE void operand_load_half(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
+    int lane = opaque(lane_id());
+    o->half[0] =
+        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16, lane / 16) ^ tile_xor(width, column)) + tile_block(width, row, column));
 }
 
 INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
@@ -131,6 +142,7 @@ typedef struct Operand { uint32_t x[2][2][4]; } Operand;
 typedef struct Accumulator { f32x4 x[2][4]; } Accumulator;
 
 INLINE int accumulator_row(int r) { return lane_id() / 4 + r * 8; }
+INLINE int half_row(int r) { return accumulator_row(r); }
 INLINE int accumulator_step(int c) { return c / 2 * 8 + c % 2; }
 INLINE int accumulator_first(void) { return lane_id() % 4 * 2; }
 INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r / 2][c / 2][r % 2 * 2 + c % 2]; }
@@ -150,8 +162,8 @@ INLINE f32x4 mma_16x8x16(f32x4 c, const uint32_t *a, uint32_t b0, uint32_t b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     return c;
 }
-INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
-    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int n = 0; n < 4; n++) UNROLL for (int s = 0; s < 2; s++) c->x[s][n] =
+INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const int rows) {
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int n = 0; n < 4; n++) UNROLL for (int s = 0; s < rows / 16; s++) c->x[s][n] =
         mma_16x8x16(c->x[s][n], a->x[s][h], b->x[n / 2][h][n % 2], b->x[n / 2][h][n % 2 + 2]);
 }
 
@@ -179,6 +191,11 @@ INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, const int width, co
         uint32_t address = lane_address(tile, width, column + h * 16, lane % 16, lane / 16);
         UNROLL for (int s = 0; s < 2; s++) load_matrices(o->x[s][h], address, tile_block(width, row + s * 16, column + h * 16));
     }
+}
+INLINE void operand_load_half(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
+    int lane = lane_id();
+    UNROLL for (int h = 0; h < 2; h++) load_matrices(
+        o->x[0][h], lane_address(tile, width, column + h * 16, lane % 16, lane / 16), tile_block(width, row, column + h * 16));
 }
 INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
     int lane = lane_id();
@@ -218,9 +235,14 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 /* Both sections above define these functions:
  *   operand_load(o, tile, width, row, column)             o[i][k] = tile[row + i][column + k]
+ *   operand_load_half(o, tile, width, row, column)        the same for i < 16 alone, as mma_rows wants it for 16 rows
  *   operand_load_transposed(o, tile, width, row, column)  o[i][k] = tile[row + k][column + i]
  *   operand_of(o, a)                                      o[i][k] = a[i][k], cast to bf16
  *   accumulator_pack(a, r)    eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, as bf16 */
+
+INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) { mma_rows(c, a, b, MMA); }
+INLINE int lane_rows(int rows) { return rows == MMA ? LANE_ROWS : LANE_ROWS / 2; }
+INLINE int lane_row(int rows, int r) { return rows == MMA ? accumulator_row(r) : half_row(r); }
 
 /* Column of element c of a lane: the lane's first column plus a constant. */
 INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
@@ -259,8 +281,11 @@ typedef struct Source {
 
 INLINE bool source_in_chunks(const Source *source) { return (source->stride | source->columns) % 8 == 0; }
 
+/* The number of this thread among the `threads` that fill a tile. */
+INLINE int stage_thread(int threads) { return opaque(threads == WAVE ? lane_id() : thread_id()); }
+
 INLINE void stage_elements(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
-    for (int i = opaque(thread_id()); i < rows * width; i += threads) {
+    for (int i = stage_thread(threads); i < rows * width; i += threads) {
         int row = i / width, column = i % width;
         bool there = row < source->rows && column < source->columns;
         tile[tile_at(width, row, column) + column % 8] = there ? source->from[row * source->stride + column] : 0;
@@ -309,7 +334,7 @@ typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
 INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     (void)tile;
     if (!source_in_chunks(source)) return;
-    int thread = opaque(thread_id());
+    int thread = stage_thread(threads);
     if (!stage_takes_part(thread, width, rows, threads)) return;
     UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
         StagePlace place = stage_place(thread, width, threads, i);
@@ -326,7 +351,7 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
         stage_elements(tile, width, rows, threads, source);
         return;
     }
-    int thread = opaque(thread_id());
+    int thread = stage_thread(threads);
     if (!stage_takes_part(thread, width, rows, threads)) return;
     UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) *
         (LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
@@ -347,7 +372,7 @@ INLINE void copy_chunk(LOCAL bf16 *to, GLOBAL const bf16 *from, bool there) {
 
 INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     (void)stage;
-    int thread = opaque(thread_id());
+    int thread = stage_thread(threads);
     if (!source_in_chunks(source)) stage_elements(tile, width, rows, threads, source);
     else if (stage_takes_part(thread, width, rows, threads)) UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
             StagePlace place = stage_place(thread, width, threads, i);
@@ -364,7 +389,8 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
 
 #endif
 
-/* When stage_begin is called no thread may use the tile any more; the tile is complete after stage_end and a barrier.
+/* When stage_begin is called no thread may use the tile any more; the tile is complete after stage_end and a barrier,
+ * that of the wave for its own tile. On AMD the tile is in use from stage_end on alone, so two copies may have one.
  * `stage` lives from one to the other. */
 
 #endif

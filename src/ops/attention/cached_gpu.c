@@ -1,9 +1,16 @@
 /* Attention over a key-value cache, or a rank's part of one, on a GPU. A first kernel writes the new rows' keys and
- * values to the cache; then the forward pass of gpu.c runs with the cache as its keys, all heads of a group packed into
- * a tile, so that one new row still reads each key once. To fill the GPU with few rows, the cache is cut into chunks by
- * shapes alone (flash decoding); chunks past the row's position end at once, and a last kernel joins the results in
- * order, as it joins those of ranks. Scratch: the output and log-sum-exp of each chunk. */
-#include "ops/attention/gpu_tile.h"
+ * values to the cache; then a forward pass takes the cache as its keys, all heads of a group packed into a tile, so that
+ * one new row still reads each key once; a last kernel joins the results over chunks of keys, as it joins those of ranks.
+ *
+ * Many rows, those of a prompt, take the forward pass of gpu.c. Up to 16 packed rows, one new token's, take the one of
+ * this file (flash decoding): they are read at the speed of memory, which needs tens of KB in flight on each processor.
+ * So each wave of a block has all rows and its own tiles of keys, which it copies without waiting for other waves, and
+ * the block joins its waves' results in their order.
+ *
+ * What a row sees is cut into as many chunks as fill the GPU once, whatever part of the cache is used. So bits depend on
+ * shapes, the row's position and the number of processors of the GPU. Scratch: the output and log-sum-exp of each chunk. */
+#include "backend/gpu/vector.h"
+#include "ops/attention/gpu_forward.h"
 
 typedef struct AttentionAppend {
     GLOBAL const bf16 *from; /* keys and values of the new rows */
@@ -24,11 +31,25 @@ typedef struct AttentionJoin {
     int32_t heads, head_dim, parts;
 } AttentionJoin;
 
-enum { THREADS = 128 };
+enum {
+    THREADS = 128,
+    JOIN_THREADS = 256,
+    FEW_ROWS = 16,   /* packed rows of a wave */
+    FEW_KEYS = 32,   /* keys of a tile of a wave */
+    FEW_STRIDE = 36, /* floats from row to row where a block joins its waves; not 32, for the banks of shared memory */
+    PLACES = 2,      /* blocks for each processor */
+};
+
+/* Waves of a block for few rows, by the width of its tiles; and how many tiles a wave has: on NVIDIA those of a tile of
+ * keys and one of values in use or in flight and one of keys that follow; on AMD, where copies in flight are in registers,
+ * the one in use. With widths from 128 on these are 96 KB and 32 KB a block. */
+static inline int few_waves(int width) { return width == 256 ? 2 : 4; }
+static inline int few_tiles(int wave) { return wave == 64 ? 1 : 3; }
 
 #ifdef GPU_DEVICE
 
-_Static_assert((int)ATTENTION_KEYS == DEAL_BLOCK, "positions of a tile of keys are consecutive");
+_Static_assert((int)ATTENTION_KEYS == DEAL_BLOCK && DEAL_BLOCK % FEW_KEYS == 0, "positions of a tile of keys are consecutive");
+_Static_assert((int)FEW_KEYS == MMA, "one block of scores");
 
 /* Copies keys and values of the new rows to their rows of the cache; a block for each row. */
 KERNEL(attention_append, AttentionAppend) {
@@ -43,61 +64,204 @@ KERNEL(attention_append, AttentionAppend) {
     }
 }
 
-/* out = sum over parts of their output, weighted by their share of the sum of exponentials, which is 0 without a key; a
- * block for each row and head. */
-KERNEL(attention_join, AttentionJoin) {
-    int64_t row = block_x() / a.heads, head = block_x() % a.heads;
-    GLOBAL const float *sums = a.sums + row * a.row_of_sums + head, *outs = a.outs + row * a.row_of_outs + head * a.head_dim;
-    float largest = -__builtin_inff(), total = 0;
-    for (int i = 0; i < a.parts; i++) largest = __builtin_fmaxf(largest, sums[i * a.part_of_sums]);
-    float base = largest == -__builtin_inff() ? 0 : largest;
-    for (int i = 0; i < a.parts; i++) total += fast_exp2(sums[i * a.part_of_sums] - base);
-    float inverse = total == 0 ? 0 : 1 / total;
-    GLOBAL float *part = a.part + row * a.heads * (a.head_dim + 1);
-    for (int j = thread_id(); j < a.head_dim; j += THREADS) {
-        float sum = 0;
-        for (int i = 0; i < a.parts; i++) sum += fast_exp2(sums[i * a.part_of_sums] - base) * outs[i * a.part_of_outs + j];
-        if (a.part) part[head * a.head_dim + j] = sum * inverse;
-        else a.out[(int64_t)block_x() * a.head_dim + j] = to_bf16(sum * inverse);
+/* -- Few rows ------------------------------------------------------------------------------------------------------ */
+
+/* Stores the sum over waves, in their order, of column `column` of row `row`: of their shares of it, which lie in `outs`
+ * FEW_STRIDE * FEW_ROWS from wave to wave, weighted by their maxima and sums [waves][FEW_ROWS]. */
+INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL const float *maxima, LOCAL const float *sums,
+    LOCAL const float *outs, const int waves, int row, int column) {
+    const Attention *a = &f->attention;
+    float largest = -__builtin_inff(), total = 0, out = 0;
+    UNROLL for (int w = 0; w < waves; w++) largest = __builtin_fmaxf(largest, maxima[w * FEW_ROWS + row]);
+    float base = largest == -__builtin_inff() ? 0 : largest * a->scale;
+    UNROLL for (int w = 0; w < waves; w++) {
+        float weight = fast_exp2(maxima[w * FEW_ROWS + row] * a->scale - base);
+        total += weight * sums[w * FEW_ROWS + row];
+        out += weight * outs[w * FEW_ROWS * FEW_STRIDE];
     }
-    if (a.part && thread_id() == 0) part[(int64_t)a.heads * a.head_dim + head] = base + fast_log2(total);
+    int64_t at = ((int64_t)p->chunk * a->query_rows.rows + place_row(p, a, row)) * a->heads + place_head(p, a, row);
+    if (column < a->head_dim) f->partial_out[at * a->head_dim + column] = total == 0 ? 0 : out / total;
+    if (column == 0) f->partial_sum[at] = total == 0 ? -__builtin_inff() : base + fast_log2(total);
 }
+
+/* Joins the waves of a block, MMA columns at a time, through the memory of their tiles. */
+INLINE void join_waves(
+    const AttentionForward *f, const AttentionPlace *p, const Softmax *softmax, const Accumulator *out, const int width, const int waves) {
+    LOCAL float *maxima = (LOCAL float *)attention_tiles, *sums = maxima + waves * FEW_ROWS, *outs = sums + waves * FEW_ROWS;
+    int own = wave_id() * FEW_ROWS;
+    barrier();
+    UNROLL for (int r = 0; r < lane_rows(FEW_ROWS); r++) {
+        float sum = lanes_sum(softmax->sum[r]);
+        if (accumulator_first() == 0) maxima[own + lane_row(FEW_ROWS, r)] = softmax->maximum[r], sums[own + lane_row(FEW_ROWS, r)] = sum;
+    }
+    UNROLL for (int n = 0; n < width / MMA; n++) {
+        UNROLL for (int r = 0; r < lane_rows(FEW_ROWS); r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+            outs[(own + lane_row(FEW_ROWS, r)) * FEW_STRIDE + accumulator_column(c)] = accumulator_get(&out[n], r, c);
+        barrier();
+        for (int i = thread_id(); i < p->total * MMA; i += waves * WAVE)
+            store_few(f, p, maxima, sums, outs + i / MMA * FEW_STRIDE + i % MMA, waves, i / MMA, n * MMA + i % MMA);
+        barrier();
+    }
+}
+
+/* The forward pass of a block over its chunk of keys; the waves take its tiles in turn. */
+INLINE void attend_few(const AttentionForward *f, const int width, const int waves) {
+    const int step = waves * FEW_KEYS, size = FEW_KEYS * width, tiles = few_tiles(WAVE);
+    const Attention *a = &f->attention;
+    const AttentionPlace place = place_of_block(a, FEW_ROWS, 1);
+    KeyBounds seen = attention_bounds(a, 0, 0, FEW_ROWS, place.total);
+    Interval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
+    int64_t start = (int64_t)place.kv_head * a->head_dim;
+    int key = chunk.low + wave_id() * FEW_KEYS;
+
+    /* Tiles in turn: of keys, of values, of the next keys. */
+    LOCAL bf16 *keys = attention_tiles + wave_id() * tiles * size, *values = keys + 1 % tiles * size, *next = keys + 2 % tiles * size;
+    Stage keys_stage, values_stage;
+    Source keys_source = source_at(a, a->keys, start, key, chunk.high, 0),
+           values_source = source_at(a, a->values, start, key, chunk.high, 0);
+    stage_begin(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source);
+    stage_begin(&values_stage, values, width, FEW_KEYS, WAVE, &values_source);
+
+    /* Queries pass through what will hold the first wave's next keys. */
+    Operand queries[MOST_WIDTH / MMA];
+    LOCAL bf16 *passage = attention_tiles + (tiles - 1) * size;
+    load_queries(passage, width, FEW_ROWS, waves * WAVE, a, &place);
+    barrier();
+    UNROLL for (int k = 0; k < width / MMA; k++) operand_load_half(&queries[k], passage, width, 0, k * MMA);
+    barrier();
+    Softmax softmax;
+    softmax_clear(&softmax);
+    Accumulator out[MOST_WIDTH / MMA];
+    UNROLL for (int n = 0; n < width / MMA; n++) accumulator_clear(&out[n]);
+    for (; key <= chunk.high; key += step) {
+        stage_end(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source, 1);
+        wave_barrier();
+        keys_source = source_at(a, a->keys, start, key + step, chunk.high, 0);
+        stage_begin(&keys_stage, next, width, FEW_KEYS, WAVE, &keys_source);
+        Accumulator scores;
+        compute_scores(&scores, 1, FEW_ROWS, queries, NULL, keys, width);
+        wave_barrier();
+        stage_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 1);
+        wave_barrier();
+        values_source = source_at(a, a->values, start, key + step, chunk.high, 0);
+        stage_begin(&values_stage, keys, width, FEW_KEYS, WAVE, &values_source);
+        if (a->alibi > 0 || !bounds_cover(&seen, key, key + FEW_KEYS - 1))
+            attention_mask(&scores, 1, FEW_ROWS, a, 0, place.head, 0, place.total, key);
+        Operand weights;
+        softmax_step(&softmax, &scores, &weights, 1, FEW_ROWS, a->scale, out, width / MMA);
+        add_values(out, &weights, 1, FEW_ROWS, values, width);
+        wave_barrier();
+        LOCAL bf16 *used = values;
+        values = keys, keys = next, next = used;
+    }
+    stage_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 0); /* zeros beyond the last key */
+    join_waves(f, &place, &softmax, out, width, waves);
+}
+
+KERNEL(attention_few_32, AttentionForward) { attend_few(&a, 32, few_waves(32)); }
+KERNEL(attention_few_64, AttentionForward) { attend_few(&a, 64, few_waves(64)); }
+KERNEL(attention_few_128, AttentionForward) { attend_few(&a, 128, few_waves(128)); }
+KERNEL(attention_few_256, AttentionForward) { attend_few(&a, 256, few_waves(256)); }
+
+/* -- Joining ------------------------------------------------------------------------------------------------------- */
+
+/* out = sum over parts of their output, weighted by their share of the sum of exponentials, which is 0 without a key; a
+ * block for each row and head. Its threads form groups, each of which has all columns, `unit` a thread, and adds every
+ * n-th of the parts, n being the number of groups; then the first one adds the groups' sums in order. */
+INLINE void join_parts(const AttentionJoin *a, const int unit) {
+    static SHARED f32x4 group_sums[JOIN_THREADS];
+    static SHARED float group_totals[JOIN_THREADS];
+    int64_t row = block_x() / a->heads, head = block_x() % a->heads;
+    int units = a->head_dim / unit, groups = JOIN_THREADS / units, group = thread_id() / units, column = thread_id() % units * unit;
+    GLOBAL const float *sums = a->sums + row * a->row_of_sums + head, *outs = a->outs + row * a->row_of_outs + head * a->head_dim + column;
+    float largest = -__builtin_inff(), total = 0;
+    for (int i = lane_id(); i < a->parts; i += WAVE) largest = __builtin_fmaxf(largest, sums[i * a->part_of_sums]);
+    largest = wave_max(largest);
+    float base = largest == -__builtin_inff() ? 0 : largest;
+    f32x4 sum = {0, 0, 0, 0};
+    if (group < groups) {
+        _Pragma("clang loop unroll_count(4)") for (int i = group; i < a->parts; i += groups) {
+            float weight = fast_exp2(sums[i * a->part_of_sums] - base);
+            total += weight;
+            sum += weight * load4_wide(outs + i * a->part_of_outs, unit);
+        }
+    }
+    group_sums[thread_id()] = sum;
+    group_totals[thread_id()] = total;
+    barrier();
+    if (group > 0) return;
+    for (int i = 1; i < groups; i++) {
+        sum += group_sums[i * units + thread_id()];
+        total += group_totals[i * units];
+    }
+    sum *= total == 0 ? 0 : 1 / total;
+    GLOBAL float *part = a->part + row * a->heads * (a->head_dim + 1);
+    if (a->part) store4_wide(part + head * a->head_dim + column, sum, unit);
+    else store4_bf16(a->out + (int64_t)block_x() * a->head_dim + column, sum, unit);
+    if (a->part && thread_id() == 0) part[(int64_t)a->heads * a->head_dim + head] = base + fast_log2(total);
+}
+
+UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
 
 #else
 
 #include "ops/attention/attention.h"
 
-enum {
-    BLOCKS = 512,    /* blocks that fill a large GPU */
-    MIN_CHUNK = 256, /* keys; fewer are not worth a block */
-};
+enum { MOST_PLACES = 640 /* of all GPUs; scratch must do for any */ };
 
 LAUNCHER(attention_append, AttentionAppend)
-LAUNCHER(attention_join, AttentionJoin)
+LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, attention_few_128, attention_few_256)
+LAUNCHERS(attention_join, AttentionJoin, attention_join_1, attention_join_4)
 
-/* Number of chunks into which `context` keys are cut for `rows` new rows. A part has at least two: only the join writes
- * one. */
-static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, Deal deal) {
-    int64_t blocks = divide_up(rows * (heads->heads / heads->kv_heads), 4 * ATTENTION_ROWS) * heads->kv_heads;
-    int64_t wanted = divide_up(BLOCKS, blocks), most = divide_up(context, MIN_CHUNK);
-    int64_t chunks = rows * heads->heads > BLOCKS ? 1 : wanted < most ? wanted : most;
-    return deal.ranks > 1 && chunks == 1 ? 2 : chunks;
+static bool are_few(const Heads *heads, int64_t rows) { return rows * (heads->heads / heads->kv_heads) <= FEW_ROWS; }
+
+/* Number of chunks into which the keys of a cache of `context` rows are cut for `rows` new rows where a GPU has `places`
+ * for blocks; it does not fall with `places`. One where many rows' blocks take a quarter of them: joining costs more. */
+static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int64_t places) {
+    bool few = are_few(heads, rows);
+    int64_t tiles = divide_up(rows * (heads->heads / heads->kv_heads), few ? FEW_ROWS : 4 * ATTENTION_ROWS),
+            blocks = tiles * heads->kv_heads;
+    int64_t most = divide_up(context, ATTENTION_CHUNK_TILES * (few ? FEW_KEYS : ATTENTION_KEYS));
+    if (!few && 4 * blocks >= places) return 1;
+    return int_max(int_min(places / blocks, most), 1);
+}
+
+/* Whether results of chunks, though it be one, are joined: few rows, and parts of ranks, have no other way out. */
+static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, Deal deal) {
+    return chunks > 1 || deal.ranks > 1 || are_few(heads, rows);
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
-    const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]),
-            chunks = chunks_of(&spec->heads, rows, graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]), attention_deal(graph->mesh));
-    return chunks == 1 ? 0 : chunks * rows * spec->heads.heads * (spec->heads.head_dim + 1) * (int64_t)sizeof(float);
+    const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
+    int64_t chunks = chunks_of(h, rows, context, MOST_PLACES);
+    if (!are_joined(h, rows, chunks, attention_deal(graph->mesh))) return 0;
+    return chunks * rows * h->heads * (h->head_dim + 1) * (int64_t)sizeof(float);
+}
+
+static void launch_few(Device *device, const AttentionForward *forward) {
+    const Attention *a = &forward->attention;
+    int wave = device_info(device)->wave, width = attention_width(a->head_dim), waves = few_waves(width);
+    int tiles = waves * few_tiles(wave) * FEW_KEYS * width * (int)sizeof(bf16),
+        sums = waves * FEW_ROWS * (FEW_STRIDE + 2) * (int)sizeof(float);
+    LaunchShape shape = {.x = a->kv_heads, .z = forward->chunks, .threads = waves * wave, .shared = tiles > sums ? tiles : sums};
+    launch_attention_few(device, attention_width_index(width), shape, forward);
+}
+
+/* Four columns a thread where all rows are aligned to that. */
+static void join(Device *device, int64_t rows, const AttentionJoin *join) {
+    int64_t part_columns = join->part ? (int64_t)join->heads * (join->head_dim + 1) : 0;
+    bool fours = (join->head_dim | join->row_of_outs | join->part_of_outs | part_columns) % 4 == 0;
+    launch_attention_join(device, fours, (LaunchShape){.x = rows * join->heads, .threads = JOIN_THREADS}, join);
 }
 
 GPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
-            columns = 2 * h->kv_heads * h->head_dim;
+            columns = 2 * h->kv_heads * h->head_dim, places = PLACES * (int64_t)device_info(call->device)->processors;
     const Deal deal = attention_deal(call->mesh);
-    AttentionForward forward = {.attention = attention_of(call), .out = deal.ranks > 1 ? NULL : call->out[ATTENTION_CACHED_OUT]};
+    AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
     AttentionAppend append = {.from = a->keys,
         .cache = call->out[ATTENTION_CACHED_CACHE],
@@ -115,41 +279,45 @@ GPU_OP(attention_cached, workspace) {
     a->cached = 1;
     if (deal.ranks > 1) a->deal = deal;
     a->packed = (int32_t)(h->heads / h->kv_heads);
-    forward.chunks = (int32_t)chunks_of(h, rows, context, deal);
-    forward.chunk = (int32_t)(divide_up(divide_up(context, forward.chunks), ATTENTION_KEYS) * ATTENTION_KEYS);
-    forward.partial_out = call->workspace;
-    forward.partial_sum = forward.partial_out + forward.chunks * rows * h->heads * h->head_dim;
-    attention_launch(call->device, &forward, 1);
-    if (forward.chunks == 1) return;
-    AttentionJoin join = {.outs = forward.partial_out,
-        .sums = forward.partial_sum,
-        .part_of_outs = rows * h->heads * h->head_dim,
-        .row_of_outs = h->heads * h->head_dim,
-        .part_of_sums = rows * h->heads,
-        .row_of_sums = h->heads,
-        .out = forward.out,
-        .part = deal.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
-        .heads = (int32_t)h->heads,
-        .head_dim = (int32_t)h->head_dim,
-        .parts = forward.chunks};
-    launch_attention_join(call->device, (LaunchShape){.x = rows * h->heads, .threads = THREADS}, &join);
+    forward.chunks = (int32_t)chunks_of(h, rows, context, int_min(places, MOST_PLACES));
+    bool joined = are_joined(h, rows, forward.chunks, deal);
+    if (joined) {
+        forward.partial_out = call->workspace;
+        forward.partial_sum = forward.partial_out + forward.chunks * rows * h->heads * h->head_dim;
+    }
+    if (are_few(h, rows)) launch_few(call->device, &forward);
+    else attention_launch(call->device, &forward, 1);
+    if (!joined) return;
+    bool whole = deal.ranks == 1;
+    join(call->device, rows,
+        &(AttentionJoin){.outs = forward.partial_out,
+            .sums = forward.partial_sum,
+            .part_of_outs = rows * h->heads * h->head_dim,
+            .row_of_outs = h->heads * h->head_dim,
+            .part_of_sums = rows * h->heads,
+            .row_of_sums = h->heads,
+            .out = whole ? call->out[ATTENTION_CACHED_OUT] : NULL,
+            .part = whole ? NULL : call->out[ATTENTION_CACHED_OUT],
+            .heads = (int32_t)h->heads,
+            .head_dim = (int32_t)h->head_dim,
+            .parts = forward.chunks});
 }
 
 GPU_OP(attention_merge) {
     const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
     int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h);
     const float *parts = call->in[ATTENTION_MERGE_PARTS];
-    AttentionJoin join = {.outs = parts,
-        .sums = parts + h->heads * h->head_dim,
-        .part_of_outs = rows * columns,
-        .row_of_outs = columns,
-        .part_of_sums = rows * columns,
-        .row_of_sums = columns,
-        .out = call->out[ATTENTION_MERGE_OUT],
-        .heads = (int32_t)h->heads,
-        .head_dim = (int32_t)h->head_dim,
-        .parts = attention_deal(call->mesh).ranks};
-    launch_attention_join(call->device, (LaunchShape){.x = rows * h->heads, .threads = THREADS}, &join);
+    join(call->device, rows,
+        &(AttentionJoin){.outs = parts,
+            .sums = parts + h->heads * h->head_dim,
+            .part_of_outs = rows * columns,
+            .row_of_outs = columns,
+            .part_of_sums = rows * columns,
+            .row_of_sums = columns,
+            .out = call->out[ATTENTION_MERGE_OUT],
+            .heads = (int32_t)h->heads,
+            .head_dim = (int32_t)h->head_dim,
+            .parts = attention_deal(call->mesh).ranks});
 }
 
 #endif

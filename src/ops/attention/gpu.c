@@ -5,85 +5,19 @@
  *
  * Heads wider than 128 are cut into parts of 128 output columns, one block each, that each compute the scores: sums of
  * 256 columns do not fit in registers. Heads of 64 and 128 have separate kernels on NVIDIA's Hopper (gpu_hopper.h).
- * Launched for op attention and, over a cache and in chunks of keys, by cached_gpu.c. No scratch. */
-#include "ops/attention/gpu_tile.h"
+ * Launched for op attention and, over a cache, for the rows of a prompt and in chunks of keys, by cached_gpu.c. No scratch. */
+#include "ops/attention/gpu_forward.h"
 #include "ops/attention/gpu_hopper.h"
 
 #ifdef GPU_DEVICE
 
-enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA };
-
-/* -- The queries of a block ---------------------------------------------------------------------------------------- */
-
-typedef struct Place {
-    int64_t base;      /* first row of the sequence */
-    int64_t key_base;  /* its first row of keys */
-    int head, kv_head; /* first head of the tile */
-    int first, total;  /* first row of the tile; rows of the sequence, of all packed heads */
-    int part, chunk;
-} Place;
-
-/* Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
- * of held in registers. */
-INLINE Place place_of_block(const Attention *a, int rows, int parts) {
-    int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
-    return (Place){.base = (int64_t)(x / groups) * a->query_rows.rows,
-        .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
-        .head = head,
-        .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((total + rows - 1) / rows - 1 - opaque(block_y())) * rows,
-        .total = total,
-        .part = opaque(block_z()) % parts,
-        .chunk = opaque(block_z()) / parts};
-}
-
-INLINE int64_t place_row(const Place *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
-INLINE int place_head(const Place *p, const Attention *a, int row) { return p->head + attention_packed_head(a, row); }
-
-/* Loads the tile's queries, zero beyond the last row and column. */
-INLINE void load_queries(LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const Place *p) {
-    const int step = a->head_dim % 8 == 0 ? 8 : 1;
-    for (int i = thread_id() * step; i < rows * width; i += threads * step) {
-        int row = p->first + i / width, column = i % width;
-        bool there = row < p->total && column < a->head_dim;
-        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->head_dim + column;
-        LOCAL bf16 *to = tile + tile_at(width, i / width, column) + column % 8;
-        if (step == 8) *(LOCAL u32x4 *)to = there ? *(GLOBAL const u32x4 *)from : (u32x4){0, 0, 0, 0};
-        else *to = there ? *from : 0;
-    }
-}
-
-/* -- The softmax of a wave ----------------------------------------------------------------------------------------- */
-
-/* For the rows of a lane: the running maximum of raw scores, and this lane's share of the running sum. */
-typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
-
-/* Raw scores of the next keys become weights, as operands, and `out` is rescaled to the new maximum. A row that has
- * seen no key has maximum -inf and weights 0. */
-INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, float scale, Accumulator *out, const int out_blocks) {
-    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        float maximum = softmax->maximum[r], sum = 0;
-        UNROLL for (int n = 0; n < KEY_BLOCKS; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum =
-            __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
-        maximum = lanes_max(maximum);
-        float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
-        float rescale = fast_exp2(softmax->maximum[r] * scale - base);
-        UNROLL for (int n = 0; n < KEY_BLOCKS; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-            float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
-            accumulator_set(&scores[n], r, c, weight);
-            sum += weight;
-        }
-        softmax->maximum[r] = maximum;
-        softmax->sum[r] = softmax->sum[r] * rescale + sum;
-        UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], r, rescale);
-    }
-    UNROLL for (int n = 0; n < KEY_BLOCKS; n++) operand_of(&weights[n], &scores[n]);
-}
+enum { MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA };
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
 /* Stores the output rows of a wave. */
-INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax *softmax, const Accumulator *out, const int columns) {
+INLINE void store_rows(
+    const AttentionForward *f, const AttentionPlace *p, const Softmax *softmax, const Accumulator *out, const int columns) {
     const Attention *a = &f->attention;
     int first = p->first + opaque(wave_id()) * ATTENTION_ROWS;
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
@@ -92,7 +26,7 @@ INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax 
         float sum = lanes_sum(softmax->sum[r]), inverse = sum == 0 ? 0 : 1 / sum, log_sum = softmax->maximum[r] * a->scale + fast_log2(sum);
         int64_t at = place_row(p, a, row) * a->heads + place_head(p, a, row);
         bool first_of_row = there && accumulator_chunk() == 0 && p->part == 0;
-        if (f->chunks == 1) {
+        if (!f->partial_out) {
             if (first_of_row && f->log_sum) f->log_sum[at] = log_sum * LN_2;
             UNROLL for (int n = 0; n < columns / MMA; n++)
                 attention_store(f->out + at * a->head_dim, &out[n], r, p->part * columns + n * MMA, a->head_dim, inverse, there);
@@ -107,26 +41,20 @@ INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax 
     }
 }
 
-/* Rows `key` .. `last` of keys or values, from column `column` of a head on; the head begins `start` elements into the
- * matrix. */
-INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
-    return (Source){from + start + opaque(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
-}
-
 /* The forward pass of a block: `width` columns of queries and keys, `columns` of the output. The three numbers are
  * constants at every call. */
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const Attention *a = &f->attention;
-    const Place place = place_of_block(a, rows, width / columns);
+    const AttentionPlace place = place_of_block(a, rows, width / columns);
     LOCAL bf16 *keys = attention_tiles, *values = keys + ATTENTION_KEYS * width;
     LOCAL bf16 *queries = attention_holds(width) ? attention_tiles : values + ATTENTION_KEYS * columns;
     LOCAL const bf16 *own = queries + wave_id() * ATTENTION_ROWS * width;
     int first = place.first + wave_id() * ATTENTION_ROWS;
     KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
     KeyBounds wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total);
-    int key = max_int(block.low_min, place.chunk * f->chunk) / ATTENTION_KEYS * ATTENTION_KEYS;
-    int last = f->chunks == 1 ? block.high_max : min_int(block.high_max, place.chunk * f->chunk + f->chunk - 1);
+    Interval chunk = keys_of_chunk(f, &block, place.chunk, ATTENTION_KEYS);
+    int key = chunk.low, last = chunk.high;
 
     Operand held[MOST_WIDTH / MMA];
     load_queries(queries, width, rows, threads, a, &place);
@@ -136,7 +64,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         barrier();
     }
     Softmax softmax;
-    UNROLL for (int r = 0; r < LANE_ROWS; r++) softmax.maximum[r] = -__builtin_inff(), softmax.sum[r] = 0;
+    softmax_clear(&softmax);
     Accumulator out[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&out[n]);
 
@@ -151,36 +79,22 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         stage_begin(&values_stage, values, columns, ATTENTION_KEYS, threads, &next);
         bool touched = bounds_touch(&wave, key, key + ATTENTION_KEYS - 1);
         Accumulator scores[KEY_BLOCKS];
-        UNROLL for (int n = 0; n < KEY_BLOCKS; n++) accumulator_clear(&scores[n]);
-        UNROLL for (int k = 0; k < width / MMA; k++) {
-            Operand query;
-            if (attention_holds(width)) query = held[k];
-            else operand_load(&query, own, width, 0, k * MMA);
-            UNROLL for (int n = 0; n < KEY_BLOCKS; n++) {
-                Operand operand;
-                operand_load(&operand, keys, width, n * MMA, k * MMA);
-                mma(&scores[n], &query, &operand);
-            }
-        }
+        compute_scores(scores, KEY_BLOCKS, ATTENTION_ROWS, attention_holds(width) ? held : NULL, own, keys, width);
         stage_end(&values_stage, values, columns, ATTENTION_KEYS, threads, &next, 0);
         barrier();
         next = source_at(a, a->keys, start, key + ATTENTION_KEYS, last, 0);
         if (key + ATTENTION_KEYS <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
         if (!touched) continue;
         if (a->alibi > 0 || !bounds_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
-            Place again = place_of_block(a, rows, width / columns);
-            attention_mask(
-                scores, KEY_BLOCKS, a, again.base, again.head, again.first + opaque(wave_id()) * ATTENTION_ROWS, again.total, key);
+            AttentionPlace again = place_of_block(a, rows, width / columns);
+            attention_mask(scores, KEY_BLOCKS, ATTENTION_ROWS, a, again.base, again.head, again.first + opaque(wave_id()) * ATTENTION_ROWS,
+                again.total, key);
         }
         Operand weights[KEY_BLOCKS];
-        softmax_step(&softmax, scores, weights, a->scale, out, columns / MMA);
-        UNROLL for (int k = 0; k < KEY_BLOCKS; k++) UNROLL for (int n = 0; n < columns / MMA; n++) {
-            Operand operand;
-            operand_load_transposed(&operand, values, columns, k * MMA, n * MMA);
-            mma(&out[n], &weights[k], &operand);
-        }
+        softmax_step(&softmax, scores, weights, KEY_BLOCKS, ATTENTION_ROWS, a->scale, out, columns / MMA);
+        add_values(out, weights, KEY_BLOCKS, ATTENTION_ROWS, values, columns);
     }
-    Place again = place_of_block(a, rows, width / columns);
+    AttentionPlace again = place_of_block(a, rows, width / columns);
     store_rows(f, &again, &softmax, out, columns);
 }
 

@@ -12,8 +12,9 @@
 #include "ops/attention/tokens.h"
 
 enum {
-    ATTENTION_ROWS = 32, /* query rows of a wave */
-    ATTENTION_KEYS = 64, /* keys of a tile in the forward pass */
+    ATTENTION_ROWS = 32,       /* query rows of a wave */
+    ATTENTION_KEYS = 64,       /* keys of a tile in the forward pass */
+    ATTENTION_CHUNK_TILES = 4, /* least tiles of keys of a chunk; fewer are not worth a block */
 };
 
 /* A call, for all kernels. Rows of queries and of keys are numbered within their sequence. */
@@ -31,15 +32,15 @@ typedef struct Attention {
     float scale, alibi;
 } Attention;
 
-/* A forward pass. With chunks > 1 the keys are cut into chunks of `chunk`, a multiple of ATTENTION_KEYS; of each of
- * them the normalised result goes to partial_out [chunks][rows][heads][head_dim] and its log2-sum-exp2 to partial_sum
- * [chunks][rows][heads]. Otherwise the result goes to out [rows][heads * head_dim] and, unless NULL, the natural
- * log-sum-exp to log_sum [rows][heads]. */
+/* A forward pass. Unless partial_out is NULL, the keys that a block's rows see are cut into `chunks`; of each of them the
+ * normalised result goes to partial_out [chunks][rows][heads][head_dim], zeros without a key, and its log2-sum-exp2 to
+ * partial_sum [chunks][rows][heads]. Otherwise the result goes to out [rows][heads * head_dim] and, unless NULL, the
+ * natural log-sum-exp to log_sum [rows][heads]. */
 typedef struct AttentionForward {
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum, *partial_out, *partial_sum;
-    int32_t chunks, chunk;
+    int32_t chunks;
 } AttentionForward;
 
 /* Width of the tiles that hold a head. */
@@ -133,14 +134,14 @@ INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, i
 INLINE bool bounds_touch(const KeyBounds *e, int first, int last) { return first <= e->high_max && last >= e->low_min; }
 INLINE bool bounds_cover(const KeyBounds *e, int first, int last) { return first >= e->low_max && last <= e->high_min; }
 
-/* Adds the ALiBi bias to a wave's scores and sets those of masked keys to -inf; rows are from `first` on, keys from
- * `key` on, `head` is that of the tile's first row. Few tiles need it, so intervals are read again rather than held in
- * registers. */
+/* Adds the ALiBi bias to a wave's scores and sets those of masked keys to -inf; `rows` rows are from `first` on, `blocks` *
+ * MMA keys from `key` on, `head` is that of the tile's first row. Few tiles need it, so intervals are read again rather
+ * than held in registers. */
 INLINE void attention_mask(
-    Accumulator *scores, const int blocks, const Attention *a, int64_t base, int head, int first, int total, int key) {
+    Accumulator *scores, const int blocks, const int rows, const Attention *a, int64_t base, int head, int first, int total, int key) {
     int jump = attention_jump(a, key, blocks * MMA);
-    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int row = min_int(first + accumulator_row(r), total - 1);
+    UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+        int row = min_int(first + lane_row(rows, r), total - 1);
         Interval seen = attention_interval(a, base, attention_token(a, row));
         float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;

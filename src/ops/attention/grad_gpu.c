@@ -175,7 +175,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
             scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
             if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
                 QueryPlace again = query_place(a, rows);
-                attention_mask(&scores, 1, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->query_rows.rows, key);
+                attention_mask(&scores, 1, MMA, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->query_rows.rows, key);
             }
             score_gradients(&scores, &d_weights, a->scale, log_sum, delta);
             Operand d_scores, operand;

@@ -1,0 +1,134 @@
+/* What the forward kernels of attention share (gpu.c, and cached_gpu.c for few rows): which rows and keys are a block's,
+ * its queries, the products of a wave and its softmax. `width`, `rows` and numbers of blocks of MMA are constants at every
+ * call. Owns no memory. */
+#pragma once
+
+#include <stddef.h>
+
+#include "ops/attention/gpu_tile.h"
+
+#ifdef GPU_DEVICE
+
+enum { MOST_WIDTH = 256 };
+
+/* -- The queries of a block ---------------------------------------------------------------------------------------- */
+
+typedef struct AttentionPlace {
+    int64_t base;      /* first row of the sequence */
+    int64_t key_base;  /* its first row of keys */
+    int head, kv_head; /* first head of the tile */
+    int first, total;  /* first row of the tile; rows of the sequence, of all packed heads */
+    int part, chunk;
+} AttentionPlace;
+
+/* The block's tile has `rows` query rows; `parts` blocks share out the columns of the output. Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
+ * of held in registers. */
+INLINE AttentionPlace place_of_block(const Attention *a, int rows, int parts) {
+    int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
+    return (AttentionPlace){.base = (int64_t)(x / groups) * a->query_rows.rows,
+        .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
+        .head = head,
+        .kv_head = head / (a->heads / a->kv_heads),
+        .first = ((total + rows - 1) / rows - 1 - opaque(block_y())) * rows,
+        .total = total,
+        .part = opaque(block_z()) % parts,
+        .chunk = opaque(block_z()) / parts};
+}
+
+INLINE int64_t place_row(const AttentionPlace *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
+INLINE int place_head(const AttentionPlace *p, const Attention *a, int row) { return p->head + attention_packed_head(a, row); }
+
+/* Loads the tile's queries, zero beyond the last row and column. */
+INLINE void load_queries(
+    LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const AttentionPlace *p) {
+    const int step = a->head_dim % 8 == 0 ? 8 : 1;
+    for (int i = thread_id() * step; i < rows * width; i += threads * step) {
+        int row = p->first + i / width, column = i % width;
+        bool there = row < p->total && column < a->head_dim;
+        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->head_dim + column;
+        LOCAL bf16 *to = tile + tile_at(width, i / width, column) + column % 8;
+        if (step == 8) *(LOCAL u32x4 *)to = there ? *(GLOBAL const u32x4 *)from : (u32x4){0, 0, 0, 0};
+        else *to = there ? *from : 0;
+    }
+}
+
+/* -- The keys of a block -------------------------------------------------------------------------------------------- */
+
+/* The keys of chunk `chunk`, beginning with a whole tile of `keys` keys: the chunks of what the block's rows see are of
+ * equal numbers of tiles, so that all blocks have as much to read however much of a cache is used, and the last ones
+ * may have none. */
+INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, int chunk, const int keys) {
+    int low = seen->low_min / keys * keys;
+    if (f->chunks == 1) return (Interval){low, seen->high_max};
+    int tiles = (seen->high_max - low) / keys + 1, each = max_int((tiles + f->chunks - 1) / f->chunks, ATTENTION_CHUNK_TILES) * keys;
+    return (Interval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
+}
+
+/* Rows `key` .. `last` of keys or values, from column `column` of a head on; the head begins `start` elements into the
+ * matrix. */
+INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
+    return (Source){from + start + opaque(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
+}
+
+/* -- The products of a wave ---------------------------------------------------------------------------------------- */
+
+/* Scores of `rows` queries and `blocks` * MMA keys. The queries are `held` in registers or, where that is NULL and they are
+ * MMA, read from the tile `queries`. */
+INLINE void compute_scores(Accumulator *scores, const int blocks, const int rows, const Operand *held, LOCAL const bf16 *queries,
+    LOCAL const bf16 *keys, const int width) {
+    UNROLL for (int n = 0; n < blocks; n++) accumulator_clear(&scores[n]);
+    UNROLL for (int k = 0; k < width / MMA; k++) {
+        Operand query;
+        if (held) query = held[k];
+        else operand_load(&query, queries, width, 0, k * MMA);
+        UNROLL for (int n = 0; n < blocks; n++) {
+            Operand operand;
+            operand_load(&operand, keys, width, n * MMA, k * MMA);
+            mma_rows(&scores[n], &query, &operand, rows);
+        }
+    }
+}
+
+/* out += weights times the values of `blocks` * MMA keys, in `columns` columns. */
+INLINE void add_values(
+    Accumulator *out, const Operand *weights, const int blocks, const int rows, LOCAL const bf16 *values, const int columns) {
+    UNROLL for (int k = 0; k < blocks; k++) UNROLL for (int n = 0; n < columns / MMA; n++) {
+        Operand operand;
+        operand_load_transposed(&operand, values, columns, k * MMA, n * MMA);
+        mma_rows(&out[n], &weights[k], &operand, rows);
+    }
+}
+
+/* -- The softmax of a wave ----------------------------------------------------------------------------------------- */
+
+/* For the rows of a lane: the running maximum of raw scores, and this lane's share of the running sum. */
+typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
+
+INLINE void softmax_clear(Softmax *softmax) {
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) softmax->maximum[r] = -__builtin_inff(), softmax->sum[r] = 0;
+}
+
+/* Raw scores of the next `blocks` * MMA keys become weights, as operands, and `out` is rescaled to the new maximum. A row that has
+ * seen no key has maximum -inf and weights 0. */
+INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, const int blocks, const int rows, float scale,
+    Accumulator *out, const int out_blocks) {
+    UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+        float maximum = softmax->maximum[r], sum = 0;
+        UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum =
+            __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
+        maximum = lanes_max(maximum);
+        float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
+        float rescale = fast_exp2(softmax->maximum[r] * scale - base);
+        UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+            float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
+            accumulator_set(&scores[n], r, c, weight);
+            sum += weight;
+        }
+        softmax->maximum[r] = maximum;
+        softmax->sum[r] = softmax->sum[r] * rescale + sum;
+        UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], r, rescale);
+    }
+    UNROLL for (int n = 0; n < blocks; n++) operand_of(&weights[n], &scores[n]);
+}
+
+#endif
