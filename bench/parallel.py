@@ -12,14 +12,27 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 import gpu
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# row of gpu.json, tokens of a sequence, sequences of a microbatch, microbatches of a step, the layout, its PyTorch peer, settings of smelt on any number of GPUs
-CASES = {
+
+
+class Case(NamedTuple):
+    row: str  # of gpu.json
+    sequence: int  # tokens
+    microbatch: int  # sequences
+    microbatches: int  # of a step
+    layout: dict  # on several GPUs
+    peer: str  # PyTorch's: tp, cp, fsdp, or none
+    settings: dict  # of smelt on any number of GPUs
+
+
+CASES = {name: Case(*values) for name, values in {
     "tp-llama": ("llama-8b-8layers", 8192, 2, 1, {"layout.tp": 2}, "tp", {}),
     "pp-llama": ("llama-8b-8layers", 8192, 1, 8, {"layout.pp": 2}, "", {}),
     "cp-llama-32k": ("llama-8b-8layers", 32768, 1, 1, {"layout.cp": 2}, "cp", {}),
@@ -30,23 +43,27 @@ CASES = {
     "ep-zaya": ("zaya1-8layers", 4096, 4, 2, {"layout.ep": 2}, "", {}),
     "cp-zaya-131k": ("zaya1-8layers", 131072, 1, 1, {"layout.cp": 2}, "", {}),
     "cp-zaya-262k": ("zaya1-8layers", 262144, 1, 1, {"layout.cp": 2}, "", {"recompute": "norm"}),
-}
+}.items()}
 COLUMNS = ["case", "ranks", "program", "layout", "tokens_per_second", "efficiency", "waiting", "memory_gib", "loss_last"]
 
 
-def run_smelt(arguments, name, folder, ranks):
-    row, sequence, microbatch, microbatches, layout, _, settings = CASES[name]
-    shape, spread = arguments.shapes[row], layout if ranks > 1 else {}
-    config = gpu.write_config(os.path.join(folder, f"{name}.yaml"), shape, context=sequence)
-    shard = gpu.write_shard(os.path.join(folder, row), shape["vocab"], 16 << 20)
-    given = {"data.train": shard, "data.length": sequence, "batch.sequences": microbatch, "batch.tokens": sequence * microbatch * microbatches,
-             "precision": arguments.precision, "eval.sample_tokens": 0, **settings, **spread}
+def settings_of(arguments, case, ranks):
+    return {"data.length": case.sequence, "batch.sequences": case.microbatch, "batch.tokens": case.sequence * case.microbatch * case.microbatches,
+            "precision": arguments.precision, **case.settings, **(case.layout if ranks > 1 else {})}
+
+
+def run_smelt(arguments, name, case, folder, ranks):
+    shape = arguments.shapes[case.row]
+    config = gpu.write_config(os.path.join(folder, f"{name}.yaml"), shape, context=case.sequence)
+    shard = gpu.write_shard(os.path.join(folder, case.row), shape["vocab"], 16 << 20)
+    given = {"data.train": shard, "eval.sample_tokens": 0, **settings_of(arguments, case, ranks)}
     result = gpu.train(arguments, config, os.path.join(folder, f"run-{name}-{ranks}"), ranks, given)
-    return {"layout": " ".join(f"{key}={value}" for key, value in spread.items()), **result}
+    return {"layout": " ".join(f"{key}={value}" for key, value in case.layout.items()) if ranks > 1 else "", **result}
 
 
 def run_peer(arguments, name, ranks):
-    return gpu.run_torch(__file__, ["--as-peer", name, "--steps", str(arguments.steps)], ranks)
+    """PyTorch, by the script that was started, whose --as-peer calls `peer`."""
+    return gpu.run_torch(sys.argv[0], ["--as-peer", name, "--steps", str(arguments.steps)], ranks)
 
 
 # ---------------------------------------------------------------------------------------------------------------- PyTorch
@@ -123,16 +140,16 @@ def cut_by_tensor(model, mesh):
             "gate": columns(input_layouts=Shard(1)), "up": columns(input_layouts=Shard(1)), "down": rows()})
 
 
-def peer(arguments):
-    """One rank of a case in PyTorch: pure bf16, blocks compiled unless that fails, fused AdamW."""
+def peer(arguments, case):
+    """One rank of a case in PyTorch: pure bf16, compiled blocks, fused AdamW."""
     import contextlib
 
     import torch
     import torch.nn.functional as F
     from torch.distributed.device_mesh import init_device_mesh
-    row, sequence, microbatch, microbatches, _, kind, _ = CASES[arguments.as_peer]
-    c, ranks = arguments.shapes[row], int(os.environ["WORLD_SIZE"])
-    kind = kind if ranks > 1 else ""
+    sequence, microbatch, microbatches = case.sequence, case.microbatch, case.microbatches
+    c, ranks = arguments.shapes[case.row], int(os.environ["WORLD_SIZE"])
+    kind = case.peer if ranks > 1 else ""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.set_default_device("cuda")
     torch.manual_seed(1)
@@ -207,15 +224,15 @@ def main():
     arguments = parser.parse_args()
     arguments.shapes = json.load(open(os.path.join(HERE, "gpu.json")))
     if arguments.as_peer:
-        return peer(arguments)
+        return peer(arguments, CASES[arguments.as_peer])
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.cases.split(",") if arguments.cases else CASES:
             alone = {}
-            programs = ["smelt"] + ([] if arguments.no_peer or not CASES[name][5] else ["pytorch"])
+            programs = ["smelt"] + ([] if arguments.no_peer or not CASES[name].peer else ["pytorch"])
             for ranks in [arguments.ranks] if arguments.no_alone else [1, arguments.ranks]:
                 for program in programs:
-                    result = run_smelt(arguments, name, folder, ranks) if program == "smelt" else run_peer(arguments, name, ranks)
+                    result = run_smelt(arguments, name, CASES[name], folder, ranks) if program == "smelt" else run_peer(arguments, name, ranks)
                     if "error" in result:
                         print(f"{name} {program} on {ranks} failed: {result['error']}", flush=True)
                         continue
