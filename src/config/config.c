@@ -404,8 +404,10 @@ void config_recipe_name(const Config *config, char name[16]) {
 static bool check_fp8(const Config *config, Error *error) {
     static const char size[] = "fp8.min_size";
     const Fp8Config *fp8 = &config->model.fp8;
-    if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(options_find(&config_table, size, strlen(size))->initial, NULL))
-        return error_set(error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or leave it out", fp8->min_size);
+    const char *initial = options_find(&config_table, size, strlen(size))->initial;
+    if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(initial, NULL))
+        return error_set(
+            error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or fp8.min_size=%s", fp8->min_size, initial);
     if (fp8->recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;
     return error_set(error, ERROR_USAGE,
         "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");

@@ -54,7 +54,7 @@ static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_
 }
 
 /* Routers and adapters compute by op_linear themselves, whatever the recipe is. */
-static bool is_by_rule(const char *name) { return !strcmp(name, "mlp.gate") || starts_with(name, "mlp.gate.") || strstr(name, ".lora_"); }
+static bool is_by_rule(const char *name) { return !strcmp(name, "mlp.gate") || starts_with(name, "mlp.gate.") || strstr(name, "lora_"); }
 
 /* The weight of a forward node that is a layer, *second the other one of two parts, and its rows; false: it is none. */
 static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, TensorId *second, int64_t *rows) {

@@ -298,8 +298,8 @@ static void warn_of_export(const Config *config) {
 static void warn_of_fp8(const Loop *loop) {
     const Fp8Config *fp8 = &loop->config->model.fp8;
     if (fp8->recipe == FP8_NONE || fp8_is_used(loop->session.model.graph)) return;
-    log_warn(
-        "fp8.recipe: no linear layer is computed in fp8; plan=true says for each why not, fp8.min_size=%g is one reason", fp8->min_size);
+    log_warn("fp8.recipe: no linear layer is computed in fp8%s; plan=true says for each why not",
+        loop->phases.count > 1 ? " in this phase" : "");
 }
 
 /* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
@@ -407,6 +407,7 @@ bool loop_next_phase(Loop *loop, Error *error) {
             (long long)step, (long long)loop->session.step);
     if (!open_data(loop, error)) return false;
     note_phase(loop);
+    if (loop_leads(loop)) warn_of_fp8(loop);
     watchdog_alive(loop->watchdog, step);
     return true;
 }
@@ -421,10 +422,10 @@ static bool start(Loop *loop, Error *error) {
     if (loop_leads(loop)) {
         summary_start(loop);
         warn_of_idle_layout(loop);
+        warn_of_fp8(loop);
     }
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
-        warn_of_fp8(loop);
         warn_of_repetition(loop);
         warn_of_settings_without_effect(loop);
     }

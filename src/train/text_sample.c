@@ -34,6 +34,7 @@ int64_t text_sample_rows(const Config *config) {
     const EvalConfig *eval = &config->eval;
     if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
     if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
+    if (config->model.context < 2) return 0; /* no room for a token after a prompt */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }

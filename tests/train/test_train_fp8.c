@@ -93,8 +93,10 @@ static void a_recipe_is_no_part_of_the_model_that_a_run_starts_from(void **state
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp or block computes linear layers in fp8", "run=run precision=fp8");
-    train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give one, or leave it out", "run=run fp8.min_size=3");
+    train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give one, or fp8.min_size=400", "run=run fp8.min_size=3");
     train_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "run=run " LLAMA "fp8.recipe=row steps=1 schedule.warmup=0");
+    train_good("run=plain " LLAMA "steps=1 schedule.warmup=0");
+    smelt_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "train plain steps=2 fp8.recipe=row");
     smelt_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "eval run text fp8.recipe=tensor");
     smelt_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "generate run The tokens=1 fp8.recipe=tensor");
 }
