@@ -144,20 +144,11 @@ def run_row(arguments, name, ranks, folder, alone):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--smelt", default=os.path.join(HERE, "..", "build", "smelt"))
+    parser = parallel.make_parser(__doc__.split("\n")[0], steps=3, ranks=8)
     parser.add_argument("--rows", default="", help="comma-separated; default: all")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--device", default="auto", help="smelt's: auto, cpu, hip, cuda")
     parser.add_argument("--gpu", default="", help="what forecasts are for, as smelt forecast names it; empty: none")
-    parser.add_argument("--precision", default="pure_bf16", help="smelt's; PyTorch runs in pure bf16")
-    parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument("--seconds", type=float, default=540, help="no row starts when the longest one so far would end after them")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
-    parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="tiny models and short sequences in place of the rows' own")
-    parser.add_argument("--csv", default="")
-    parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.shapes = read_shapes(arguments.tiny)
     if arguments.as_peer:

@@ -208,19 +208,25 @@ def peer(arguments, case):
 
 # ---------------------------------------------------------------------------------------------------------------- the race
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def make_parser(description, steps, ranks):
+    """With what eight.py has too, whose numbers of steps and ranks differ."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--smelt", default=os.path.join(HERE, "..", "build", "smelt"))
-    parser.add_argument("--cases", default="", help="comma-separated; default: all")
-    parser.add_argument("--device", default="auto", help="smelt's: auto, hip, cuda")
+    parser.add_argument("--device", default="auto", help="smelt's: auto, cpu, hip, cuda")
     parser.add_argument("--precision", default="pure_bf16", help="smelt's; PyTorch runs in pure bf16")
-    parser.add_argument("--steps", type=int, default=6, help="measured steps")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=steps, help="measured steps")
+    parser.add_argument("--ranks", type=int, default=ranks)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--no-alone", action="store_true", help="skip the runs on one GPU")
     parser.add_argument("--csv", default="")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def main():
+    parser = make_parser(__doc__.split("\n")[0], steps=6, ranks=2)
+    parser.add_argument("--cases", default="", help="comma-separated; default: all")
+    parser.add_argument("--no-alone", action="store_true", help="skip the runs on one GPU")
     arguments = parser.parse_args()
     arguments.shapes = json.load(open(os.path.join(HERE, "gpu.json")))
     if arguments.as_peer:

@@ -40,13 +40,6 @@ static void sum_parameters(ProgramSums *sums, const Graph *graph, const Optimize
     }
 }
 
-static void sum_flops(ProgramSums *sums, const Graph *graph) {
-    for (int i = 0; i < graph->node_count; i++) {
-        const Node *node = &graph->nodes[i];
-        if (!op_table[node->op]->once) sums->flops += op_cost(graph, node).flops;
-    }
-}
-
 static void sum_head(ProgramSums *sums, const Graph *graph, const Cluster *cluster) {
     int last = graph->node_count - 1;
     while (last > 0 && (graph->nodes[last].layer < 0 || graph->nodes[last].backward)) last--; /* of the forward layers */
@@ -69,7 +62,7 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
     sums.waits = times.waits;
     sum_head(&sums, model.graph, cluster);
     sums.activations = (double)graph_plan(model.graph, backend).activation_floor;
-    sum_flops(&sums, model.graph);
+    sums.flops = graph_flops(model.graph);
     sum_parameters(&sums, model.graph, &config->optimizer, &cluster->hardware.rates);
     return sums;
 }

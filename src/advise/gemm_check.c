@@ -4,10 +4,9 @@
 #include <math.h>
 
 #include "base/element.h"
-#include "base/float8.h"
 
 static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
-    if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[index], fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz));
+    if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[index], gemm_fp8_format(type, fnuz));
     return element_get(type == GEMM_BF16 ? 2 : 4, data, index);
 }
 

@@ -23,7 +23,7 @@ void inference_choose_fp8(Config *config, int choice) {
 }
 
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph) {
-    if (config->model.fp8.recipe == FP8_NONE || fp8_is_used(graph) || !inference_leads(inference)) return;
+    if (!fp8_is_idle(&config->model, graph) || !inference_leads(inference)) return;
     log_warn(
         "fp8.recipe: no linear layer is computed in fp8: all are below fp8.min_size=%g, which is that of the model's run, or have rows or "
         "columns that are no multiple of 16",

@@ -73,7 +73,7 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
         !session_start(&trainer->session, comm_alone(), error))
         return false;
-    if (trainer->config.model.fp8.recipe != FP8_NONE && !fp8_is_used(trainer->session.model.graph))
+    if (fp8_is_idle(&trainer->config.model, trainer->session.model.graph))
         log_warn("fp8.recipe: no linear layer is computed in fp8; smelt size says for each why not");
     fill_inputs(&trainer->session);
     return true;

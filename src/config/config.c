@@ -391,20 +391,15 @@ static bool check_schedule(const Config *config, Error *error) {
 
 bool config_needs_microbatch(const Config *config) { return config->model.experts > 0 && config->model.auxiliary_loss > 0; }
 
-void config_family_name(const Config *config, char name[16]) {
-    static const char row[] = "model.family";
-    options_format_value(options_find(&config_table, row, sizeof row - 1), config, name, 16);
-}
+const Option *config_find(const char *name) { return options_find(&config_table, name, strlen(name)); }
 
-void config_recipe_name(const Config *config, char name[16]) {
-    static const char row[] = "fp8.recipe";
-    options_format_value(options_find(&config_table, row, sizeof row - 1), config, name, 16);
-}
+void config_family_name(const Config *config, char name[16]) { options_format_value(config_find("model.family"), config, name, 16); }
+
+void config_recipe_name(const Config *config, char name[16]) { options_format_value(config_find("fp8.recipe"), config, name, 16); }
 
 static bool check_fp8(const Config *config, Error *error) {
-    static const char size[] = "fp8.min_size";
     const Fp8Config *fp8 = &config->model.fp8;
-    const char *initial = options_find(&config_table, size, strlen(size))->initial;
+    const char *initial = config_find("fp8.min_size")->initial;
     if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(initial, NULL))
         return error_set(
             error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or fp8.min_size=%s", fp8->min_size, initial);

@@ -142,6 +142,8 @@ typedef struct Config {
 } Config;
 
 extern const OptionTable config_table;
+/* The row of this name; NULL: there is none. */
+const Option *config_find(const char *name);
 /* Whether another batch.sequences is another objective: a load-balancing loss has the means of one microbatch. */
 bool config_needs_microbatch(const Config *config);
 /* "llama" */

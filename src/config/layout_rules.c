@@ -188,7 +188,7 @@ static const Use *find_idle(const Config *config) {
     return NULL;
 }
 
-static const Option *option_of(const Use *use) { return options_find(&config_table, use->name, strlen(use->name)); }
+static const Option *option_of(const Use *use) { return config_find(use->name); }
 
 bool layout_check_idle(const Config *config, Error *error) {
     const Use *idle = find_idle(config);

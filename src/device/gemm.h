@@ -23,8 +23,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/float8.h"
+
 typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64, GEMM_E4M3, GEMM_E5M2 } GemmType; /* the last two: fp8 (base/float8.h) */
 static inline bool gemm_is_fp8(GemmType input) { return input == GEMM_E4M3 || input == GEMM_E5M2; }
+static inline Fp8Format gemm_fp8_format(GemmType input, bool fnuz) { return fp8_format(input == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz); }
 
 /* How the elements of an operand in fp8 are scaled: an element is its code's number times its scale. An operand has
  * `lines` of k elements: rows of A, columns of B. Of GROUP and BLOCK scales are powers of two. */

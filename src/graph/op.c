@@ -22,6 +22,13 @@ Cost op_cost(const Graph *graph, const Node *node) {
         .bytes = op->bytes ? op->bytes(graph, node) : op_tensor_bytes(graph, node)};
 }
 
+double graph_flops(const Graph *graph) {
+    double flops = 0;
+    for (int i = 0; i < graph->node_count; i++)
+        if (!op_table[graph->nodes[i].op]->once) flops += op_cost(graph, &graph->nodes[i]).flops;
+    return flops;
+}
+
 TensorId op_in_place_input(const Node *node) {
     uint32_t mask = op_table[node->op]->in_place;
     return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;

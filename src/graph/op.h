@@ -54,6 +54,8 @@ typedef struct Traffic {
 /* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */
 typedef struct Cost { double flops, bytes; } Cost;
 Cost op_cost(const Graph *graph, const Node *node);
+/* FLOPs of all nodes of a run, recomputed ones too. */
+double graph_flops(const Graph *graph);
 
 /* For the recompute policies. What is gathered from other ranks is gathered again under each of them. */
 typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION, OP_CLASS_GATHER } OpClass;

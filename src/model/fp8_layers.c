@@ -121,3 +121,5 @@ bool fp8_is_used(const Graph *graph) {
         if (graph->nodes[i].op == OP_fp8_linear) return true;
     return false;
 }
+
+bool fp8_is_idle(const ModelConfig *config, const Graph *graph) { return config->fp8.recipe != FP8_NONE && !fp8_is_used(graph); }

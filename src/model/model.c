@@ -143,11 +143,8 @@ ModelSize model_size(const ModelConfig *config, const LoraConfig *lora, Precisio
     Model model = model_build_adapted(NULL, config, lora, precision, MODEL_TRAIN, sequences, length, RECOMPUTE_NONE);
     ModelSize size = {.parameters = model_parameters(model.graph),
         .trained = model_trained_parameters(model.graph),
-        .active = model_active_parameters(model.graph, config)};
-    for (int i = 0; i < model.graph->node_count; i++) {
-        const Node *node = &model.graph->nodes[i];
-        if (!op_table[node->op]->once) size.flops += op_cost(model.graph, node).flops;
-    }
+        .active = model_active_parameters(model.graph, config),
+        .flops = graph_flops(model.graph)};
     model_free(&model);
     return size;
 }

@@ -126,5 +126,6 @@ typedef struct Fp8Layer {
 /* The kinds of layers of a graph of this configuration, in the order of their first ones; returns how many. The embedding,
  * which multiplies nothing, is none. */
 int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer layers[FP8_LAYERS]);
-/* Whether any layer is computed in fp8. */
+/* Whether any layer is computed in fp8; whether there is a recipe and none is. */
 bool fp8_is_used(const Graph *graph);
+bool fp8_is_idle(const ModelConfig *config, const Graph *graph);

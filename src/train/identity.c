@@ -193,7 +193,7 @@ static bool differs(const json_t *saved, const json_t *now, const char *name) {
 
 /* A path means what is there: as long as that is the same, so is the setting. One that was not given has not moved. */
 static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
-    const Option *option = options_find(&config_table, name, strlen(name));
+    const Option *option = config_find(name);
     bool path = option && option->path && option_decides(option) && *text_of(saved, name) && *text_of(now, name);
     SCOPED_FREE char *content = memory_format("%s.content", name);
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
@@ -206,7 +206,7 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)saved, name, value) {
-        const Option *option = options_find(&config_table, name, strlen(name));
+        const Option *option = config_find(name);
         if (!option || !option_decides(option) || is_moved(saved, now, name)) continue;
         SCOPED_FREE char *setting = memory_format("%s=%s", name, text_of(saved, name));
         if (!options_set(&config_table, config, strings, setting, error)) return false;
@@ -383,8 +383,7 @@ bool identity_check_model(const char *run, const json_t *saved, const Config *co
 json_t *identity_content(const json_t *identity) {
     const char *name;
     json_t *value, *content = json_object();
-    json_object_foreach((json_t *)identity, name, value) if (!options_find(&config_table, name, strlen(name)))
-        json_object_set(content, name, value);
+    json_object_foreach((json_t *)identity, name, value) if (!config_find(name)) json_object_set(content, name, value);
     return content;
 }
 

@@ -312,7 +312,7 @@ json_t *phases_settings(const Config *config) {
     json_t *settings = json_object();
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char value[64];
-        options_format_value(options_find(&config_table, names[i], strlen(names[i])), config, value, sizeof value);
+        options_format_value(config_find(names[i]), config, value, sizeof value);
         json_object_set_new(settings, names[i], json_string(value));
     }
     return settings;

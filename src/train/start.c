@@ -296,8 +296,7 @@ static void warn_of_export(const Config *config) {
 }
 
 static void warn_of_fp8(const Loop *loop) {
-    const Fp8Config *fp8 = &loop->config->model.fp8;
-    if (fp8->recipe == FP8_NONE || fp8_is_used(loop->session.model.graph)) return;
+    if (!fp8_is_idle(&loop->config->model, loop->session.model.graph)) return;
     log_warn("fp8.recipe: no linear layer is computed in fp8%s; plan=true says for each why not",
         loop->phases.count > 1 ? " in this phase" : "");
 }

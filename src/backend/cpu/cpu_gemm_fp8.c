@@ -8,8 +8,7 @@
 #include <stdlib.h>
 
 #include "backend/cpu/cpu_gemm_fp8_internal.h"
-#include "base/bf16.h"
-#include "base/float8.h"
+#include "base/element.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -27,7 +26,7 @@ typedef struct Operand {
 
 static void operand_open(
     Operand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
-    Fp8Format format = fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz);
+    Fp8Format format = gemm_fp8_format(type, fnuz);
     *o = (Operand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
     for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
 }
@@ -56,26 +55,18 @@ static void decode(const Operand *o, int64_t first, int64_t count, float *to) {
         }
 }
 
-static float read_c(const Gemm *g, int64_t at) {
-    return g->output == GEMM_BF16 ? bf16_to_float(((const uint16_t *)g->c)[at]) : ((const float *)g->c)[at];
-}
-
-static void write_c(const Gemm *g, int64_t at, float x) {
-    if (g->output == GEMM_BF16) ((uint16_t *)g->c)[at] = bf16_from_float(x);
-    else ((float *)g->c)[at] = x;
-}
-
 static void finish(
     const Gemm *g, const Operand *a, const Operand *b, int64_t row, int64_t rows, int64_t column, int64_t columns, const float *sums) {
     const float *bias = g->bias;
+    size_t bytes = g->output == GEMM_BF16 ? sizeof(uint16_t) : sizeof(float);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) {
             int64_t at = (row + i) * g->ldc + column + j;
             float x = sums[i * columns + j] * (line_scale(a, row + i) * line_scale(b, column + j));
             if (bias) x += bias[column + j];
-            if (g->accumulate) x += read_c(g, at);
-            write_c(g, at, x);
+            if (g->accumulate) x += (float)element_get(bytes, g->c, at);
+            element_set(bytes, g->c, at, x);
         }
 }
 

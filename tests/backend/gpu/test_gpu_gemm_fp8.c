@@ -70,7 +70,7 @@ static void twin_free(Twin *twin) {
 
 /* Rows of codes: integers, or normal numbers; the gaps are NaN. */
 static Twin new_codes(GemmType type, int64_t rows, int64_t columns, bool exact) {
-    Fp8Format format = fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, device_info(check_device())->fp8_fnuz);
+    Fp8Format format = gemm_fp8_format(type, device_info(check_device())->fp8_fnuz);
     uint8_t *codes = memory_allocate((size_t)(rows * (columns + GAP)));
     for (int64_t i = 0; i < rows * (columns + GAP); i++) {
         double x = exact ? random_integer(3) : rng_normal(8, 2, random_index++);

@@ -66,9 +66,7 @@ static uint16_t bf16_of(float x) {
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
-static Fp8Format format_of(GemmType type) {
-    return fp8_format(type == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, device_info(check_device())->fp8_fnuz);
-}
+static Fp8Format format_of(GemmType type) { return gemm_fp8_format(type, device_info(check_device())->fp8_fnuz); }
 
 static double value_at(const void *data, GemmType type, int64_t i) {
     if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[i], format_of(type));
