@@ -1,15 +1,17 @@
 #!/bin/sh
 # Prints a table of the kernels in AMD code objects, read from the objects themselves: registers, LDS, scratch (spills), and instructions by kind.
-# Usage: gpu-report.sh MODULE.TARGET ...    (llvm-readelf-19 and llvm-objdump-19 must be there)
+# Usage: gpu-report.sh LLVM_FOLDER MODULE.TARGET ...    (LLVM_FOLDER/bin has llvm-readelf and llvm-objdump)
 set -e
+llvm=$1/bin
+shift
 echo '| target | kernel | VGPR | AGPR | SGPR | LDS bytes | scratch bytes | spilled | instructions | MFMA | VALU | SALU | LDS | memory |'
 echo '|---|---|---|---|---|---|---|---|---|---|---|---|---|---|'
 for object in "$@"; do
     base=$(basename "$object")
     target=${base#*.}
     {
-        llvm-readelf-19 --notes "$object" | sed -n 's/^ *- *\.agpr_count/.agpr_count/; s/^ *//; s/^- //; /^\.[a-z_]*:/p' | sed 's/^/N /'
-        llvm-objdump-19 -d --mcpu="$target" "$object" | sed 's/^/D /'
+        "$llvm/llvm-readelf" --notes "$object" | sed -n 's/^ *- *\.agpr_count/.agpr_count/; s/^ *//; s/^- //; /^\.[a-z_]*:/p' | sed 's/^/N /'
+        "$llvm/llvm-objdump" -d --mcpu="$target" "$object" | sed 's/^/D /'
     } | awk -v target="$target" -v module="${base%%.*}" '
         $1 == "N" && $2 == ".agpr_count:" { agpr = $3 }
         $1 == "N" && $2 == ".group_segment_fixed_size:" { lds = $3 }
