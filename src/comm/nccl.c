@@ -10,28 +10,9 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm_internal.h"
+#include "comm/nccl_calls_internal.h"
 
-enum { EVENTS = 256, MOST_GROUPS = 64, ID_BYTES = 128, LOCK_SECONDS = 2 };
-typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
-
-/* (our name, symbol, arguments) */
-#define NCCL_CALLS(CALL)                                                                                                                                \
-    CALL(version, ncclGetVersion, (int *version))                                                                                                       \
-    CALL(make_id, ncclGetUniqueId, (NcclId *id))                                                                                                        \
-    CALL(join, ncclCommInitRank, (void **group, int size, NcclId id, int rank))                                                                         \
-    CALL(leave, ncclCommDestroy, (void *group))                                                                                                         \
-    CALL(abort, ncclCommAbort, (void *group))                                                                                                           \
-    CALL(error_of, ncclCommGetAsyncError, (void *group, int *result))                                                                                   \
-    CALL(all_reduce, ncclAllReduce, (const void *send, void *receive, size_t count, int type, int reduce, void *group, void *stream))                   \
-    CALL(reduce_scatter, ncclReduceScatter, (const void *send, void *receive, size_t count, int type, int reduce, void *group, void *stream))           \
-    CALL(reduce, ncclReduce, (const void *send, void *receive, size_t count, int type, int reduce, int root, void *group, void *stream))                \
-    CALL(all_gather, ncclAllGather, (const void *send, void *receive, size_t count, int type, void *group, void *stream))                               \
-    CALL(broadcast, ncclBroadcast, (const void *send, void *receive, size_t count, int type, int root, void *group, void *stream))                      \
-    CALL(send, ncclSend, (const void *send, size_t count, int type, int peer, void *group, void *stream))                                               \
-    CALL(receive, ncclRecv, (void *receive, size_t count, int type, int peer, void *group, void *stream))                                               \
-    CALL(begin, ncclGroupStart, (void))                                                                                                                 \
-    CALL(end, ncclGroupEnd, (void))
-
+enum { EVENTS = 256, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
 /* The device's stream stood still between the two: it waited for a collective. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
@@ -60,8 +41,8 @@ typedef struct Nccl {
     double seconds_stalled; /* of those that are counted */
 } Nccl;
 
-static const int types[] = {[COMM_F32] = 7, [COMM_F64] = 8, [COMM_BF16] = 9, [COMM_I64] = 4, [COMM_U8] = 1};
-static const int reductions[] = {[COMM_SUM] = 0, [COMM_MAX] = 2, [COMM_MIN] = 3};
+#define NUMBER(ours, number, name) [ours] = number,
+static const int types[] = {NCCL_TYPES(NUMBER)}, reductions[] = {NCCL_REDUCTIONS(NUMBER)};
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
-/* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a
+/* librocm_smi64, opened at run time; its functions and numbers are in health_amd_calls_internal.h. What a GPU or a
  * version of the library does not tell is not watched. Owns the library and the last values. */
 #include "launch/health_internal.h"
+#include "launch/health_amd_calls_internal.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,25 +13,14 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
+enum { MOST_GPUS = 64, METRICS_BYTES = 1 << 15 };
 
-/* Bit i of the library's block numbers. */
-static const char *const blocks[] = {
-    "UMC", "SDMA", "GFX", "MMHUB", "ATHUB", "PCIE_BIF", "HDP", "XGMI_WAFL", "DF", "SMN", "SEM", "MP0", "MP1", "FUSE"};
+/* The library's block numbers, each a bit, and what they are called. */
+#define BLOCK_NAME(name, bit, symbol) #name,
+#define BLOCK_BIT(name, bit, symbol) bit,
+static const char *const blocks[] = {AMD_BLOCKS(BLOCK_NAME)};
+static const uint64_t bits[] = {AMD_BLOCKS(BLOCK_BIT)};
 enum { BLOCKS = sizeof blocks / sizeof *blocks };
-
-/* The library's structure, which newer versions may have made longer. */
-typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCount;
-
-/* (our name, symbol, arguments) */
-#define AMD_CALLS(CALL)                                                                                      \
-    CALL(initialize, rsmi_init, (uint64_t flags))                                                            \
-    CALL(shut_down, rsmi_shut_down, (void))                                                                  \
-    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                 \
-    CALL(errors, rsmi_dev_ecc_count_get, (uint32_t gpu, uint64_t block, ErrorCount *count))                  \
-    CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
-    CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                      \
-    CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
 
 typedef struct Gpu {
     ErrorCount errors[BLOCKS];
@@ -93,7 +83,7 @@ void health_amd_close(HealthAmd *amd) {
 static void look_at_errors(HealthAmd *amd, uint32_t index, HealthListener listener) {
     for (int block = 0; block < BLOCKS; block++) {
         ErrorCount now = {0}, *before = &amd->gpus[index].errors[block];
-        if (amd->call.errors(index, 1ULL << block, &now) != 0) continue;
+        if (amd->call.errors(index, bits[block], &now) != 0) continue;
         if (now.uncorrected > before->uncorrected)
             health_report(listener,
                 "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones", index,

@@ -7,25 +7,26 @@
 #include "base/library.h"
 #include "backend/gpu/driver.h"
 
-enum { STREAM_NON_BLOCKING = 1 };
-
 /* Numbers in the vendor's enumeration of device attributes. */
-typedef struct Attributes { int processors, major, minor, shared_bytes; } Attributes;
+#define ATTRIBUTE(name, hip, hip_name, cuda, cuda_name) int name;
+typedef struct Attributes { GPU_NUMBERS(ATTRIBUTE) } Attributes;
+#define HIP_ATTRIBUTE(name, hip, hip_name, cuda, cuda_name) .name = hip,
+#define CUDA_ATTRIBUTE(name, hip, hip_name, cuda, cuda_name) .name = cuda,
 typedef struct Vendor {
     const char *name, *libraries[4];
     Attributes attributes;
 } Vendor;
 
 static const Vendor vendors[] = {
-    [DEVICE_HIP] = {"HIP", {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}, {63, 23, 61, 74}},
-    [DEVICE_CUDA] = {"CUDA", {"libcuda.so.1", "libcuda.so"}, {16, 75, 76, 97}},
+    [DEVICE_HIP] = {"HIP", {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}, {GPU_NUMBERS(HIP_ATTRIBUTE)}},
+    [DEVICE_CUDA] = {"CUDA", {"libcuda.so.1", "libcuda.so"}, {GPU_NUMBERS(CUDA_ATTRIBUTE)}},
 };
 
 /* The functions of GpuApi in its order: our names, and by vendor the library's. */
 enum { CALLS = sizeof(GpuApi) / sizeof(void *) };
 #define OUR_NAME(name, hip, cuda, arguments) #name,
-#define HIP_NAME(name, hip, cuda, arguments) hip,
-#define CUDA_NAME(name, hip, cuda, arguments) cuda,
+#define HIP_NAME(name, hip, cuda, arguments) #hip,
+#define CUDA_NAME(name, hip, cuda, arguments) #cuda,
 static const char *const calls[CALLS] = {GPU_API(OUR_NAME)};
 static const char *const symbols[][CALLS] = {[DEVICE_HIP] = {GPU_API(HIP_NAME)}, [DEVICE_CUDA] = {GPU_API(CUDA_NAME)}};
 

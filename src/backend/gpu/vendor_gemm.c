@@ -1,5 +1,4 @@
-/* See vendor_gemm_internal.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h
- * (0.8, of ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the
+/* See vendor_gemm_internal.h. Functions and numbers of the libraries are in vendor_gemm_calls_internal.h. Owns the
  * library's handle, its workspace, descriptors of every shape seen and, while one is tried, a second C. */
 #include "backend/gpu/vendor_gemm_internal.h"
 
@@ -18,6 +17,7 @@
 #include "base/scope.h"
 #include "base/sort.h"
 #include "backend/gpu/autotune_cache_internal.h"
+#include "backend/gpu/vendor_gemm_calls_internal.h"
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
@@ -25,64 +25,29 @@ static const int64_t SCRATCH_BYTES = 256 << 20; /* most of a trial: more would r
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
-/* Numbers that both libraries share: data types, epilogue, attribute of a preference. */
-enum {
-    TYPE_F32 = 0,
-    TYPE_BF16 = 14,
-    TYPE_E4M3 = 28,
-    TYPE_E5M2 = 29,
-    TYPE_E4M3_FNUZ = 1000,
-    TYPE_E5M2_FNUZ = 1001,
-    EPILOGUE_BIAS = 4,
-    PREFERENCE_WORKSPACE = 1,
-    SET_A_SCALE_MODE = 31, /* an attribute of an operation; B's is the next */
-    SCALE_OUTER_VECTOR = 3,
-};
-
-#define LT_API(CALL)                                                                                                                           \
-    CALL(create, "Create", (void **handle))                                                                                                    \
-    CALL(destroy, "Destroy", (void *handle))                                                                                                   \
-    CALL(layout_create, "MatrixLayoutCreate", (void **layout, int type, uint64_t rows, uint64_t columns, int64_t leading))                     \
-    CALL(layout_destroy, "MatrixLayoutDestroy", (void *layout))                                                                                \
-    CALL(operation_create, "MatmulDescCreate", (void **operation, int compute_type, int scale_type))                                           \
-    CALL(operation_destroy, "MatmulDescDestroy", (void *operation))                                                                            \
-    CALL(operation_set, "MatmulDescSetAttribute", (void *operation, int attribute, const void *value, size_t bytes))                           \
-    CALL(preference_create, "MatmulPreferenceCreate", (void **preference))                                                                     \
-    CALL(preference_destroy, "MatmulPreferenceDestroy", (void *preference))                                                                    \
-    CALL(preference_set, "MatmulPreferenceSetAttribute", (void *preference, int attribute, const void *value, size_t bytes))                   \
-    CALL(propose, "MatmulAlgoGetHeuristic",                                                                                                    \
-         (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int most, void *results, int *count))           \
-    CALL(multiply, "Matmul",                                                                                                                   \
-         (void *handle, void *operation, const void *alpha, const void *a, void *layout_a, const void *b, void *layout_b, const void *beta,    \
-          const void *c, void *layout_c, void *d, void *layout_d, const void *algorithm, void *workspace, size_t workspace_bytes, void *stream))
-
 typedef struct LtApi { LT_API(LIBRARY_FIELD) } LtApi;
-#define HIP_NAME(name, symbol, arguments) "hipblasLt" symbol,
-#define CUDA_NAME(name, symbol, arguments) "cublasLt" symbol,
+#define HIP_NAME(name, symbol, arguments) "hipblasLt" #symbol,
+#define CUDA_NAME(name, symbol, arguments) "cublasLt" #symbol,
 static const char *const symbols[][sizeof(LtApi) / sizeof(void *)] = {
     [DEVICE_HIP] = {LT_API(HIP_NAME)}, [DEVICE_CUDA] = {LT_API(CUDA_NAME)}};
 
+/* Numbers of a library: fields of LT_NUMBERS. */
+#define LT_FIELD(name, hip, hip_name, cuda, cuda_name) int name;
+typedef struct LtNumbers { LT_NUMBERS(LT_FIELD) } LtNumbers;
+#define HIP_NUMBER(name, hip, hip_name, cuda, cuda_name) .name = hip,
+#define CUDA_NUMBER(name, hip, hip_name, cuda, cuda_name) .name = cuda,
+
 typedef struct Library {
     const char *name, *files[4];
-    int compute_f32, straight, transposed;                                       /* values of enumerations */
-    int set_transpose_a, set_transpose_b, set_epilogue, set_bias, set_bias_type; /* attributes of an operation */
-    int set_a_scale;                                                             /* and B's is the next */
-    size_t algorithm_bytes;
     bool nvidia;
+    LtNumbers is;
 } Library;
 
-/* In the order of the struct: names and files; values; attributes; bytes of an algorithm; whether it is NVIDIA's. */
 static const Library libraries[] = {
-    [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4, 5, 24},
-    [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 17, 64, 1},
+    [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, false, {LT_NUMBERS(HIP_NUMBER)}},
+    [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, true, {LT_NUMBERS(CUDA_NUMBER)}},
 };
 enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
-
-/* cuBLASLt's preferences. Split-K sums may be reduced in fp32 in the workspace, not in C itself. The alignment is that
- * of A; those of B, C and D are the next numbers. */
-enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDIA_PREFERENCE_ALIGNMENT = 5 };
-/* cuBLASLt's attribute of an operation, an int8_t: whether sums of fp8 stay in the matrix unit, which keeps about 14 bits. */
-enum { NVIDIA_SET_FAST_SUMS = 25 };
 
 /* -- What is remembered -------------------------------------------------------------------------------------------- */
 
@@ -160,7 +125,7 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
         vendor_gemm_close(v);
         return NULL;
     }
-    v->cache = autotune_cache_open(host->cache_path, info->name, v->name, v->library->algorithm_bytes);
+    v->cache = autotune_cache_open(host->cache_path, info->name, v->name, (size_t)v->library->is.algorithm_bytes);
     return v;
 }
 
@@ -249,8 +214,8 @@ static int input_type(const VendorGemm *v, GemmType input) {
 /* Without pointers scales are one. */
 static bool set_scales(VendorGemm *v, const Problem *problem, const Gemm *g) {
     const float *of_a = g->scaling_b ? g->scale_b : NULL, *of_b = g->scaling_a ? g->scale_a : NULL;
-    return v->call.operation_set(problem->operation, v->library->set_a_scale, &of_a, sizeof of_a) == 0 &&
-           v->call.operation_set(problem->operation, v->library->set_a_scale + 1, &of_b, sizeof of_b) == 0;
+    return v->call.operation_set(problem->operation, v->library->is.set_a_scale, &of_a, sizeof of_a) == 0 &&
+           v->call.operation_set(problem->operation, v->library->is.set_a_scale + 1, &of_b, sizeof of_b) == 0;
 }
 
 /* Sums of forward products are fast, those of gradients, which e5m2 is for, precise: as smelt's kernels do. */
@@ -266,17 +231,17 @@ static bool set_fp8(VendorGemm *v, Problem *problem, const Gemm *g) {
 static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     const Library *library = v->library;
     int output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
-    bool done = v->call.operation_create(&problem->operation, library->compute_f32, TYPE_F32) == 0 &&
-                problem_set(v, problem, library->set_transpose_a, g->transpose_b ? library->transposed : library->straight) &&
-                problem_set(v, problem, library->set_transpose_b, g->transpose_a ? library->transposed : library->straight) &&
+    bool done = v->call.operation_create(&problem->operation, library->is.compute_f32, TYPE_F32) == 0 &&
+                problem_set(v, problem, library->is.set_transpose_a, g->transpose_b ? library->is.transposed : library->is.straight) &&
+                problem_set(v, problem, library->is.set_transpose_b, g->transpose_a ? library->is.transposed : library->is.straight) &&
                 layout_open(v, &problem->a, input_type(v, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input), g->transpose_b ? g->n : g->k,
                     g->transpose_b ? g->k : g->n, g->ldb) &&
                 layout_open(v, &problem->b, input_type(v, g->input), g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
                 layout_open(v, &problem->d, output, g->m, g->n, g->ldc);
     if (done && g->bias)
-        done = problem_set(v, problem, library->set_epilogue, EPILOGUE_BIAS) &&
-               problem_set(v, problem, library->set_bias_type, casts_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
-               v->call.operation_set(problem->operation, library->set_bias, &g->bias, sizeof g->bias) == 0;
+        done = problem_set(v, problem, library->is.set_epilogue, EPILOGUE_BIAS) &&
+               problem_set(v, problem, library->is.set_bias_type, casts_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
+               v->call.operation_set(problem->operation, library->is.set_bias, &g->bias, sizeof g->bias) == 0;
     if (done && gemm_is_fp8(g->input)) done = set_fp8(v, problem, g);
     if (!done) problem_close(v, problem);
     return done;
@@ -291,7 +256,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
             device_cast_to_bf16(v->host.device, bias, g->bias, g->n);
             pointer = bias;
         }
-        int result = v->call.operation_set(problem->operation, v->library->set_bias, &pointer, sizeof pointer);
+        int result = v->call.operation_set(problem->operation, v->library->is.set_bias, &pointer, sizeof pointer);
         if (result) return result;
     }
     if (gemm_is_fp8(g->input) && !set_scales(v, problem, g)) return -1;
@@ -350,7 +315,7 @@ static bool set_preferences(VendorGemm *v, void *preference, const Shape *shape)
 
 /* The library's results are its algorithm, then size_t workspace, int status, float waves, int reserved[4]. */
 static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[MOST_PROPOSALS + 1]) {
-    size_t algorithm_bytes = v->library->algorithm_bytes, stride = algorithm_bytes + 32;
+    size_t algorithm_bytes = (size_t)v->library->is.algorithm_bytes, stride = (size_t)v->library->is.result_bytes;
     uint64_t results[MOST_PROPOSALS * (GEMM_ALGORITHM_MOST_BYTES + 32) / 8] = {0};
     const Problem *p = &solution->problem;
     void *preference = NULL;

@@ -1,0 +1,44 @@
+/* What health_amd.c calls of librocm_smi64; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7.
+ * tools/check-headers compiles these tables against that header. */
+#pragma once
+
+#include <stdint.h>
+
+/* The library's structure, which newer versions may have made longer. */
+typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCount;
+
+/* (our name, symbol, arguments) */
+#define AMD_CALLS(CALL)                                                                                      \
+    CALL(initialize, rsmi_init, (uint64_t flags))                                                            \
+    CALL(shut_down, rsmi_shut_down, (void))                                                                  \
+    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                 \
+    CALL(errors, rsmi_dev_ecc_count_get, (uint32_t gpu, uint64_t block, ErrorCount *count))                  \
+    CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
+    CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                      \
+    CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
+
+/* (our name, number, its name in rocm_smi.h) */
+#define AMD_NUMBERS(NUMBER) \
+    NUMBER(SENSOR_JUNCTION, 1, RSMI_TEMP_TYPE_JUNCTION) \
+    NUMBER(SENSOR_MEMORY, 2, RSMI_TEMP_TYPE_MEMORY) \
+    NUMBER(TEMPERATURE_NOW, 0, RSMI_TEMP_CURRENT) \
+    NUMBER(TEMPERATURE_CRITICAL, 5, RSMI_TEMP_CRITICAL)
+#define AMD_NUMBER(name, number, symbol) name = number,
+enum { AMD_NUMBERS(AMD_NUMBER) };
+
+/* Blocks of a GPU that count errors: (name, bit, its name in rocm_smi.h) */
+#define AMD_BLOCKS(BLOCK) \
+    BLOCK(UMC, 1 << 0, RSMI_GPU_BLOCK_UMC) \
+    BLOCK(SDMA, 1 << 1, RSMI_GPU_BLOCK_SDMA) \
+    BLOCK(GFX, 1 << 2, RSMI_GPU_BLOCK_GFX) \
+    BLOCK(MMHUB, 1 << 3, RSMI_GPU_BLOCK_MMHUB) \
+    BLOCK(ATHUB, 1 << 4, RSMI_GPU_BLOCK_ATHUB) \
+    BLOCK(PCIE_BIF, 1 << 5, RSMI_GPU_BLOCK_PCIE_BIF) \
+    BLOCK(HDP, 1 << 6, RSMI_GPU_BLOCK_HDP) \
+    BLOCK(XGMI_WAFL, 1 << 7, RSMI_GPU_BLOCK_XGMI_WAFL) \
+    BLOCK(DF, 1 << 8, RSMI_GPU_BLOCK_DF) \
+    BLOCK(SMN, 1 << 9, RSMI_GPU_BLOCK_SMN) \
+    BLOCK(SEM, 1 << 10, RSMI_GPU_BLOCK_SEM) \
+    BLOCK(MP0, 1 << 11, RSMI_GPU_BLOCK_MP0) \
+    BLOCK(MP1, 1 << 12, RSMI_GPU_BLOCK_MP1) \
+    BLOCK(FUSE, 1 << 13, RSMI_GPU_BLOCK_FUSE)

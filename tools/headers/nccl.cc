@@ -1,0 +1,12 @@
+// NCCL, NVIDIA's library of collectives.
+#include <nccl.h>
+
+#include "comm/nccl_calls_internal.h"
+#include "match.h"
+
+#define CALL(name, symbol, arguments) CHECK_CALL(symbol, arguments)
+NCCL_CALLS(CALL)
+#define NUMBER(ours, number, symbol) CHECK_NUMBER(number, symbol)
+NCCL_TYPES(NUMBER)
+NCCL_REDUCTIONS(NUMBER)
+static_assert(ID_BYTES == NCCL_UNIQUE_ID_BYTES);
