@@ -3,16 +3,21 @@
 
 BUILD ?= build
 SANITIZE ?=
-WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
+# Tests of smelt are strict; who builds it with a compiler of another year gets the program, and warnings.
+export WERROR ?= $(if $(filter check test test-amd test-asan,$(MAKECMDGOALS)),-Werror)
+WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror=implicit-function-declaration $(WERROR)
 CFLAGS ?= -O2 -g
 # clang warns of an `omp simd` loop that it cannot vectorize for the baseline instruction set: that is no fault.
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -lz -lzstd -llzma -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev liblzma-dev clang-19 lld-19
+PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev liblzma-dev python3 python3-venv clang-19? lld-19?
 TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 libmicrohttpd12 swift-proxy swift-account swift-container swift-object librocm-smi64-1
+# The real headers and runtime of ROCm, which smelt's tables are compared with. Not for machines that have ROCm itself (make test-gpu).
+ROCM_PACKAGES := g++ libamdhip64-dev librocm-smi-dev
+TEST_PACKAGES += $(ROCM_PACKAGES)
 BROWSER_PACKAGES := chromium-headless-shell
-CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
+CHECK_PACKAGES := clang-19 clang-tidy-19 libomp-19-dev
 FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
@@ -29,14 +34,26 @@ FLAGS_bf16 := -DKERNEL_BF16
 FLAGS_fp64 := -DKERNEL_FP64
 VARIANTS := generic_fp32 generic_bf16 generic_fp64
 GEMM_VARIANTS := generic_fp32 generic_fp64
-ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine)))
+ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)))
 VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
 GEMM_VARIANTS += avx2_fp32 avx2_fp64 avx512_fp32 avx512_fp64 avx512vnni_bf16 avx512bf16_bf16
 endif
 
-# GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver.h). GPU_CC may be another clang, such as ROCm's.
-GPU_CC ?= clang-19
-GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
+# GPU kernels are compiled by clang once per target, and embedded (src/backend/gpu/driver.h), each by the first of these that knows it, else by the clang of
+# PyPI's ziglang. GPU_CC is another clang to be asked first. Of the default targets those are left out that nothing here compiles; a list that names one is refused.
+GPU_CC ?=
+GPU_TARGETS ?= gfx90a gfx942 gfx950 sm_80 sm_90a
+ifneq (,$(and $(GPU_TARGETS),$(filter-out help clean packages uninstall,$(or $(MAKECMDGOALS),smelt))))
+GPU_COMPILERS := $(shell tools/gpu-compilers.sh "$(GPU_TARGETS)" $(GPU_CC) clang-19 /opt/rocm/llvm/bin/clang clang-22 clang-21 clang-20 clang)
+GPU_LEFT_OUT := $(filter-out $(foreach c,$(GPU_COMPILERS),$(firstword $(subst =, ,$c))),$(GPU_TARGETS))
+ifneq (,$(GPU_LEFT_OUT))
+ifneq (file,$(origin GPU_TARGETS))
+$(error GPU_TARGETS has $(GPU_LEFT_OUT), for which there is no compiler here; make GPU_TARGETS= builds for CPUs alone)
+endif
+GPU_TARGETS := $(filter-out $(GPU_LEFT_OUT),$(GPU_TARGETS))
+endif
+endif
+gpu_cc = $(patsubst $1=%,%,$(filter $1=%,$(GPU_COMPILERS)))
 GPU_FLAGS = -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding -MMD -MP -MT $@ -MF $@.d
 # A code object is named after its file: src/ops/norm/gpu.c is `norm`, src/ops/norm/qk_gpu.c `norm_qk`, src/backend/gpu/cast.c `cast`.
 GPU_SOURCES := $(shell grep -lE '^(FLAT_|UNIT_)?KERNEL' src/*/*.c src/*/*/*.c)
@@ -61,7 +78,8 @@ $(BUILD)/app/main.o: OWN_FLAGS := -DSMELT_COMMIT='"$(COMMIT)"' -DSMELT_GPU_TARGE
 $(BUILD)/app/main.o: $(BUILD)/built-from
 $(BUILD)/built-from: FORCE
 	@mkdir -p $(@D)
-	@echo '$(COMMIT) $(GPU_TARGETS)' | cmp -s - $@ || echo '$(COMMIT) $(GPU_TARGETS)' >$@
+	@echo '$(COMMIT) $(GPU_TARGETS)' | cmp -s - $@ || { echo '$(COMMIT) $(GPU_TARGETS)' >$@; \
+	    echo "  GPU kernels: $(or $(GPU_COMPILERS:=;),none)"; $(if $(GPU_LEFT_OUT),echo "  left out: $(GPU_LEFT_OUT)";) }
 
 # It is replaced at once: a rank or a test that is started while the linker writes finds the program before or the next.
 $(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
@@ -92,18 +110,18 @@ $(BUILD)/%.$(1).o: src/%.c
 endef
 $(foreach v,$(sort $(VARIANTS) $(GEMM_VARIANTS)),$(eval $(call KERNEL_RULE,$v)))
 
-# Work-groups have at most 256 threads on AMD: C has no attribute that says so, and the default of 1,024 leaves a thread a quarter of the registers.
-$(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -fvisibility=hidden
+# On AMD the sizes of blocks pass through LLVM's text, since C has no attribute for them.
+$(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -mcode-object-version=5 -fvisibility=hidden
 define GPU_RULE
-$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2)
+$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2) $(if $(filter gfx%,$(1)),tools/bound-kernels.awk)
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 ifneq (,$(filter gfx%,$(1)))
-	@$(GPU_CC) $$(GPU_FLAGS) $$(AMD_FLAGS) -Xclang -disable-llvm-passes -emit-llvm -S $$< -o $$@.ll
-	@sed -i 's/"target-cpu"=/"amdgpu-flat-work-group-size"="1,256" &/' $$@.ll
-	@$(GPU_CC) -O3 $$(AMD_FLAGS) -nogpulib $$@.ll -o $$@
+	@$$(call gpu_cc,$(1)) $$(GPU_FLAGS) $$(AMD_FLAGS) -Xclang -disable-llvm-passes -emit-llvm -S $$< -o $$@.ll
+	@awk -f tools/bound-kernels.awk $$@.ll >$$@.bound.ll
+	@$$(call gpu_cc,$(1)) -O3 $$(AMD_FLAGS) -nogpulib $$@.bound.ll -o $$@
 else
-	@$(GPU_CC) $$(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
+	@$$(call gpu_cc,$(1)) $$(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
 endif
 endef
 $(foreach t,$(GPU_TARGETS),$(foreach s,$(GPU_SOURCES),$(eval $(call GPU_RULE,$t,$s))))
@@ -211,9 +229,9 @@ run-fuzz: $(FUZZ:%=$(BUILD)/fuzzers/%)
 	@tools/fuzz.sh $(BUILD) $(MINUTES) $(FUZZ)
 
 gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
-	@tools/install-packages.sh llvm-19
+	@tools/install-packages.sh $(ROCEMU_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
-	@tools/gpu-report.sh $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
+	@tools/gpu-report.sh $(ROCEMU_LLVM) $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
 
 clean: ## remove what was built
 	rm -rf $(BUILD)

@@ -66,6 +66,24 @@ static void norms_of_every_width_pass(void **state) {
     CHECK_ALL(build_norm, cases);
 }
 
+/* Two samples, with a merge. */
+static void build_adaptive(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {2 * c->rows, c->columns}, vector[] = {2, c->columns};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), gate = check_input(check, TYPE_WIDE, 2, vector, 0.5, 1);
+    TensorId stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1);
+    Modulation modulation = {check_input(check, TYPE_WIDE, 2, vector, 0, 1), check_input(check, TYPE_WIDE, 2, vector, 0, 0.5)};
+    ResidualNorm out = op_adaptive_norm(check->graph, block, gate, stream, modulation, 1e-6);
+    check_output(check, out.stream);
+    check_output(check, out.normed);
+}
+
+static void adaptive_norms_of_every_width_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{35, 512}, {33, 516}, {3, 1024}, {33, 2048}, {2, 2052}, {33, 3072}, {3, 4096}, {2, 4100}, {2, 8192}};
+    CHECK_ALL(build_adaptive, cases);
+}
+
 static void build_residual_norm(Check *check, const void *argument) {
     const Case *c = argument;
     int64_t shape[] = {c->rows, c->columns};
@@ -197,8 +215,8 @@ static void build_qkv(Check *check, const void *argument) {
         check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.2, 1);
     Norm query = check_norm(check, c->kind, c->biased, c->query), key = check_norm(check, c->kind, c->biased, c->key);
     TensorId normed = op_qk_norm(check->graph, qkv, &query, &key, &c->heads);
-    check_output(
-        check, op_rope(check->graph, normed, check_integers(check, 1, &c->rows, positions), op_rope_table(check->graph, &spec), &c->heads));
+    check_output(check, op_rope(check->graph, normed, check_integers(check, 1, &c->rows, positions), op_rope_table(check->graph, &spec),
+                            &c->heads, ROPE_HALVES));
 }
 
 static void heads_of_every_width_are_normed_and_turned(void **state) {
@@ -221,6 +239,7 @@ static void heads_of_every_width_are_normed_and_turned(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms_of_every_width_pass),
+        cmocka_unit_test(adaptive_norms_of_every_width_pass),
         cmocka_unit_test(merges_of_every_width_pass),
         cmocka_unit_test(tokens_that_repeat_over_blocks_add_to_their_entry),
         cmocka_unit_test(wide_rows_pass_through_elementwise_kernels),

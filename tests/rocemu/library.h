@@ -1,6 +1,6 @@
 /* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of
- * tests/rocemu/kernels (in the folder ROCEMU_KERNELS), memory and launches, random values. Everything is static
- * inline, so a test program uses what it needs. */
+ * tests/rocemu/kernels (in the folder ROCEMU_KERNELS, for the GPU that ROCEMU_GPU names), memory and launches, random
+ * values. Everything is static inline, so a test program uses what it needs. */
 #pragma once
 
 #include <dlfcn.h>
@@ -39,6 +39,10 @@ enum { LANES = 64 };
     X(hipGraphDestroy, (void *))                                                                                                             \
     X(hipGraphExecDestroy, (void *))                                                                                                         \
     X(hipDeviceSynchronize, (void))                                                                                                          \
+    X(hipEventCreate, (void **))                                                                                                             \
+    X(hipEventRecord, (void *, void *))                                                                                                      \
+    X(hipEventElapsedTime, (float *, void *, void *))                                                                                        \
+    X(hipEventDestroy, (void *))                                                                                                             \
     X(hipModuleLoadData, (void **, const void *))                                                                                            \
     X(hipModuleUnload, (void *))                                                                                                             \
     X(hipModuleGetFunction, (void **, void *, const char *))                                                                                 \
@@ -118,6 +122,7 @@ static inline int launch(void *module, const char *name, Shape s, void **argumen
 }
 static inline Shape line(unsigned blocks, unsigned threads) { return (Shape){blocks, 1, 1, threads, 1, 1, 0}; }
 
+static inline bool on_gfx950(void) { return getenv("ROCEMU_GPU") && !strcmp(getenv("ROCEMU_GPU"), "gfx950"); }
 static inline bool emulator_is_given(void) { return getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS"); }
 
 static inline void skip_test(void **state) {

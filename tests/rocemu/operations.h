@@ -7,7 +7,7 @@
  *   X(name, D, A, B, assembly, expression)                  scalar: the result is in s12 (and s13), a in s14, b in s16
  *
  * The expression sees a, b, c; f(x) and g(x) read bits as float and double, fb and gb give them back. Kinds: I bits
- * must be equal; F fp32, G fp64, H fp16, P two fp16, where any two NaNs are equal. `ulps`: how far an approximation
+ * must be equal; F fp32, G fp64, H fp16, P two fp16, B two bf16, where any two NaNs are equal. `ulps`: how far an approximation
  * may be off. */
 
 #define VECTOR_INTEGER(X)                                                                                                                     \
@@ -78,6 +78,8 @@
     X(pk_lshl, I, u32, u32, u32, u32, "v_pk_lshlrev_b16 %0, %1, %2", 0, pair((b & 0xffff) << a % 16, b >> 16 << (a >> 16) % 16))              \
     X(add_u16, I, u32, u32, u32, u32, "v_add_u16 %0, %1, %2", 0, (a + b) & 0xffff)                                                            \
     X(mad_u16_keeps, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_mad_u16 %0, %1, %2, %3", 0, 0xffff0000 | ((a * b + c) & 0xffff))                    \
+    X(max3_u16, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_max3_u16 %0, %1, %2, %3", 0, 0xffff0000 | largest_half(a, b, c))                 \
+    X(lshlrev_b16, I, u32, u32, u32, u32, "v_lshlrev_b16 %0, %1, %2", 0, (b << a % 16) & 0xffff)                                              \
     X(sub_u16, I, u32, u32, u32, u32, "v_sub_u16 %0, %1, %2", 0, (a - b) & 0xffff)                                                            \
     X(lshrrev_b16, I, u32, u32, u32, u32, "v_lshrrev_b16 %0, %1, %2", 0, (b & 0xffff) >> a % 16)                                              \
     X(ashrrev_i16, I, u32, u32, u32, u32, "v_ashrrev_i16 %0, %1, %2", 0, (u32)((short)b >> a % 16) & 0xffff)                                  \
@@ -149,6 +151,15 @@
     X(add_f16, H, u32, u32, u32, u32, "v_add_f16 %0, %1, %2", 0, hb(h(a) + h(b)))                                                             \
     X(pk_mul_f16, P, u32, u32, u32, u32, "v_pk_mul_f16 %0, %1, %2", 0, pair(hb(h(a) * h(b)), hb(h(a >> 16) * h(b >> 16))))                    \
     X(fma_mix, F, u32, u32, u32, u32, "v_fma_mix_f32 %0, %1, %2, %3 op_sel:[1,0,0] op_sel_hi:[1,1,0]", 0, fb(fmaf(h(a >> 16), h(b), f(c))))
+/* Of gfx950 alone. */
+#define VECTOR_GFX950(X)                                                                                                                      \
+    X(bitop3, I, u32, u32, u32, u32, "v_bitop3_b32 %0, %1, %2, %3 bitop3:0x6c", 0, by_truth_table(a, b, c, 0x6c))                             \
+    X(bitop3_swizzle, I, u32, u32, u32, u32, "v_bitop3_b32 %0, %1, %2, 48 bitop3:0x78", 0, a ^ (b & 48))                                      \
+    X(bitop3_zero, I, u32, u32, u32, u32, "v_bitop3_b32 %0, %1, %2, %3", 0, 0)                                                                \
+    X(bitop3_b16, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_bitop3_b16 %0, %1, %2, %3 bitop3:0x1b", 0,                                     \
+      0xffff0000 | (by_truth_table(a, b, c, 0x1b) & 0xffff))                                                                                  \
+    X(cvt_pk_bf16, B, u32, u32, u32, u32, "v_cvt_pk_bf16_f32 %0, %1, %2", 0, pair(bf16_from_float(f(a)), bf16_from_float(f(b))))              \
+    X(cvt_pk_bf16_modifiers, B, u32, u32, u32, u32, "v_cvt_pk_bf16_f32 %0, -%1, |%2|", 0, pair(bf16_from_float(-f(a)), bf16_from_float(fabsf(f(b)))))
 /* Comparisons: a bit per lane, brought into the lane as 0 or 1. */
 #define COMPARE(name, text, A, expression) X(name, I, u32, A, A, u32, text " vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)(expression))
 #define COMPARE_FLOAT(name, expression) COMPARE(name##_f32, "v_cmp_" #name "_f32", u32, expression)
@@ -163,6 +174,8 @@
     COMPARE_INTEGERS(lt, <) COMPARE_INTEGERS(le, <=) COMPARE_INTEGERS(gt, >) COMPARE_INTEGERS(ge, >=) COMPARE_INTEGERS(eq, ==) COMPARE_INTEGERS(ne, !=) \
     COMPARE(le_f64, "v_cmp_le_f64", u64, g(a) <= g(b)) COMPARE(gt_f64, "v_cmp_gt_f64", u64, g(a) > g(b))                                      \
     COMPARE(lt_f64, "v_cmp_lt_f64", u64, g(a) < g(b))                                                                                         \
+    COMPARE(gt_i16, "v_cmp_gt_i16", u32, (short)a > (short)b)                                                                                 \
+    COMPARE(ne_u16, "v_cmp_ne_u16", u32, (a & 0xffff) != (b & 0xffff))                                                                        \
     COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)   \
     X(class_f64, I, u32, u64, u32, u32, "v_cmp_class_f64 vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)((class_of_double(g(a)) & b) != 0))
 
@@ -189,6 +202,8 @@
     X(s_nor, u32, u32, u32, "s_nor_b32 %0, %1, %2", ~(a | b))                                                                                 \
     X(s_bcnt1, u32, u64, u32, "s_bcnt1_i32_b64 %0, %1", (u32)__builtin_popcountll(a))                                                         \
     X(s_ff1, u32, u64, u32, "s_ff1_i32_b64 %0, %1", a ? (u32)__builtin_ctzll(a) : ~0u)                                                        \
+    X(s_flbit_i32, u32, u32, u32, "s_flbit_i32 %0, %1", a == 0 || a == ~0u ? ~0u : (u32)__builtin_clrsb((int)a) + 1)                          \
+    X(s_min_u32, u32, u32, u32, "s_min_u32 %0, %1, %2", a < b ? a : b)                                                                        \
     X(s_flbit, u32, u32, u32, "s_flbit_i32_b32 %0, %1", a ? (u32)__builtin_clz(a) : ~0u)                                                      \
     X(s_sext, u32, u32, u32, "s_sext_i32_i16 %0, %1", (u32)(short)a)                                                                          \
     X(s_abs, u32, u32, u32, "s_abs_i32 %0, %1", (int)a < 0 ? 0 - a : a)                                                                       \
@@ -197,9 +212,11 @@
     X(s_addk, u32, u32, u32, "s_mov_b32 %0, %1\n s_addk_i32 %0, 0xfff0", a - 16)                                                              \
     X(s_mulk, u32, u32, u32, "s_mov_b32 %0, %1\n s_mulk_i32 %0, 0x123", a * 0x123)                                                            \
     X(s_cmpk, u32, u32, u32, "s_cmpk_gt_u32 %1, 0xfff0\n s_cselect_b32 %0, 1, 0", (u32)(a > 0xfff0))                                          \
+    X(s_cmpk_lt, u32, u32, u32, "s_cmpk_lt_u32 %1, 0xfff0\n s_cselect_b32 %0, 1, 0", (u32)(a < 0xfff0))                                       \
     X(s_and_64, u64, u64, u64, "s_and_b64 %0, %1, %2", a & b)                                                                                 \
     X(s_or_64, u64, u64, u64, "s_or_b64 %0, %1, %2", a | b)                                                                                   \
     X(s_xor_64, u64, u64, u64, "s_xor_b64 %0, %1, %2", a ^ b)                                                                                 \
+    X(s_nor_64, u64, u64, u64, "s_nor_b64 %0, %1, %2", ~(a | b))                                                                              \
     X(s_orn2, u64, u64, u64, "s_orn2_b64 %0, %1, %2", a | ~b)                                                                                 \
     X(s_and, u32, u32, u32, "s_and_b32 %0, %1, %2", a & b)                                                                                    \
     X(s_or, u32, u32, u32, "s_or_b32 %0, %1, %2", a | b)                                                                                      \

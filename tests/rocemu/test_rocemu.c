@@ -3,6 +3,7 @@
  * HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
 
+#include "base/bf16.h"
 #include "base/float8.h"
 #include "rocemu/library.h"
 #include "rocemu/operations.h"
@@ -57,6 +58,10 @@ static u32 bytes_of(u32 a, u32 b, u32 selectors) {
     }
     return result;
 }
+static u32 largest_half(u32 a, u32 b, u32 c) {
+    u32 x = a & 0xffff, y = b & 0xffff, z = c & 0xffff, larger = x > y ? x : y;
+    return larger > z ? larger : z;
+}
 static u32 dot_bytes(u32 a, u32 b) {
     u32 sum = 0;
     for (int i = 0; i < 32; i += 8) sum += (a >> i & 255) * (b >> i & 255);
@@ -92,13 +97,21 @@ static float middle(float a, float b, float c) {
     if (a != a || b != b || c != c) return smaller(smaller(a, b), c);
     return a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
 }
-/* fp8 of gfx942; what would be rounded to more than the largest number is NaN, as long as no mode asks for that number. */
-static u32 fnuz(float x, Fp8Kind kind) {
-    float too_large = kind == FP8_E4M3 ? 248 : 61440;
-    return fabsf(x) < too_large ? fp8_from_float(x, fp8_format(kind, true)) : 0x80;
+/* Bit 4 x + 2 y + z of the table for each bit x of a, y of b and z of c. */
+static u32 by_truth_table(u32 a, u32 b, u32 c, u32 table) {
+    u32 result = 0;
+    for (int i = 0; i < 32; i++) result |= (table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i;
+    return result;
 }
-static u32 e4m3_pair(float a, float b) { return fnuz(a, FP8_E4M3) | fnuz(b, FP8_E4M3) << 8; }
-static u32 e5m2_pair(float a, float b) { return fnuz(a, FP8_E5M2) | fnuz(b, FP8_E5M2) << 8; }
+/* What would be rounded to more than the largest number is infinite, or NaN where the format has no infinity, as long as no
+ * mode asks for that number. */
+static u32 fp8_code(float x, Fp8Kind kind) {
+    bool fnuz = !on_gfx950(), finite = kind == FP8_E5M2 ? fabsf(x) < 61440 : fnuz ? fabsf(x) < 248 : fabsf(x) <= 464;
+    u32 sign = signbit(x) ? 0x80 : 0, too_large = kind == FP8_E5M2 && x == x ? 0x7c : 0x7f;
+    return finite ? fp8_from_float(x, fp8_format(kind, fnuz)) : fnuz ? 0x80 : sign | too_large;
+}
+static u32 e4m3_pair(float a, float b) { return fp8_code(a, FP8_E4M3) | fp8_code(b, FP8_E4M3) << 8; }
+static u32 e5m2_pair(float a, float b) { return fp8_code(a, FP8_E5M2) | fp8_code(b, FP8_E5M2) << 8; }
 static long long saturated(double x, double low, double high) {
     return x != x ? 0 : x < low ? (long long)low : x > high ? (long long)high : (long long)x;
 }
@@ -156,6 +169,10 @@ static bool results_agree(char kind, u32 ulps, u64 expected, u64 actual) {
                ulp_distance((u32)expected, (u32)actual) <= ulps;
     case 'G': return (g(expected) != g(expected) && g(actual) != g(actual)) || expected == actual;
     case 'H': return (h((u32)expected) != h((u32)expected) && h((u32)actual) != h((u32)actual)) || (u32)expected == (u32)actual;
+    case 'B':
+        for (int i = 0; i < 2; i++)
+            if (!results_agree('F', 0, expected >> 16 * i << 16, actual >> 16 * i << 16)) return false;
+        return true;
     case 'P':
         return results_agree('H', 0, expected & 0xffff, actual & 0xffff) &&
                results_agree('H', 0, expected >> 16 & 0xffff, actual >> 16 & 0xffff);
@@ -184,6 +201,7 @@ VECTOR_PACKED_INTEGER(X)
 VECTOR_FLOAT(X)
 VECTOR_HALF(X)
 VECTOR_COMPARE(X)
+VECTOR_GFX950(X)
 #undef X
 #define X(name, D, A, B, assembly, expression)                            \
     static u64 expected_##name(u64 wide_a, u64 wide_b, u64 wide_c)        \
@@ -233,6 +251,12 @@ VECTOR_TEST(packed_and_sub_dword_instructions_compute_what_c_does, VECTOR_PACKED
 VECTOR_TEST(vector_float_instructions_compute_what_c_does, VECTOR_FLOAT)
 VECTOR_TEST(vector_half_instructions_compute_what_c_does, VECTOR_HALF)
 VECTOR_TEST(vector_comparisons_compute_what_c_does, VECTOR_COMPARE)
+static void vector_instructions_of_gfx950_compute_what_c_does(void **state) {
+    static const Row rows[] = {VECTOR_GFX950(X)};
+    (void)state;
+    if (!on_gfx950()) skip();
+    check_rows("vector", rows, sizeof rows / sizeof *rows);
+}
 #undef X
 
 static void scalar_instructions_compute_what_c_does(void **state) {
@@ -281,6 +305,10 @@ static int from_masked_quad(int lane) { return lane / 4 % 2 ? -1 : lane ^ 3; }
 static int from_fifth(int lane) { return (lane * 5 + 3) % 64; }
 static int from_opposite(int lane) { return 63 - lane; }
 static int from_exclusive_or(int lane) { return lane ^ 5; }
+static int from_even_row_opposite(int lane) { return lane / 16 % 2 ? 63 - (lane - 16) : lane; }
+static int from_odd_row(int lane) { return lane / 16 % 2 ? 63 - lane : lane + 16; }
+static int from_lower_half_opposite(int lane) { return lane / 32 ? 63 - (lane - 32) : lane; }
+static int from_upper_half(int lane) { return lane / 32 ? 63 - lane : lane + 32; }
 static int from_next_in_quad(int lane) { return lane / 4 * 4 + (lane + 1) % 4; }
 
 static void lanes_move_as_the_modifiers_say(void **state) {
@@ -300,6 +328,11 @@ static void lanes_move_as_the_modifiers_say(void **state) {
     check_moves("permute", from_opposite);
     check_moves("swizzle_xor", from_exclusive_or);
     check_moves("swizzle_quad", from_next_in_quad);
+    if (!on_gfx950()) return;
+    check_moves("permlane16_first", from_even_row_opposite);
+    check_moves("permlane16_second", from_odd_row);
+    check_moves("permlane32_first", from_lower_half_opposite);
+    check_moves("permlane32_second", from_upper_half);
 }
 
 static void arithmetic_takes_permuted_sources(void **state) {
@@ -360,6 +393,18 @@ static void expect_scalar(int lane, const u32 *x, u32 *out) {
     out[0] = first[0], out[1] = first[15], out[2] = first[7], out[3] = first[8];
 }
 static void expect_branches(int lane, const u32 *x, u32 *out) { (void)lane, (void)x, out[1] = 2; }
+/* Halves of 4 rows of 16, a row in 4 lanes: this lane gets a column of the lanes' first 8 bytes, then one of the others. */
+static void expect_transposed(int lane, const u32 *x, u32 *out) {
+    const u32 *first = x - 4 * (lane % 16);
+    for (int i = 0; i < 8; i++) {
+        const u32 *from = first + 4 * (i % 4 * 4 + lane % 16 / 4) + i / 4 * 2;
+        out[i / 2] |= (from[lane % 4 / 2] >> lane % 2 * 16 & 0xffff) << i % 2 * 16;
+    }
+}
+static void expect_other_half(int lane, const u32 *x, u32 *out) { memcpy(out, lane < 32 ? x + 4 * 32 : x - 4 * 32, 16); }
+static void expect_bytes(int lane, const u32 *x, u32 *out) {
+    out[0] = (u32)(signed char)x[0], out[1] = x[0] >> 8 & 255, out[2] = (u32)lane * 3, out[3] = ((u32)lane << 8) + 7;
+}
 static void expect_halves(int lane, const u32 *x, u32 *out) {
     (void)lane;
     for (int i = 0; i < 4; i++) out[i] = x[i] << 16 | x[i] >> 16;
@@ -369,10 +414,13 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
     static const struct {
         const char *kernel;
         void (*expect)(int lane, const u32 *x, u32 *out);
+        bool gfx950;
     } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
         {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add},
         {"accumulators", expect_accumulators}, {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer},
-        {"scalar_read", expect_scalar}, {"branch_on_vcc", expect_branches}, {"halves", expect_halves}};
+        {"scalar_read", expect_scalar}, {"branch_on_vcc", expect_branches}, {"halves", expect_halves}, {"bytes", expect_bytes},
+        {"lds_read_transposed", expect_transposed, true}, {"buffer_to_lds", expect_other_half, true},
+        {"global_to_lds", expect_other_half, true}};
     u32 in[4 * LANES], out[4 * LANES];
     (void)state;
     random_state = 4;
@@ -380,6 +428,7 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
     void *device_in = device_copy(in, sizeof in), *device_out = device_memory(sizeof out);
     void *arguments[] = {&device_out, &device_in};
     for (size_t m = 0; m < sizeof moves / sizeof *moves; m++) {
+        if (moves[m].gfx950 && !on_gfx950()) continue;
         assert_int_equal(launch(hip.memory, moves[m].kernel, line(1, LANES), arguments, NULL), 0);
         assert_int_equal(hip.hipMemcpyDtoH(out, device_out, sizeof out), 0);
         for (int lane = 0; lane < LANES; lane++) {
@@ -393,24 +442,37 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
     assert_int_equal(hip.hipFree(device_in) | hip.hipFree(device_out), 0);
 }
 
-/* -- Matrix instructions ------------------------------------------------------------------------------------------- */
-
-static float fp8(uint8_t bits) /* e4m3 FNUZ: bias 8, no infinity */
-{
-    int exponent = bits >> 3 & 15, mantissa_bits = bits & 7;
-    float x = exponent ? ldexpf(1 + (float)mantissa_bits / 8, exponent - 8) : ldexpf((float)mantissa_bits / 8, -7);
-    return bits & 128 ? -x : x;
+static void lds_is_as_large_as_the_gpu_has_it(void **state) {
+    enum { LDS_PER_BLOCK = 74 };
+    u32 in[LANES], out[LANES];
+    int bytes = 0, expected = on_gfx950() ? 163840 : 65536;
+    (void)state;
+    assert_int_equal(hip.hipDeviceGetAttribute(&bytes, LDS_PER_BLOCK, 0), 0);
+    assert_int_equal(bytes, expected);
+    if (!on_gfx950()) return;
+    for (int lane = 0; lane < LANES; lane++) in[lane] = lane_value(lane);
+    u32 *from = device_copy(in, sizeof in), *to = device_memory(sizeof out);
+    void *arguments[] = {&to, &from};
+    assert_int_equal(launch(hip.memory, "lds_of_160_kib", line(1, LANES), arguments, NULL), 0);
+    assert_int_equal(hip.hipMemcpyDtoH(out, to, sizeof out), 0);
+    assert_memory_equal(out, in, sizeof in);
+    Shape more = line(1, LANES);
+    more.shared = 4;
+    assert_int_not_equal(launch(hip.memory, "lds_of_160_kib", more, arguments, NULL), 0);
+    assert_int_equal(hip.hipFree(from) | hip.hipFree(to), 0);
 }
+
+/* -- Matrix instructions ------------------------------------------------------------------------------------------- */
 
 typedef enum Element { BF16, F16, F32, I8, FP8, BF8 } Element;
 typedef struct MatrixShape {
     const char *name;
     Element element, right; /* of A, of B */
     int size, depth, blocks, per_lane;
+    bool gfx950;
 } MatrixShape;
 
 static void store_element(Element element, uint8_t *lane, int j, int value) {
-    static const uint8_t fp8_of[5] = {0x00, 0x40, 0x48, 0x4c, 0x50}, bf8_of[5] = {0x00, 0x40, 0x44, 0x46, 0x48}; /* 0 to 4 */
     uint16_t half = element == BF16 ? to_bf16((float)value) : (uint16_t)hb((float)value);
     float single = (float)value;
     switch (element) {
@@ -418,8 +480,8 @@ static void store_element(Element element, uint8_t *lane, int j, int value) {
     case F16: memcpy(lane + 2 * j, &half, 2); break;
     case F32: memcpy(lane + 4 * j, &single, 4); break;
     case I8: lane[j] = (uint8_t)value; break;
-    case FP8: lane[j] = (uint8_t)(fp8_of[abs(value)] | (value < 0 ? 128 : 0)); break;
-    case BF8: lane[j] = (uint8_t)(bf8_of[abs(value)] | (value < 0 ? 128 : 0)); break;
+    case FP8: lane[j] = (uint8_t)fp8_code(single, FP8_E4M3); break;
+    case BF8: lane[j] = (uint8_t)fp8_code(single, FP8_E5M2); break;
     }
 }
 
@@ -436,8 +498,8 @@ static void pack_matrix(const MatrixShape *m, Element element, uint8_t *lanes, i
 }
 
 static void check_matrix(const MatrixShape *m) {
-    int registers = m->size * m->size * m->blocks / LANES, lane_bytes = m->element == F32 ? 4 : 8;
-    uint8_t a[LANES * 8] = {0}, b[LANES * 8] = {0};
+    int registers = m->size * m->size * m->blocks / LANES, lane_bytes = m->element == F32 ? 4 : m->gfx950 ? 16 : 8;
+    uint8_t a[LANES * 16] = {0}, b[LANES * 16] = {0};
     u32 c[32 * LANES], d[32 * LANES];
     pack_matrix(m, m->element, a, lane_bytes, 1);
     pack_matrix(m, m->right, b, lane_bytes, 2);
@@ -467,11 +529,62 @@ static void every_matrix_shape_agrees_with_a_plain_loop(void **state) {
         {"bf16_4x4x4_16", BF16, BF16, 4, 4, 16, 4}, {"f16_32x32x8", F16, F16, 32, 8, 1, 4}, {"f16_16x16x16", F16, F16, 16, 16, 1, 4},
         {"f32_32x32x2", F32, F32, 32, 2, 1, 1}, {"f32_16x16x4", F32, F32, 16, 4, 1, 1}, {"i8_32x32x16", I8, I8, 32, 16, 1, 8},
         {"i8_16x16x32", I8, I8, 16, 32, 1, 8}, {"fp8_32x32x16", FP8, FP8, 32, 16, 1, 8}, {"fp8_16x16x32", FP8, FP8, 16, 32, 1, 8},
-        {"fp8_bf8_16x16x32", FP8, BF8, 16, 32, 1, 8}};
+        {"fp8_bf8_16x16x32", FP8, BF8, 16, 32, 1, 8}, {"bf16_32x32x16", BF16, BF16, 32, 16, 1, 8, true},
+        {"bf16_16x16x32", BF16, BF16, 16, 32, 1, 8, true}, {"f16_32x32x16", F16, F16, 32, 16, 1, 8, true},
+        {"f16_16x16x32", F16, F16, 16, 32, 1, 8, true}};
     (void)state;
-    assert_float_equal(fp8(0x4c), 3, 0); /* the table of store_element against the format */
-    assert_float_equal(fp8(0x50), 4, 0);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_matrix(&shapes[i]);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (!shapes[i].gfx950 || on_gfx950()) check_matrix(&shapes[i]);
+}
+
+/* Element (line, k) and the exponent of the scale of its 32 elements along k, of A (seed 1) and B (2). */
+static int scaled_value(int line, int k, int seed) { return small_value(line * 128 + k, seed); }
+static int scale_exponent(int line, int k, int seed) { return (line * 3 + k / 32 * 5 + seed) % 7 - 3; }
+
+/* A lane's 32 bytes are elements of line lane % size: 16 of the first half of the depth, then 16 of the second. Its scale, in byte
+ * `which` of a dword whose other bytes must not be read, is that of elements 32 (lane / size) .. of the line. */
+static void pack_scaled(int size, Fp8Kind kind, int seed, int which, uint8_t bytes[LANES][32], u32 scales[LANES]) {
+    int depth = size == 16 ? 128 : 64;
+    for (int lane = 0; lane < LANES; lane++) {
+        int line = lane % size, group = lane / size;
+        for (int j = 0; j < 32; j++)
+            bytes[lane][j] = (uint8_t)fp8_code((float)scaled_value(line, j / 16 * depth / 2 + group * 16 + j % 16, seed), kind);
+        scales[lane] = (0xaaaaaaaa & ~(255u << 8 * which)) | (u32)(127 + scale_exponent(line, group * 32, seed)) << 8 * which;
+    }
+}
+
+static void check_scaled(const char *name, int size, Fp8Kind kind_a, Fp8Kind kind_b, bool scaled, int which_a, int which_b) {
+    uint8_t a[LANES][32], b[LANES][32];
+    u32 a_scales[LANES], b_scales[LANES], c[16 * LANES], d[16 * LANES];
+    int registers = size * size / LANES, depth = size == 16 ? 128 : 64;
+    pack_scaled(size, kind_a, 1, which_a, a, a_scales);
+    pack_scaled(size, kind_b, 2, which_b, b, b_scales);
+    for (int i = 0; i < registers * LANES; i++) c[i] = fb((float)small_value(i, 3));
+    void *memory[] = {device_memory(sizeof d), device_copy(a, sizeof a), device_copy(b, sizeof b), device_copy(c, sizeof c),
+        device_copy(a_scales, sizeof a_scales), device_copy(b_scales, sizeof b_scales)};
+    void *arguments[] = {&memory[0], &memory[1], &memory[2], &memory[3], &memory[4], &memory[5]};
+    assert_int_equal(launch(hip.matrix, name, line(1, LANES), arguments, NULL), 0);
+    assert_int_equal(hip.hipMemcpyDtoH(d, memory[0], sizeof(u32) * (size_t)(registers * LANES)), 0);
+    for (int i = 0; i < registers * LANES; i++) {
+        int r = i / LANES, lane = i % LANES, column = lane % size,
+            row = size == 32 ? 8 * (r / 4) + 4 * (lane / 32) + r % 4 : 4 * (lane / 16) + r % 4;
+        double sum = small_value(i, 3); /* exact in fp32: sums of multiples of 2^-6 below 2^15 */
+        for (int k = 0; k < depth; k++)
+            sum += ldexp(scaled_value(row, k, 1) * scaled_value(column, k, 2),
+                scaled ? scale_exponent(row, k, 1) + scale_exponent(column, k, 2) : 0);
+        if (f(d[i]) != (float)sum) fail_msg("%s: row %d, column %d is %g, not %g", name, row, column, (double)f(d[i]), sum);
+    }
+    for (int i = 0; i < 6; i++) assert_int_equal(hip.hipFree(memory[i]), 0);
+}
+
+static void blocks_of_32_elements_have_scales(void **state) {
+    (void)state;
+    if (!on_gfx950()) skip();
+    check_scaled("e4m3_16x16x128", 16, FP8_E4M3, FP8_E4M3, false, 0, 0);
+    check_scaled("e4m3_e5m2_16x16x128", 16, FP8_E4M3, FP8_E5M2, false, 0, 0);
+    check_scaled("e5m2_e4m3_32x32x64", 32, FP8_E5M2, FP8_E4M3, false, 0, 0);
+    check_scaled("scaled_16x16x128", 16, FP8_E4M3, FP8_E4M3, true, 1, 2);
+    check_scaled("scaled_32x32x64", 32, FP8_E4M3, FP8_E4M3, true, 0, 3);
 }
 
 int main(void) {
@@ -481,13 +594,16 @@ int main(void) {
         cmocka_unit_test(vector_float_instructions_compute_what_c_does),
         cmocka_unit_test(vector_half_instructions_compute_what_c_does),
         cmocka_unit_test(vector_comparisons_compute_what_c_does),
+        cmocka_unit_test(vector_instructions_of_gfx950_compute_what_c_does),
         cmocka_unit_test(scalar_instructions_compute_what_c_does),
         cmocka_unit_test(lanes_move_as_the_modifiers_say),
         cmocka_unit_test(arithmetic_takes_permuted_sources),
         cmocka_unit_test(lanes_and_scalars_exchange_values),
         cmocka_unit_test(the_mode_register_says_how_floats_are_rounded_and_flushed),
         cmocka_unit_test(loads_and_stores_of_every_form_move_what_they_say),
+        cmocka_unit_test(lds_is_as_large_as_the_gpu_has_it),
         cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_loop),
+        cmocka_unit_test(blocks_of_32_elements_have_scales),
     };
     return run_on_emulator(tests, sizeof tests / sizeof *tests);
 }

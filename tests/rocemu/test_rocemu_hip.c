@@ -258,6 +258,10 @@ static const struct {
     {"unwritten_address", "an address from register v77", 0, 0},
     {"unwritten_scalar_address", "an address from a scalar register that nothing wrote", 0, -1},
     {"undefined_through_lds", "which nothing wrote", 0, 0},
+    {"missing_wait_memory", "a missing wait: register v20 is used before an s_waitcnt vmcnt covers", 0, -1},
+    {"weak_wait_memory", "a missing wait: register v21 is used before an s_waitcnt vmcnt covers", 0, -1},
+    {"missing_wait_lds", "a missing wait: register v20 is used before an s_waitcnt lgkmcnt covers", 0, -1},
+    {"missing_wait_scalar", "a missing wait: register s20 is used before an s_waitcnt lgkmcnt(0) covers", 0, -1},
     {"race_read_after_write", "reads byte 0 that wavefront 0 wrote", 1, 0},
     {"race_write_after_read", "writes byte 256 that wavefront 0 read", 1, 0},
     {"race_of_writes", "writes byte 0 that wavefront 0 wrote", 1, 0},
@@ -313,6 +317,18 @@ static void every_wrong_kernel_is_caught_with_its_place(void **state) {
     }
 }
 
+static void wavefronts_that_take_turns_may_stand_at_barriers_apart(void **state) {
+    u32 results[128] = {0};
+    u32 *buffer = device_copy(results, sizeof results);
+    void *arguments[] = {&buffer};
+    (void)state;
+    assert_int_equal(launch(hip.faults, "barriers_in_turns", line(1, 128), arguments, NULL), 0);
+    hip.hipDeviceSynchronize();
+    hip.hipMemcpyDtoH(results, buffer, sizeof results);
+    for (u32 i = 0; i < 64; i++) assert_int_equal(results[64 + i], i + 1);
+    hip.hipFree(buffer);
+}
+
 /* A load of 64 lines where two would do, a store of two; LDS accesses of 2 x 32 lanes that all want bank 0; 16 bytes
  * of arguments. */
 static void statistics_count_what_a_kernel_moves_and_say_what_bounds_it(void **state) {
@@ -361,6 +377,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(code_for_other_gpus_and_other_files_is_refused),
         cmocka_unit_test(damaged_code_objects_do_not_break_the_loader),
         cmocka_unit_test(every_wrong_kernel_is_caught_with_its_place),
+        cmocka_unit_test(wavefronts_that_take_turns_may_stand_at_barriers_apart),
         cmocka_unit_test(statistics_count_what_a_kernel_moves_and_say_what_bounds_it),
         cmocka_unit_test(a_card_of_less_memory_refuses_what_does_not_fit),
     };

@@ -9,6 +9,8 @@
 
 enum { PAGE = 4096, GAP = 4 * PAGE };
 #define RESERVED_BYTES (1ull << 42)
+/* The same addresses in every process, where they are free: what depends on them (caches, timing.c) comes out alike. */
+#define USUAL_BASE 0x100000000000ull
 
 static struct {
     pthread_rwlock_t lock;
@@ -31,7 +33,9 @@ uint64_t arena_capacity(void) {
 
 static bool reserve(void) {
     if (arena.base) return true;
-    void *range = mmap(NULL, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    enum { FLAGS = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE };
+    void *range = mmap((void *)USUAL_BASE, RESERVED_BYTES, PROT_NONE, FLAGS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (range == MAP_FAILED) range = mmap(NULL, RESERVED_BYTES, PROT_NONE, FLAGS, -1, 0);
     if (range == MAP_FAILED) return false;
     arena.base = (uint64_t)range;
     arena.next = arena.base + GAP;

@@ -45,7 +45,7 @@ static void execute_load(Wave *wave, const Instruction *in) {
     int to = in->operand[0].index;
     static const uint32_t zero[4];
     if (!buffer_addresses(wave, in, &in->operand[in->to_lds ? 0 : 1], exec, bytes, address, &inside)) return;
-    if (wave->group->statistics) statistics_global(wave->group->statistics, address, exec & inside, bytes, false);
+    note_global(wave, address, exec & inside, bytes, LOCAL_READ);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         bool within = inside >> lane & 1;
@@ -68,7 +68,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
     int from = in->operand[0].index;
     if (!buffer_addresses(wave, in, &in->operand[1], exec, bytes, address, &inside)) return;
     if (!check_defined(wave, in, from, (int)(bytes + 3) / 4, exec & inside, "a store")) return;
-    if (wave->group->statistics) statistics_global(wave->group->statistics, address, exec & inside, bytes, true);
+    note_global(wave, address, exec & inside, bytes, LOCAL_WRITE);
     for (uint64_t left = exec & inside; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (!check_global(wave, in, lane, address[lane], bytes, true)) return;

@@ -46,6 +46,13 @@ static const Operation *find_operation(const char *name) {
     return found ? *found : NULL;
 }
 
+/* The operation `name` in the form `variant`, or NULL. */
+static const Operation *find_variant(const char *name, const char *variant) {
+    char both[64];
+    snprintf(both, sizeof both, "%.48s %s", name, variant);
+    return find_operation(both);
+}
+
 static void execute_unimplemented(Wave *wave, const Instruction *in) {
     check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "an instruction that the emulator does not have");
 }
@@ -167,6 +174,7 @@ static bool parse_operand(char *text, OperandType type, Operand *operand) {
     if (text[0] == '-' && !isdigit((unsigned char)text[1])) negate = true, text++, n--;
     if (n > 2 && text[0] == '|' && text[n - 1] == '|') absolute = true, text[n - 1] = 0, text++;
     if (!strncmp(text, "sext(", 5)) extend = true, text += 5, text[strlen(text) - 1] = 0;
+    if (!strncmp(text, "lit(", 4)) text += 4, text[strlen(text) - 1] = 0; /* a literal that an inline constant could be */
     bool found = parse_registers(text, operand) || parse_hardware_register(text, operand);
     for (size_t i = 0; !found && i < sizeof special_names / sizeof *special_names; i++)
         if (!strcmp(text, special_names[i].name)) {
@@ -238,6 +246,7 @@ static const struct {
     {"cbsz", MODIFIER_BYTE, 0, FIELD(broadcast_size)},
     {"abid", MODIFIER_BYTE, 0, FIELD(broadcast_block)},
     {"blgp", MODIFIER_BYTE, 0, FIELD(block_pattern)},
+    {"bitop3", MODIFIER_BYTE, 0, FIELD(truth_table)},
     {"dst_sel", MODIFIER_SELECT, 0, FIELD(destination_selection)},
     {"src0_sel", MODIFIER_SELECT, 0, FIELD(source[0].selection)},
     {"src1_sel", MODIFIER_SELECT, 0, FIELD(source[1].selection)},
@@ -396,17 +405,16 @@ static bool takes_text(const Operation *operation) { return strcmp(operation->fo
 
 /* Reads `text` into `in`, whose address and words are set. `low_half` of the first dword holds the distance of a
  * branch, in dwords, or a swizzle's pattern. */
-static bool parse_instruction(Instruction *in, const char *text, int32_t slot, int16_t low_half) {
+static bool parse_instruction(Instruction *in, const char *text, int32_t slot, int16_t low_half, bool ocp_fp8) {
     char copy[512];
     snprintf(copy, sizeof copy, "%s", text);
     char *rest = copy, separator;
     char *name = next_piece(&rest, &separator);
     if (!name) return false;
     strip_suffix(name, in);
-    char clamped[64];
-    snprintf(clamped, sizeof clamped, "%.48s clamp", name);
-    in->operation = strstr(text, " clamp") ? find_operation(clamped) : NULL;
+    in->operation = strstr(text, " clamp") ? find_variant(name, "clamp") : NULL;
     bool saturating = in->operation;
+    if (!in->operation && ocp_fp8) in->operation = find_variant(name, "ocp");
     if (!in->operation) in->operation = find_operation(name);
     if (!in->operation) return false;
     in->row_mask = in->bank_mask = 15;
@@ -421,6 +429,9 @@ static bool parse_instruction(Instruction *in, const char *text, int32_t slot, i
         if (in->clamp && !saturating && in->operation->vector && !strchr("fFhpP", in->operation->format[0])) return false;
         if (saturating) in->clamp = false, in->plain = !in->sdwa && !in->dpp;
     }
+    in->wait = (uint8_t)wait_kind(in);
+    in->vmcnt = wait_limit(text, "vmcnt(");
+    in->lgkmcnt = wait_limit(text, "lgkmcnt(");
     if (in->operation->flags & OPERATION_PATTERN) in->offset = (uint16_t)low_half;
     in->execute = in->operation->execute;
     return true;
@@ -440,14 +451,16 @@ static void decode_one(LLVMDisasmContextRef context, Program *program, uint32_t 
     in->text = strdup(length ? start : "bytes that are no instruction");
     uint32_t first;
     memcpy(&first, bytes, sizeof first);
-    if (!length || !in->text || !parse_instruction(in, start, (int32_t)slot, (int16_t)first)) in->execute = execute_unimplemented;
+    if (!length || !in->text || !parse_instruction(in, start, (int32_t)slot, (int16_t)first, program->architecture->ocp_fp8))
+        in->execute = execute_unimplemented;
 }
 
 bool decode_program(Program *program, uint32_t address, uint32_t bytes, char why[256]) {
     pthread_once(&operations.once, collect_operations);
-    LLVMDisasmContextRef context = operations.row ? LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", program->target, NULL, 0, NULL, NULL) : NULL;
+    LLVMDisasmContextRef context =
+        operations.row ? LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", program->architecture->name, NULL, 0, NULL, NULL) : NULL;
     if (!context) {
-        snprintf(why, 256, "LLVM's disassembler for %s cannot be made", program->target);
+        snprintf(why, 256, "LLVM's disassembler for %s cannot be made", program->architecture->name);
         return false;
     }
     uint32_t end = address + bytes;

@@ -4,7 +4,7 @@
  * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with
  * decode.c translating instructions once; launch.c runs a grid, each workgroup on one thread of the host, its
  * wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and global.c execute; check.c reports
- * what a kernel does wrong; stats.c counts; ledger.c says what ran. */
+ * what a kernel does wrong; stats.c counts; timing.c models time; ledger.c says what ran. */
 #ifndef ROCEMU_EMULATOR_H
 #define ROCEMU_EMULATOR_H
 
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LANES = 64, VECTOR_REGISTERS = 512, SCALAR_REGISTERS = 128, MAX_WAVES = 16, LDS_BYTES = 65536, KERNEL_NAME = 256 };
+enum { LANES = 64, VECTOR_REGISTERS = 512, SCALAR_REGISTERS = 128, MAX_WAVES = 16, LDS_BYTES = 160 << 10, KERNEL_NAME = 256 };
 /* Accumulation registers a0.. follow v0..v255. Scalar registers have the numbers that the instruction set gives
  * them. */
 enum { FIRST_ACCUMULATOR = 256, FLAT_SCRATCH = 102, VCC = 106, M0 = 124, EXEC = 126 };
@@ -27,6 +27,9 @@ typedef struct VectorCall VectorCall;
 typedef struct ScalarCall ScalarCall;
 typedef struct Statistics Statistics;
 typedef struct Shadow Shadow;
+typedef struct WaveTrace WaveTrace;
+typedef struct BlockTrace BlockTrace;
+typedef struct Timing Timing;
 
 /* -- Instructions -------------------------------------------------------------------------------------------------- */
 
@@ -97,6 +100,8 @@ struct Instruction {
     uint8_t op_sel, op_sel_hi, negate_low, negate_high; /* bit i: source i; bit 3 of op_sel: destination */
     uint8_t dpp, dpp_argument, row_mask, bank_mask, destination_selection;
     uint8_t broadcast_size, broadcast_block, block_pattern; /* cbsz, abid, blgp */
+    uint8_t truth_table;                                    /* bitop3 */
+    uint8_t wait, vmcnt, lgkmcnt;                           /* a WaitKind; of s_waitcnt, NO_WAIT: does not wait */
     int32_t offset, offset0, offset1;
     Operand operand[MAX_OPERANDS];                                 /* as the text gives them */
     Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
@@ -107,7 +112,7 @@ struct Instruction {
 struct VectorCall {
     uint32_t *d;
     const uint32_t *s[3];
-    uint64_t mask;   /* carry in, or the choice of v_cndmask */
+    uint64_t mask;   /* carry in, the choice of v_cndmask, or the truth table of v_bitop3 */
     uint64_t result; /* carry out, or a comparison */
     uint64_t exec;
 };
@@ -131,12 +136,14 @@ typedef enum OperationFlag {
     OPERATION_MOVES = 64,       /* a copy of two registers, each defined by itself */
     OPERATION_CARRIES_UP = 256, /* of a 64-bit result, the lower half depends on lower halves alone */
     OPERATION_SHIFTS = 4096,    /* source 1 by source 0 */
+    OPERATION_PACKS = 8192,     /* two halves of which programs may want one: the result counts as defined where either source is */
     OPERATION_PATTERN = 2048,   /* the offset is a pattern that the text spells out: taken from the encoding */
 } OperationFlag;
 
 /* One row of an instruction table. `format` names the operands as the text has them, results before the colon:
  *   d 32 bits   D 64 bits   m mask (also of a comparison)   s scalar dword   S scalar pair
- *   i 32 bits   I 64 bits   f fp32   F fp64   w 16 bits   h fp16   p packed 16   P packed 32   M mask; an upper-case S or M is a pair. */
+ *   i 32 bits   I 64 bits   f fp32   F fp64   w 16 bits   h fp16   p packed 16   P packed 32   M mask; an upper-case S or M is a pair.
+ * "NAME clamp" and "NAME ocp" are the forms of an instruction that saturates, and of one on fp8 in OCP's formats. */
 struct Operation {
     const char *name, *format;
     void (*execute)(Wave *wave, const Instruction *instruction);
@@ -155,6 +162,19 @@ extern const OperationTable scalar_operations, memory_scalar_operations, vector_
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
+typedef struct Architecture {
+    const char *name, *card;
+    unsigned machine; /* e_flags of code objects (EF_AMDGPU_MACH) */
+    int minor;        /* of the compute capability */
+    int compute_units;
+    uint32_t lds_bytes; /* of a compute unit, and the most that a workgroup has: LDS_BYTES or less */
+    bool ocp_fp8;       /* instructions on fp8 have OCP's formats, not FNUZ */
+} Architecture;
+/* The first, gfx942, where there is none of that name. */
+const Architecture *architecture_named(const char *name);
+/* NULL where it is not emulated. */
+const Architecture *architecture_of_machine(unsigned machine);
+
 /* A loaded code object. instruction[i] decodes the dword at text_address + 4 i, where execute is not NULL. */
 typedef struct Program {
     uint8_t *image; /* the segments, in device memory */
@@ -163,8 +183,8 @@ typedef struct Program {
     Instruction *instruction;
     char *object; /* a copy of the file */
     size_t object_bytes;
-    const char *target; /* gfx942, gfx90a */
-    uint32_t checksum;  /* of the file, as cksum has it: tells kernels of the same name apart */
+    const Architecture *architecture;
+    uint32_t checksum; /* of the file, as cksum has it: tells kernels of the same name apart */
 } Program;
 
 typedef struct HiddenArgument {
@@ -231,9 +251,24 @@ typedef struct Launch {
     uint8_t packet[64]; /* the dispatch packet */
     CheckLevel check;
     Statistics *statistics; /* NULL when nothing is counted */
+    Timing *timing;         /* NULL when it is not timed */
+    bool samples;           /* only traced workgroups run, unless there are few */
     uint64_t executed;
     int failure; /* a hipError_t, 0 while all is well */
 } Launch;
+
+/* What becomes of an instruction's results (waits.c). */
+typedef enum WaitKind { WAIT_NONE, WAIT_MEMORY_ACCESS, WAIT_LDS_ACCESS, WAIT_SCALAR_LOAD, WAIT_FOR } WaitKind;
+enum { WAIT_COUNTERS = 3, WAIT_REGISTERS = VECTOR_REGISTERS + SCALAR_REGISTERS, NO_WAIT = 255 };
+/* The load that a register waits for: its number among those of its counter, and where it is. */
+typedef struct Due {
+    uint32_t number, slot;
+    uint8_t counter;
+} Due;
+typedef struct Outstanding {
+    uint32_t issued[WAIT_COUNTERS], done[WAIT_COUNTERS];
+    Due due[WAIT_REGISTERS];
+} Outstanding;
 
 typedef struct Workgroup {
     Launch *launch;
@@ -243,6 +278,7 @@ typedef struct Workgroup {
     _Alignas(64) uint8_t lds[LDS_BYTES];
     Shadow *shadow;
     Statistics *statistics; /* of this thread */
+    BlockTrace *trace;      /* NULL when this workgroup is not traced */
 } Workgroup;
 
 struct Wave {
@@ -260,7 +296,10 @@ struct Wave {
     int index;
     uint64_t launch_exec; /* lanes that the launch gave this wave */
     const Instruction *barrier;
+    bool takes_turns; /* it set its priority: wavefronts that take turns stand at barriers apart, which the hardware counts alike */
     uint64_t executed;
+    WaveTrace *trace; /* NULL when nothing is recorded */
+    Outstanding outstanding;
     Allocation recent; /* where the last global access went */
     uint8_t *scratch;  /* private_bytes of each lane */
     uint32_t scratch_bytes;
@@ -311,6 +350,14 @@ bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t
 /* Lanes of exec hold values in these registers; else reports `what` (address, data). */
 bool check_defined(Wave *wave, const Instruction *instruction, int first, int count, uint64_t exec, const char *what);
 
+/* False after reporting that the instruction uses what a load has not brought yet; else notes what it loads. */
+bool waits_check(Wave *wave, const Instruction *instruction);
+WaitKind wait_kind(const Instruction *instruction);
+/* The number after "vmcnt(" or "lgkmcnt(" in the text of s_waitcnt. */
+uint8_t wait_limit(const char *text, const char *counter);
+/* How many of the operands, the first ones, are results. */
+int instruction_results(const Instruction *instruction);
+
 typedef enum LocalAccess { LOCAL_READ, LOCAL_WRITE, LOCAL_ATOMIC } LocalAccess;
 /* Checks one lane's access to LDS and remembers it. `defined`: whether what is written holds a value. */
 bool check_local(Wave *wave, const Instruction *instruction, int lane, uint32_t address, unsigned bytes, LocalAccess access, bool defined);
@@ -342,6 +389,44 @@ void statistics_local(Statistics *statistics, const uint32_t address[LANES], uin
 /* Adds a finished launch to its kernel's totals, printed when the process ends. `seconds`: of all the host's cores
  * together. */
 void statistics_finish(const Launch *launch, double seconds);
+
+/* -- Timing (timing.h) --------------------------------------------------------------------------------------------- */
+
+/* ROCEMU_TIME is set. */
+bool timing_enabled(void);
+/* What all launches so far took by the model. */
+double timing_seconds(void);
+/* ROCEMU_TIME=sample: only traced workgroups run. */
+bool timing_samples(void);
+/* Whether a launch like this one has been timed before; counts it. */
+bool timing_repeats(const Launch *launch);
+/* NULL when nothing is to be timed. */
+Timing *timing_begin(const Launch *launch);
+BlockTrace *timing_block(Timing *timing, int64_t number, int waves);
+WaveTrace *timing_wave(BlockTrace *block, int wave);
+/* Models the launch, keeps the result for the report at the end of the process, and frees. */
+void timing_finish(Timing *timing);
+void trace_instruction(WaveTrace *trace, const Instruction *instruction, uint32_t slot);
+void trace_global(WaveTrace *trace, const uint64_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
+void trace_scalar(WaveTrace *trace, uint64_t address, unsigned bytes);
+void trace_local(WaveTrace *trace, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
+
+/* Counts and records one wave-wide access to device memory, or to LDS. */
+static inline void note_global(Wave *wave, const uint64_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    if (wave->group->statistics) statistics_global(wave->group->statistics, address, exec, bytes, access != LOCAL_READ);
+    if (wave->trace && exec) trace_global(wave->trace, address, exec, bytes, access);
+}
+static inline void note_local(Wave *wave, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    if (wave->trace) trace_local(wave->trace, address, exec, bytes, access);
+}
+
+/* What a matrix instruction multiplies: blocks of M x M x K; bits of an element of A, of xf32 those that count. */
+typedef struct MatrixShape {
+    uint32_t operations;
+    unsigned bits, per_lane, blocks;
+} MatrixShape;
+MatrixShape matrix_shape(const Instruction *instruction);
 
 /* The CRC of POSIX's cksum. */
 uint32_t ledger_checksum(const void *bytes, size_t count);

@@ -42,9 +42,8 @@ static void *resolve(Wave *wave, const Instruction *in, int lane, uint64_t addre
     return check_global(wave, in, lane, address, bytes, access != LOCAL_READ) ? (void *)address : NULL;
 }
 
-static void count(Wave *wave, const Instruction *in, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write) {
-    if (wave->group->statistics && access_space(in) != SPACE_SCRATCH)
-        statistics_global(wave->group->statistics, address, exec, bytes, write);
+static void count(Wave *wave, const Instruction *in, const uint64_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    if (access_space(in) != SPACE_SCRATCH) note_global(wave, address, exec, bytes, access);
 }
 
 static void execute_load(Wave *wave, const Instruction *in) {
@@ -52,7 +51,7 @@ static void execute_load(Wave *wave, const Instruction *in) {
     unsigned bytes = access_bytes(in);
     int to = in->operand[0].index;
     if (!global_addresses(wave, in, &in->operand[1], &in->operand[2], exec, address)) return;
-    count(wave, in, address, exec, bytes, false);
+    count(wave, in, address, exec, bytes, LOCAL_READ);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         const void *from = resolve(wave, in, lane, address[lane], bytes, LOCAL_READ);
@@ -68,7 +67,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
     int from = in->operand[1].index;
     if (!global_addresses(wave, in, &in->operand[0], &in->operand[2], exec, address)) return;
     if (access_space(in) != SPACE_SCRATCH && !check_defined(wave, in, from, (int)(bytes + 3) / 4, exec, "a store")) return;
-    count(wave, in, address, exec, bytes, true);
+    count(wave, in, address, exec, bytes, LOCAL_WRITE);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         void *to = resolve(wave, in, lane, address[lane], bytes, LOCAL_WRITE);
@@ -90,7 +89,7 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
     if (!global_addresses(wave, in, &operand[0], &operand[2], exec, address) ||
         !check_defined(wave, in, data, operand[1].registers, exec, "an atomic operand"))
         return;
-    count(wave, in, address, exec, bytes, true);
+    count(wave, in, address, exec, bytes, LOCAL_ATOMIC);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (address[lane] % bytes) {
@@ -114,7 +113,7 @@ static void execute_load_to_lds(Wave *wave, const Instruction *in) {
     uint64_t address[LANES], exec = wave_exec(wave);
     unsigned bytes = access_bytes(in);
     if (!global_addresses(wave, in, &in->operand[0], &in->operand[1], exec, address)) return;
-    count(wave, in, address, exec, bytes, false);
+    count(wave, in, address, exec, bytes, LOCAL_READ);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         uint32_t to = wave->scalar[M0] + (uint32_t)in->offset + bytes * (uint32_t)lane;
@@ -158,6 +157,7 @@ static const Operation rows[] = {
             ATOMICS(X, global) ATOMICS(X, flat)
 #undef X
                 {"global_load_lds_dword", ":II", execute_load_to_lds, NULL, NULL, OPERATION_MEMORY, 4, 0},
+    {"global_load_lds_dwordx4", ":II", execute_load_to_lds, NULL, NULL, OPERATION_MEMORY, 16, 0},
     {"buffer_wbl2", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_inv", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_wbinvl1", ":", execute_nothing, NULL, NULL, 0, 0, 0},

@@ -6,7 +6,7 @@
 
 #include "hip.h"
 
-typedef enum NodeKind { NODE_COPY, NODE_FILL, NODE_LAUNCH } NodeKind;
+typedef enum NodeKind { NODE_COPY, NODE_FILL, NODE_LAUNCH, NODE_HOST } NodeKind;
 typedef struct Node {
     NodeKind kind;
     union {
@@ -22,6 +22,10 @@ typedef struct Node {
             unsigned width;
         } fill;
         Launch launch;
+        struct {
+            void (*run)(void *);
+            void *data;
+        } host;
     };
 } Node;
 struct Graph {
@@ -76,6 +80,9 @@ int graph_record_launch(Stream *stream, const Launch *launch) {
     if (error) free(launch->kernarg);
     return error;
 }
+int graph_record_host(Stream *stream, void (*run)(void *), void *data) {
+    return append(stream->capture, (Node){NODE_HOST, .host = {run, data}});
+}
 
 void graph_fill(void *memory, uint32_t value, size_t count, unsigned width) {
     for (size_t i = 0; width > 1 && i < count; i++) memcpy((uint8_t *)memory + i * width, &value, width);
@@ -89,6 +96,7 @@ int graph_run(Graph *graph) {
         switch (node->kind) {
         case NODE_COPY: memmove(node->copy.to, node->copy.from, node->copy.bytes); break;
         case NODE_FILL: graph_fill(node->fill.memory, node->fill.value, node->fill.count, node->fill.width); break;
+        case NODE_HOST: node->host.run(node->host.data); break;
         case NODE_LAUNCH: {
             Launch launch = node->launch;
             error = launch_run(&launch);

@@ -1,5 +1,5 @@
-/* Streams that capture: launches, copies and fills are recorded in order and replayed as often as asked. Addresses
- * and arguments are those of the recording. */
+/* Streams that capture: launches, copies, fills and functions of the host are recorded in order and replayed as often as
+ * asked. Addresses and arguments are those of the recording. */
 #ifndef ROCEMU_GRAPH_H
 #define ROCEMU_GRAPH_H
 
@@ -20,6 +20,7 @@ int graph_record_copy(Stream *stream, void *to, const void *from, size_t bytes);
 int graph_record_fill(Stream *stream, void *memory, uint32_t value, size_t count, unsigned width);
 /* Takes launch->kernarg over. */
 int graph_record_launch(Stream *stream, const Launch *launch);
+int graph_record_host(Stream *stream, void (*run)(void *), void *data);
 int graph_run(Graph *graph);
 
 void graph_fill(void *memory, uint32_t value, size_t count, unsigned width);

@@ -1,4 +1,4 @@
-/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X, or half an MI250X. Streams run at
+/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X, MI355X or half an MI250X. Streams run at
  * once and in order, so that waiting is free; a stream that captures records instead (graph.c). A kernel that failed
  * leaves an error that every later call returns, as on hardware. Modules, streams, events and memory belong to the
  * caller until destroyed by the matching call. */
@@ -10,6 +10,7 @@
 #include "emulator.h"
 #include "graph.h"
 #include "hip.h"
+#include "timing.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -44,22 +45,33 @@ int hip_fail(int error) {
 
 /* -- Device -------------------------------------------------------------------------------------------------------- */
 
-enum { VERSION = 60300000, COMPUTE_MINOR = 61, COMPUTE_UNITS = 63 };
-typedef struct Card {
-    const char *target, *name;
-    int minor, compute_units;
-} Card;
+enum {
+    VERSION = 60300000,
+    COMPUTE_MINOR = 61,
+    COMPUTE_UNITS = 63,
+    LDS_PER_BLOCK = 74,
+    LDS_BY_REQUEST = 75,
+    LDS_PER_UNIT = 76,
+    LDS_PER_UNIT_AMD = 10002
+};
 
-/* The MI300X, or what ROCEMU_GPU names: one half of an MI250X, whose other properties that programs ask for are
+/* The MI300X, or what ROCEMU_GPU names: half an MI250X or an MI355X, whose other properties that programs ask for are
  * alike. */
-static const Card *card(void) {
-    static const Card cards[] = {
-        {"gfx942", "AMD Instinct MI300X (emulated)", 4, 304}, {"gfx90a", "AMD Instinct MI250X (emulated)", 0, 110}};
-    const char *target = getenv("ROCEMU_GPU");
-    return &cards[target && !strcmp(target, cards[1].target)];
+static const Architecture *card(void) { return architecture_named(getenv("ROCEMU_GPU")); }
+
+static int attribute_of_card(int attribute) {
+    switch (attribute) {
+    case COMPUTE_MINOR: return card()->minor;
+    case COMPUTE_UNITS: return card()->compute_units;
+    case LDS_PER_BLOCK:
+    case LDS_BY_REQUEST:
+    case LDS_PER_UNIT:
+    case LDS_PER_UNIT_AMD: return (int)card()->lds_bytes;
+    }
+    return -1;
 }
 
-/* Numbers of hipDeviceAttribute_t and an MI300X's values; card() has those that differ. */
+/* Numbers of hipDeviceAttribute_t and an MI300X's values; attribute_of_card() has those that differ. */
 static const struct {
     int attribute, value;
 } attributes[] = {
@@ -92,45 +104,50 @@ static const struct {
     {69, 0}, /* PCI bus, device, domain */
     {71, 65536},
     {72, 131072},     /* registers per block and per compute unit */
-    {74, LDS_BYTES},  /* shared memory per block */
-    {75, LDS_BYTES},  /* by request */
-    {76, LDS_BYTES},  /* per compute unit */
     {83, 2147483647}, /* constant memory */
     {85, 1},          /* unified addressing */
     {87, LANES},      /* wavefront */
     {10000, 100000},  /* timer, kHz */
-    {10002, LDS_BYTES},
-    {10011, 0}, /* large BAR */
-    {10012, 1}, /* revision */
+    {10011, 0},       /* large BAR */
+    {10012, 1},       /* revision */
 };
 
 EXPORT int hipInit(unsigned flags) { return finish(flags ? HIP_ERROR_INVALID_VALUE : 0); }
 EXPORT int hipDriverGetVersion(int *version) { return version ? (*version = VERSION, 0) : finish(HIP_ERROR_INVALID_VALUE); }
 EXPORT int hipRuntimeGetVersion(int *version) { return hipDriverGetVersion(version); }
-EXPORT int hipGetDeviceCount(int *count) { return count ? (*count = 1, 0) : finish(HIP_ERROR_INVALID_VALUE); }
-EXPORT int hipSetDevice(int device) { return finish(device ? HIP_ERROR_INVALID_DEVICE : 0); }
-EXPORT int hipGetDevice(int *device) { return device ? (*device = 0, finish(0)) : finish(HIP_ERROR_INVALID_VALUE); }
+/* Every process has memory of its own, so of the ROCEMU_CARDS cards that it sees it can use any, but one. */
+static int card_count(void) {
+    const char *cards = getenv("ROCEMU_CARDS");
+    return cards ? atoi(cards) : 1;
+}
+static bool is_card(int device) { return device >= 0 && device < card_count(); }
+static int current_card;
+
+EXPORT int hipGetDeviceCount(int *count) { return count ? (*count = card_count(), 0) : finish(HIP_ERROR_INVALID_VALUE); }
+EXPORT int hipSetDevice(int device) {
+    if (!is_card(device)) return finish(HIP_ERROR_INVALID_DEVICE);
+    current_card = device;
+    return finish(0);
+}
+EXPORT int hipGetDevice(int *device) { return device ? (*device = current_card, finish(0)) : finish(HIP_ERROR_INVALID_VALUE); }
 EXPORT int hipDeviceGet(int *device, int ordinal) {
-    if (!device || ordinal) return finish(HIP_ERROR_INVALID_DEVICE);
-    *device = 0;
+    if (!device || !is_card(ordinal)) return finish(HIP_ERROR_INVALID_DEVICE);
+    *device = ordinal;
     return 0;
 }
 EXPORT int hipDeviceGetName(char *name, int bytes, int device) {
-    if (!name || bytes <= 0 || device) return finish(HIP_ERROR_INVALID_VALUE);
-    snprintf(name, (size_t)bytes, "%s", card()->name);
+    if (!name || bytes <= 0 || !is_card(device)) return finish(HIP_ERROR_INVALID_VALUE);
+    snprintf(name, (size_t)bytes, "%s", card()->card);
     return 0;
 }
 EXPORT int hipDeviceTotalMem(size_t *bytes, int device) {
-    if (!bytes || device) return finish(HIP_ERROR_INVALID_VALUE);
+    if (!bytes || !is_card(device)) return finish(HIP_ERROR_INVALID_VALUE);
     *bytes = arena_capacity();
     return 0;
 }
 EXPORT int hipDeviceGetAttribute(int *value, int attribute, int device) {
-    if (!value || device) return finish(HIP_ERROR_INVALID_VALUE);
-    if (attribute == COMPUTE_MINOR || attribute == COMPUTE_UNITS) {
-        *value = attribute == COMPUTE_MINOR ? card()->minor : card()->compute_units;
-        return 0;
-    }
+    if (!value || !is_card(device)) return finish(HIP_ERROR_INVALID_VALUE);
+    if ((*value = attribute_of_card(attribute)) >= 0) return 0;
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attribute) {
             *value = attributes[i].value;
@@ -286,12 +303,16 @@ EXPORT int hipEventDestroy(hipEvent *event) {
     free(event);
     return finish(event ? 0 : HIP_ERROR_INVALID_HANDLE);
 }
+static double host_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+/* Where launches are timed by the model, events tell its time. */
 EXPORT int hipEventRecord(hipEvent *event, Stream *stream) {
     if (!event) return finish(HIP_ERROR_INVALID_HANDLE);
     if (stream_captures(stream)) return finish(0);
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    event->seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    event->seconds = timing_enabled() ? timing_seconds() : host_seconds();
     event->recorded = true;
     return finish(0);
 }
@@ -311,9 +332,9 @@ EXPORT int hipModuleLoadData(Module **module, const void *image) {
     *module = calloc(1, sizeof **module);
     if (!*module) return finish(HIP_ERROR_OUT_OF_MEMORY);
     (*module)->program = program_load(image, why);
-    if ((*module)->program && !strcmp((*module)->program->target, card()->target)) return finish(0);
-    if ((*module)->program)
-        snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", (*module)->program->target, card()->target);
+    const Architecture *architecture = (*module)->program ? (*module)->program->architecture : NULL;
+    if (architecture == card()) return finish(0);
+    if (architecture) snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", architecture->name, card()->name);
     program_free((*module)->program);
     fprintf(stderr, "rocemu: %s\n", why);
     free(*module);
@@ -357,23 +378,18 @@ EXPORT int hipModuleGetFunction(Function **result, Module *module, const char *n
 }
 EXPORT int hipFuncSetAttribute(const void *function, int attribute, int value) {
     (void)attribute;
-    return finish(function && value >= 0 && value <= LDS_BYTES ? 0 : HIP_ERROR_INVALID_VALUE);
+    return finish(function && value >= 0 && value <= (int)card()->lds_bytes ? 0 : HIP_ERROR_INVALID_VALUE);
 }
 EXPORT int hipFuncSetCacheConfig(const void *function, int configuration) {
     (void)configuration;
     return finish(function ? 0 : HIP_ERROR_INVALID_VALUE);
 }
 
-/* By registers (512 per lane and SIMD, v and a together, in eights), LDS and wavefront slots (8 per SIMD). */
 EXPORT int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *function, int threads, size_t dynamic_bytes) {
     if (!blocks || !function || threads <= 0) return finish(HIP_ERROR_INVALID_VALUE);
     const Kernel *kernel = &function->kernel;
-    unsigned registers = (kernel->vector_registers + 7) / 8 * 8, waves = ((unsigned)threads + LANES - 1) / LANES,
-             per_simd = registers ? 512 / registers : 8;
-    if (per_simd > 8) per_simd = 8;
-    size_t lds = kernel->group_bytes + dynamic_bytes;
-    size_t by_waves = 4 * per_simd / waves, by_lds = lds ? LDS_BYTES / lds : by_waves;
-    *blocks = (int)(by_waves < by_lds ? by_waves : by_lds);
+    *blocks = machine_occupancy(
+        machine_find(kernel->program->architecture->name), kernel, (unsigned)threads, kernel->group_bytes + dynamic_bytes);
     return finish(0);
 }
 
@@ -410,7 +426,7 @@ static int check_shape(const Kernel *kernel, const uint32_t grid[3], const uint3
     }
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     if (threads > kernel->max_threads || threads > MAX_WAVES * LANES) return refuse(kernel, "a block", threads, kernel->max_threads);
-    if (kernel->group_bytes + shared > LDS_BYTES) return refuse(kernel, "LDS", kernel->group_bytes + shared, LDS_BYTES);
+    if (kernel->group_bytes + shared > card()->lds_bytes) return refuse(kernel, "LDS", kernel->group_bytes + shared, card()->lds_bytes);
     return 0;
 }
 
@@ -441,6 +457,13 @@ EXPORT int hipStreamBeginCapture(Stream *stream, int mode) {
 EXPORT int hipStreamEndCapture(Stream *stream, Graph **graph) { return finish(graph_end(stream, graph)); }
 EXPORT int hipStreamIsCapturing(Stream *stream, int *status) {
     return status ? (*status = stream_captures(stream), finish(0)) : finish(HIP_ERROR_INVALID_VALUE);
+}
+EXPORT int hipLaunchHostFunc(Stream *stream, void (*run)(void *), void *data) {
+    if (!run) return finish(HIP_ERROR_INVALID_VALUE);
+    if (stream_captures(stream)) return finish(graph_record_host(stream, run, data));
+    int error = finish(0);
+    if (!error) run(data);
+    return error;
 }
 /* An executable graph is the graph itself, with another owner. */
 EXPORT int hipGraphInstantiate(Graph **executable, Graph *graph, void **error_node, char *log, size_t log_bytes) {

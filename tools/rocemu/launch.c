@@ -114,9 +114,21 @@ static void start_wave(Wave *wave) {
     wave->pc = (kernel->entry - kernel->program->text_address) / 4;
     wave->scc = false;
     wave->barrier = NULL;
+    memset(&wave->outstanding, 0, sizeof wave->outstanding);
+    wave->takes_turns = false;
     wave->scalar_defined[0] = wave->scalar_defined[1] = 0;
+    wave->trace = wave->group->trace ? timing_wave(wave->group->trace, wave->index) : NULL;
     set_vectors(wave);
     set_scalars(wave);
+}
+
+/* Registers and LDS without what ran before, so that what is timed depends on no order of threads. */
+static void clear_memory(Workgroup *group) {
+    memset(group->lds, 0, sizeof group->lds);
+    for (int i = 0; i < group->waves; i++) {
+        memset(group->wave[i].vector, 0, sizeof group->wave[i].vector);
+        set_vectors(&group->wave[i]);
+    }
 }
 
 /* -- A workgroup --------------------------------------------------------------------------------------------------- */
@@ -133,6 +145,19 @@ static void run_wave(Wave *wave) {
     wave->executed += executed;
 }
 
+/* With all checks: also whether loads have been waited for. */
+static void run_wave_checked(Wave *wave) {
+    const Instruction *program = wave->program;
+    uint64_t executed = 0;
+    while (wave->state == WAVE_RUNNING) {
+        const Instruction *in = &program[wave->pc];
+        wave->pc += in->words;
+        executed++;
+        if (!in->operation || waits_check(wave, in)) in->execute(wave, in);
+    }
+    wave->executed += executed;
+}
+
 static void run_wave_counted(Wave *wave) {
     const Instruction *program = wave->program;
     uint64_t *executions = wave->group->statistics->executions;
@@ -142,6 +167,19 @@ static void run_wave_counted(Wave *wave) {
         wave->pc += in->words;
         wave->executed++;
         in->execute(wave, in);
+    }
+}
+
+/* Records what is executed. Where only samples run, matrix products are left out: nobody needs the results. trace may be NULL. */
+static void run_wave_traced(Wave *wave) {
+    const Instruction *program = wave->program;
+    bool samples = wave->group->launch->samples;
+    while (wave->state == WAVE_RUNNING) {
+        const Instruction *in = &program[wave->pc];
+        if (wave->trace) trace_instruction(wave->trace, in, wave->pc);
+        wave->pc += in->words;
+        wave->executed++;
+        if (!samples || !in->operation || !(in->operation->flags & OPERATION_MATRIX)) in->execute(wave, in);
     }
 }
 
@@ -158,7 +196,7 @@ static bool pass_barrier(Workgroup *group) {
             ended = wave;
         } else if (!waiting) {
             waiting = wave;
-        } else if (check && wave->barrier != waiting->barrier) {
+        } else if (check && wave->barrier != waiting->barrier && !(wave->takes_turns && waiting->takes_turns)) {
             check_report(wave, wave->barrier, -1, HIP_ERROR_LAUNCH_FAILURE,
                 "a divergent barrier: wavefront %d waits at another one, at 0x%x", waiting->index, waiting->barrier->address);
             return false;
@@ -173,12 +211,15 @@ static bool pass_barrier(Workgroup *group) {
 static void run_workgroup(Workgroup *group) {
     Launch *launch = group->launch;
     for (int i = 0; i < group->waves; i++) start_wave(&group->wave[i]);
+    if (launch->samples) clear_memory(group);
     if (launch->check != CHECK_OFF) shadow_begin(group->shadow, launch->lds_bytes);
     do {
         for (int i = 0; i < group->waves && !failed(launch); i++) {
             Wave *wave = &group->wave[i];
             if (wave->state == WAVE_WAITING) wave->state = WAVE_RUNNING;
-            if (group->statistics) run_wave_counted(wave);
+            if (wave->trace || launch->samples) run_wave_traced(wave);
+            else if (group->statistics) run_wave_counted(wave);
+            else if (launch->check == CHECK_ALL) run_wave_checked(wave);
             else run_wave(wave);
         }
         if (failed(launch) || !pass_barrier(group)) break;
@@ -239,7 +280,14 @@ static double seconds_of(clockid_t clock) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* Workgroups of a launch that runs whole even where only samples are wanted: what counts and places rows for others. */
+enum { RUN_ALL = 64 };
+
 int launch_run(Launch *launch) {
+    bool repeats = timing_repeats(launch);
+    launch->samples = timing_samples();
+    if (repeats && launch->samples) return 0;
+    launch->timing = repeats ? NULL : timing_begin(launch);
     int64_t workgroups = (int64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     launch->statistics = statistics_enabled() ? statistics_create(launch->kernel->program) : NULL;
@@ -250,6 +298,8 @@ int launch_run(Launch *launch) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < workgroups; i++) {
             if (!group || failed(launch)) continue;
+            group->trace = timing_block(launch->timing, i, group->waves);
+            if (launch->samples && !group->trace && workgroups > RUN_ALL) continue;
             group->id[0] = (uint32_t)(i % launch->grid[0]);
             group->id[1] = (uint32_t)(i / launch->grid[0] % launch->grid[1]);
             group->id[2] = (uint32_t)(i / launch->grid[0] / launch->grid[1]);
@@ -261,6 +311,8 @@ int launch_run(Launch *launch) {
     double seconds = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - begin;
     if (launch->statistics) statistics_finish(launch, seconds);
     ledger_add(launch, seconds);
+    timing_finish(launch->timing);
+    launch->timing = NULL;
     statistics_destroy(launch->statistics);
     launch->statistics = NULL;
     return launch->failure;

@@ -1,5 +1,6 @@
 /* LDS: the memory that a workgroup's wavefronts share, and the permutations between lanes that go through its
  * hardware. */
+#include "hip.h"
 #include "memory.h"
 
 /* Byte addresses of all lanes. */
@@ -10,7 +11,7 @@ static void local_addresses(const Wave *wave, const Operand *address, int32_t of
 
 static void local_load(
     Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
-    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    note_local(wave, address, exec, bytes, LOCAL_READ);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_READ, true)) return;
@@ -21,7 +22,7 @@ static void local_load(
 
 static void local_store(
     Wave *wave, const Instruction *in, int from, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
-    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    note_local(wave, address, exec, bytes, LOCAL_WRITE);
     uint64_t defined = ~0ull;
     if (wave->group->launch->check == CHECK_ALL)
         for (unsigned i = 0; i < (bytes + 3) / 4; i++) defined &= wave->defined[from + (int)i];
@@ -46,6 +47,25 @@ static void execute_write(Wave *wave, const Instruction *in) {
     if (!check_defined(wave, in, in->operand[0].index, 1, exec, "an LDS address")) return;
     local_addresses(wave, &in->operand[0], in->offset, address);
     local_store(wave, in, in->operand[1].index, address, exec, (unsigned)in->operation->argument, (Extension)in->operation->argument2);
+}
+
+/* Reads 4 rows of 16 halves with each 16 lanes, 4 lanes to a row, and gives lane i the column i. */
+static void execute_read_transposed(Wave *wave, const Instruction *in) {
+    int to = in->operand[0].index;
+    uint16_t read[LANES][4];
+    if (wave_exec(wave) != ~0ull) {
+        check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a transposing read with lanes switched off, which the emulator does not have");
+        return;
+    }
+    execute_read(wave, in);
+    if (wave->state != WAVE_RUNNING) return;
+    for (int lane = 0; lane < LANES; lane++)
+        for (int i = 0; i < 4; i++) read[lane][i] = (uint16_t)(wave->vector[to + i / 2][lane] >> i % 2 * 16);
+    for (int lane = 0; lane < LANES; lane++)
+        for (int r = 0; r < 2; r++) {
+            int row = lane / 16 * 16 + lane % 16 / 4 + 8 * r;
+            wave->vector[to + r][lane] = read[row][lane % 4] | (uint32_t)read[row + 4][lane % 4] << 16;
+        }
 }
 
 /* Two accesses of `argument` bytes at offsets in units of `argument2` bytes. */
@@ -87,7 +107,7 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
         !check_defined(wave, in, operand[1].index, operand[1].registers, exec, "an atomic operand"))
         return;
     local_addresses(wave, &operand[0], in->offset, address);
-    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    note_local(wave, address, exec, bytes, LOCAL_ATOMIC);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC, true)) return;
@@ -187,6 +207,7 @@ static const Operation rows[] = {
 #undef X
                                         {"ds_cmpst_b32", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 4 << 8, 0},
     {"ds_cmpst_b64", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 8 << 8, 0},
+    {"ds_read_b64_tr_b16", "d:i", execute_read_transposed, NULL, NULL, OPERATION_MEMORY, 8, EXTEND_ZERO},
     {"ds_read2_b32", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 4, 4},
     {"ds_read2_b64", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 8, 8},
     {"ds_read2st64_b32", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 4, 256},

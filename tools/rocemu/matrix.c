@@ -5,11 +5,12 @@
  *     16 x 16: row 4 * (lane / 16) + r % 4, column lane % 16          4 x 4: row r, column lane % 4, block lane / 4
  * with the registers of block after block. Products are exact and added in the order of k in fp32, one rounding
  * each; hardware's order is its own. */
+#include "fp8.h"
 #include "hip.h"
-#include "lanes.h"
 
-typedef enum ElementType { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16, ELEMENT_I8, ELEMENT_FP8, ELEMENT_BF8, ELEMENT_XF32 } ElementType;
-enum { MAX_DEPTH = 32 };
+/* ELEMENT_FP8 + i is the Fp8Type i. */
+typedef enum ElementType { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16, ELEMENT_I8, ELEMENT_XF32, ELEMENT_FP8 } ElementType;
+enum { MAX_ELEMENTS = 2048 };
 
 /* argument packs the shape: M, K, blocks; argument2 the types of A and B and values per lane. */
 #define SHAPE(m, k, blocks) ((m) | (k) << 8 | (blocks) << 16)
@@ -17,19 +18,11 @@ enum { MAX_DEPTH = 32 };
 
 typedef struct MatrixCall {
     int size, depth, blocks;
-    /* Rows of A and of B's transpose by block: [block * size + row][k]; B as [block][k][column]. */
-    _Alignas(64) float a[LANES][MAX_DEPTH];
-    _Alignas(64) float b[MAX_DEPTH * LANES];
+    /* A as [block][row][k], B as [block][k][column]. */
+    _Alignas(64) float a[MAX_ELEMENTS];
+    _Alignas(64) float b[MAX_ELEMENTS];
     uint32_t (*d)[LANES];
 } MatrixCall;
-
-static float fp8_value(uint8_t x, int mantissa_bits, int bias) {
-    if (x == 0x80) return NAN;
-    int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
-    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits)
-                               : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
-    return x & 0x80 ? -magnitude : magnitude;
-}
 
 LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lane, int j) {
     switch (type) {
@@ -38,10 +31,8 @@ LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lan
     case ELEMENT_F16: return half_float((uint16_t)(wave->vector[index + j / 2][lane] >> (16 * (j % 2))));
     case ELEMENT_BF16: return bits_float(wave->vector[index + j / 2][lane] >> (16 * (j % 2)) << 16);
     case ELEMENT_I8: return (int8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4)));
-    case ELEMENT_FP8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 3, 8);
-    case ELEMENT_BF8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 2, 16);
+    default: return fp8_to_float((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), (Fp8Type)(type - ELEMENT_FP8));
     }
-    return 0;
 }
 
 /* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type
@@ -59,10 +50,17 @@ LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, c
 static void gather_type(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride,
     int row_stride, int k_stride) {
 #define GATHER(known) \
-    case known: gather_operand(wave, index, known, call, per_lane, to, block_stride, row_stride, k_stride); break;
-    switch (type) {
-        GATHER(ELEMENT_F32)
-        GATHER(ELEMENT_F16) GATHER(ELEMENT_BF16) GATHER(ELEMENT_I8) GATHER(ELEMENT_FP8) GATHER(ELEMENT_BF8) GATHER(ELEMENT_XF32)
+    case known: gather_operand(wave, index, known, call, per_lane, to, block_stride, row_stride, k_stride); break
+    switch ((int)type) {
+        GATHER(ELEMENT_F32);
+        GATHER(ELEMENT_F16);
+        GATHER(ELEMENT_BF16);
+        GATHER(ELEMENT_I8);
+        GATHER(ELEMENT_XF32);
+        GATHER(ELEMENT_FP8 + FP8_FNUZ);
+        GATHER(ELEMENT_FP8 + BF8_FNUZ);
+        GATHER(ELEMENT_FP8 + FP8_OCP);
+        GATHER(ELEMENT_FP8 + BF8_OCP);
     }
 #undef GATHER
 }
@@ -71,7 +69,7 @@ static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
     int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
     call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
     gather_type(
-        wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a[0], call->size * MAX_DEPTH, MAX_DEPTH, 1);
+        wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a, call->size * call->depth, call->depth, 1);
     gather_type(
         wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), call, per_lane, call->b, call->depth * call->size, 1, call->size);
 }
@@ -97,7 +95,7 @@ LANE_INLINE void multiply_floats(MatrixCall *call, int size) {
                 for (int i = 0; i < 4; i++)
 #pragma omp simd
                     for (int column = 0; column < size; column++)
-                        sum[i][column] = fmaf(call->a[row + i][k], b[k * size + column], sum[i][column]);
+                        sum[i][column] = fmaf(call->a[(row + i) * depth + k], b[k * size + column], sum[i][column]);
             for (int i = 0; i < 4; i++)
                 for (int column = 0; column < size; column++) call->d[r + i][group * size + column] = float_bits(sum[i][column]);
         }
@@ -108,7 +106,7 @@ LANE_INLINE void multiply_integers(MatrixCall *call, int size) {
     for (int r = 0; r < registers; r++)
         for (int group = 0; group < LANES / size; group++) {
             int block = result_block(size, r, group);
-            const float *a = call->a[block * size + result_row(size, r, group)], *b = call->b + block * depth * size;
+            const float *a = call->a + (block * size + result_row(size, r, group)) * depth, *b = call->b + block * depth * size;
             uint32_t *d = call->d[r] + group * size;
             for (int k = 0; k < depth; k++)
                 for (int column = 0; column < size; column++) d[column] += (uint32_t)(int32_t)(a[k] * b[k * size + column]);
@@ -156,6 +154,37 @@ static double published_rate(ElementType type) {
     }
 }
 
+MatrixShape matrix_shape(const Instruction *in) {
+    static const unsigned bits[ELEMENT_FP8] = {
+        [ELEMENT_F32] = 32, [ELEMENT_F16] = 16, [ELEMENT_BF16] = 16, [ELEMENT_I8] = 8, [ELEMENT_XF32] = 19};
+    unsigned shape = (unsigned)in->operation->argument, elements = (unsigned)in->operation->argument2, size = shape & 255,
+             depth = shape >> 8 & 255, blocks = shape >> 16;
+    unsigned type = elements & 255;
+    return (MatrixShape){2 * size * size * depth * blocks, type < ELEMENT_FP8 ? bits[type] : 8, elements >> 16, blocks};
+}
+
+/* D = the product of what `call` has gathered + C. */
+static void finish_matrix(Wave *wave, const Instruction *in, MatrixCall *call) {
+    int registers = result_registers(call->size, call->blocks), to = in->operand[0].index;
+    const Operand *c = &in->operand[3];
+    define_results(wave, in, call);
+    if (c->kind == OPERAND_VECTOR) {
+        if (c->index != to) memmove(wave->vector[to], wave->vector[c->index], (size_t)registers * sizeof wave->vector[0]);
+    } else {
+        uint32_t value = (uint32_t)operand_scalar(wave, c);
+        for (int r = 0; r < registers; r++)
+            for (int lane = 0; lane < LANES; lane++) wave->vector[to + r][lane] = value;
+    }
+    call->d = &wave->vector[to];
+    bool integers = (in->operation->argument2 & 255) == ELEMENT_I8;
+    (call->size == 32      ? (integers ? multiply_integers_32 : multiply_floats_32)
+        : call->size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
+                           : (integers ? multiply_integers_4 : multiply_floats_4))(call);
+    if (wave->group->statistics)
+        statistics_matrix(wave->group->statistics, 2ull * (unsigned)(call->size * call->size * call->depth * call->blocks),
+            published_rate((ElementType)(in->operation->argument2 & 255)));
+}
+
 static void execute_matrix(Wave *wave, const Instruction *in) {
     if (in->broadcast_size || in->broadcast_block || in->block_pattern) {
         check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED,
@@ -164,24 +193,50 @@ static void execute_matrix(Wave *wave, const Instruction *in) {
     }
     MatrixCall call;
     gather(wave, in, &call);
-    int registers = result_registers(call.size, call.blocks), to = in->operand[0].index;
-    const Operand *c = &in->operand[3];
-    define_results(wave, in, &call);
-    if (c->kind == OPERAND_VECTOR) {
-        if (c->index != to) memmove(wave->vector[to], wave->vector[c->index], (size_t)registers * sizeof wave->vector[0]);
-    } else {
-        uint32_t value = (uint32_t)operand_scalar(wave, c);
-        for (int r = 0; r < registers; r++)
-            for (int lane = 0; lane < LANES; lane++) wave->vector[to + r][lane] = value;
+    finish_matrix(wave, in, &call);
+}
+
+/* -- gfx950's f8f6f4: types of A and B by modifiers, and scales ------------------------------------------------------ */
+
+/* 2^(code - 127), or NaN: e8m0 of the OCP Microscaling Formats Specification 1.0. */
+static float e8m0_value(uint32_t code) { return code == 255 ? NAN : ldexpf(1, (int)code - 127); }
+
+/* A lane's 32 bytes are of one row, half of them in the first half of K and half in the second: bytes 16 i .. 16 i + 15 begin at
+ * k = K / 2 i + 16 (lane / M). Of a row, the scale of k = 32 b .. 32 b + 31 is the byte `which` of `scales`, or NULL, in lane M b + row. */
+static void gather_scaled(const Wave *wave, int index, Fp8Type type, const MatrixCall *call, const Operand *scales, int which, float *to,
+    int row_stride, int k_stride) {
+    for (int lane = 0; lane < LANES; lane++)
+        for (int j = 0; j < 32; j++) {
+            int row = lane % call->size, k = j / 16 * call->depth / 2 + lane / call->size * 16 + j % 16, from = k / 32 * call->size + row;
+            float x = fp8_to_float((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), type);
+            if (scales) {
+                uint32_t word = scales->kind == OPERAND_VECTOR ? wave->vector[scales->index][from] : (uint32_t)operand_scalar(wave, scales);
+                x *= e8m0_value(word >> 8 * which & 255);
+            }
+            to[row * row_stride + k * k_stride] = x;
+        }
+}
+
+/* The formats' numbers are those of the modifiers cbsz (of A) and blgp (of B): e4m3, e5m2; then formats of 6 and 4 bits. */
+static void execute_f8f6f4(Wave *wave, const Instruction *in) {
+    bool scaled = in->operands == 6;
+    if (in->broadcast_size > 1 || in->block_pattern > 1) {
+        check_report(
+            wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a matrix instruction on formats below 8 bits, which the emulator does not have");
+        return;
     }
-    call.d = &wave->vector[to];
-    bool integers = (in->operation->argument2 & 255) == ELEMENT_I8;
-    (call.size == 32      ? (integers ? multiply_integers_32 : multiply_floats_32)
-        : call.size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
-                          : (integers ? multiply_integers_4 : multiply_floats_4))(&call);
-    if (wave->group->statistics)
-        statistics_matrix(wave->group->statistics, 2ull * (unsigned)(call.size * call.size * call.depth * call.blocks),
-            published_rate((ElementType)(in->operation->argument2 & 255)));
+    for (int i = 4; i < in->operands; i++)
+        if (in->operand[i].kind == OPERAND_VECTOR && !check_defined(wave, in, in->operand[i].index, 1, ~0ull, "a scale")) return;
+    MatrixCall call;
+    int shape = in->operation->argument;
+    call.size = shape & 255, call.depth = shape >> 8 & 255, call.blocks = 1;
+    const Operand *scale = scaled ? &in->operand[4] : NULL;
+    int which[2];
+    for (int i = 0; i < 2; i++) which[i] = (in->op_sel >> i & 1) | (in->op_sel_hi >> i & 1) << 1;
+    gather_scaled(wave, in->operand[1].index, in->broadcast_size ? BF8_OCP : FP8_OCP, &call, scale, which[0], call.a, call.depth, 1);
+    gather_scaled(
+        wave, in->operand[2].index, in->block_pattern ? BF8_OCP : FP8_OCP, &call, scale ? scale + 1 : NULL, which[1], call.b, 1, call.size);
+    finish_matrix(wave, in, &call);
 }
 
 #define MATRIX(name, m, k, blocks, a, b, per_lane) {name, "d:iif", execute_matrix, NULL, NULL, OPERATION_MATRIX, SHAPE(m, k, blocks), ELEMENTS(a, b, per_lane)},
@@ -191,17 +246,30 @@ static void execute_matrix(Wave *wave, const Instruction *in) {
     MATRIX("v_mfma_f32_16x16x16_" new_type, 16, 16, 1, element, element, 4) MATRIX("v_mfma_f32_16x16x16" old_type, 16, 16, 1, element, element, 4)            \
     MATRIX("v_mfma_f32_32x32x4_2b_" new_type, 32, 4, 2, element, element, 4) MATRIX("v_mfma_f32_32x32x4" old_type, 32, 4, 2, element, element, 4)             \
     MATRIX("v_mfma_f32_16x16x4_4b_" new_type, 16, 4, 4, element, element, 4) MATRIX("v_mfma_f32_16x16x4" old_type, 16, 4, 4, element, element, 4)             \
-    MATRIX("v_mfma_f32_4x4x4_16b_" new_type, 4, 4, 16, element, element, 4) MATRIX("v_mfma_f32_4x4x4" old_type, 4, 4, 16, element, element, 4)
-#define BYTE_SHAPES(type, a, b)                                                                                                                               \
-    MATRIX("v_mfma_f32_32x32x16_" type, 32, 16, 1, a, b, 8) MATRIX("v_mfma_f32_16x16x32_" type, 16, 32, 1, a, b, 8)
-static const Operation rows[] = {HALF_SHAPES("bf16", "bf16_1k", ELEMENT_BF16) HALF_SHAPES("f16", "f16", ELEMENT_F16) BYTE_SHAPES(
-    "fp8_fp8", ELEMENT_FP8, ELEMENT_FP8) BYTE_SHAPES("fp8_bf8", ELEMENT_FP8, ELEMENT_BF8) BYTE_SHAPES("bf8_fp8", ELEMENT_BF8, ELEMENT_FP8)
-        BYTE_SHAPES("bf8_bf8", ELEMENT_BF8, ELEMENT_BF8) MATRIX("v_mfma_i32_32x32x16_i8", 32, 16, 1, ELEMENT_I8, ELEMENT_I8, 8)
-            MATRIX("v_mfma_i32_16x16x32_i8", 16, 32, 1, ELEMENT_I8, ELEMENT_I8, 8) MATRIX("v_mfma_f32_32x32x2_f32", 32, 2, 1, ELEMENT_F32,
-                ELEMENT_F32, 1) MATRIX("v_mfma_f32_32x32x2f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4_f32", 16,
-                4, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1)
-                MATRIX("v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x1_4b_f32", 16, 1, 4,
-                    ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, ELEMENT_F32, ELEMENT_F32, 1)
-                    MATRIX("v_mfma_f32_32x32x4_xf32", 32, 4, 1, ELEMENT_XF32, ELEMENT_XF32, 2)
-                        MATRIX("v_mfma_f32_16x16x8_xf32", 16, 8, 1, ELEMENT_XF32, ELEMENT_XF32, 2)};
+    MATRIX("v_mfma_f32_4x4x4_16b_" new_type, 4, 4, 16, element, element, 4) MATRIX("v_mfma_f32_4x4x4" old_type, 4, 4, 16, element, element, 4)                \
+    MATRIX("v_mfma_f32_32x32x16_" new_type, 32, 16, 1, element, element, 8) MATRIX("v_mfma_f32_16x16x32_" new_type, 16, 32, 1, element, element, 8)
+#define BYTE_SHAPES(types, a, b) \
+    MATRIX("v_mfma_f32_32x32x16_" types, 32, 16, 1, a, b, 8) MATRIX("v_mfma_f32_16x16x32_" types, 16, 32, 1, a, b, 8)
+#define FP8_SHAPES(form, fp8, bf8)                                                                                    \
+    BYTE_SHAPES("fp8_fp8" form, ELEMENT_FP8 + fp8, ELEMENT_FP8 + fp8) BYTE_SHAPES("fp8_bf8" form, ELEMENT_FP8 + fp8, ELEMENT_FP8 + bf8) \
+    BYTE_SHAPES("bf8_fp8" form, ELEMENT_FP8 + bf8, ELEMENT_FP8 + fp8) BYTE_SHAPES("bf8_bf8" form, ELEMENT_FP8 + bf8, ELEMENT_FP8 + bf8)
+#define SCALED(name, format, m, k) \
+    {name, format, execute_f8f6f4, NULL, NULL, OPERATION_MATRIX, SHAPE(m, k, 1), ELEMENTS(ELEMENT_FP8 + FP8_OCP, ELEMENT_FP8 + FP8_OCP, 32)},
+#define SCALED_SHAPES                                                                                                   \
+    SCALED("v_mfma_f32_16x16x128_f8f6f4", "d:iif", 16, 128) SCALED("v_mfma_scale_f32_16x16x128_f8f6f4", "d:iifii", 16, 128) \
+    SCALED("v_mfma_f32_32x32x64_f8f6f4", "d:iif", 32, 64) SCALED("v_mfma_scale_f32_32x32x64_f8f6f4", "d:iifii", 32, 64)
+#define SINGLE_SHAPES(X)                                                                                              \
+    X("v_mfma_i32_32x32x16_i8", 32, 16, 1, ELEMENT_I8, 8) X("v_mfma_i32_16x16x32_i8", 16, 32, 1, ELEMENT_I8, 8)       \
+    X("v_mfma_f32_32x32x2_f32", 32, 2, 1, ELEMENT_F32, 1) X("v_mfma_f32_32x32x2f32", 32, 2, 1, ELEMENT_F32, 1)        \
+    X("v_mfma_f32_16x16x4_f32", 16, 4, 1, ELEMENT_F32, 1) X("v_mfma_f32_16x16x4f32", 16, 4, 1, ELEMENT_F32, 1)        \
+    X("v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, ELEMENT_F32, 1) X("v_mfma_f32_16x16x1_4b_f32", 16, 1, 4, ELEMENT_F32, 1) \
+    X("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, ELEMENT_F32, 1)                                                           \
+    X("v_mfma_f32_32x32x4_xf32", 32, 4, 1, ELEMENT_XF32, 2) X("v_mfma_f32_16x16x8_xf32", 16, 8, 1, ELEMENT_XF32, 2)
+
+static const Operation rows[] = {
+#define X(name, m, k, blocks, element, per_lane) MATRIX(name, m, k, blocks, element, element, per_lane)
+    HALF_SHAPES("bf16", "bf16_1k", ELEMENT_BF16) HALF_SHAPES("f16", "f16", ELEMENT_F16) FP8_SHAPES("", FP8_FNUZ, BF8_FNUZ)
+        FP8_SHAPES(" ocp", FP8_OCP, BF8_OCP) SINGLE_SHAPES(X) SCALED_SHAPES
+#undef X
+};
 const OperationTable matrix_operations = {rows, sizeof rows / sizeof *rows};

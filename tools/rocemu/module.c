@@ -9,15 +9,7 @@
 
 #include "emulator.h"
 
-/* e_flags of the GPUs that are understood (EF_AMDGPU_MACH). */
-enum {
-    ELF_MACHINE_AMDGPU = 224,
-    MACHINE_MASK = 0xff,
-    MACHINE_GFX90A = 0x3f,
-    MACHINE_GFX942 = 0x4c,
-    NOTE_METADATA = 32,
-    MAX_OBJECT = 1 << 30
-};
+enum { ELF_MACHINE_AMDGPU = 224, MACHINE_MASK = 0xff, NOTE_METADATA = 32, MAX_OBJECT = 1 << 30 };
 
 /* -- MessagePack --------------------------------------------------------------------------------------------------- */
 
@@ -136,7 +128,8 @@ static bool read_kernel(Kernel *kernel, Reader map) {
     kernel->vector_registers = (uint32_t)number_at(map, ".vgpr_count");
     kernel->accumulators = (uint32_t)number_at(map, ".agpr_count");
     kernel->max_threads = (uint32_t)number_at(map, ".max_flat_workgroup_size");
-    if (kernel->kernarg_bytes > 65536 || kernel->group_bytes > LDS_BYTES || kernel->private_bytes > 1 << 20) return false;
+    if (kernel->kernarg_bytes > 65536 || kernel->group_bytes > kernel->program->architecture->lds_bytes || kernel->private_bytes > 1 << 20)
+        return false;
     Reader arguments = map;
     if (!find_key(&arguments, ".args")) return true;
     Item list = read_item(&arguments);
@@ -217,9 +210,9 @@ static bool check_header(Program *program, const Elf64_Ehdr *header, char why[25
         return false;
     }
     unsigned machine = header->e_flags & MACHINE_MASK;
-    program->target = machine == MACHINE_GFX942 ? "gfx942" : machine == MACHINE_GFX90A ? "gfx90a" : NULL;
-    if (!program->target) {
-        snprintf(why, 256, "a code object for another GPU (machine 0x%x); gfx942 and gfx90a are emulated", machine);
+    program->architecture = architecture_of_machine(machine);
+    if (!program->architecture) {
+        snprintf(why, 256, "a code object for another GPU (machine 0x%x); gfx942, gfx90a and gfx950 are emulated", machine);
         return false;
     }
     if (header->e_shentsize != sizeof(Elf64_Shdr) || header->e_phentsize != sizeof(Elf64_Phdr) || header->e_shoff % 8 ||

@@ -250,6 +250,7 @@ static void execute_call(Wave *wave, const Instruction *in) {
 }
 
 static void execute_nothing(Wave *wave, const Instruction *in) { (void)wave, (void)in; }
+static void execute_priority(Wave *wave, const Instruction *in) { (void)in, wave->takes_turns = true; }
 static void execute_end(Wave *wave, const Instruction *in) {
     (void)in;
     wave->state = WAVE_ENDED;
@@ -314,13 +315,13 @@ static const Operation rows[] = {
     {"s_cbranch_execnz", ":b", execute_branch, NULL, NULL, 0, EXEC_NOT_ZERO, 0}, {"s_call_b64", "S:b", execute_call, NULL, NULL, 0, 0, 0},
     {"s_getpc_b64", "S:", execute_getpc, NULL, NULL, 0, 0, 0}, {"s_setpc_b64", ":I", execute_setpc, NULL, NULL, 0, 0, 0},
     {"s_swappc_b64", "S:I", execute_swappc, NULL, NULL, 0, 0, 0}, {"s_endpgm", ":", execute_end, NULL, NULL, 0, 0, 0},
-    {"s_barrier", ":", execute_barrier, NULL, NULL, 0, 0, 0}, {"s_trap", ":i", execute_trap, NULL, NULL, 0, 0, 0},
-    {"s_getreg_b32", "s:h", execute_getreg, NULL, NULL, 0, 0, 0}, {"s_setreg_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0},
-    {"s_setreg_imm32_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0}, {"s_memtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
-    {"s_memrealtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
+    {"s_barrier", ":", execute_barrier, NULL, NULL, 0, 0, 0}, {"s_setprio", ":", execute_priority, NULL, NULL, 0, 0, 0},
+    {"s_trap", ":i", execute_trap, NULL, NULL, 0, 0, 0}, {"s_getreg_b32", "s:h", execute_getreg, NULL, NULL, 0, 0, 0},
+    {"s_setreg_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0}, {"s_setreg_imm32_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0},
+    {"s_memtime", "S:", execute_time, NULL, NULL, 0, 0, 0}, {"s_memrealtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
 /* What only orders or hints. */
 #define X(name) {#name, ":", execute_nothing, NULL, NULL, 0, 0, 0},
-    X(s_nop) X(s_waitcnt) X(s_sleep) X(s_setprio) X(s_sethalt) X(s_icache_inv) X(s_dcache_inv) X(s_dcache_wb) X(s_inst_prefetch) X(s_wakeup)
+    X(s_nop) X(s_waitcnt) X(s_sleep) X(s_sethalt) X(s_icache_inv) X(s_dcache_inv) X(s_dcache_wb) X(s_inst_prefetch) X(s_wakeup)
         X(s_ttracedata) X(s_sendmsg) X(s_dcache_inv_vol) X(s_dcache_wb_vol) X(s_code_end) X(s_incperflevel) X(s_decperflevel)
 #undef X
 };

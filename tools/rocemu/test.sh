@@ -1,26 +1,29 @@
 #!/bin/sh
-# Runs test programs on the emulated MI300X, and those of single operations also on half an MI250X (gfx90a), as many at once as there are processors.
-# Prints a line for each as tests/support/run.sh does, whose suite this is, and one for what the programs covered: every kernel of the code objects
-# must have run, and every instruction of theirs for gfx942 must be one that the tests of the emulator itself have.
-# Usage: test.sh EMULATOR_FOLDER OBJDUMP CODE_OBJECT... PROGRAM...     (EMULATOR_FOLDER/*.co are the kernels of the emulator's tests)
+# Runs test programs on the emulated MI300X (gfx942), and those of single operations also on half an MI250X (gfx90a) and an MI355X (gfx950), as many at
+# once as there are processors. Prints a line for each as tests/support/run.sh does, whose suite this is, and one for what the programs covered: every
+# kernel of the code objects must have run, and every instruction of theirs for gfx942 and gfx950 must be one that the tests of the emulator itself have.
+# Usage: test.sh EMULATOR_FOLDER OBJDUMP CODE_OBJECT... PROGRAM...     (EMULATOR_FOLDER/TARGET/*.co are the kernels of the emulator's tests)
 set -u
 emulator=$(realpath "$1") objdump=$2
 shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1
-export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROCEMU_KERNELS="$emulator" ROCEMU_LEDGER="$work/ledger"
+export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROCEMU_LEDGER="$work/ledger"
 
 for argument in "$@"; do
     case $argument in
     *.gfx*) echo "$argument" >>"$work/objects" ;;
-    */tests/rocemu/* | */tests/train/* | */tests/model/*) echo "gfx942 $argument" >>"$work/runs" ;;
-    *) echo "gfx942 $argument" >>"$work/runs" && echo "gfx90a $argument" >>"$work/runs90a" ;;
+    */tests/rocemu/test_rocemu_hip | */tests/rocemu/test_rocm_libraries | */tests/train/* | */tests/model/*) echo "gfx942 $argument" ;;
+    */tests/rocemu/test_rocemu | */tests/rocemu/test_timing) echo "gfx942 $argument" && echo "gfx950 $argument" ;;
+    *) echo "gfx942 $argument" && echo "gfx90a $argument" && echo "gfx950 $argument" ;;
     esac
-done
-if grep -q 'gfx90a$' "$work/objects"; then cat "$work/runs90a" >>"$work/runs"; fi
+done >"$work/wanted"
+for target in gfx942 gfx90a gfx950; do
+    if grep -q "$target\$" "$work/objects"; then grep "^$target" "$work/wanted"; fi
+done >"$work/runs"
 # shellcheck disable=SC2016  # the inner shell expands these
-xargs -P "$(nproc)" -n 2 sh -c 'ROCEMU_GPU=$1 tests/support/run.sh "$2" | sed "\$d; 1s/\$/, $1/"' sh <"$work/runs"
+xargs -P "$(nproc)" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh "$2" | sed "\$d; 1s/\$/, $1/"' "$emulator" <"$work/runs"
 
 # Kernels of the code objects that no line of the ledger has, by the checksum of their object.
 touch "$work/ledger"
@@ -36,7 +39,7 @@ instructions() {
         awk '/^\t/ { sub(/(_e32|_e64|_dpp|_sdwa)$/, "", $1); print $1 }' | sort -u
 }
 grep -v 'gfx90a$' "$work/objects" | instructions >"$work/used"
-printf '%s\n' "$emulator"/*.co | instructions >"$work/tested"
+printf '%s\n' "$emulator"/gfx*/*.co | instructions >"$work/tested"
 comm -23 "$work/used" "$work/tested" | sed 's/^/no test of the emulator has: /' >"$work/untested"
 
 cat "$work/missing" "$work/untested"

@@ -257,6 +257,7 @@ static uint64_t sources_defined(const Wave *wave, const Instruction *in, uint64_
     uint64_t defined[3] = {first, ~0ull, ~0ull};
     for (int i = 1; i < in->sources; i++) defined[i] = source_defined(wave, &in->source[i]);
     if (in->operation->flags & OPERATION_SELECTS) return (defined[0] & ~mask) | (defined[1] & mask);
+    if (in->operation->flags & OPERATION_PACKS) return defined[0] | defined[1];
     return defined[0] & defined[1] & defined[2];
 }
 
@@ -310,6 +311,7 @@ void vector_execute(Wave *wave, const Instruction *in) {
     uint64_t first = in->sources ? source_defined(wave, &in->source[0]) : ~0ull;
     if (in->mask_source.kind != OPERAND_NONE) call.mask = operand_scalar(wave, &in->mask_source);
     else if (in->operation->flags & OPERATION_USES_VCC) call.mask = wave_pair(wave, VCC);
+    else call.mask = in->truth_table;
     for (int i = 0; i < in->sources; i++) {
         if (i == 0 && in->dpp) {
             active = dpp_permute(wave, in, temporary[0], &first);

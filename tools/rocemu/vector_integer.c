@@ -147,8 +147,21 @@ LANE_INLINE uint32_t pair_mad(uint32_t a, uint32_t b, uint32_t c) {
 }
 CORE3(v_pk_mad_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, pair_mad(a, b, c))
 CORE3(v_mad_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, (a * b + c) & 0xffff)
+CORE3(v_max3_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, umax(umax(a & 0xffff, b & 0xffff), c & 0xffff))
 CORE3(v_mad_u32_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, (a & 0xffff) * (b & 0xffff) + c)
 CORE3(v_mad_i32_i16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, (uint32_t)((int16_t)a * (int16_t)b) + c)
+/* Bit 4 a + 2 b + c of the truth table, for each bit of the sources. */
+CORE core_v_bitop3_b32(VectorCall *call) {
+    uint32_t *d = call->d, row[8];
+    const uint32_t *pa = call->s[0], *pb = call->s[1], *pc = call->s[2];
+    for (int i = 0; i < 8; i++) row[i] = -(uint32_t)(call->mask >> i & 1);
+    FOR_LANES {
+        uint32_t a = pa[lane], b = pb[lane], c = pc[lane];
+        uint32_t without_a = (~b & ((~c & row[0]) | (c & row[1]))) | (b & ((~c & row[2]) | (c & row[3])));
+        uint32_t with_a = (~b & ((~c & row[4]) | (c & row[5]))) | (b & ((~c & row[6]) | (c & row[7])));
+        d[lane] = (~a & without_a) | (a & with_a);
+    }
+}
 CORE1(v_mov_b64, uint64_t, 64, uint64_t, 64, a)
 CORE3(v_lshl_add_u64, uint64_t, 64, uint64_t, 64, uint32_t, 32, uint64_t, 64, (a << (b & 63)) + c)
 CORE2(v_pack_b32_f16, uint32_t, 32, uint32_t, 32, uint32_t, 32, (a & 0xffff) | b << 16)
@@ -217,8 +230,11 @@ static const Operation rows[] = {
     {"v_pk_mad_i16", "p:ppp", vector_execute, core_v_pk_mad_u16, NULL, 0, 0, 0},
     {"v_mad_u16", "w:www", vector_execute, core_v_mad_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_mad_i16", "w:www", vector_execute, core_v_mad_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
+    {"v_max3_u16", "w:www", vector_execute, core_v_max3_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_mad_u32_u16", "d:wwi", vector_execute, core_v_mad_u32_u16, NULL, 0, 0, 0},
     {"v_mad_i32_i16", "d:wwi", vector_execute, core_v_mad_i32_i16, NULL, 0, 0, 0},
+    {"v_bitop3_b32", "d:iii", vector_execute, core_v_bitop3_b32, NULL, 0, 0, 0},
+    {"v_bitop3_b16", "w:www", vector_execute, core_v_bitop3_b32, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_mov_b64", "D:I", vector_execute, core_v_mov_b64, NULL, OPERATION_MOVES, 0, 0},
     {"v_lshl_add_u64", "D:IiI", vector_execute, core_v_lshl_add_u64, NULL, OPERATION_CARRIES_UP, 0, 0},
     {"v_pack_b32_f16", "d:hh", vector_execute, core_v_pack_b32_f16, NULL, 0, 0, 0},

@@ -9,7 +9,8 @@
  * A kernel takes one struct by value, called `a`: KERNEL(norm, NormArguments) { ... a.rows ... }
  *
  * Rules: 16-byte accesses where rows allow it, sums in fp32 in an order that shapes alone decide, no float atomics, no
- * local arrays with indices known only at run time, at most 64 KB of shared memory and 256 threads on AMD. */
+ * local arrays with indices known only at run time, at most 64 KB of shared memory on AMD, and 256 threads where
+ * WAVE_BOUNDS does not say otherwise. */
 #pragma once
 
 #include <stdbool.h>
@@ -44,6 +45,10 @@ typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
 enum { WAVE = 64 };
 #define KERNEL(name, Arguments) __attribute__((amdgpu_kernel, visibility("protected"))) void name(const Arguments a)
 #define BLOCK_BOUNDS(threads, blocks) (void)0 /* for NVIDIA, below */
+/* First statement of a kernel: its blocks have at most `threads` threads, and `waves` waves share a SIMD, each with 512 / waves
+ * registers. Without it: 256 threads, and registers as the compiler likes. Clang has no such attribute in C:
+ * tools/bound-kernels.awk turns the comment into those of LLVM. */
+#define WAVE_BOUNDS(threads, waves) __asm__ volatile("; bounds %0 %1" : : "n"(threads), "n"(waves))
 INLINE int thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
 INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
@@ -65,6 +70,7 @@ INLINE void wave_barrier(void) {
 INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bpermute(from * 4, (int)x); }
 #elif defined __NVPTX__
 enum { WAVE = 32 };
+#define WAVE_BOUNDS(threads, waves) (void)0 /* for AMD, above */
 #define KERNEL(name, Arguments) __attribute__((nvptx_kernel)) void name(const Arguments a)
 /* First statement of a kernel: its blocks have exactly `threads` threads, and `blocks` of them share a processor. Clang
  * has no such attribute in C: tools/embed-objects.sh turns the comment into PTX directives. */
@@ -100,14 +106,29 @@ INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 
 INLINE float to_float_low(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
 INLINE float to_float_high(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
 
-/* Round to nearest even; NaN stays NaN. */
 #if defined __AMDGCN__
-INLINE bf16 to_bf16(float x) {
-    uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (bf16)(x != x ? 0x7fc0 : rounded);
+/* Upper halves of two words, two floats truncated to bf16, and lower halves; the first comes first in memory. */
+INLINE uint32_t upper_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x07060302); }
+INLINE uint32_t lower_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x05040100); }
+#endif
+
+/* Round to nearest even; NaN stays NaN. Of a pair `low` is in the lower half, which comes first in memory. */
+#if defined __gfx950__
+typedef __bf16 Bf16x2 __attribute__((ext_vector_type(2)));
+INLINE uint32_t to_bf16_pair(float low, float high) {
+    return __builtin_bit_cast(uint32_t, __builtin_convertvector(((f32x2){low, high}), Bf16x2));
 }
-/* `low` in the lower half, which comes first in memory. */
-INLINE uint32_t to_bf16_pair(float low, float high) { return to_bf16(low) | (uint32_t)to_bf16(high) << 16; }
+INLINE bf16 to_bf16(float x) { return (bf16)to_bf16_pair(x, 0); }
+#elif defined __AMDGCN__
+/* In the upper half; the lower one is what was rounded away. */
+INLINE uint32_t round_upper(float x) {
+    uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return x != x ? 0x7fc00000 : rounded;
+}
+INLINE bf16 to_bf16(float x) { return (bf16)(round_upper(x) >> 16); }
+INLINE uint32_t to_bf16_pair(float low, float high) { return upper_halves(round_upper(low), round_upper(high)); }
+#endif
+#if defined __AMDGCN__
 INLINE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 INLINE float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
 INLINE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }

@@ -11,8 +11,6 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-enum { CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
-
 static bool is_ready(const Gpu *gpu) { return !gpu_failed(gpu) && !gpu->preparing; }
 
 static bool gpu_ok(const Device *device, Error *error) {
@@ -236,6 +234,7 @@ void gpu_set_properties(DeviceInfo *info) {
     info->massively_parallel = info->records = true;
     info->gemm_inputs = 1u << GEMM_BF16 | (gpu_gemm_has_fp8(info->target) ? 1u << GEMM_E4M3 | 1u << GEMM_E5M2 : 0);
     info->fp8_fnuz = !strcmp(info->target, "gfx942");
+    info->fp8_mx = !strcmp(info->target, "gfx950");
 }
 
 Device *gpu_open(DeviceKind kind, int index, Error *error) {

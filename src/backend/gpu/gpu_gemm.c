@@ -1,10 +1,10 @@
-/* GEMM on a GPU: C = alpha A B + beta D + bias for one problem, a batch of one shape, or one problem per expert
+/* GEMM on a GPU: C = alpha A B + beta D + bias for one problem, a batch of one size, or one problem per expert
  * (gpu_gemm.h). Owns no memory.
  *
  * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
  * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
  * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
- * prefetching the next one; on AMD a block computes one tile, and two blocks share a processor. Where the sizes of
+ * prefetching the next one; on AMD a block computes one tile, large ones where they fill the processors. Where the sizes of
  * problems are known on the device alone, blocks count tiles there, and the grid may have more blocks than tiles.
  *
  * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
@@ -18,25 +18,27 @@
 
 #if defined __AMDGCN__
 
-INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
-    static SHARED bf16 stage[STAGE_ELEMENTS] __attribute__((aligned(16)));
+INLINE void multiply_stage(Work *work, Sums *sums, TileSize size, Layout a, Layout b, const int at) {
+    Operands operands;
+    work_begin(work, size, &operands, at, a, b);
+    sums_add(sums, &operands, size);
+    work_end(work);
+}
+
+INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
     Work work;
     Sums sums;
-    if (!work_open(&work, g, a, b)) return;
-    sums_clear(&sums);
-    for (int32_t step = 0; step < work.tile.steps; step++) {
-        work_advance(&work, stage, a, b);
-        sums_add(&sums, stage, a, b);
-    }
-    barrier();
-    tile_write(g, &work.tile, &sums, (LOCAL float *)stage);
+    if (!work_open(&work, g, size, a, b)) return;
+    sums_clear(&sums, size);
+    for (int32_t step = 0; step < work.tile.steps; step += STAGES) /* stages beyond the last are zeros */
+        UNROLL for (int at = 0; at < STAGES; at++) multiply_stage(&work, &sums, size, a, b, at);
+    work_close(&work);
+    tile_write(g, size, &work.tile, &sums, (LOCAL float *)stages);
 }
 
 #elif defined __NVPTX__
 
 enum { PREFETCH_STAGES = STAGES - 1 };
-
-extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
 /* Loads of a block, PREFETCH_STAGES stages before their sums: stage after stage, tile after tile. */
 typedef struct Prefetch {
@@ -46,11 +48,11 @@ typedef struct Prefetch {
 } Prefetch;
 
 INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
-    Tile tile = tile_find(g, &p->walk, p->index);
+    Tile tile = tile_find(g, TILE_SMALL, &p->walk, p->index);
     p->steps = tile.steps;
     if (tile.steps == 0) return;
-    p->a = reader_of_a(g, &tile, a);
-    p->b = reader_of_b(g, &tile, b);
+    p->a = reader_of_a(g, TILE_SMALL, &tile, a);
+    p->b = reader_of_b(g, TILE_SMALL, &tile, b);
 }
 
 /* Advances after a stage was loaded. */
@@ -61,10 +63,11 @@ INLINE void prefetch_step(Prefetch *p, const GemmArguments *g, Layout a, Layout 
 }
 
 INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, Layout a, Layout b) {
+    const TileSize size = TILE_SMALL;
     if (p->steps > 0) {
-        LOCAL bf16 *to = stages + stage % STAGES * STAGE_ELEMENTS;
-        reader_copy(&p->a, to, a, TILE_ROWS);
-        reader_copy(&p->b, to + A_ELEMENTS, b, TILE_COLUMNS);
+        LOCAL bf16 *to = stages + stage % STAGES * both_elements(size);
+        reader_copy(&p->a, to, a, tile_rows(size));
+        reader_copy(&p->b, to + a_elements(size), b, tile_columns(size));
         prefetch_step(p, g, a, b);
     }
     copies_commit();
@@ -72,46 +75,60 @@ INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, Layou
 
 /* Prefetches a tile of D into the L2 cache: in weight gradients D is as many bytes as A and B together. */
 INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
-    int line = g->wide ? 32 : 64, across = TILE_COLUMNS / line; /* elements in 128 bytes */
-    _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : TILE_ROWS * across; i < TILE_ROWS * across; i += GEMM_THREADS) {
+    const TileSize size = TILE_SMALL;
+    int line = g->wide ? 32 : 64, across = tile_columns(size) / line; /* elements in 128 bytes */
+    _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : tile_rows(size) * across; i < tile_rows(size) * across;
+        i += tile_threads(size)) {
         int32_t row = t->row + i / across, column = t->column + i % across * line;
         if (row < t->rows && column < g->n)
             prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->problem, row, column) * (128 / line));
     }
 }
 
-INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
+INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
     Prefetch loads = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
     int stage = 0;
     prefetch_open(&loads, g, a, b);
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < PREFETCH_STAGES; i++) prefetch_stage(&loads, g, i, a, b);
     for (int32_t index = block_x();; index += loads.stride) {
-        Tile tile = tile_find(g, &walk, index);
+        Tile tile = tile_find(g, size, &walk, index);
         if (tile.steps == 0) return;
         Sums sums;
         tile_prefetch(g, &tile);
-        sums_clear(&sums);
+        sums_clear(&sums, size);
         for (int32_t step = 0; step < tile.steps; step++) {
-            LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;
+            LOCAL const bf16 *ready = stages + stage * both_elements(size);
             copies_wait();
             barrier();
             prefetch_stage(&loads, g, stage + PREFETCH_STAGES, a, b);
-            sums_add(&sums, ready, a, b);
+            UNROLL for (int depth = 0; depth < TILE_DEPTH; depth += MMA) {
+                Operands operands;
+                operands_read(&operands, ready, size, a, b, depth);
+                sums_add(&sums, &operands, size);
+            }
             stage = (stage + 1) % STAGES;
         }
         barrier();
-        tile_write(g, &tile, &sums, (LOCAL float *)(stages + (stage + PREFETCH_STAGES) % STAGES * STAGE_ELEMENTS));
+        tile_write(g, size, &tile, &sums, (LOCAL float *)(stages + (stage + PREFETCH_STAGES) % STAGES * both_elements(size)));
     }
 }
 
 #endif
 
-KERNEL(gemm_nn, GemmArguments) { multiply(&a, LAYOUT_DEPTH, LAYOUT_LINES); }
-KERNEL(gemm_nt, GemmArguments) { multiply(&a, LAYOUT_DEPTH, LAYOUT_DEPTH); }
-KERNEL(gemm_tn, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_LINES); }
-KERNEL(gemm_tt, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_DEPTH); }
-KERNEL(gemm_any, GemmArguments) { multiply(&a, LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
+#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, left, right)
+#define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_LARGE, left, right)
+KERNEL(gemm_nn, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_LINES); }
+KERNEL(gemm_nt, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_DEPTH); }
+KERNEL(gemm_tn, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_LINES); }
+KERNEL(gemm_tt, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_DEPTH); }
+KERNEL(gemm_any, GemmArguments) { SMALL(LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
+#if defined __AMDGCN__
+KERNEL(gemm_large_nn, GemmArguments) { LARGE(LAYOUT_DEPTH, LAYOUT_LINES); }
+KERNEL(gemm_large_nt, GemmArguments) { LARGE(LAYOUT_DEPTH, LAYOUT_DEPTH); }
+KERNEL(gemm_large_tn, GemmArguments) { LARGE(LAYOUT_LINES, LAYOUT_LINES); }
+KERNEL(gemm_large_tt, GemmArguments) { LARGE(LAYOUT_LINES, LAYOUT_DEPTH); }
+#endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER_KERNEL(name, left, right)                                 \
@@ -129,11 +146,6 @@ HOPPER_KERNEL(gemm_hopper_tt, LAYOUT_LINES, LAYOUT_DEPTH)
 
 #include <assert.h>
 
-LAUNCHER(gemm_nn, GemmArguments)
-LAUNCHER(gemm_nt, GemmArguments)
-LAUNCHER(gemm_tn, GemmArguments)
-LAUNCHER(gemm_tt, GemmArguments)
-LAUNCHER(gemm_any, GemmArguments)
 LAUNCHER(gemm_hopper_nn, GemmHopper)
 LAUNCHER(gemm_hopper_nt, GemmHopper)
 LAUNCHER(gemm_hopper_tn, GemmHopper)
@@ -187,22 +199,56 @@ static bool launch_hopper(Device *device, const GemmArguments *g) {
     return true;
 }
 
+/* -- Tiles --------------------------------------------------------------------------------------------------------- */
+
+/* A bound on the tiles of all problems together: where only the device knows how many rows experts have, each has a tile that is
+ * not full in every column. */
+static int64_t most_tiles(const GemmArguments *g, TileSize size) {
+    int64_t rows = divide_up(g->m, tile_rows(size)), columns = divide_up(g->n, tile_columns(size));
+    if (g->symmetric) return g->problems * (rows * (rows + 1) / 2);
+    return g->offset && !g->slots_are_depth ? (rows + g->problems) * columns : g->problems * rows * columns;
+}
+
+LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size) {
+    int64_t most = most_tiles(g, size), lines = tile_rows(size) + tile_columns(size);
+    g->tiles = (int32_t)(most / g->problems);
+    g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
+    return (LaunchShape){.x = divide_up(most, 8) * 8,
+        .threads = tile_threads(size),
+        .shared = (int)(AMD_STAGES * lines * AMD_DEPTH * (int64_t)sizeof(bf16))};
+}
+
+/* How long a GEMM takes on AMD, in large tiles of a processor: all processors are as late as the last one. Small tiles, of which two
+ * share a processor, take longer for their size (modelled: docs/speed-log.md). */
+static double rounds_of(const GemmArguments *g, TileSize size, int processors) {
+    return (double)divide_up(most_tiles(g, size), processors) * (size == TILE_LARGE ? 1 : 0.3);
+}
+
+/* Offsets in the lines of a tile fit 31 bits. */
+static TileSize tile_size(const GemmArguments *g, int processors) {
+    bool fits = (g->lda | g->ldb) < 1 << 22;
+    return fits && rounds_of(g, TILE_LARGE, processors) <= rounds_of(g, TILE_SMALL, processors) ? TILE_LARGE : TILE_SMALL;
+}
+
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* `most_tiles`: a bound on the tiles of all problems together. */
-static void launch_gemm(Device *device, const GemmArguments *g, int64_t most_tiles) {
+LAUNCHERS(gemm_of, GemmArguments, gemm_nn, gemm_nt, gemm_tn, gemm_tt, gemm_any)
+LAUNCHERS(gemm_large, GemmArguments, gemm_large_nn, gemm_large_nt, gemm_large_tn, gemm_large_tt)
+
+static void launch_gemm(Device *device, GemmArguments *g) {
     const DeviceInfo *info = device_info(device);
-    LaunchShape shape = {.threads = GEMM_THREADS, .x = divide_up(most_tiles, 8) * 8};
     bool chunks = in_chunks(g->a, g->transpose_a ? g->m : g->k, g->lda, g->stride_a) &&
                   in_chunks(g->b, g->transpose_b ? g->k : g->n, g->ldb, g->stride_b);
+    int form = chunks ? g->transpose_a * 2 + g->transpose_b : 4;
+    TileSize size = chunks && info->kind != DEVICE_CUDA ? tile_size(g, info->processors) : TILE_SMALL;
+    LaunchShape shape = gpu_gemm_count_tiles(g, size);
     if (chunks && launch_hopper(device, g)) return;
     if (info->kind == DEVICE_CUDA) {
-        shape.shared = 3 * (TILE_ROWS + TILE_COLUMNS) * TILE_DEPTH * 2;
-        shape.x = most_tiles < info->processors ? most_tiles : info->processors;
+        int64_t most = most_tiles(g, size), lines = tile_rows(size) + tile_columns(size);
+        shape.shared = (int)(NVIDIA_STAGES * lines * NVIDIA_DEPTH * (int64_t)sizeof(bf16));
+        shape.x = most < info->processors ? most : info->processors;
     }
-    if (!chunks) launch_gemm_any(device, shape, g);
-    else if (g->transpose_a) (g->transpose_b ? launch_gemm_tt : launch_gemm_tn)(device, shape, g);
-    else (g->transpose_b ? launch_gemm_nt : launch_gemm_nn)(device, shape, g);
+    (size == TILE_LARGE ? launch_gemm_large : launch_gemm_of)(device, form, shape, g);
 }
 
 GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
@@ -216,12 +262,6 @@ GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
     return g;
 }
 
-void gpu_gemm_count_tiles(GemmArguments *g) {
-    int64_t rows = divide_up(g->m, TILE_ROWS);
-    g->tiles = (int32_t)(g->symmetric ? rows * (rows + 1) / 2 : rows * divide_up(g->n, TILE_COLUMNS));
-    g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
-}
-
 void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
     GemmArguments g = gpu_gemm_arguments(&batch->first);
@@ -229,8 +269,7 @@ void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
     g.problems = (int32_t)batch->count, g.symmetric = batch->symmetric;
-    gpu_gemm_count_tiles(&g);
-    launch_gemm(device, &g, batch->count * g.tiles);
+    launch_gemm(device, &g);
 }
 
 void gpu_gemm(Device *device, const Gemm *gemm) {
@@ -249,9 +288,7 @@ GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped) {
 void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
     GemmArguments g = gpu_gemm_grouped_arguments(grouped);
     if (g.m == 0 || g.n == 0) return;
-    gpu_gemm_count_tiles(&g);
-    int64_t columns = divide_up(g.n, TILE_COLUMNS), rows = divide_up(g.m, TILE_ROWS) + grouped->experts;
-    launch_gemm(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);
+    launch_gemm(device, &g);
 }
 
 #endif

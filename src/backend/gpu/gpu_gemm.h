@@ -37,7 +37,7 @@ void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped);
 /* As gpu_gemm and gpu_gemm_grouped (over rows), for fp8 (device/gemm.h). False, with nothing done, where there is no kernel:
  * they are for the targets of gpu_gemm_has_fp8 (sm_90a, gfx942, gfx950); for n, k and leading dimensions that are multiples of 16,
  * and operands, C, bias and scale_b aligned to 16 bytes; for the scalings ONE, TENSOR and LINE in any combination, and for A in
- * e4m3 with GROUP and B with BLOCK or GROUP. With experts, scale_a is that of the slots, and every expert has scale_b of its own, one
+ * e4m3 with GROUP and B with BLOCK or GROUP, on gfx950 both with MX. With experts, scale_a is that of the slots, and every expert has scale_b of its own, one
  * after the other: gemm_scale_count(scaling_b, n, k) for each. */
 bool gpu_gemm_has_fp8(const char *target);
 bool gpu_gemm_fp8(Device *device, const Gemm *gemm);

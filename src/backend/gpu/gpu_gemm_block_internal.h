@@ -13,37 +13,37 @@ enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in fli
 typedef struct Tile {
     int32_t problem, row, column; /* of C */
     int32_t rows, depth;          /* m and k of the problem */
-    int32_t steps;                /* stages of TILE_DEPTH along k, at least one; 0: there is no such tile */
+    int32_t steps;                /* stages along k, at least one; 0: there is no such tile */
     int64_t slot;                 /* first of the problem */
 } Tile;
 
 /* Position in the list of tiles: a problem and the number of its first tile. */
 typedef struct Walk { int32_t problem, first; } Walk;
 
-INLINE int32_t tiles_of(const GemmArguments *g, int32_t problem) {
+INLINE int32_t tiles_of(const GemmArguments *g, TileSize size, int32_t problem) {
     if (!g->offset) return g->tiles;
     int32_t slots = g->offset[problem + 1] - g->offset[problem];
     if (g->slots_are_depth) return slots > 0 || !g->d ? g->tiles : 0;
-    return divide_up(slots, TILE_ROWS) * divide_up(g->n, TILE_COLUMNS);
+    return divide_up(slots, tile_rows(size)) * divide_up(g->n, tile_columns(size));
 }
 
 /* Advances to the problem of tile `index`, which must not decrease; past the last problem if there is none. */
-INLINE void walk_to(const GemmArguments *g, Walk *walk, int32_t index) {
+INLINE void walk_to(const GemmArguments *g, TileSize size, Walk *walk, int32_t index) {
     if (!g->offset) {
         walk->problem = index / g->tiles;
         walk->first = walk->problem * g->tiles;
     } else
         while (walk->problem < g->problems) {
-            int32_t tiles = tiles_of(g, walk->problem);
+            int32_t tiles = tiles_of(g, size, walk->problem);
             if (index < walk->first + tiles) break;
             walk->first += tiles;
             walk->problem++;
         }
 }
 
-INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
+INLINE Tile tile_find(const GemmArguments *g, TileSize size, Walk *walk, int32_t index) {
     Tile tile = {.rows = g->m, .depth = g->k};
-    walk_to(g, walk, index);
+    walk_to(g, size, walk, index);
     if (walk->problem >= g->problems) return tile;
     tile.problem = walk->problem;
     if (g->offset) {
@@ -53,27 +53,29 @@ INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
         else tile.rows = slots;
     }
     if (g->symmetric) place_below_diagonal(index - walk->first, &tile.row, &tile.column);
-    else place_in_band(index - walk->first, BAND, divide_up(tile.rows, TILE_ROWS), divide_up(g->n, TILE_COLUMNS), &tile.row, &tile.column);
-    tile.row *= TILE_ROWS;
-    tile.column *= TILE_COLUMNS;
+    else
+        place_in_band(
+            index - walk->first, BAND, divide_up(tile.rows, tile_rows(size)), divide_up(g->n, tile_columns(size)), &tile.row, &tile.column);
+    tile.row *= tile_rows(size);
+    tile.column *= tile_columns(size);
     tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
     return tile;
 }
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-INLINE Reader reader_of_a(const GemmArguments *g, const Tile *t, Layout layout) {
+INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
     GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
     return reader_at(
-        layout, TILE_ROWS, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda, lines ? g->lda : 1, t->rows - t->row, t->depth);
+        layout, tile_rows(size), data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda, lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
-INLINE Reader reader_of_b(const GemmArguments *g, const Tile *t, Layout layout) {
+INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
     GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
-    return reader_at(
-        layout, TILE_COLUMNS, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb, lines ? g->ldb : 1, g->n - t->column, t->depth);
+    return reader_at(layout, tile_columns(size), data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb, lines ? g->ldb : 1,
+        g->n - t->column, t->depth);
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
@@ -144,14 +146,71 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
     }
 }
 
+#if defined __AMDGCN__
+
+/* As aligned as four floats are. */
+typedef f32x8 f32x8_aligned_16 __attribute__((aligned(16)));
+
+INLINE f32x8 read_eight(GLOBAL const char *from, bool wide) {
+    f32x8 x;
+    if (wide) return *(GLOBAL const f32x8_aligned_16 *)from;
+    u32x4 pairs = *(GLOBAL const u32x4 *)from;
+    UNROLL for (int i = 0; i < 8; i++) x[i] = i % 2 ? to_float_high(pairs[i / 2]) : to_float_low(pairs[i / 2]);
+    return x;
+}
+INLINE void write_eight(GLOBAL char *to, f32x8 x, bool wide) {
+    u32x4 pairs;
+    UNROLL for (int i = 0; i < 4; i++) pairs[i] = to_bf16_pair(x[2 * i], x[2 * i + 1]);
+    if (wide) *(GLOBAL f32x8_aligned_16 *)to = x;
+    else *(GLOBAL u32x4 *)to = pairs;
+}
+
+/* Writes the sums of a wave from registers: a lane has eight adjacent columns of a row, which can be accessed together. */
+INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *t, const Sums *sums, bool wide) {
+    int32_t bytes = wide ? 4 : 2, row = t->row + wave_row(size), column = t->column + wave_column(size);
+    uint32_t lane = (accumulator_row(0) * (uint32_t)g->ldc + accumulator_chunk()) * bytes;
+    int64_t first = place_of(g, t->slot, t->problem, row, column);
+    UNROLL for (int i = 0; i < blocks_down(size); i++) {
+        f32x8 d[LANE_ROWS][BLOCKS_ACROSS];
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+            bool there = row + i * MMA + accumulator_row(r) < t->rows && column + j * MMA + accumulator_chunk() < g->n;
+            d[r][j] = 0;
+            if (g->d && there)
+                d[r][j] =
+                    read_eight((GLOBAL const char *)g->d + (first + (i * MMA + r * OPERAND_STEP) * g->ldc + j * MMA) * bytes + lane, wide);
+        }
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+            bool there = row + i * MMA + accumulator_row(r) < t->rows && column + j * MMA + accumulator_chunk() < g->n;
+            f32x8 x;
+            UNROLL for (int c = 0; c < LANE_COLUMNS; c++) x[c] = accumulator_get(&sums->block[i][j], r, c);
+            x = g->alpha * x + g->beta * d[r][j];
+            if (g->bias && there) x += *(GLOBAL const f32x8_aligned_16 *)(g->bias + column + j * MMA + accumulator_chunk());
+            if (there) write_eight((GLOBAL char *)g->c + (first + (i * MMA + r * OPERAND_STEP) * g->ldc + j * MMA) * bytes + lane, x, wide);
+        }
+    }
+}
+
+INLINE bool in_eights(const GemmArguments *g) {
+    return g->fours && !g->symmetric && (g->n | (int32_t)g->ldc | (int32_t)g->stride_c) % 8 == 0;
+}
+
+#endif
+
 /* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS floats for each.
  * Where C is symmetric, blocks of 64 x 64 above the diagonal mirror those below. */
-INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, LOCAL float *room) {
+INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, const Sums *sums, LOCAL float *room) {
+#if defined __AMDGCN__
+    if (in_eights(g)) {
+        if (g->wide) write_eights(g, size, t, sums, true);
+        else write_eights(g, size, t, sums, false);
+        return;
+    }
+#endif
     LOCAL float *pass = room + wave_id() * PASS_ROWS * PASS_COLUMNS;
-    _Pragma("clang loop unroll(disable)") for (int i = 0; i < PASSES; i++) {
-        int32_t row = t->row + pass_row(i), column = t->column + pass_column(i), from_diagonal = row / 64 - column / 64;
+    _Pragma("clang loop unroll(disable)") for (int i = 0; i < blocks_down(size); i++) {
+        int32_t row = t->row + pass_row(size, i), column = t->column + wave_column(size), from_diagonal = row / 64 - column / 64;
         wave_barrier();
-        UNROLL for (int j = 0; j < PASSES; j++) if (i == j) pass_write(sums, pass, j);
+        UNROLL for (int j = 0; j < blocks_down(size); j++) if (i == j) pass_write(sums, pass, j);
         wave_barrier();
         if (!g->fours) {
             write_elements(g, t, row, column, pass);
@@ -170,46 +229,85 @@ INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, 
 #if defined __AMDGCN__
 
 /* Blocks go to chiplets round-robin, and each chiplet has its own L2 cache: gives every chiplet adjacent tiles. */
-INLINE int32_t first_tile(const GemmArguments *g) {
+INLINE int32_t first_tile(const GemmArguments *g, TileSize size) {
 #if defined __gfx942__ || defined __gfx950__
     enum { CHIPLETS = 8 };
     int32_t tiles = g->offset ? 0 : g->problems * g->tiles;
-    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, i);
+    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, size, i);
     int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
     return index < share ? block_x() % CHIPLETS * share + index : tiles;
 #else
-    (void)g;
+    (void)g, (void)size;
     return block_x();
 #endif
 }
 
-/* A block's tile, and the stages of it that are on their way. */
+/* A block's tile, and its stages on their way from memory. While a stage is multiplied the next one goes to shared memory, and two more
+ * are on their way. Every wave goes through two phases a stage: in one it reads its operands and writes the stage after, in the other it
+ * multiplies. Blocks of eight waves have two on every SIMD, of which the later ones are a phase behind, so that one multiplies while the
+ * other one is at memory (as HazyResearch's HipKittens does); where blocks have four, two blocks share a processor and do about the same
+ * without being told. */
 typedef struct Work {
     Tile tile;
     Reader left, right;
-    Fetched next_left, next_right;
+    Fetched left_on_its_way[STAGES], right_on_its_way[STAGES];
+    OperandPlaces places;
+    bool in_turns, later;
 } Work;
 
+/* A barrier across which the compiler moves nothing, above all not products to where it would wait for their operands. */
+INLINE void phase_barrier(void) {
+    __builtin_amdgcn_sched_barrier(0);
+    barrier();
+    __builtin_amdgcn_sched_barrier(0);
+}
+
+/* Writes a stage to place `at` of the STAGES, and starts to fetch the one that is STAGES later. */
+INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout b) {
+    LOCAL bf16 *stage = stages + at * both_elements(size);
+    reader_put(&w->left, &w->left_on_its_way[at], stage, size, a, tile_rows(size));
+    reader_put(&w->right, &w->right_on_its_way[at], stage + a_elements(size), size, b, tile_columns(size));
+    reader_fetch(&w->left, &w->left_on_its_way[at], a, tile_rows(size));
+    reader_fetch(&w->right, &w->right_on_its_way[at], b, tile_columns(size));
+}
+
 /* False where there is no tile for this block. */
-INLINE bool work_open(Work *w, const GemmArguments *g, Layout a, Layout b) {
+INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, Layout a, Layout b) {
     Walk walk = {0};
-    w->tile = tile_find(g, &walk, first_tile(g));
+    w->tile = tile_find(g, size, &walk, first_tile(g, size));
     if (w->tile.steps == 0) return false;
-    w->left = reader_of_a(g, &w->tile, a), w->right = reader_of_b(g, &w->tile, b);
-    reader_fetch(&w->left, &w->next_left, a, TILE_ROWS);
-    reader_fetch(&w->right, &w->next_right, b, TILE_COLUMNS);
+    w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
+    w->in_turns = size != TILE_SMALL,
+    w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch, no mask */
+    w->places = operand_places(size);
+    UNROLL for (int i = 0; i < STAGES; i++) {
+        reader_fetch(&w->left, &w->left_on_its_way[i], a, tile_rows(size));
+        reader_fetch(&w->right, &w->right_on_its_way[i], b, tile_columns(size));
+    }
+    work_advance(w, size, 0, a, b);
+    phase_barrier();
+    __builtin_amdgcn_s_setprio(0); /* tells the emulator that waves stand at barriers apart */
+    if (w->in_turns && w->later) phase_barrier();
     return true;
 }
 
-/* Puts the next stage into shared memory, and starts to fetch the one after it. */
-INLINE void work_advance(Work *w, LOCAL bf16 *stage, Layout a, Layout b) {
-    barrier();
-    reader_put(&w->left, &w->next_left, stage, a, TILE_ROWS);
-    reader_put(&w->right, &w->next_right, stage + A_ELEMENTS, b, TILE_COLUMNS);
-    barrier();
-    reader_fetch(&w->left, &w->next_left, a, TILE_ROWS);
-    reader_fetch(&w->right, &w->next_right, b, TILE_COLUMNS);
-    __builtin_amdgcn_sched_barrier(0); /* else the compiler sinks the loads below the sums to save registers */
+/* The operands of the next stage, which is in place `at` of the STAGES. What follows is the wave's turn at the matrix unit. */
+INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b) {
+    operands_read(operands, stages + at * both_elements(size), size, w->places);
+    work_advance(w, size, (at + 1) % STAGES, a, b);
+    phase_barrier();
+    __builtin_amdgcn_s_setprio(1);
+}
+INLINE void work_end(const Work *w) {
+    __builtin_amdgcn_s_setprio(0);
+    if (w->in_turns) phase_barrier();
+    else __builtin_amdgcn_sched_barrier(0);
+}
+
+/* After the last stage: all waves have used the stages. */
+INLINE void work_close(const Work *w) {
+    if (w->in_turns && !w->later) phase_barrier();
+    phase_barrier();
 }
 
 #endif

@@ -24,9 +24,24 @@ PROMOTED_KERNEL(gemm_fp8_hopper_e5m2, E5M2_E4M3, PROMOTE_SUMS)
 PROMOTED_KERNEL(gemm_fp8_hopper_blocks, E4M3_E4M3, PROMOTE_BLOCKS)
 PROMOTED_KERNEL(gemm_fp8_hopper_groups, E4M3_E4M3, PROMOTE_GROUPS)
 #elif defined __gfx942__ || defined __gfx950__
-KERNEL(gemm_fp8_amd_e4m3, GemmFp8Amd) { multiply_fp8(&a, A_E4M3, false); }
-KERNEL(gemm_fp8_amd_e5m2, GemmFp8Amd) { multiply_fp8(&a, A_E5M2, false); }
-KERNEL(gemm_fp8_amd_groups, GemmFp8Amd) { multiply_fp8(&a, A_E4M3, true); }
+KERNEL(gemm_fp8_amd_e4m3, GemmFp8Amd) {
+    WAVE_BOUNDS(256, 2);
+    multiply_fp8(&a, A_E4M3, false);
+}
+KERNEL(gemm_fp8_amd_e5m2, GemmFp8Amd) {
+    WAVE_BOUNDS(256, 2);
+    multiply_fp8(&a, A_E5M2, false);
+}
+KERNEL(gemm_fp8_amd_groups, GemmFp8Amd) {
+    WAVE_BOUNDS(256, 2);
+    multiply_fp8(&a, A_E4M3, true);
+}
+#if defined __gfx950__
+KERNEL(gemm_fp8_amd_mx, GemmFp8Amd) {
+    WAVE_BOUNDS(256, 2);
+    multiply_mx(&a);
+}
+#endif
 #endif
 
 #else
@@ -35,14 +50,15 @@ KERNEL(gemm_fp8_amd_groups, GemmFp8Amd) { multiply_fp8(&a, A_E4M3, true); }
 #include <string.h>
 
 LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2, gemm_fp8_hopper_blocks, gemm_fp8_hopper_groups)
-LAUNCHERS(gemm_fp8_amd, GemmFp8Amd, gemm_fp8_amd_e4m3, gemm_fp8_amd_e5m2, gemm_fp8_amd_groups, gemm_fp8_amd_groups)
+LAUNCHERS(gemm_fp8_amd, GemmFp8Amd, gemm_fp8_amd_e4m3, gemm_fp8_amd_e5m2, gemm_fp8_amd_groups, gemm_fp8_amd_groups, gemm_fp8_amd_mx)
 
-/* In the order of the launchers. */
-typedef enum Fp8Kernel { FP8_KERNEL_E4M3, FP8_KERNEL_E5M2, FP8_KERNEL_BLOCKS, FP8_KERNEL_GROUPS, FP8_KERNEL_NONE } Fp8Kernel;
+/* In the order of the launchers; Hopper has none for MX. */
+typedef enum Fp8Kernel { FP8_KERNEL_E4M3, FP8_KERNEL_E5M2, FP8_KERNEL_BLOCKS, FP8_KERNEL_GROUPS, FP8_KERNEL_MX, FP8_KERNEL_NONE } Fp8Kernel;
 
 static Fp8Kernel kernel_for(const Gemm *g) {
     bool once = g->scaling_a <= GEMM_SCALE_LINE && g->scaling_b <= GEMM_SCALE_LINE;
     if (once) return g->input == GEMM_E4M3 ? FP8_KERNEL_E4M3 : FP8_KERNEL_E5M2;
+    if (g->input == GEMM_E4M3 && g->scaling_a == GEMM_SCALE_MX && g->scaling_b == GEMM_SCALE_MX) return FP8_KERNEL_MX;
     if (g->input != GEMM_E4M3 || g->scaling_a != GEMM_SCALE_GROUP) return FP8_KERNEL_NONE;
     return g->scaling_b == GEMM_SCALE_BLOCK ? FP8_KERNEL_BLOCKS : g->scaling_b == GEMM_SCALE_GROUP ? FP8_KERNEL_GROUPS : FP8_KERNEL_NONE;
 }
@@ -59,7 +75,7 @@ static GemmScales scales_of(const Gemm *g) {
     return (GemmScales){.a = g->scale_a,
         .b = g->scale_b,
         .by_row = g->scaling_a == GEMM_SCALE_LINE,
-        .by_column = g->scaling_b == GEMM_SCALE_LINE || g->scaling_b == GEMM_SCALE_GROUP,
+        .by_column = gemm_scales_lines(g->scaling_b),
         .b_stride = (int32_t)gemm_scale_count(g->scaling_b, g->n, g->k)};
 }
 
@@ -76,9 +92,8 @@ static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments 
 
 static bool launch_amd(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
     GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm)};
-    gpu_gemm_count_tiles(&a.gemm);
-    int64_t rows = divide_up(g->m, TILE_ROWS) + (g->offset ? g->problems : 0), tiles = rows * divide_up(g->n, TILE_COLUMNS);
-    launch_gemm_fp8_amd(device, kernel, (LaunchShape){.x = divide_up(tiles, 8) * 8, .threads = GEMM_THREADS}, &a);
+    LaunchShape shape = gpu_gemm_count_tiles(&a.gemm, TILE_SMALL);
+    launch_gemm_fp8_amd(device, kernel, shape, &a);
     return true;
 }
 
@@ -97,6 +112,7 @@ static bool launch_gemm(Device *device, const Gemm *gemm, const GemmArguments *g
     const DeviceInfo *info = device_info(device);
     Fp8Kernel kernel = kernel_for(gemm);
     if (kernel == FP8_KERNEL_NONE || !is_aligned(gemm) || !gpu_gemm_has_fp8(info->target)) return false;
+    if (kernel == FP8_KERNEL_MX && !info->fp8_mx) return false;
     return (info->kind == DEVICE_CUDA ? launch_hopper : launch_amd)(device, gemm, g, kernel);
 }
 

@@ -1,11 +1,12 @@
 /* GEMM of fp8 on AMD's matrix units: gfx942 (MI300X), whose formats are FNUZ, and gfx950 (OCP). For gpu_gemm_fp8.c, which
  * launches these kernels with arguments that count k and leading dimensions in pairs of codes: to readers and to shared
- * memory a pair is an element in bf16. So a stage has 128 steps along k, the size of a group or block of scales, whose
+ * memory a pair is an element in bf16. So two stages have 128 steps along k, the size of a group or block of scales, whose
  * sums are multiplied by them before they are added to those of other groups. Sums are fp32 throughout. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_block_internal.h"
 #include "backend/gpu/gpu_gemm_hopper_internal.h" /* GemmScales */
+#include "device/gemm.h"
 
 typedef struct GemmFp8Amd {
     GemmArguments gemm;
@@ -33,74 +34,135 @@ INLINE void mma_codes(Accumulator *c, const Operand *a, const Operand *b, CodesO
 /* Of the wave's row and column of this lane's number. */
 typedef struct WaveScales { float row, column; } WaveScales;
 
-INLINE int wave_row(void) { return wave_id() / WAVES_ACROSS * WAVE_ROWS * MMA; }
-INLINE int wave_column(void) { return wave_id() % WAVES_ACROSS * WAVE_COLUMNS * MMA; }
+enum { GROUP = STAGES * TILE_DEPTH, FP8_TILE = TILE_SMALL };
 
-/* Beyond the last row or column those of the last. `groups`: scales are those of groups and blocks of stage `step`. */
-INLINE WaveScales wave_scales(const GemmFp8Amd *a, const Tile *t, int32_t step, bool groups) {
+/* Beyond the last row or column those of the last. `groups`: scales are those of group or block `group`. */
+INLINE WaveScales wave_scales(const GemmFp8Amd *a, const Tile *t, int32_t group, bool groups) {
     const GemmScales *s = &a->scales;
-    int64_t row = t->slot + least(t->row + wave_row() + lane_id(), t->rows - 1);
-    int32_t column = least(t->column + wave_column() + lane_id(), a->gemm.n - 1);
+    int64_t row = t->slot + least(t->row + wave_row(FP8_TILE) + lane_id(), t->rows - 1);
+    int32_t column = least(t->column + wave_column(FP8_TILE) + lane_id(), a->gemm.n - 1);
     GLOBAL const float *of_b = s->b + (int64_t)t->problem * s->b_stride;
     if (!groups) return (WaveScales){s->a ? s->a[s->by_row ? row : 0] : 1, s->b ? of_b[s->by_column ? column : 0] : 1};
-    int32_t count = divide_up(a->gemm.k, TILE_DEPTH), line = s->by_column ? column : column / BLOCK_LINES;
-    return (WaveScales){s->a[row * count + step], of_b[(int64_t)line * count + step]};
+    int32_t count = divide_up(a->gemm.k, GROUP), line = s->by_column ? column : column / BLOCK_LINES;
+    return (WaveScales){s->a[row * count + group], of_b[(int64_t)line * count + group]};
 }
 
-/* to += from * scales, for block (i, j) of the wave's. */
-INLINE void block_add_scaled(Accumulator *to, const Accumulator *from, WaveScales scales, int i, int j) {
-    float columns[LANE_COLUMNS];
-    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) columns[c] = shuffle_float(scales.column, j * MMA + accumulator_column(c));
-    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        float row = shuffle_float(scales.row, i * MMA + accumulator_row(r));
-        UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
-            accumulator_set(to, r, c, accumulator_get(to, r, c) + accumulator_get(from, r, c) * (row * columns[c]));
+/* to += from * scales. */
+INLINE void sums_add_scaled(Sums *to, const Sums *from, WaveScales scales) {
+    UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+        Accumulator *sum = &to->block[i][j];
+        float columns[LANE_COLUMNS];
+        UNROLL for (int c = 0; c < LANE_COLUMNS; c++) columns[c] = shuffle_float(scales.column, j * MMA + accumulator_column(c));
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            float row = shuffle_float(scales.row, i * MMA + accumulator_row(r));
+            UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+                accumulator_set(sum, r, c, accumulator_get(sum, r, c) + accumulator_get(&from->block[i][j], r, c) * (row * columns[c]));
+        }
     }
 }
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
 
-/* Adds a stage, or with `groups` its sums times their scales. */
-INLINE void sums_add_codes(Sums *sums, LOCAL const bf16 *stage, CodesOfA type, bool groups, WaveScales scales) {
-    enum { PARTS = TILE_DEPTH / MMA };
-    Operand left[WAVE_ROWS][PARTS], right[WAVE_COLUMNS][PARTS];
-    UNROLL for (int p = 0; p < PARTS; p++) {
-        UNROLL for (int i = 0; i < WAVE_ROWS; i++) operand_read(&left[i][p], stage, LAYOUT_DEPTH, wave_row() + i * MMA, p * MMA);
-        UNROLL for (int j = 0; j < WAVE_COLUMNS; j++)
-            operand_read(&right[j][p], stage + A_ELEMENTS, LAYOUT_DEPTH, wave_column() + j * MMA, p * MMA);
+INLINE void sums_add_codes(Sums *sums, const Operands *o, CodesOfA type) {
+    UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        mma_codes(&sums->block[i][j], &o->left[i], &o->right[j], type);
+}
+
+#if defined __gfx950__
+
+/* Scales of 32 elements along k, as gfx950 multiplies by them: 2^(code - 127), the exponents of fp32 powers of two. Lane 16 q + m
+ * has those of elements 32 q .. 32 q + 31 of a group, of the row half[s] of an Operand's (mma_gfx950_internal.h). */
+typedef struct ScaleCodes { int half[2]; } ScaleCodes;
+
+/* Of the block of 32 lines from `line` on, of which `lines` exist: beyond these those of the last, and beyond the last group its
+ * codes, as elements are zero there. */
+INLINE ScaleCodes scale_codes(GLOBAL const float *scales, int32_t line, int32_t lines, int32_t groups, int32_t step) {
+    ScaleCodes codes;
+    int32_t group = least(step * (2 * GROUP / GEMM_SCALE_MX_SIZE) + lane_id() / 16, groups - 1);
+    UNROLL for (int s = 0; s < 2; s++) {
+        int32_t at = least(line + (int32_t)operand_row(lane_id() % 16) + 4 * s, lines - 1);
+        codes.half[s] = __builtin_bit_cast(int, scales[(int64_t)at * groups + group]) >> 23;
     }
-    UNROLL for (int i = 0; i < WAVE_ROWS; i++) UNROLL for (int j = 0; j < WAVE_COLUMNS; j++) {
-        Accumulator group, *to = groups ? &group : &sums->block[i][j];
-        accumulator_clear(&group);
-        UNROLL for (int p = 0; p < PARTS; p++) mma_codes(to, &left[i][p], &right[j][p], type);
-        if (groups) block_add_scaled(&sums->block[i][j], &group, scales, i, j);
+    return codes;
+}
+
+/* The 32 bytes of a lane that MFMA takes: 16 of each half of 128 elements along k. */
+typedef int MfmaBytes __attribute__((ext_vector_type(8)));
+INLINE MfmaBytes mfma_bytes(const Operand *parts, const int s) {
+    u32x4 first = parts[0].half[s], second = parts[1].half[s];
+    return (MfmaBytes){first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+}
+
+/* c[i][j] += sum over 128 codes of a[i] * b[j], both e4m3, times their scales. */
+INLINE void mma_scaled(Accumulator *c, const Operand *a, const Operand *b, ScaleCodes of_a, ScaleCodes of_b) {
+    UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) c->x[s][t] = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
+        mfma_bytes(b, t), mfma_bytes(a, s), c->x[s][t], 0, 0, 0, of_b.half[t], 0, of_a.half[s]);
+}
+
+/* Of all the wave's lines, for the steps of STAGES stages. */
+typedef struct MxScales { ScaleCodes row[MOST_BLOCKS], column[BLOCKS_ACROSS]; } MxScales;
+
+INLINE void mx_scales(MxScales *scales, const GemmFp8Amd *a, const Tile *t, int32_t step) {
+    int32_t groups = divide_up(2 * a->gemm.k, GEMM_SCALE_MX_SIZE);
+    GLOBAL const float *of_a = a->scales.a + t->slot * groups, *of_b = a->scales.b + (int64_t)t->problem * a->scales.b_stride;
+    UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) scales->row[i] =
+        scale_codes(of_a, t->row + wave_row(FP8_TILE) + i * MMA, t->rows, groups, step);
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) scales->column[j] =
+        scale_codes(of_b, t->column + wave_column(FP8_TILE) + j * MMA, a->gemm.n, groups, step);
+}
+
+INLINE void sums_add_mx(Sums *sums, const Operands *operands, const MxScales *scales) {
+    UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+        Operand left[STAGES], right[STAGES];
+        UNROLL for (int p = 0; p < STAGES; p++) left[p] = operands[p].left[i], right[p] = operands[p].right[j];
+        mma_scaled(&sums->block[i][j], left, right, scales->row[i], scales->column[j]);
     }
 }
 
-INLINE void sums_scale(Sums *sums, WaveScales scales) {
-    UNROLL for (int i = 0; i < WAVE_ROWS; i++) UNROLL for (int j = 0; j < WAVE_COLUMNS; j++) {
-        Accumulator scaled;
-        accumulator_clear(&scaled);
-        block_add_scaled(&scaled, &sums->block[i][j], scales, i, j);
-        sums->block[i][j] = scaled;
-    }
-}
-
-INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
-    static SHARED bf16 stage[STAGE_ELEMENTS] __attribute__((aligned(16)));
+INLINE void multiply_mx(const GemmFp8Amd *a) {
     Work work;
     Sums sums;
-    WaveScales scales = {0};
-    if (!work_open(&work, &a->gemm, LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
-    sums_clear(&sums);
-    for (int32_t step = 0; step < work.tile.steps; step++) {
-        if (groups) scales = wave_scales(a, &work.tile, step, true);
-        work_advance(&work, stage, LAYOUT_DEPTH, LAYOUT_DEPTH);
-        sums_add_codes(&sums, stage, type, groups, scales);
+    MxScales scales;
+    if (!work_open(&work, &a->gemm, FP8_TILE, LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    sums_clear(&sums, FP8_TILE);
+    for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
+        Operands operands[STAGES];
+        mx_scales(&scales, a, &work.tile, step / STAGES);
+        UNROLL for (int stage = 0; stage < STAGES; stage++) {
+            work_begin(&work, FP8_TILE, &operands[stage], stage, LAYOUT_DEPTH, LAYOUT_DEPTH);
+            if (stage == STAGES - 1) sums_add_mx(&sums, operands, &scales);
+            work_end(&work);
+        }
     }
-    if (!groups) sums_scale(&sums, wave_scales(a, &work.tile, 0, false));
-    barrier();
-    tile_write(&a->gemm, &work.tile, &sums, (LOCAL float *)stage);
+    work_close(&work);
+    tile_write(&a->gemm, FP8_TILE, &work.tile, &sums, (LOCAL float *)stages);
+}
+
+#endif
+
+INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
+    Work work;
+    Sums sums, group;
+    if (!work_open(&work, &a->gemm, FP8_TILE, LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    sums_clear(&sums, FP8_TILE);
+    for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
+        WaveScales scales = groups ? wave_scales(a, &work.tile, step / STAGES, true) : (WaveScales){0};
+        sums_clear(&group, FP8_TILE);
+        UNROLL for (int stage = 0; stage < STAGES; stage++) {
+            Operands operands;
+            work_begin(&work, FP8_TILE, &operands, stage, LAYOUT_DEPTH, LAYOUT_DEPTH);
+            sums_add_codes(groups ? &group : &sums, &operands, type);
+            work_end(&work);
+        }
+        if (groups) sums_add_scaled(&sums, &group, scales);
+    }
+    work_close(&work);
+    if (!groups) {
+        group = sums;
+        sums_clear(&sums, FP8_TILE);
+        sums_add_scaled(&sums, &group, wave_scales(a, &work.tile, 0, false));
+    }
+    tile_write(&a->gemm, FP8_TILE, &work.tile, &sums, (LOCAL float *)stages);
 }
 
 #endif

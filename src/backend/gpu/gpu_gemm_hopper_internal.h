@@ -77,8 +77,8 @@ typedef struct GemmHopper {
  * TMA cannot read the operands or write C. */
 GemmArguments gpu_gemm_arguments(const Gemm *gemm);
 GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
-/* Sets what depends on all others. */
-void gpu_gemm_count_tiles(GemmArguments *g);
+/* Sets what depends on all others and on the size of tiles. Returns the launch on AMD of blocks of one tile each. */
+LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size);
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL

@@ -2,17 +2,31 @@
  * stay in registers. For gpu_gemm_block_internal.h; the Hopper kernels (gpu_gemm_hopper_internal.h) share
  * the arguments.
  *
- * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH steps along k, in swizzled rows of
- * shared memory (mma.h). A row is either a line, or one step along k of a panel of 32 or 64 lines; a panel then has
- * TILE_DEPTH rows.
+ * A stage is TILE_DEPTH steps along k of the lines (rows of A, columns of B) of a tile. On NVIDIA it lies in swizzled rows of
+ * shared memory (mma.h), each of which is a line, or one step along k of a panel of 32 lines. On AMD it lies by lines
+ * whatever the layout in memory (lines_at in mma.h): what has lines side by side there is transposed on its way.
  *
- * A wave sums 64 rows of a tile of C in blocks of 32 x 32 (mma.h). At the end it writes its sums to shared memory, row
+ * A wave sums wave_rows of a tile of C in blocks of 32 x 32 (mma.h). At the end it writes its sums to shared memory, row
  * by row, in several passes. */
 #pragma once
 
 #include "backend/gpu/mma.h"
 
-enum { GEMM_THREADS = 256, TILE_ROWS = 128, TILE_COLUMNS = 128, TILE_DEPTH = 64 };
+/* The size of a tile of C: a constant at every call on the device. Large ones, which blocks of eight waves sum, are AMD's alone. */
+typedef enum TileSize { TILE_SMALL, TILE_LARGE } TileSize;
+static inline int tile_rows(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
+static inline int tile_columns(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
+static inline int tile_threads(TileSize size) { return size == TILE_LARGE ? 512 : 256; }
+/* Of a tile, those that a wave sums. */
+static inline int wave_rows(TileSize size) { return size == TILE_LARGE ? 128 : 64; }
+
+/* Steps along k of a stage, and stages in shared memory; those of the Hopper kernels are NVIDIA's too. */
+enum { AMD_DEPTH = 32, AMD_STAGES = 2, NVIDIA_DEPTH = 64, NVIDIA_STAGES = 3 };
+#if defined GPU_DEVICE && defined __AMDGCN__
+enum { TILE_DEPTH = AMD_DEPTH, STAGES = AMD_STAGES, MOST_BLOCKS = 4 };
+#else
+enum { TILE_DEPTH = NVIDIA_DEPTH, STAGES = NVIDIA_STAGES, MOST_BLOCKS = 2 };
+#endif
 
 /* C = alpha A B + beta D + bias. */
 typedef struct GemmArguments {
@@ -64,56 +78,84 @@ INLINE void place_below_diagonal(int32_t index, int32_t *row, int32_t *column) {
 #if defined __NVPTX__
 /* Into the second-level cache. */
 INLINE void prefetch(GLOBAL const void *data) { __asm__ volatile("prefetch.global.L2 [%0];" : : "l"(data)); }
-enum { STAGES = 3 };
-#else
-enum { STAGES = 1 };
 #endif
 
-enum {
-    A_ELEMENTS = TILE_ROWS * TILE_DEPTH,
-    STAGE_ELEMENTS = A_ELEMENTS + TILE_COLUMNS * TILE_DEPTH,
-    PANEL_LINES = WAVE == 32 ? 32 : 64,                    /* a wave reads constant parts of a panel */
-    CHUNKS = TILE_COLUMNS * TILE_DEPTH / 8 / GEMM_THREADS, /* most that a thread reads of a tile */
-};
+/* Elements of a stage of A, and of both; the stages are one after the other. */
+INLINE int a_elements(TileSize size) { return tile_rows(size) * TILE_DEPTH; }
+INLINE int both_elements(TileSize size) { return (tile_rows(size) + tile_columns(size)) * TILE_DEPTH; }
+
+extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
 /* -- From global to shared memory ---------------------------------------------------------------------------------- */
 
 /* What is contiguous in memory, in aligned chunks of eight: steps along k, or lines. LAYOUT_ELEMENTS: nothing. */
 typedef enum Layout { LAYOUT_DEPTH, LAYOUT_LINES, LAYOUT_ELEMENTS } Layout;
 
-/* Reads an operand, tile after tile along k. Lines beyond the last are read from the last: their sums are never stored.
+enum { CHUNKS = WAVE == 64 ? 2 : 4 }; /* that a thread reads of a stage of one operand */
+
+/* Reads an operand, stage after stage along k. Lines beyond the last are read from the last: their sums are never stored.
  * Steps beyond k are zero. */
 typedef struct Reader {
-    GLOBAL const bf16 *data;                  /* line 0 of the next tile */
-    int64_t step;                             /* to the next tile, in elements */
+    GLOBAL const bf16 *data;                  /* line 0 of the next stage */
+    int64_t step;                             /* to the next stage, in elements */
     int32_t left;                             /* steps along k from data on */
     int32_t offset[CHUNKS];                   /* from data to this thread's chunks; not of LAYOUT_ELEMENTS */
     int32_t line_stride, depth_stride, lines; /* of LAYOUT_ELEMENTS only */
 } Reader;
 
-INLINE int chunks_of(int count) { return count * TILE_DEPTH / 8 / GEMM_THREADS; }
+#if defined __AMDGCN__
+
+/* The first line and the first step of a thread's chunk i of a stage of `lines` lines, in memory. Of LAYOUT_LINES a thread has two
+ * steps of the same eight lines, and a wave four pairs of steps of 128 lines: so its writes, transposed, go to every bank. */
+INLINE int chunk_line(Layout layout, int lines, int i) {
+    unsigned thread = thread_id();
+    return (int)(layout == LAYOUT_DEPTH ? thread / 4 + i * lines / CHUNKS : thread / 4 % (lines / 8) * 8);
+}
+INLINE int chunk_depth(Layout layout, int lines, int i) {
+    unsigned thread = thread_id();
+    return (int)(layout == LAYOUT_DEPTH ? thread % 4 * 8 : (thread % 4 + thread / (lines / 2) * 4) * 2 + i);
+}
+/* From line 0 and step 0 of the stage, in elements; `lines` exist from there on. */
+INLINE int32_t chunk_offset(Layout layout, int count, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    int line = chunk_line(layout, count, i), depth = chunk_depth(layout, count, i);
+    return layout == LAYOUT_DEPTH ? least(line, lines - 1) * (int32_t)line_stride + depth
+                                  : depth * (int32_t)depth_stride + least(line, lines - 8);
+}
+INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { return stage + lines_at(line, depth / 8); }
+
+#elif defined __NVPTX__
+
+enum { PANEL_LINES = 32 }; /* a wave reads constant parts of a panel */
 
 /* Elements in a row of shared memory; and the row, and the first element in it, of a thread's chunk i. */
 INLINE int row_width(Layout layout) { return layout == LAYOUT_LINES ? PANEL_LINES : TILE_DEPTH; }
-INLINE int chunk_row(Layout layout, int i) { return (thread_id() + i * GEMM_THREADS) / (row_width(layout) / 8); }
+INLINE int chunk_row(Layout layout, int i) { return (thread_id() + i * tile_threads(TILE_SMALL)) / (row_width(layout) / 8); }
 INLINE int chunk_column(Layout layout) { return thread_id() % (row_width(layout) / 8) * 8; }
 INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, Layout layout, int i) {
-    int width = row_width(layout), rows = GEMM_THREADS / (width / 8);
+    int width = row_width(layout), rows = tile_threads(TILE_SMALL) / (width / 8);
     return tile + tile_at(width, chunk_row(layout, 0), chunk_column(layout)) +
            i * rows * width; /* rows are a multiple of the swizzle's period */
 }
+INLINE int chunk_depth(Layout layout, int i) { return layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH; }
+INLINE int32_t chunk_offset(Layout layout, int count, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    int row = chunk_row(layout, i), column = chunk_column(layout);
+    (void)count;
+    return layout == LAYOUT_DEPTH ? least(row, lines - 1) * (int32_t)line_stride + column
+                                  : row % TILE_DEPTH * (int32_t)depth_stride + least(row / TILE_DEPTH * PANEL_LINES + column, lines - 8);
+}
+INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { return stage + tile_at(TILE_DEPTH, line, depth); }
 
-/* `data` is line 0 of the tile at k = 0; `lines` and `depth` are the lines and steps along k from there on. */
+#endif
+
+/* `data` is line 0 of the tile of `count` lines at k = 0; `lines` and `depth` are the lines and steps along k from there on. */
 INLINE Reader reader_at(
     Layout layout, int count, GLOBAL const bf16 *data, int64_t line_stride, int64_t depth_stride, int32_t lines, int32_t depth) {
     Reader r = {.data = data, .step = TILE_DEPTH * depth_stride, .left = depth};
     if (layout == LAYOUT_ELEMENTS) {
         r.line_stride = (int32_t)line_stride, r.depth_stride = (int32_t)depth_stride, r.lines = lines;
-    } else UNROLL for (int i = 0; i < chunks_of(count); i++) {
-            int row = chunk_row(layout, i), column = chunk_column(layout);
-            if (layout == LAYOUT_DEPTH) r.offset[i] = least(row, lines - 1) * (int32_t)line_stride + column;
-            else r.offset[i] = row % TILE_DEPTH * (int32_t)depth_stride + least(row / TILE_DEPTH * PANEL_LINES + column, lines - 8);
-        }
+    } else {
+        UNROLL for (int i = 0; i < CHUNKS; i++) r.offset[i] = chunk_offset(layout, count, i, line_stride, depth_stride, lines);
+    }
     return r;
 }
 
@@ -122,50 +164,54 @@ INLINE void reader_advance(Reader *r) {
     r->left -= TILE_DEPTH;
 }
 
-INLINE bool chunk_exists(const Reader *r, Layout layout, int i) {
-    return (layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH) < r->left;
-}
-
-/* A whole tile with depth along its rows, element by element; lanes read what is side by side in memory. */
-INLINE void reader_gather(Reader *r, LOCAL bf16 *tile, int count) {
-    _Pragma("clang loop unroll(disable)") for (int i = thread_id(); i < count * 8; i += GEMM_THREADS) {
-        int line = r->depth_stride == 1 ? i / 8 : i % count, depth = (r->depth_stride == 1 ? i % 8 : i / count) * 8;
+/* A whole stage, element by element; lanes read what is side by side in memory. */
+INLINE void reader_gather(Reader *r, LOCAL bf16 *stage, int count, int threads) {
+    enum { ACROSS = TILE_DEPTH / 8 };
+    _Pragma("clang loop unroll(disable)") for (int i = thread_id(); i < count * ACROSS; i += threads) {
+        int line = r->depth_stride == 1 ? i / ACROSS : i % count, depth = (r->depth_stride == 1 ? i % ACROSS : i / count) * 8;
         u32x4 chunk = {0, 0, 0, 0};
         UNROLL for (int e = 0; e < 8; e++) if (line < r->lines && depth + e < r->left) chunk[e / 2] |=
             (uint32_t)r->data[line * r->line_stride + (depth + e) * r->depth_stride] << e % 2 * 16;
-        *(LOCAL u32x4 *)(tile + tile_at(TILE_DEPTH, line, depth)) = chunk;
+        *(LOCAL u32x4 *)chunk_of_line(stage, line, depth) = chunk;
     }
     reader_advance(r);
 }
 
 #if defined __AMDGCN__
 
-/* A tile under way, in registers. */
+/* A stage of an operand on its way, in registers. */
 typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
-/* Through a buffer descriptor without bounds of its own, to which -1 is out of bounds: such loads give 0. */
+/* Through a buffer descriptor of the steps that are left, so that steps beyond k are 0: those of lines side by side are beyond the
+ * buffer's end; along a line -1 is. */
 INLINE void reader_fetch(Reader *r, Fetched *fetched, Layout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
-    __amdgpu_buffer_rsrc_t buffer = __builtin_amdgcn_make_buffer_rsrc((void *)r->data, 0, 0x7fffffff, 0x00020000);
-    UNROLL for (int i = 0; i < chunks_of(count); i++) fetched->chunk[i] =
-        __builtin_amdgcn_raw_buffer_load_b128(buffer, chunk_exists(r, layout, i) ? r->offset[i] * 2 : -1, 0, 0);
+    int bytes = r->left >= TILE_DEPTH ? -1 : r->left <= 0 ? 0 : layout == LAYOUT_LINES ? r->left * (int)(r->step / TILE_DEPTH) * 2 : -2;
+    __amdgpu_buffer_rsrc_t buffer = __builtin_amdgcn_make_buffer_rsrc((void *)r->data, 0, bytes, 0x00020000);
+    UNROLL for (int i = 0; i < CHUNKS; i++) {
+        bool there = layout == LAYOUT_LINES || chunk_depth(layout, count, i) < r->left;
+        fetched->chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, there ? r->offset[i] * 2 : -1, 0, 0);
+    }
     reader_advance(r);
 }
 
-INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *tile, Layout layout, int count) {
-    if (layout == LAYOUT_ELEMENTS) reader_gather(r, tile, count);
-    else UNROLL for (int i = 0; i < chunks_of(count); i++) * (LOCAL u32x4 *)chunk_at(tile, layout, i) = fetched->chunk[i];
+INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *stage, TileSize size, Layout layout, int count) {
+    int line = chunk_line(layout, count, 0), depth = chunk_depth(layout, count, 0);
+    if (layout == LAYOUT_ELEMENTS) reader_gather(r, stage, count, tile_threads(size));
+    else if (layout == LAYOUT_LINES) lines_put_transposed(stage, line, depth / 2, fetched->chunk[0], fetched->chunk[1]);
+    else
+        UNROLL for (int i = 0; i < CHUNKS; i++) * (LOCAL u32x4 *)(stage + lines_at(line, depth / 8) + i * count / CHUNKS * TILE_DEPTH) =
+            fetched->chunk[i];
 }
 
 #elif defined __NVPTX__
 
 INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) {
-        reader_gather(r, tile, count);
+        reader_gather(r, tile, count, tile_threads(TILE_SMALL));
         return;
     }
-    UNROLL for (int i = 0; i < chunks_of(count); i++)
-        copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_exists(r, layout, i));
+    UNROLL for (int i = 0; i < CHUNKS; i++) copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_depth(layout, i) < r->left);
     reader_advance(r);
 }
 INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
@@ -178,7 +224,6 @@ INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : 
 
 /* Sums that a wave writes to shared memory at once, 1,024 or 2,048 in fp32, their 16-byte chunks swizzled. */
 enum { PASS_ROWS = MMA, PASS_COLUMNS = WAVE == 64 ? 64 : 32 };
-enum { PASSES = TILE_ROWS * TILE_COLUMNS * WAVE / GEMM_THREADS / PASS_ROWS / PASS_COLUMNS };
 
 INLINE int pass_at(int row, int column) { return row * PASS_COLUMNS + ((column / 4 ^ ((row ^ row >> 3) & 7)) * 4 | column % 4); }
 
@@ -193,42 +238,61 @@ typedef f32x2 PassRun;
 
 /* -- Sums -------------------------------------------------------------------------------------------------------- */
 
-enum {
-    WAVE_ROWS = 64 / MMA, /* blocks of a wave */
-    WAVE_COLUMNS = TILE_ROWS * TILE_COLUMNS * WAVE / GEMM_THREADS / 64 / MMA,
-    WAVES_ACROSS = TILE_COLUMNS / MMA / WAVE_COLUMNS,
-    PASS_BLOCKS = WAVE_COLUMNS, /* side by side */
-};
+enum { BLOCKS_ACROSS = PASS_COLUMNS / MMA }; /* of a wave, which sums PASS_COLUMNS columns */
 
-typedef struct Sums { Accumulator block[WAVE_ROWS][WAVE_COLUMNS]; } Sums;
+/* Blocks of a wave, of which the first blocks_down rows are used. */
+typedef struct Sums { Accumulator block[MOST_BLOCKS][BLOCKS_ACROSS]; } Sums;
+typedef struct Operands { Operand left[MOST_BLOCKS], right[BLOCKS_ACROSS]; } Operands;
 
-INLINE void operand_read(Operand *o, LOCAL const bf16 *tile, Layout layout, int line, const int depth) {
-    if (layout == LAYOUT_LINES && PANEL_LINES == MMA) operand_load_transposed(o, tile + line * TILE_DEPTH, PANEL_LINES, depth, 0);
-    else if (layout == LAYOUT_LINES)
-        operand_load_transposed(o, tile + line / PANEL_LINES * PANEL_LINES * TILE_DEPTH, PANEL_LINES, depth, line % PANEL_LINES);
-    else operand_load(o, tile + line * TILE_DEPTH, TILE_DEPTH, 0, depth);
+INLINE int blocks_down(TileSize size) { return wave_rows(size) / MMA; }
+/* The wave's first row and column in the tile. */
+INLINE int wave_row(TileSize size) { return wave_id() / (tile_columns(size) / PASS_COLUMNS) * blocks_down(size) * MMA; }
+INLINE int wave_column(TileSize size) { return wave_id() % (tile_columns(size) / PASS_COLUMNS) * BLOCKS_ACROSS * MMA; }
+/* The first row of its pass i. */
+INLINE int pass_row(TileSize size, int i) { return (wave_id() / (tile_columns(size) / PASS_COLUMNS) * blocks_down(size) + i) * MMA; }
+
+#if defined __AMDGCN__
+
+/* Where a lane reads its operands in a stage, from its start (mma.h): the same in all stages. */
+typedef struct OperandPlaces { unsigned left, right; } OperandPlaces;
+INLINE OperandPlaces operand_places(TileSize size) {
+    int right = a_elements(size) + wave_column(size) * TILE_DEPTH;
+    return (OperandPlaces){(unsigned)opaque((int)lines_lane() + wave_row(size) * TILE_DEPTH), (unsigned)opaque((int)lines_lane() + right)};
+}
+INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, OperandPlaces at) {
+    UNROLL for (int i = 0; i < blocks_down(size); i++) operand_load_lines(&o->left[i], stage, at.left, i);
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) operand_load_lines(&o->right[j], stage, at.right, j);
 }
 
-INLINE void sums_clear(Sums *sums) {
-    UNROLL for (int i = 0; i < WAVE_ROWS; i++) UNROLL for (int j = 0; j < WAVE_COLUMNS; j++) accumulator_clear(&sums->block[i][j]);
+#elif defined __NVPTX__
+
+/* 32 lines from `line` on, at step `depth`. */
+INLINE void operand_read(Operand *o, LOCAL const bf16 *stage, Layout layout, int line, const int depth) {
+    if (layout == LAYOUT_LINES) operand_load_transposed(o, stage + line * TILE_DEPTH, PANEL_LINES, depth, 0);
+    else operand_load(o, stage + line * TILE_DEPTH, TILE_DEPTH, 0, depth);
+}
+INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, Layout a, Layout b, const int depth) {
+    int row = wave_row(size), column = wave_column(size);
+    UNROLL for (int i = 0; i < blocks_down(size); i++) operand_read(&o->left[i], stage, a, row + i * MMA, depth);
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) operand_read(&o->right[j], stage + a_elements(size), b, column + j * MMA, depth);
 }
 
-INLINE void sums_add(Sums *sums, LOCAL const bf16 *stage, Layout a, Layout b) {
-    int row = wave_id() / WAVES_ACROSS * WAVE_ROWS * MMA, column = wave_id() % WAVES_ACROSS * WAVE_COLUMNS * MMA;
-    UNROLL for (int depth = 0; depth < TILE_DEPTH; depth += MMA) {
-        Operand left[WAVE_ROWS], right[WAVE_COLUMNS];
-        UNROLL for (int i = 0; i < WAVE_ROWS; i++) operand_read(&left[i], stage, a, row + i * MMA, depth);
-        UNROLL for (int j = 0; j < WAVE_COLUMNS; j++) operand_read(&right[j], stage + A_ELEMENTS, b, column + j * MMA, depth);
-        UNROLL for (int i = 0; i < WAVE_ROWS; i++) UNROLL for (int j = 0; j < WAVE_COLUMNS; j++)
-            mma(&sums->block[i][j], &left[i], &right[j]);
-    }
+#endif
+
+INLINE void sums_clear(Sums *sums, TileSize size) {
+    UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) accumulator_clear(&sums->block[i][j]);
 }
 
-/* Writes pass i to shared memory; its upper left sum is that of (pass_row(i), pass_column(i)) of the tile. */
+INLINE void sums_add(Sums *sums, const Operands *o, TileSize size) {
+    UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        mma(&sums->block[i][j], &o->left[i], &o->right[j]);
+}
+
+/* Writes pass i, row i of the blocks, to shared memory. */
 INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
     int zero = opaque(0);
-    UNROLL for (int j = 0; j < PASS_BLOCKS; j++) {
-        const Accumulator *block = &sums->block[i * PASS_BLOCKS / WAVE_COLUMNS][i * PASS_BLOCKS % WAVE_COLUMNS + j];
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+        const Accumulator *block = &sums->block[i][j];
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c += PASS_RUN) {
             PassRun run;
             UNROLL for (int e = 0; e < PASS_RUN; e++) run[e] = accumulator_get(block, r, c + e);
@@ -236,7 +300,5 @@ INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
         }
     }
 }
-INLINE int pass_row(int i) { return (wave_id() / WAVES_ACROSS * WAVE_ROWS + i * PASS_BLOCKS / WAVE_COLUMNS) * MMA; }
-INLINE int pass_column(int i) { return (wave_id() % WAVES_ACROSS * WAVE_COLUMNS + i * PASS_BLOCKS % WAVE_COLUMNS) * MMA; }
 
 #endif

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_OPT_IN = 48 << 10 };
+enum { SHARED_WITHOUT_OPT_IN = 48 << 10 };
 
 /* -- Modules ------------------------------------------------------------------------------------------------------- */
 

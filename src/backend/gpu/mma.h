@@ -1,5 +1,5 @@
 /* Matrix tiles in registers and in shared memory, for kernels that use matrix cores: attention, cca and GEMM. One set
- * of names over AMD's MFMA (16x16x16) and NVIDIA's mma.sync (m16n8k16); bf16 operands, fp32 accumulators. Owns no
+ * of names over AMD's MFMA (16x16x16, on gfx950 16x16x32) and NVIDIA's mma.sync (m16n8k16); bf16 operands, fp32 accumulators. Owns no
  * memory: tiles are the caller's.
  *
  * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 elements along k and serves as the left or
@@ -23,35 +23,16 @@
  * call those of staging. */
 #pragma once
 
-#include "backend/gpu/gpu.h"
+#include "backend/gpu/mma_gfx950_internal.h"
+#include "backend/gpu/mma_tile.h"
 
 #ifdef GPU_DEVICE
 
 enum { MMA = 32, LANE_COLUMNS = 8 };
 
-/* -- Tiles in shared memory ---------------------------------------------------------------------------------------- */
-
-/* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. Reads of an Operand touch the same chunk of 8
- * consecutive rows (NVIDIA), of 8 even or odd rows, or half of a row and half of the row 8 below (AMD). Where rows are
- * multiples of 128 bytes, each of these sets falls on every bank once. */
-INLINE int tile_swizzle(int width, int row) {
-    if (width % 64) return row >> 1 & 3;
-    return WAVE == 64 ? (row & 7) ^ (row >> 3 & 1) * 5 : row & 7;
-}
-/* Place of the chunk of eight from `column` on of a row, in elements. */
-INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_swizzle(width, row)) * 8; }
-/* tile_at for chunk `lane_chunk` of row `lane_row` of the block at (row, column), multiples of 16, as (tile_lane ^
- * tile_xor) + tile_block: the lane's part, a constant for XOR, and a constant to add. */
-INLINE int tile_lane(int width, int lane_row, int lane_chunk) {
-    return lane_row * width + (lane_chunk ^ tile_swizzle(width, lane_row)) * 8;
-}
-INLINE int tile_period(int width) { return width % 64 ? 32 : 64; }
-INLINE int tile_xor(int width, int column) { return column % tile_period(width); }
-INLINE int tile_block(int width, int row, int column) { return row * width + column - tile_xor(width, column); }
-
 /* -- AMD ----------------------------------------------------------------------------------------------------------- */
 
-#if defined __AMDGCN__
+#if defined __AMDGCN__ && !defined __gfx950__ /* which has mma_gfx950_internal.h */
 
 enum { LANE_ROWS = 2 };
 typedef short Bf16x4 __attribute__((ext_vector_type(4)));
@@ -60,6 +41,9 @@ typedef short Bf16x4 __attribute__((ext_vector_type(4)));
 typedef struct Operand { u32x4 half[2]; } Operand;
 /* x[s][t][r] is row 2 m + s, column 8 q + 2 r + t. */
 typedef struct Accumulator { f32x4 x[2][2]; } Accumulator;
+
+INLINE unsigned operand_row(unsigned m) { return 2 * m; }
+enum { OPERAND_STEP = 1 }; /* from half[0]'s rows to half[1]'s */
 
 INLINE int accumulator_row(int r) { return lane_id() % 16 * 2 + r; }
 INLINE int half_row(int r) { return lane_id() % 16 + r; }
@@ -84,34 +68,29 @@ INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const i
     }
 }
 
-/* Upper halves of two words: two floats truncated to bf16. */
-INLINE uint32_t upper_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x07060302); }
-INLINE uint32_t lower_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x05040100); }
 /* Rounds to nearest, ties away from zero: three instructions where ties to even take ten. */
 INLINE uint32_t round_pair(float low, float high) {
     return upper_halves(__builtin_bit_cast(uint32_t, low) + 0x8000, __builtin_bit_cast(uint32_t, high) + 0x8000);
 }
 
 INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
-    int lane = opaque(lane_id());
+    unsigned lane = lane_id(), first = tile_lane(width, lane % 16 * 2, lane / 16);
     UNROLL for (int s = 0; s < 2; s++) o->half[s] =
-        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_xor(width, column)) +
+        *(LOCAL const u32x4 *)(tile + (first ^ tile_xor_row(width, s) ^ tile_xor(width, column)) + s * width +
                                tile_block(width, row, column));
 }
 
 INLINE void operand_load_half(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
-    int lane = opaque(lane_id());
-    o->half[0] =
-        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16, lane / 16) ^ tile_xor(width, column)) + tile_block(width, row, column));
+    unsigned lane = lane_id(), first = tile_lane(width, lane % 16, lane / 16);
+    o->half[0] = *(LOCAL const u32x4 *)(tile + (first ^ tile_xor(width, column)) + tile_block(width, row, column));
 }
 
 INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
-    int lane = opaque(lane_id());
+    unsigned lane = lane_id(), first = tile_lane(width, lane / 16 * 8, lane % 16 / 4) + lane % 4 * 2;
     uint32_t pair[8];
-    UNROLL for (int i = 0; i < 8; i++) {
-        int at = (tile_lane(width, lane / 16 * 8 + i, lane % 16 / 4) ^ tile_xor(width, column)) + lane % 4 * 2;
-        pair[i] = *(LOCAL const uint32_t *)(tile + at + tile_block(width, row, column));
-    }
+    UNROLL for (int i = 0; i < 8; i++) pair[i] =
+        *(LOCAL const uint32_t *)(tile + (first ^ tile_xor_row(width, i) ^ tile_xor(width, column)) + i * width +
+                                  tile_block(width, row, column));
     UNROLL for (int i = 0; i < 4; i++) {
         o->half[0][i] = lower_halves(pair[2 * i], pair[2 * i + 1]);
         o->half[1][i] = upper_halves(pair[2 * i], pair[2 * i + 1]);
@@ -233,12 +212,46 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 #endif
 
-/* Both sections above define these functions:
+#if defined __AMDGCN__
+
+/* A tile of lines with MMA elements along k, for GEMM: two lines are a row of 128 bytes, whose chunks of eight elements are
+ * swizzled so that neither reads of an Operand nor either kind of writes below meet in a bank. */
+INLINE unsigned lines_swizzle(unsigned pair) { return (pair & 7) ^ (pair >> 3 & 3); }
+INLINE unsigned lines_at(unsigned line, unsigned chunk) { return line / 2 * 64 + ((line % 2 * 4 + chunk) ^ lines_swizzle(line / 2)) * 8; }
+
+/* o[i][k] = line i of block `block` of 32 lines, step k. `at` is lines_lane() plus the place of block 0, which lies at a multiple of 64
+ * lines. */
+INLINE unsigned lines_lane(void) { return lines_at(operand_row((unsigned)lane_id() % 16), (unsigned)lane_id() / 16); }
+INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, const unsigned block) {
+    UNROLL for (unsigned s = 0; s < 2; s++) {
+        unsigned line = s * OPERAND_STEP, change = lines_at(line, 0) ^ line / 2 * 64 ^ block % 2 * 16;
+        o->half[s] = *(LOCAL const u32x4 *)(tile + (at ^ change) + line / 2 * 64 + block * MMA * MMA);
+    }
+}
+
+/* Writes steps 2 step and 2 step + 1 of the eight lines from `line` on, a multiple of 8. */
+INLINE void lines_put_transposed(LOCAL bf16 *tile, unsigned line, unsigned step, u32x4 even, u32x4 odd) {
+    unsigned first = lines_at(line, step / 4) + step % 4 * 2;
+    UNROLL for (unsigned i = 0; i < 8; i++) * (LOCAL uint32_t *)(tile + (first ^ (i % 2 * 4 ^ i / 2) * 8) + i / 2 * 64) =
+        i % 2 ? upper_halves(even[i / 2], odd[i / 2]) : lower_halves(even[i / 2], odd[i / 2]);
+}
+
+#endif
+
+/* All sections define these functions:
  *   operand_load(o, tile, width, row, column)             o[i][k] = tile[row + i][column + k]
  *   operand_load_half(o, tile, width, row, column)        the same for i < 16 alone, as mma_rows wants it for 16 rows
  *   operand_load_transposed(o, tile, width, row, column)  o[i][k] = tile[row + k][column + i]
+ *   operand_load_transposed_from(o, tile, from, width, row, column)   the same of column + from, a multiple of 64 that is
+ *                                                         known at run time
  *   operand_of(o, a)                                      o[i][k] = a[i][k], cast to bf16
  *   accumulator_pack(a, r)    eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, as bf16 */
+
+#if !defined __gfx950__
+INLINE void operand_load_transposed_from(Operand *o, LOCAL const bf16 *tile, int from, const int width, const int row, const int column) {
+    operand_load_transposed(o, tile + from, width, row, column);
+}
+#endif
 
 INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) { mma_rows(c, a, b, MMA); }
 INLINE int lane_rows(int rows) { return rows == MMA ? LANE_ROWS : LANE_ROWS / 2; }

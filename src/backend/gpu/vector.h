@@ -110,12 +110,15 @@ static inline LaunchShape flat_shape(int64_t count) {
     return (LaunchShape){.x = divide_up(count, 8 * TILE_THREADS), .threads = TILE_THREADS};
 }
 
-/* Units are of `most` columns where these divide the columns of the matrix, else of one. */
-static inline Tiling tile_matrix(int64_t rows, int64_t columns, int most) {
-    int unit = columns % most ? 1 : most, shift = 0;
+/* Units are of `unit` columns, which divide the columns of the matrix. */
+static inline Tiling tile_units(int64_t rows, int64_t columns, int unit) {
+    int shift = 0;
     while (1 << shift < TILE_THREADS && (int64_t)unit << shift < columns) shift++;
     return (Tiling){.rows = rows, .columns = columns, .shift = shift, .tiles = divide_up(columns, (int64_t)unit << shift), .unit = unit};
 }
+
+/* Units are of `most` columns where these divide the columns of the matrix, else of one. */
+static inline Tiling tile_matrix(int64_t rows, int64_t columns, int most) { return tile_units(rows, columns, columns % most ? 1 : most); }
 
 static inline LaunchShape tiling_shape(Tiling tiling) {
     return (LaunchShape){.x = divide_up(tiling.rows, TILE_THREADS >> tiling.shift) * tiling.tiles, .threads = TILE_THREADS};

@@ -89,7 +89,7 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
         bool there = first_row + row < a->query_rows.rows;
         if (lane_id() % lanes == 0) {
             to->delta[row] = there ? sum : 0;
-            to->log_sum[row] = there ? attention_log_sum(g->log_sum, (base + first_row + row) * a->heads + head) : __builtin_inff();
+            to->log_sum[row] = there ? attention_log_sum(g->log_sum[(base + first_row + row) * a->heads + head]) : __builtin_inff();
         }
     }
 }
@@ -117,8 +117,7 @@ INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
  * iterates over that one all the same, and adds zeros. */
 INLINE int grad_first(const AttentionGradHopper *g, const GradShape s, int block) {
     const Attention *a = &g->attention;
-    int tile = row_from_token(&a->query_rows, token_of_row(&a->key_rows, block * GRAD_KEYS)) / s.tile;
-    return min_int(tile, g->tiles - 1);
+    return min_int(attention_first_query(a, block * GRAD_KEYS) / s.tile, g->tiles - 1);
 }
 
 /* Writes item number block_x(); called by a warp. Groups, one per sequence and key-value head, are cut into chunks of

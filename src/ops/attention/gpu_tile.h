@@ -24,10 +24,11 @@ typedef struct Attention {
     int64_t query_stride, key_stride; /* elements from row to row */
     TokenRows query_rows, key_rows;   /* of a sequence; keys of a cache have no end */
     int32_t heads, kv_heads, head_dim, window;
-    int32_t cached; /* keys are the rows of a cache up to positions[row], not those of the sequence */
-    Deal deal;      /* where ranks share the cache: `keys` are a rank's part of it; ranks 0: they are all */
-    int32_t packed; /* heads that share a tile: its row i is head i % packed of token i / packed */
-    int32_t slopes; /* heads of the model rounded up to a power of two */
+    int32_t bidirectional; /* a row sees the keys after its own too */
+    int32_t cached;        /* keys are the rows of a cache up to positions[row], not those of the sequence */
+    Deal deal;             /* where ranks share the cache: `keys` are a rank's part of it; ranks 0: they are all */
+    int32_t packed;        /* heads that share a tile: its row i is head i % packed of token i / packed */
+    int32_t slopes;        /* heads of the model rounded up to a power of two */
     int32_t first_head, all_heads;
     float scale, alibi;
 } Attention;
@@ -62,6 +63,13 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 
 extern __attribute__((aligned(128))) LOCAL bf16 attention_tiles[]; /* dynamic shared memory */
 
+/* Waves that share a SIMD where heads have 128 columns: half of its registers are enough on gfx942, on gfx90a they are not. */
+#if defined __gfx90a__
+enum { SHARE_OF_128 = 1 };
+#else
+enum { SHARE_OF_128 = 2 };
+#endif
+
 /* Whether a wave holds the operands of its query rows in registers, or reads them from shared memory every time. */
 INLINE bool attention_holds(int width) { return WAVE == 64 || width <= 64; }
 
@@ -71,16 +79,27 @@ INLINE int attention_packed_head(const Attention *a, int row) { return a->packed
 
 typedef struct Interval { int low, high; } Interval;
 
-/* The last key up to a token, -1: none. It does not decrease with the token. */
-INLINE int attention_last_key(const Attention *a, int token) { return row_from_token(&a->key_rows, token + 1) - 1; }
+/* The last key that a query at `token` sees, -1: none. It does not decrease with the token. */
+INLINE int attention_last_key(const Attention *a, int token) {
+    return a->bidirectional ? a->key_rows.rows - 1 : row_from_token(&a->key_rows, token + 1) - 1;
+}
+/* The first query that sees key `key` or a later one, as far as its token says; query_rows.rows: none. */
+INLINE int attention_first_query(const Attention *a, int key) {
+    return a->bidirectional ? 0 : row_from_token(&a->query_rows, token_of_row(&a->key_rows, key));
+}
 
-/* The keys that row `row` of the sequence that begins at row `base` sees; none where high = low - 1. */
-INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
-    int position = a->positions[base + row], token = a->cached ? position : token_of_row(&a->query_rows, row);
+/* The keys that row `row` sees, given its element of `positions`; none where high = low - 1. */
+INLINE Interval attention_interval_at(const Attention *a, int row, const int *position_of_row) {
+    int position = *position_of_row, token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
     if (a->deal.ranks > 0) return (Interval){(int)deal_rows(a->deal, token - back), (int)deal_rows(a->deal, token + 1) - 1};
     return (Interval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
+}
+/* The same of row `row` of the sequence that begins at row `base`. */
+INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
+    int position = a->positions[base + row];
+    return attention_interval_at(a, row, &position);
 }
 
 /* How far key `key`, the first of a tile, lies behind row `row`; < 0: before it. So does each key of the tile as much
@@ -159,10 +178,7 @@ INLINE void attention_mask(
 }
 
 /* A log-sum-exp that the forward pass kept, to base 2. Infinity for a row that sees no key, so that its weights are 0. */
-INLINE float attention_log_sum(GLOBAL const float *log_sum, int64_t at) {
-    float x = log_sum[at];
-    return x == -__builtin_inff() ? __builtin_inff() : x * LOG2_E;
-}
+INLINE float attention_log_sum(float x) { return x == -__builtin_inff() ? __builtin_inff() : x * LOG2_E; }
 
 /* -- Rows from and to global memory -------------------------------------------------------------------------------- */
 

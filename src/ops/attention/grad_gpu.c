@@ -141,7 +141,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     float log_sum[LANE_ROWS], delta[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int64_t at = (place.base + min_int(first + accumulator_row(r), length - 1)) * a->heads + place.head;
-        log_sum[r] = attention_log_sum(g->log_sum, at);
+        log_sum[r] = attention_log_sum(g->log_sum[at]);
         delta[r] = g->delta[at];
     }
     Accumulator sums[MOST_COLUMNS / MMA];
@@ -228,7 +228,8 @@ typedef struct RowTile {
     float log_sum[TILE], delta[TILE];
     int low[TILE], high[TILE];
 } RowTile;
-/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
+/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. On AMD, where a wave goes on until
+ * it uses what it loads, they are as loaded: the log-sum-exp to base e, and the position instead of the first key. */
 typedef struct QueryStage {
     Stage queries, d_outs;
     Source q, d;
@@ -246,9 +247,16 @@ INLINE void query_stage_begin(
     stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
     stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
     stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
-    stage->log_sum = row < length ? attention_log_sum(g->log_sum, at) : __builtin_inff();
-    stage->delta = row < length ? g->delta[at] : 0;
-    stage->low = row < length ? attention_interval(a, base, row).low : 0;
+    if (HOLDS) {
+        int there = min_int(row, length - 1);
+        stage->log_sum = g->log_sum[(base + there) * a->heads + walk->head];
+        stage->delta = g->delta[(base + there) * a->heads + walk->head];
+        stage->low = a->positions[base + there];
+    } else {
+        stage->log_sum = row < length ? attention_log_sum(g->log_sum[at]) : __builtin_inff();
+        stage->delta = row < length ? g->delta[at] : 0;
+        stage->low = row < length ? attention_interval(a, base, row).low : 0;
+    }
     stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
 }
 /* `first` is the tile's first query. */
@@ -257,9 +265,11 @@ INLINE void query_stage_end(
     stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
     stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
     if (thread_id() >= TILE) return;
-    rows->log_sum[thread_id()] = stage->log_sum;
-    rows->delta[thread_id()] = stage->delta;
-    rows->low[thread_id()] = stage->low;
+    int row = first + thread_id();
+    bool there = row < a->query_rows.rows;
+    rows->log_sum[thread_id()] = !HOLDS ? stage->log_sum : there ? attention_log_sum(stage->log_sum) : __builtin_inff();
+    rows->delta[thread_id()] = HOLDS && !there ? 0 : stage->delta;
+    rows->low[thread_id()] = !HOLDS ? stage->low : there ? attention_interval_at(a, row, &stage->low).low : 0;
     rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
 }
 
@@ -335,7 +345,7 @@ INLINE void gradient_of_keys(
     Accumulator d_keys[MOST_COLUMNS / MMA], d_values[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < own_columns / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
 
-    int first_tile = row_from_token(&a->query_rows, token_of_row(&a->key_rows, first_key)) / TILE;
+    int first_tile = attention_first_query(a, first_key) / TILE;
     Walk walk = {.sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_tile, .tile = first_tile};
     walk.last_tile = last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1);
     QueryStage stage;
@@ -392,25 +402,26 @@ INLINE void gradient_of_keys(
     }
 }
 
-#define QUERIES_PASS(width, columns, waves) \
-    KERNEL(attention_queries_##width, AttentionGrad) { gradient_of_queries(&a, width, columns, waves); }
-#define KEYS_PASS(width, columns, waves, split, buffers) \
-    KERNEL(attention_keys_##width, AttentionGrad) { gradient_of_keys(&a, width, columns, waves, split, buffers); }
+/* `share`: waves that share a SIMD on AMD. */
+#define QUERIES_PASS(width, columns, waves, share) \
+    KERNEL(attention_queries_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_queries(&a, width, columns, waves); }
+#define KEYS_PASS(width, columns, waves, split, buffers, share) \
+    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_keys(&a, width, columns, waves, split, buffers); }
 
-QUERIES_PASS(32, 32, 4)
-QUERIES_PASS(64, 64, 4)
-QUERIES_PASS(128, 128, 4)
-QUERIES_PASS(256, 128, 2)
+QUERIES_PASS(32, 32, 4, 2)
+QUERIES_PASS(64, 64, 4, 2)
+QUERIES_PASS(128, 128, 4, SHARE_OF_128)
+QUERIES_PASS(256, 128, 2, 1)
 #if defined __AMDGCN__
-KEYS_PASS(32, 32, 4, 1, 1)
-KEYS_PASS(64, 64, 4, 1, 1)
-KEYS_PASS(128, 128, 4, 1, 1)
-KEYS_PASS(256, 128, 2, 1, 1)
+KEYS_PASS(32, 32, 4, 1, 1, 2)
+KEYS_PASS(64, 64, 4, 1, 1, 2)
+KEYS_PASS(128, 128, 4, 1, 1, 1)
+KEYS_PASS(256, 128, 2, 1, 1, 1)
 #else
-KEYS_PASS(32, 32, 4, 1, 2)
-KEYS_PASS(64, 64, 4, 1, 2)
-KEYS_PASS(128, 128, 8, 2, 2)
-KEYS_PASS(256, 128, 4, 2, 1)
+KEYS_PASS(32, 32, 4, 1, 2, 0)
+KEYS_PASS(64, 64, 4, 1, 2, 0)
+KEYS_PASS(128, 128, 8, 2, 2, 0)
+KEYS_PASS(256, 128, 4, 2, 1, 0)
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL

@@ -389,10 +389,10 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
         _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
             Operand right[SIDE];
             UNROLL for (int n = 0; n < SIDE; n++)
-                operand_load_transposed(&right[n], pairs + k * WEIGHT_COLUMNS + column, WEIGHT_COLUMNS, 0, n * MMA);
+                operand_load_transposed_from(&right[n], pairs + k * WEIGHT_COLUMNS, column, WEIGHT_COLUMNS, 0, n * MMA);
             UNROLL for (int m = 0; m < SIDE; m++) {
                 Operand left;
-                operand_load_transposed(&left, gradients + k * CCA_MAX_DIM + row, CCA_MAX_DIM, 0, m * MMA);
+                operand_load_transposed_from(&left, gradients + k * CCA_MAX_DIM, row, CCA_MAX_DIM, 0, m * MMA);
                 UNROLL for (int n = 0; n < SIDE; n++) mma(&sums[m][n], &left, &right[n]);
             }
         }

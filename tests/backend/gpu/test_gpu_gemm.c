@@ -231,6 +231,16 @@ static void a_gemm_of_many_tiles_matches_a_loop(void **state) {
     check_gemm(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
 }
 
+/* On AMD these have large tiles, about as many as there are processors, of which the last row and column are not full. */
+static void gemms_of_large_tiles_match_a_loop(void **state) {
+    (void)state;
+    check_gpu();
+    int64_t side = (int64_t)sqrt(device_info(check_device())->processors) * 256 - 24;
+    for (int layout = 0; layout < 4; layout++)
+        check_gemm(&(Size){side, side - 8, 72, true},
+            &(Form){layout & 1, layout & 2, .wide = layout == 1, .accumulate = layout == 1, .bias = layout == 2});
+}
+
 static void a_gemm_without_depth_is_zero_or_the_bias(void **state) {
     (void)state;
     check_gpu();
@@ -790,6 +800,7 @@ int main(void) {
         cmocka_unit_test(gemms_of_aligned_sizes_match_a_loop),
         cmocka_unit_test(gemms_of_odd_sizes_match_a_loop),
         cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
+        cmocka_unit_test(gemms_of_large_tiles_match_a_loop),
         cmocka_unit_test(a_gemm_without_depth_is_zero_or_the_bias),
         cmocka_unit_test(a_gemm_without_rows_or_columns_touches_nothing),
         cmocka_unit_test(gemms_of_a_batch_are_scaled_and_added_to_d),

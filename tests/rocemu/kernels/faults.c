@@ -57,6 +57,31 @@ KERNEL undefined_through_lds(GLOBAL u32 *buffer) {
     barrier();
     buffer[thread_id()] = local[thread_id()];
 }
+KERNEL missing_wait_memory(GLOBAL u32 *buffer) {
+    __asm__ volatile("global_load_dword v20, %1, %0\n v_add_u32 v20, v20, v20\n s_waitcnt vmcnt(0)" : : "s"(buffer), "v"(0) : "v20");
+}
+KERNEL weak_wait_memory(GLOBAL u32 *buffer) {
+    __asm__ volatile("global_load_dword v20, %1, %0\n global_load_dword v21, %1, %0\n s_waitcnt vmcnt(1)\n v_mov_b32 v20, v20\n"
+                     "v_mov_b32 v21, v21\n s_waitcnt vmcnt(0)"
+        :
+        : "s"(buffer), "v"(0)
+        : "v20", "v21");
+}
+KERNEL missing_wait_lds(GLOBAL u32 *buffer) {
+    static SHARED u32 local[128];
+    local[thread_id()] = buffer[0];
+    __asm__ volatile("ds_read_b32 v20, %0\n s_waitcnt vmcnt(0)\n v_mov_b32 v21, v20\n s_waitcnt lgkmcnt(0)"
+        :
+        : "v"((u32)(LOCAL char *)&local[thread_id()])
+        : "v20", "v21");
+}
+KERNEL missing_wait_scalar(GLOBAL u32 *buffer) {
+    __asm__ volatile(
+        "s_load_dword s20, %0, 0x0\n s_load_dword s21, %0, 0x4\n s_waitcnt lgkmcnt(1)\n s_add_u32 s22, s20, 1\n s_waitcnt lgkmcnt(0)"
+        :
+        : "s"(buffer)
+        : "s20", "s21", "s22");
+}
 KERNEL race_read_after_write(GLOBAL u32 *buffer) {
     static SHARED volatile u32 local[64];
     if (thread_id() < 64) local[thread_id()] = thread_id();
@@ -81,6 +106,16 @@ KERNEL barriers_apart(GLOBAL u32 *buffer) {
     if (__builtin_amdgcn_readfirstlane(thread_id()) < 64) __asm__ volatile("s_barrier");
     else __asm__ volatile("s_nop 1\n s_barrier");
     buffer[thread_id()] = 1;
+}
+/* Not a fault: the second wavefront is a phase behind the first, which the hardware, counting arrivals, allows. */
+KERNEL barriers_in_turns(GLOBAL u32 *buffer) {
+    static SHARED volatile u32 local[64];
+    __asm__ volatile("s_setprio 0");
+    if (__builtin_amdgcn_readfirstlane(thread_id()) >= 64) __asm__ volatile("s_barrier");
+    else local[thread_id()] = thread_id() + 1;
+    __asm__ volatile("s_waitcnt lgkmcnt(0)\n s_barrier" : : : "memory");
+    if (__builtin_amdgcn_readfirstlane(thread_id()) < 64) __asm__ volatile("s_barrier");
+    else buffer[thread_id()] = local[thread_id() - 64];
 }
 KERNEL ended_wavefront(GLOBAL u32 *buffer) {
     if (__builtin_amdgcn_readfirstlane(thread_id()) >= 64) return;

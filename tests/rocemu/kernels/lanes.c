@@ -75,3 +75,19 @@ KERNEL truncated_sum(GLOBAL u32 *out, const GLOBAL u32 *in) {
         : "v"(x));
     out[LANE] = y;
 }
+
+#if defined __gfx950__
+/* Both registers after rows of 16 or 32 lanes were exchanged: the first, or the second. */
+KERNEL permlane16_first(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = __builtin_amdgcn_permlane16_swap(in[LANE], in[LANE ^ 63], 0, 0)[0];
+}
+KERNEL permlane16_second(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = __builtin_amdgcn_permlane16_swap(in[LANE], in[LANE ^ 63], 0, 0)[1];
+}
+KERNEL permlane32_first(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = __builtin_amdgcn_permlane32_swap(in[LANE], in[LANE ^ 63], 0, 0)[0];
+}
+KERNEL permlane32_second(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = __builtin_amdgcn_permlane32_swap(in[LANE], in[LANE ^ 63], 0, 0)[1];
+}
+#endif

@@ -7,6 +7,7 @@ typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 #define GLOBAL __attribute__((address_space(1)))
 #define SHARED __attribute__((address_space(3), loader_uninitialized, aligned(16)))
 #define LOCAL __attribute__((address_space(3)))
+#define PRIVATE __attribute__((address_space(5)))
 #define KERNEL __attribute__((amdgpu_kernel, visibility("protected"))) void
 
 #define MOVES(name, assembly)                                                                                                                             \
@@ -40,6 +41,36 @@ MOVES(scalar_read, "s_load_dwordx16 s[16:31], s[14:15], 0x10\n s_waitcnt lgkmcnt
                    "v22, s23\n v_mov_b32 v23, s24")
 MOVES(branch_on_vcc, "v_cmp_lt_u32 vcc, v24, v24\n s_cbranch_vccz first%=\n v_mov_b32 v20, 1\n first%=:\n"
                      "v_cmp_eq_u32 vcc, v24, v24\n s_cbranch_vccz second%=\n v_mov_b32 v21, 2\n second%=:")
+
+#if defined __gfx950__
+MOVES(lds_read_transposed, "ds_write_b128 v28, v[24:27]\n ds_read_b64_tr_b16 v[20:21], v28\n ds_read_b64_tr_b16 v[22:23], v28 offset:8")
+/* 16 bytes of each lane go to LDS at M0 + 16 lane, those of the other half of the wavefront first. */
+MOVES(buffer_to_lds,
+    "s_mov_b64 s[8:9], s[14:15]\n s_movk_i32 s10, 1024\n s_mov_b32 s11, 0x27000\n v_xor_b32 v30, 0x200, v30\n s_mov_b32 m0, 0\n"
+    "buffer_load_dwordx4 v30, s[8:11], 0 offen lds\n s_waitcnt vmcnt(0)\n ds_read_b128 v[20:23], v28")
+MOVES(global_to_lds, "v_xor_b32 v30, 0x200, v30\n s_movk_i32 m0, 1024\n global_load_lds_dwordx4 v30, s[14:15]\n"
+                     "s_waitcnt vmcnt(0)\n ds_read_b128 v[20:23], v28 offset:1024")
+
+/* Every lane's dword at the end of all LDS that gfx950 has. */
+KERNEL lds_of_160_kib(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    static SHARED volatile u32 local[40960];
+    u32 lane = __builtin_amdgcn_workitem_id_x();
+    local[40959 - lane] = in[lane];
+    out[lane] = local[40959 - lane];
+}
+#endif
+
+/* A signed and an unsigned byte, then a dword and a pair that pass through the lane's scratch, at a place known at run time. */
+KERNEL bytes(GLOBAL u32x4 *out, const volatile GLOBAL signed char *in) {
+    u32 lane = __builtin_amdgcn_workitem_id_x(), dwords[512]; /* too large for LDS */
+    unsigned long pairs[512];
+    volatile PRIVATE u32 *dword = (PRIVATE u32 *)dwords + lane % 8;
+    volatile PRIVATE unsigned long *pair = (PRIVATE unsigned long *)pairs + lane % 8;
+    *dword = lane * 3;
+    *pair = (unsigned long)lane << 40 | 7;
+    unsigned long x = *pair;
+    out[lane] = (u32x4){(u32)in[16 * lane], ((const volatile GLOBAL unsigned char *)in)[16 * lane + 1], *dword, (u32)(x >> 32) + (u32)x};
+}
 
 KERNEL halves(GLOBAL u16 *out, const GLOBAL u16 *in) {
     u32 lane = __builtin_amdgcn_workitem_id_x();

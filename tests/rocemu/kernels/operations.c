@@ -33,6 +33,9 @@ VECTOR_PACKED_INTEGER(X)
 VECTOR_FLOAT(X)
 VECTOR_HALF(X)
 VECTOR_COMPARE(X)
+#if defined __gfx950__
+VECTOR_GFX950(X)
+#endif
 #undef X
 
 #define X(name, D, A, B, assembly, expression)                                                                                                         \

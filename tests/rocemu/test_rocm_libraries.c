@@ -1,0 +1,138 @@
+/* Training with hipBLASLt and RCCL, those of the emulator (tools/rocemu): two processes with an emulated card each, over
+ * TCP. Losses are those of one card, whichever layout the ranks have and whoever computes the GEMMs.
+ *
+ * Bound: bf16 GEMMs round once, sums differ in their order, so the losses of a few steps differ by some 2^-9 of a
+ * rounding; a rank's gradient that is left out moves them by parts of ten. */
+#include "support/ranks_run.h"
+
+enum { STEPS = 3, LONG_STEPS = 60 };
+static const double LOSS_BOUND = 1.0 / 512;
+
+#define SETTINGS                                                                                                                              \
+    "data.train=text model.family=llama model.width=64 model.layers=2 model.heads=2 model.ffn=64 data.length=32 batch.sequences=2 batch.tokens=128 " \
+    "optimizer.lr=5e-3 schedule.warmup=2 threads=1 tensorboard=false data.valid_fraction=0 eval.every=0 layout.bucket_mb=0.05 device=hip"
+
+static char *program; /* smelt */
+
+static Process start_ranks(const char *settings) {
+    char *words = memory_format("launch -n 2 -- train " SETTINGS " %s", settings);
+    Process process = words_start(program, words);
+    free(words);
+    return process;
+}
+
+/* What it wrote; the caller frees. */
+static ProcessResult ranks_good(const char *settings) {
+    Process process = start_ranks(settings);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, 0, settings);
+    return result;
+}
+
+static void skip_without_emulator(void) {
+    if (getenv("ROCEMU_LIBRARY")) return;
+    print_message("skipped: ROCEMU_LIBRARY is not set (make test-amd sets it)\n");
+    skip();
+}
+
+static void one_card(const char *run) {
+    char *words = memory_format("train " SETTINGS " steps=%d run=%s", STEPS, run);
+    smelt_good(words);
+    free(words);
+}
+
+static void assert_close(const char *run, const char *reference) {
+    for (int i = 0; i < STEPS; i++) {
+        double loss = recorded(run, "step", i, "loss"), expected = recorded(reference, "step", i, "loss");
+        if (!(fabs(loss - expected) <= LOSS_BOUND)) fail_msg("%s, step %d: loss %.6f instead of %.6f", run, i + 1, loss, expected);
+    }
+}
+
+static void two_cards_have_the_losses_of_one(void **state) {
+    static const char *const layouts[] = {"zero=0", "zero=1", "zero=3", "tp=2", "pp=2"};
+    (void)state;
+    skip_without_emulator();
+    one_card("one");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        char *settings = memory_format("layout.%s steps=%d run=run%zu", layouts[i], STEPS, i);
+        ProcessResult result = ranks_good(settings);
+        assert_holds(result.output, "RCCL 2.22.3");
+        process_free(&result);
+        char *run = memory_format("run%zu", i);
+        assert_close(run, "one");
+        free(run);
+        free(settings);
+    }
+    char *again = memory_format("layout.zero=3 steps=%d run=again", STEPS);
+    ProcessResult result = ranks_good(again);
+    process_free(&result);
+    free(again);
+    assert_same_steps("again", "run2");
+    assert_same_tensors("again", "run2", STEPS, "", 0);
+}
+
+/* A library whose products are wrong is named and not used, algorithm by algorithm; without any, smelt's kernels serve. */
+static void wrong_gemms_are_not_used(void **state) {
+    (void)state;
+    skip_without_emulator();
+    one_card("right");
+    setenv("ROCEMU_GEMM", "wrong", 1);
+    ProcessResult wrong = smelt("train " SETTINGS " steps=3 run=wrong");
+    setenv("ROCEMU_GEMM", "none", 1);
+    one_card("none");
+    unsetenv("ROCEMU_GEMM");
+    expect_code(&wrong, 0, "ROCEMU_GEMM=wrong");
+    assert_holds(wrong.errors, "algorithm 0000000000000002 for ");
+    assert_holds(wrong.errors, "is not used");
+    process_free(&wrong);
+    assert_close("wrong", "right");
+    assert_close("none", "right");
+}
+
+/* A rank that is killed ends the other within its collective, and the ranks that launch starts again end with the weights
+ * of a run without misfortune. */
+static void a_lost_rank_is_started_again(void **state) {
+    (void)state;
+    skip_without_emulator();
+    char *settings = memory_format("layout.zero=1 checkpoint.every=5 steps=%d", LONG_STEPS), *calm = memory_format("%s run=calm", settings),
+         *lost = memory_format("%s run=lost", settings);
+    ProcessResult result = ranks_good(calm);
+    process_free(&result);
+    Process process = start_ranks(lost);
+    process_await_text(&process, "checkpoint of step 5", 1);
+    char *find = memory_format("pgrep -n -P %d", (int)process.id), line[32] = "";
+    FILE *children = popen(find, "r");
+    assert_non_null(fgets(line, sizeof line, children));
+    pclose(children);
+    assert_int_equal(kill((pid_t)atoi(line), SIGKILL), 0);
+    result = process_finish(&process);
+    expect_code(&result, 0, lost);
+    assert_holds(result.output, "continuing lost after step");
+    process_free(&result);
+    assert_same_tensors("lost", "calm", LONG_STEPS, "", 0);
+    free(find);
+    free(lost);
+    free(calm);
+    free(settings);
+}
+
+int main(void) {
+    const char *library = getenv("ROCEMU_LIBRARY");
+    if (library) {
+        int folder = (int)(strrchr(library, '/') - library);
+        char *libraries = memory_format("%.*s:%.*s/rocm", folder, library, folder, library);
+        setenv("LD_LIBRARY_PATH", libraries, 1);
+        free(libraries);
+    }
+    setenv("ROCEMU_CARDS", "2", 1);
+    program = process_smelt();
+    setenv("SMELT", program, 1);
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(two_cards_have_the_losses_of_one),
+        TRAIN_TEST(wrong_gemms_are_not_used),
+        TRAIN_TEST(a_lost_rank_is_started_again),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(program);
+    return failed;
+}

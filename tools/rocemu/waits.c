@@ -1,0 +1,102 @@
+/* Missing waits: what a load returns is there only after an s_waitcnt that covers it, so an instruction that uses such a
+ * register before is wrong, even if here, where loads are done at once, it gets the right value. Vector memory and LDS
+ * return in order, so a wait for all but the last n covers what is older; scalar loads do not, and only a wait for all
+ * covers them. What a load to LDS writes there is not followed. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "emulator.h"
+#include "hip.h"
+
+typedef enum WaitCounter { WAIT_VECTOR_MEMORY, WAIT_LDS, WAIT_SCALAR } WaitCounter;
+
+static bool starts(const char *name, const char *prefix) { return !strncmp(name, prefix, strlen(prefix)); }
+
+uint8_t wait_limit(const char *text, const char *counter) {
+    const char *at = strstr(text, counter);
+    return at ? (uint8_t)atoi(at + strlen(counter)) : NO_WAIT;
+}
+
+/* Operands before the colon of the format are results; atomics that return have theirs first as well. */
+int instruction_results(const Instruction *in) {
+    const char *format = in->operation->format, *colon = strchr(format, ':');
+    if (in->to_lds) return 0;
+    int results = colon ? (int)(colon - format) : 0;
+    return !results && in->returns && strstr(in->operation->name, "_atomic_") ? 1 : results;
+}
+
+WaitKind wait_kind(const Instruction *in) {
+    const char *name = in->operation->name;
+    if (starts(name, "s_waitcnt")) return WAIT_FOR;
+    if (starts(name, "s_load_") || starts(name, "s_buffer_load_") || starts(name, "s_mem")) return WAIT_SCALAR_LOAD;
+    if (!strcmp(in->operation->format, ":")) return WAIT_NONE;
+    if (starts(name, "ds_")) return WAIT_LDS_ACCESS;
+    return starts(name, "global_") || starts(name, "buffer_") || starts(name, "flat_") || starts(name, "scratch_") ? WAIT_MEMORY_ACCESS
+                                                                                                                   : WAIT_NONE;
+}
+
+/* s_waitcnt: vmcnt counts vector memory; lgkmcnt LDS and scalar loads together, in no order once there are scalar ones. */
+static void wait_for(Outstanding *o, const Instruction *in) {
+    if (in->vmcnt != NO_WAIT && o->issued[WAIT_VECTOR_MEMORY] > o->done[WAIT_VECTOR_MEMORY] + in->vmcnt)
+        o->done[WAIT_VECTOR_MEMORY] = o->issued[WAIT_VECTOR_MEMORY] - in->vmcnt;
+    if (in->lgkmcnt == NO_WAIT) return;
+    bool scalars = o->issued[WAIT_SCALAR] > o->done[WAIT_SCALAR];
+    if (!in->lgkmcnt) o->done[WAIT_SCALAR] = o->issued[WAIT_SCALAR];
+    if ((!scalars || !in->lgkmcnt) && o->issued[WAIT_LDS] > o->done[WAIT_LDS] + in->lgkmcnt)
+        o->done[WAIT_LDS] = o->issued[WAIT_LDS] - in->lgkmcnt;
+}
+
+static int first_register(const Operand *operand) {
+    return operand->kind == OPERAND_VECTOR ? operand->index : VECTOR_REGISTERS + operand->index;
+}
+static bool is_register(const Operand *operand) { return operand->kind == OPERAND_VECTOR || operand->kind == OPERAND_SCALAR; }
+
+static bool report(Wave *wave, const Instruction *in, int r, const Due *due) {
+    static const char *const waits[] = {"vmcnt", "lgkmcnt", "lgkmcnt(0)"};
+    const Instruction *load = &wave->program[due->slot];
+    bool vector = r < VECTOR_REGISTERS, accumulator = vector && r >= FIRST_ACCUMULATOR;
+    check_report(wave, in, -1, HIP_ERROR_LAUNCH_FAILURE,
+        "a missing wait: register %c%d is used before an s_waitcnt %s covers 0x%x `%.100s`",
+        !vector       ? 's'
+        : accumulator ? 'a'
+                      : 'v',
+        !vector       ? r - VECTOR_REGISTERS
+        : accumulator ? r - FIRST_ACCUMULATOR
+                      : r,
+        waits[due->counter], load->address, load->text);
+    return false;
+}
+
+/* Loads that return in order may write a register after one another without a wait, such as the halves of one. */
+static bool may_use(Wave *wave, const Instruction *in, const Operand *operand, bool result, int counter) {
+    const Outstanding *o = &wave->outstanding;
+    for (int r = first_register(operand), end = r + operand->registers; r < end && r < WAIT_REGISTERS; r++) {
+        const Due *due = &o->due[r];
+        if (due->number <= o->done[due->counter]) continue;
+        if (result && due->counter == counter && counter != WAIT_SCALAR) continue;
+        return report(wave, in, r, due);
+    }
+    return true;
+}
+
+bool waits_check(Wave *wave, const Instruction *in) {
+    Outstanding *o = &wave->outstanding;
+    if (in->wait == WAIT_FOR) {
+        wait_for(o, in);
+        return true;
+    }
+    bool open = false;
+    for (int c = 0; c < WAIT_COUNTERS; c++) open |= o->issued[c] > o->done[c];
+    int counter = in->wait == WAIT_MEMORY_ACCESS ? WAIT_VECTOR_MEMORY : in->wait == WAIT_LDS_ACCESS ? WAIT_LDS : WAIT_SCALAR;
+    bool loads = in->wait != WAIT_NONE;
+    if (!open && !loads) return true;
+    int results = instruction_results(in);
+    for (int i = 0; open && i < in->operands; i++)
+        if (is_register(&in->operand[i]) && !may_use(wave, in, &in->operand[i], i < results && loads, counter)) return false;
+    if (!loads) return true;
+    o->issued[counter]++;
+    for (int i = 0; i < results; i++)
+        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < WAIT_REGISTERS; r++)
+            o->due[r] = (Due){o->issued[counter], (uint32_t)(in - wave->program), (uint8_t)counter};
+    return true;
+}
