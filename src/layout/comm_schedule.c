@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 
@@ -31,7 +32,8 @@ static void note(CommSchedule *schedule, const Layout *layout, const Graph *grap
 static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     for (int b = 0; b < layout->bucket_count; b++) {
         int64_t begin = layout->buckets[b].begin;
-        schedule->buckets[b] = (BucketTimes){{NEVER, NEVER}, NEVER, precision_weight_offset(graph->precision, begin), begin};
+        schedule->buckets[b] = (BucketTimes){
+            {NEVER, NEVER}, NEVER, precision_weight_offset(graph->precision, begin), begin, layout->buckets[b].coded && graph->training};
     }
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
@@ -73,12 +75,16 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout, const 
 
 static PlanBlock slot_of(int64_t bytes, int64_t *target) { return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target}; }
 
+enum { SLOT_ALIGNMENT = 128 }; /* 64 elements of a matrix in bf16, as buckets are aligned in the other arenas */
+
 /* Bytes of all slots for weights. A bucket has one slot for both passes. */
 static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
     SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        int64_t bytes = precision_weight_offset(precision, layout->buckets[b].end - layout->buckets[b].begin);
+        const LayoutBucket *bucket = &layout->buckets[b];
+        int64_t bytes = precision_weight_offset(precision, bucket->end - bucket->begin);
+        if (schedule->buckets[b].codes) bytes = round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
         PlanBlock slot = slot_of(bytes, &schedule->buckets[b].weights);
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
@@ -116,7 +122,7 @@ static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
 
 static void place_slots(CommSchedule *schedule, const Layout *layout, Precision precision) {
     int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, local_gradients);
-    schedule->weight_bytes = precision_weight_offset(precision, layout->bytes);
+    schedule->weight_bytes = precision_weight_offset(precision, layout->stored_bytes);
     schedule->gradient_bytes = layout->trained_bytes;
     if (layout->shard.local_gradients) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
     if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
@@ -136,8 +142,9 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_GRADIENT) continue;
         int b = bucket_at(layout, graph_state_span(graph, i).begin);
         int64_t begin = layout->buckets[b].begin;
-        if (tensor->arena == ARENA_WEIGHT)
-            tensor->offset += schedule->buckets[b].weights - precision_weight_offset(graph->precision, begin);
+        int64_t in_bucket = tensor->offset - precision_weight_offset(graph->precision, begin);
+        if (schedule->buckets[b].codes) in_bucket /= (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
+        if (tensor->arena == ARENA_WEIGHT) tensor->offset = schedule->buckets[b].weights + in_bucket;
         else tensor->offset += schedule->buckets[b].gradients - begin;
     }
 }

@@ -19,6 +19,7 @@ typedef struct BucketTimes {
     NodeSpan reads[PASS_COUNT]; /* of its weights */
     NodeSpan writes;            /* of its gradients, which are complete after the last */
     int64_t weights, gradients; /* its offsets in the WEIGHT and GRADIENT arenas while the program runs */
+    bool codes;                 /* what it reads of the weights are codes of fp8 */
 } BucketTimes;
 
 /* A span of reads for which a bucket is gathered, in stage 3. */

@@ -9,6 +9,7 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
+#include "layout/weight_codes_internal.h"
 #include "ops/add/add.h"
 
 enum { STAGE_WEIGHTS = 3 }; /* from which these are sharded */
@@ -21,6 +22,7 @@ struct Exchange {
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
     uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
+    WeightCodes *codes;              /* NULL: the program reads none */
 };
 
 typedef struct Name { char text[32]; } Name;
@@ -179,12 +181,13 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
 /* Sends the rank's shard, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
+    if (exchange->schedule->buckets[b].codes) type = COMM_U8;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     exchange->weights[b] =
         comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);
 }
 
-/* Copies the rank's shard into its bucket's slot and gathers the rest. A bucket that both passes read may be gathered
+/* Copies the rank's shard into its bucket's slot, cast where codes are read, and gathers the rest. A bucket that both passes read may be gathered
  * for the backward pass while the forward pass still reads it. All bytes are then written as they are, so the copy is of
  * the shard's own bytes alone: those that shard_of adds before them are another rank's. */
 static void begin_gathering(Exchange *exchange, int index) {
@@ -192,7 +195,8 @@ static void begin_gathering(Exchange *exchange, int index) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     ByteSpan span = layout_bucket_shard(bucket);
     const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, bucket->local));
-    if (span.begin < span.end)
+    if (exchange->schedule->buckets[b].codes) weight_codes_cast(exchange->codes, b);
+    else if (span.begin < span.end)
         device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
             weight_offset(exchange, span.end - span.begin));
     gather_weights(exchange, b);
@@ -228,6 +232,9 @@ void exchange_make_weights(Exchange *exchange, int b) {
     exchange_send_weights(exchange, b);
 }
 
+bool exchange_find_magnitudes(Exchange *exchange, Error *error) { return weight_codes_find(exchange->codes, error); }
+void exchange_put_magnitudes(const Exchange *exchange) { weight_codes_put(exchange->codes); }
+
 void exchange_finish_weights(Exchange *exchange) {
     for (int b = 0; b < exchange->layout->bucket_count; b++) wait_for(exchange, &exchange->weights[b]);
 }
@@ -253,7 +260,7 @@ static void at_comm_point(void *context, int index) {
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule) {
+static int64_t buffer_bytes(const Layout *layout, const CommSchedule *schedule) {
     int64_t most = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         int64_t bytes = bucket_bytes(&layout->buckets[b]) / (int64_t)sizeof(float) * (int64_t)sizeof(uint16_t);
@@ -262,26 +269,33 @@ int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule) {
     return most;
 }
 
+int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule, const Graph *graph) {
+    return buffer_bytes(layout, schedule) + weight_codes_bytes(layout, schedule, graph);
+}
+
 Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error) {
     Exchange *exchange = memory_allocate(sizeof *exchange);
-    int64_t bytes = exchange_bytes(layout, schedule);
+    int64_t bytes = buffer_bytes(layout, schedule);
+    Error failure = {0};
     *exchange = (Exchange){.layout = layout, .schedule = schedule, .executor = executor};
     exchange->nodes = graph_part_span(executor_graph(executor), 0);
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
-    if (bytes && !(exchange->bf16_buffer = device_allocate(device_of(exchange), bytes, error))) {
-        exchange_free(exchange);
-        return NULL;
-    }
-    return exchange;
+    exchange->codes = weight_codes_create(layout, schedule, executor, &failure);
+    if (bytes) exchange->bf16_buffer = device_allocate(device_of(exchange), bytes, &failure);
+    if (failure.code == ERROR_NONE) return exchange;
+    *error = failure;
+    exchange_free(exchange);
+    return NULL;
 }
 
 void exchange_free(Exchange *exchange) {
     if (!exchange) return;
     finish_all_gradients(exchange);
     exchange_finish_weights(exchange);
-    device_free(device_of(exchange), exchange->bf16_buffer, exchange_bytes(exchange->layout, exchange->schedule));
+    device_free(device_of(exchange), exchange->bf16_buffer, buffer_bytes(exchange->layout, exchange->schedule));
+    weight_codes_free(exchange->codes);
     free(exchange->gradients);
     free(exchange->weights);
     free(exchange);

@@ -3,6 +3,8 @@
  * and the next step's forward pass. All ranks issue the same collectives in the same order, which the schedule and the
  * layout decide. With one rank there are none.
  *
+ * Weights of layers in fp8 are gathered as codes where the program wants them so (weight_codes_internal.h).
+ *
  * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are sent, and this rank's
  * shard back to fp32 when it is reduced.
  *
@@ -16,8 +18,8 @@ typedef struct Exchange Exchange;
 
 /* For the program that the executor runs; sets its comm points. ERROR_MEMORY. */
 Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error);
-/* Device memory that exchange_create allocates. */
-int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule);
+/* Device memory that exchange_create allocates for the program of a graph. */
+int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule, const Graph *graph);
 void exchange_free(Exchange *exchange);
 
 /* Whether the gradients are complete after the next run, so that they are summed over the ranks during it. */
@@ -27,6 +29,11 @@ void exchange_set_part(Exchange *exchange, int part, bool last);
 /* Waits until they are. Afterwards each rank has those of its shards, summed over both ends of a pipeline where both hold
  * them. Collective. */
 void exchange_finish_gradients(Exchange *exchange);
+
+/* Of weights that are gathered as codes, the largest magnitudes: finds them, once a step before its first run, which is
+ * collective; and writes them to the inputs of the next run. */
+bool exchange_find_magnitudes(Exchange *exchange, Error *error);
+void exchange_put_magnitudes(const Exchange *exchange);
 
 /* Casts this rank's master weights of a bucket to weights, and gathers those of all ranks. */
 void exchange_make_weights(Exchange *exchange, int bucket);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/strings.h"
 #include "model/model.h"
 #include "ops/fp8/fp8.h"
@@ -20,7 +21,7 @@ double fp8_layer_size(int64_t out, int64_t in, double expert_rows) {
 Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, double expert_rows, int64_t out, int64_t in) {
     if (fp8->recipe == FP8_NONE) return FP8_NOT_ASKED;
     if (in % UNIT || out % UNIT) return FP8_UNEVEN;
-    if (training && rows % UNIT) return FP8_UNEVEN_ROWS;
+    if (training ? rows % UNIT : fp8->uneven_rows && !(expert_rows > 0)) return FP8_UNEVEN_ROWS;
     return fp8_layer_size(out, in, expert_rows) < fp8->min_size ? FP8_TOO_SMALL : FP8_CHOSEN;
 }
 
@@ -38,14 +39,14 @@ static void kind_of(const char *name, char kind[FP8_LAYER_NAME]) {
     snprintf(kind, FP8_LAYER_NAME, "%.*s", (int)length, start);
 }
 
-/* Adds the kinds of all parameters that the weight is a view of: "mlp.down_proj", or "q_proj, k_proj, v_proj". */
+/* Adds the kinds of all parameters that the weight is a view of, which has the name of the first of them:
+ * "mlp.down_proj", or "q_proj, k_proj, v_proj". */
 static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_NAME]) {
-    ByteSpan span = graph_state_span(graph, weight);
-    for (int i = 0; i < graph->parameter_count; i++) {
+    int64_t rest = graph_elements(graph, weight);
+    for (int i = graph_find_parameter(graph, graph_get(graph, weight)->name); rest > 0; rest -= graph->parameters[i++].count) {
         const Parameter *p = &graph->parameters[i];
         size_t used = strlen(name);
         char kind[FP8_LAYER_NAME];
-        if (p->offset + p->count * p->element_bytes <= span.begin || p->offset >= span.end) continue;
         kind_of(p->name, kind);
         const char *dot = strrchr(kind, '.'), *first = used ? strrchr(name, '.') : NULL;
         if (first && !strchr(name, ',')) memmove(name, first + 1, strlen(first)), used = strlen(name);
@@ -80,6 +81,7 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     TensorId weight, second;
     *layer = (Fp8Layer){.experts = 1};
     if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
+    if (!graph_is_parameter(graph, weight)) return false; /* made of codes, which no recipe is for */
     const Tensor *w = graph_get(graph, weight);
     bool head = node->op == OP_linear_cross_entropy;
     name_layer(graph, weight, layer->name);
@@ -122,4 +124,25 @@ bool fp8_is_used(const Graph *graph) {
     return false;
 }
 
-bool fp8_is_idle(const ModelConfig *config, const Graph *graph) { return config->fp8.recipe != FP8_NONE && !fp8_is_used(graph); }
+const char *fp8_reason(Fp8Choice choice) {
+    static const char *const reasons[] = {[FP8_BY_RULE] = "a head, router or adapter, whatever its size",
+        [FP8_UNEVEN] = "rows or columns that are no multiple of 16",
+        [FP8_UNEVEN_ROWS] = "a microbatch whose rows are no multiple of 16",
+        [FP8_TOO_SMALL] = "below fp8.min_size, by which casting costs more than is gained",
+        [FP8_TWO_PARTS] = "ranks of layout.tp share out parts of it differently"};
+    return reasons[choice];
+}
+
+void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where) {
+    Fp8Layer layers[FP8_LAYERS];
+    char reasons[400] = "", size[48] = "";
+    bool met[FP8_TWO_PARTS + 1] = {false};
+    if (config->fp8.recipe == FP8_NONE || fp8_is_used(graph)) return;
+    int count = fp8_list_layers(graph, config, layers);
+    for (int i = 0; i < count; i++) met[layers[i].choice] = true;
+    if (met[FP8_TOO_SMALL]) snprintf(size, sizeof size, "; fp8.min_size is %g", config->fp8.min_size);
+    for (Fp8Choice choice = FP8_UNEVEN; choice <= FP8_TWO_PARTS; choice++)
+        if (met[choice])
+            snprintf(reasons + strlen(reasons), sizeof reasons - strlen(reasons), "%s%s", reasons[0] ? ", or " : "", fp8_reason(choice));
+    log_warn("fp8.recipe: no linear layer is computed in fp8%s: %s%s", where, reasons[0] ? reasons : "the model has none", size);
+}

@@ -20,12 +20,14 @@ bool hf_check_fp8(const ModelConfig *c, Error *error) {
         {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
     if (c->family != FAMILY_LLAMA || c->experts)
         return error_set(error, ERROR_USAGE,
-            "dtype=fp8: %s is not read in FP8 by both vLLM and transformers; models of the family llama without experts are",
+            "dtype=fp8: %s is not read in FP8 by both vLLM and transformers, models of the family llama without experts are: give "
+            "dtype=same",
             hf_architecture(class));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value % UNIT)
-            return error_set(error, ERROR_USAGE, "dtype=fp8: %s is %lld, and matrices of FP8 have multiples of %d rows and columns",
-                sizes[i].name, (long long)sizes[i].value, UNIT);
+            return error_set(error, ERROR_USAGE,
+                "dtype=fp8: %s is %lld, and matrices of FP8 have multiples of %d rows and columns: give dtype=same", sizes[i].name,
+                (long long)sizes[i].value, UNIT);
     return true;
 }
 

@@ -1,4 +1,5 @@
-/* Whole models in fp8 against PyTorch (tests/golden/fp8.py): loss and every gradient of each recipe. The emulation of both
+/* Whole models in fp8 against PyTorch (tests/golden/fp8.py): loss and every gradient of each recipe, and of steps with delayed
+ * scaling. The emulation of both
  * rounds the same numbers, so they agree as in fp32, but for an element here and there that sums in another order put on the
  * other side of a rounding. And fp8 against fp32: gradients point the same way. */
 #include <math.h>
@@ -11,9 +12,11 @@
 #include <cmocka.h>
 
 #include "support/golden_run.h"
+#include "train/amax_history.h"
 
 static const char *const families[] = {"fp8/llama", "fp8/qwen2", "fp8/zaya"};
-static const char *const recipes[] = {[FP8_TENSOR] = "tensor", [FP8_ROW] = "row", [FP8_ROW_GW_HP] = "row_gw_hp", [FP8_BLOCK] = "block"};
+static const char *const recipes[] = {
+    [FP8_TENSOR] = "tensor", [FP8_ROW] = "row", [FP8_ROW_GW_HP] = "row_gw_hp", [FP8_BLOCK] = "block", [FP8_MXFP8] = "mxfp8"};
 enum { FAMILIES = sizeof families / sizeof *families, RECIPES = sizeof recipes / sizeof *recipes };
 
 /* One code of 4 significant bits of the 1,536 of a row more or less, 1/16 of an element: less than 1/16 / sqrt(1536) of a
@@ -38,6 +41,118 @@ static void loss_and_gradients_are_those_of_pytorch(void **state) {
             golden_stop(&g);
         }
 }
+
+/* -- Delayed scaling ----------------------------------------------------------------------------------------------- */
+
+/* As in fp8.py. */
+enum { STEPS = 4, MICROBATCHES = 2, HISTORY = 2 };
+static const float rate = 0.125f;
+
+/* The loss of a step, and its gradients. */
+static double run_delayed(Golden *g, AmaxHistory *history, const StoredTensor *tokens, int step) {
+    int64_t sequences = g->model.sequences, length = g->model.length;
+    float target = 1.0f / (float)(MICROBATCHES * sequences * length);
+    Error error = {0};
+    executor_zero(g->executor);
+    for (int i = 0; i < MICROBATCHES; i++) {
+        StoredTensor part = *tokens;
+        part.data = (const int32_t *)tokens->data + (step * MICROBATCHES + i) * sequences * (length + 1);
+        golden_put_inputs(g, sequences, length, &part);
+        executor_set_scalar(g->executor, g->model.scale, target);
+        executor_set_scalar(g->executor, g->model.share, 1.0 / MICROBATCHES);
+        amax_history_put(history, g->executor, target);
+        executor_run(g->executor);
+    }
+    if (!executor_finish(g->executor, &error) || !amax_history_agree(history, g->executor, &error)) fail_msg("%s", error.message);
+    amax_history_note(history, step + 1, true);
+    return *(const float *)executor_tensor(g->executor, g->model.loss);
+}
+
+static void descend(const Golden *g) {
+    for (int i = 0; i < g->model.graph->parameter_count; i++) {
+        const Parameter *p = &g->model.graph->parameters[i];
+        float *values = parameter_in(p, executor_arena(g->executor, ARENA_MASTER));
+        const float *gradient = parameter_in(p, executor_arena(g->executor, ARENA_GRADIENT));
+        for (int64_t j = 0; j < p->count && p->kind != PARAMETER_BALANCE_BIAS; j++) values[j] -= rate * gradient[j];
+    }
+}
+
+/* A gradient differs as above, and the weights of the next step by an eighth of that. */
+static void steps_of_delayed_scaling_are_those_of_pytorch(void **state) {
+    (void)state;
+    for (int f = 1; f < FAMILIES; f++) {
+        Golden g;
+        golden_start(&g, families[f], PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR, .scaling = FP8_DELAYED});
+        AmaxHistory *history = amax_history_create(g.model.graph, HISTORY);
+        assert_non_null(history);
+        for (int step = 0; step < STEPS; step++) {
+            char *loss = memory_format("delayed/%d/loss", step), *prefix = memory_format("delayed/%d/gradient/", step);
+            assert_float_equal(
+                run_delayed(&g, history, golden_expect(&g, "delayed/tokens"), step), golden_value(golden_expect(&g, loss), 0), 2e-5);
+            golden_each_gradient(&g, prefix, check_gradient);
+            descend(&g);
+            free(loss);
+            free(prefix);
+        }
+        amax_history_free(history);
+        golden_stop(&g);
+    }
+}
+
+/* Infinity becomes the largest code, so the loss is finite: the step that must not count shows in the history alone. */
+static void infinity_that_saturates_is_seen(void **state) {
+    (void)state;
+    Golden g;
+    golden_start(&g, "fp8/qwen2", PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR, .scaling = FP8_DELAYED});
+    AmaxHistory *history = amax_history_create(g.model.graph, HISTORY);
+    int down = graph_find_parameter(g.model.graph, "model.layers.0.mlp.down_proj.weight");
+    float *weights = parameter_in(&g.model.graph->parameters[down], executor_arena(g.executor, ARENA_MASTER));
+    assert_true(isfinite(run_delayed(&g, history, golden_expect(&g, "delayed/tokens"), 0)) && amax_history_is_finite(history));
+    weights[5] = INFINITY;
+    assert_true(isfinite(run_delayed(&g, history, golden_expect(&g, "delayed/tokens"), 1)) && !amax_history_is_finite(history));
+    amax_history_note(history, 2, false);
+    for (int i = 0; i < amax_history_tensors(history); i++) {
+        AmaxTensor tensor = amax_history_tensor(history, i);
+        assert_true(tensor.values[1] > 0 && tensor.values[0] == 0);
+    }
+    amax_history_free(history);
+    golden_stop(&g);
+}
+
+/* -- Casts of weights ---------------------------------------------------------------------------------------------- */
+
+/* Of the second of two microbatches the loss is added, and gradients too. */
+static void check_kept(const char *family, Fp8Config fp8, RecomputePolicy recompute) {
+    Golden cast, kept;
+    golden_start(&cast, family, PRECISION_FP32, MODEL_TRAIN, &fp8);
+    fp8.weights = FP8_WEIGHTS_KEPT;
+    golden_start_with(&kept, family, PRECISION_FP32, MODEL_TRAIN, &fp8, recompute);
+    Golden *both[] = {&cast, &kept};
+    for (int i = 0; i < 2; i++) {
+        AmaxHistory *history = amax_history_create(both[i]->model.graph, HISTORY);
+        amax_history_put(history, both[i]->executor, 1);
+        golden_run(both[i]);
+        executor_run(both[i]->executor);
+        amax_history_free(history);
+    }
+    assert_memory_equal(
+        executor_arena(cast.executor, ARENA_GRADIENT), executor_arena(kept.executor, ARENA_GRADIENT), cast.plan.bytes[ARENA_GRADIENT]);
+    assert_true(*(float *)executor_tensor(cast.executor, cast.model.loss) == *(float *)executor_tensor(kept.executor, kept.model.loss));
+    golden_stop(&cast);
+    golden_stop(&kept);
+}
+
+static void weights_that_are_cast_once_a_step_give_the_same_bits(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++)
+        for (int recipe = FP8_TENSOR; recipe <= RECIPES; recipe++) {
+            bool delayed = recipe == RECIPES;
+            Fp8Config fp8 = {.recipe = delayed ? FP8_TENSOR : recipe, .scaling = delayed ? FP8_DELAYED : FP8_DYNAMIC};
+            check_kept(families[f], fp8, f ? RECOMPUTE_BLOCK : RECOMPUTE_NONE);
+        }
+}
+
+/* -- Directions ---------------------------------------------------------------------------------------------------- */
 
 typedef struct Products { double dot, squares, others; } Products;
 
@@ -91,6 +206,9 @@ static void gradients_point_as_those_of_fp32(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_and_gradients_are_those_of_pytorch),
+        cmocka_unit_test(steps_of_delayed_scaling_are_those_of_pytorch),
+        cmocka_unit_test(infinity_that_saturates_is_seen),
+        cmocka_unit_test(weights_that_are_cast_once_a_step_give_the_same_bits),
         cmocka_unit_test(gradients_point_as_those_of_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

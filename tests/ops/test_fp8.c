@@ -21,11 +21,12 @@ enum { GROUP = GEMM_SCALE_GROUP_SIZE, RUNS = 3 /* on a GPU the second is recorde
 /* MAGNITUDES: of very different rows and columns, some of them zero, some subnormal; many lie halfway between two codes. */
 typedef enum Content { MAGNITUDES, ZEROS, TINY, HUGE_NUMBERS, WITH_INFINITY, WITH_NAN } Content;
 
-/* `count` matrices; 0: one, of rank 2. */
+/* `count` matrices; 0: one, of rank 2. `given`: the amax of all matrices, as delayed scaling gives it; 0: their own. */
 typedef struct Case {
     int64_t count, rows, columns;
     Fp8CastAttributes cast;
     Content content;
+    float given;
 } Case;
 
 static float number(Content content, int64_t matrix, int64_t row, int64_t column, int64_t index) {
@@ -69,10 +70,11 @@ static uint8_t nearest_code(float x, const float numbers[], Fp8Format format) {
 }
 
 static int64_t scale_of(GemmScaling scaling, int64_t line, int64_t k_at, int64_t k) {
-    int64_t groups = (k + GROUP - 1) / GROUP;
+    int64_t size = gemm_scale_size(scaling), groups = (k + size - 1) / size;
     switch (scaling) {
     case GEMM_SCALE_LINE: return line;
-    case GEMM_SCALE_GROUP: return line * groups + k_at / GROUP;
+    case GEMM_SCALE_GROUP:
+    case GEMM_SCALE_MX: return line * groups + k_at / size;
     case GEMM_SCALE_BLOCK: return line / GROUP * groups + k_at / GROUP;
     default: return 0;
     }
@@ -85,6 +87,7 @@ typedef struct Operand {
     GemmScaling scaling;
     Fp8Kind kind;
     bool fnuz;
+    float given; /* as in Case */
 } Operand;
 
 static float element(const Operand *o, int64_t line, int64_t k) { return o->x[line * o->line_stride + k * o->k_stride]; }
@@ -104,7 +107,8 @@ static void check_operand(const Operand *o, const uint8_t *codes, const float *s
     Fp8Format format = fp8_format(o->kind, o->fnuz);
     for (int code = 0; code < 128; code++) numbers[code] = fp8_to_float((uint8_t)code, format);
     memset(m, 0, count * sizeof *m);
-    find_amax(o, m);
+    if (o->given > 0) m[0] = o->given;
+    else find_amax(o, m);
     for (int64_t i = 0; i < count; i++) {
         int exponent;
         m[i] = fp8_largest(o->kind, o->fnuz) / (m[i] < 1e-12f ? 1e-12f : m[i]);
@@ -128,7 +132,7 @@ typedef struct Run {
     Graph *graph;
     Plan plan;
     Executor *executor;
-    TensorId x, amax;
+    TensorId x, amax, given, seen, seen_by_codes;
     Outputs out;
 } Run;
 
@@ -138,6 +142,18 @@ static void add_output(Run *run, int codes, const Case *c, GemmScaling scaling, 
     run->out[codes] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_FP8, c->count ? 3 : 2, c->count ? shape : shape + 1, "codes");
     run->out[codes + 1] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &scales, "scales");
     run->graph->tensors[run->out[codes]].keep = run->graph->tensors[run->out[codes + 1]].keep = true;
+}
+
+/* Casts the codes by rows again, as codes: the outputs of the second cast take the place of those by columns. */
+static void append_codes(Run *run, const Case *c) {
+    Fp8CastAttributes cast = {.kind = c->cast.kind, .rows = GEMM_SCALE_TENSOR, .columns = GEMM_SCALE_TENSOR, .coded = true};
+    Inputs in = {[FP8_CAST_X] = run->out[FP8_CAST_ROWS], [FP8_CAST_AMAX] = run->given, [FP8_CAST_FOUND] = run->amax};
+    if (!(c->given > 0) || c->cast.rows != GEMM_SCALE_TENSOR || c->cast.columns != GEMM_SCALE_TENSOR) return;
+    memset(run->out, 0, sizeof run->out);
+    run->out[FP8_CAST_SEEN] = run->seen_by_codes;
+    add_output(run, FP8_CAST_ROWS, c, cast.rows, c->rows, c->columns);
+    add_output(run, FP8_CAST_COLUMNS, c, cast.columns, c->columns, c->rows);
+    graph_node(run->graph, OP_fp8_cast, in, run->out, &cast, sizeof cast);
 }
 
 static void run_create(Run *run, const Case *c, Device *device, Precision precision, const char *isa) {
@@ -151,7 +167,13 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     graph_node(run->graph, OP_fp8_amax, (Inputs){[FP8_AMAX_X] = run->x}, (Outputs){[FP8_AMAX_Y] = run->amax}, NULL, 0);
     add_output(run, FP8_CAST_ROWS, c, c->cast.rows, c->rows, c->columns);
     add_output(run, FP8_CAST_COLUMNS, c, c->cast.columns, c->columns, c->rows);
-    graph_node(run->graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = run->amax}, run->out, &c->cast, sizeof c->cast);
+    run->given = graph_tensor(run->graph, ARENA_INPUT, TYPE_WIDE, 1, &count, "given");
+    run->seen = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen");
+    run->seen_by_codes = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen_by_codes");
+    TensorId amax = c->given > 0 ? run->given : run->amax;
+    if (c->given > 0) run->out[FP8_CAST_SEEN] = run->seen;
+    graph_node(run->graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax}, run->out, &c->cast, sizeof c->cast);
+    append_codes(run, c);
     if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
@@ -183,7 +205,8 @@ static void check_output_of(const Run *run, const Case *c, const float *x, int c
         .k_stride = rows ? 1 : c->columns,
         .scaling = rows ? c->cast.rows : c->cast.columns,
         .kind = c->cast.kind,
-        .fnuz = fnuz};
+        .fnuz = fnuz,
+        .given = c->given};
     uint8_t *values = read_output(run, run->out[codes]);
     float *scales = read_output(run, run->out[codes + 1]);
     for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
@@ -206,6 +229,18 @@ static void check_amax(const Run *run, const Case *c, const float *x) {
     free(amax);
 }
 
+/* What the cast has seen of each matrix in this run alone: the caller has zeroed it. */
+static void check_seen(const Run *run, const Case *c) {
+    float *amax = read_output(run, run->amax);
+    const float *seen = executor_tensor(run->executor, run->seen), *by_codes = executor_tensor(run->executor, run->seen_by_codes);
+    bool coded = run->out[FP8_CAST_SEEN] == run->seen_by_codes;
+    for (int64_t i = 0; i < (c->count ? c->count : 1) && c->given > 0; i++) {
+        assert_true(seen[i] == amax[i] || (isnan(seen[i]) && isnan(amax[i])));
+        assert_true(!coded || by_codes[i] == amax[i] || (isnan(by_codes[i]) && isnan(amax[i])));
+    }
+    free(amax);
+}
+
 static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
     Run run;
     float *x = make_matrices(c);
@@ -213,9 +248,11 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
     int64_t count = graph_elements(run.graph, run.x);
     if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.executor, run.x), x, count);
     else memcpy(executor_tensor(run.executor, run.x), x, count * sizeof *x);
+    for (int64_t i = 0; i < (c->count ? c->count : 1); i++) ((float *)executor_tensor(run.executor, run.given))[i] = c->given;
     for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
         run_once(&run);
         check_amax(&run, c, x);
+        check_seen(&run, c);
         check_output_of(&run, c, x, FP8_CAST_ROWS, device_info(device)->fp8_fnuz);
         check_output_of(&run, c, x, FP8_CAST_COLUMNS, device_info(device)->fp8_fnuz);
     }
@@ -227,7 +264,8 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
 static void check_case(const Case *c) {
     static const char *const isas[] = {"", "generic", "avx2"};
     if (check_device()) {
-        check_on(c, check_device(), PRECISION_BF16, "");
+        bool mx = c->cast.rows == GEMM_SCALE_MX || c->cast.columns == GEMM_SCALE_MX;
+        if (!mx || device_info(check_device())->fp8_mx) check_on(c, check_device(), PRECISION_BF16, "");
         return;
     }
     Device *cpu = device_cpu();
@@ -245,7 +283,7 @@ static void check_case(const Case *c) {
 static const Fp8CastAttributes casts[] = {CAST(FP8_E4M3, TENSOR, TENSOR), CAST(FP8_E5M2, TENSOR, TENSOR), CAST(FP8_E4M3, TENSOR, ONE),
     CAST(FP8_E4M3, ONE, TENSOR), CAST(FP8_E4M3, LINE, LINE), CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, ONE, LINE),
     CAST(FP8_E4M3, GROUP, GROUP), CAST(FP8_E4M3, GROUP, ONE), CAST(FP8_E4M3, BLOCK, ONE), CAST(FP8_E4M3, ONE, BLOCK),
-    CAST(FP8_E5M2, GROUP, LINE), CAST(FP8_E4M3, LINE, TENSOR)};
+    CAST(FP8_E5M2, GROUP, LINE), CAST(FP8_E4M3, LINE, TENSOR), CAST(FP8_E4M3, MX, MX), CAST(FP8_E4M3, MX, ONE), CAST(FP8_E4M3, ONE, MX)};
 enum { CASTS = sizeof casts / sizeof *casts };
 
 static void matrices_of_all_shapes_become_operands(void **state) {
@@ -271,11 +309,66 @@ static void numbers_of_all_kinds_are_cast(void **state) {
         for (int j = 0; j < CASTS; j++) check_case(&(Case){2, 48, 144, casts[j], content});
 }
 
+/* Delayed scaling: what exceeds the given amax saturates, and is seen. By rows and columns, both from the codes by rows. */
+static void a_given_amax_scales_and_the_cast_sees_the_next(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{0, 16, 16}, {0, 144, 272}, {3, 32, 144}, {2, 160, 48}};
+    static const Fp8CastAttributes given[] = {
+        CAST(FP8_E4M3, TENSOR, TENSOR), CAST(FP8_E5M2, TENSOR, TENSOR), CAST(FP8_E4M3, TENSOR, ONE), CAST(FP8_E4M3, ONE, TENSOR)};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t j = 0; j < sizeof given / sizeof *given; j++)
+            for (Content content = MAGNITUDES; content <= WITH_NAN; content++)
+                check_case(&(Case){shapes[i][0], shapes[i][1], shapes[i][2], given[j], content, content == MAGNITUDES ? 96.3f : 0.75f});
+    check_case(&(Case){0, 131, 144, given[2], WITH_INFINITY, 1e-20f});
+}
+
+/* Shards end anywhere, at multiples of 64 elements. */
+static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
+    (void)state;
+    enum { COUNT = 6144, PIECES = 4 };
+    static const int64_t ends[PIECES + 1] = {0, 64, 1024, 4160, COUNT};
+    Device *device = check_device() ? check_device() : device_cpu();
+    Error error = {0};
+    Backend backend;
+    Case c = {0, 48, 128, {FP8_E4M3, GEMM_SCALE_TENSOR, GEMM_SCALE_ONE, false}, MAGNITUDES, 96.3f};
+    Operand o = {.x = make_matrices(&c), .lines = 1, .k = COUNT, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR, .given = c.given};
+    o.fnuz = device_info(device)->fp8_fnuz;
+    uint16_t bits[COUNT];
+    uint8_t codes[COUNT];
+    float found[PIECES], scale, expected = 0, most = 0;
+    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof codes, &error),
+         *workspace = device_allocate(device, sizeof bits, &error);
+    float *magnitudes = device_allocate(device, sizeof found, &error), *amax = device_allocate(device, 2 * sizeof *amax, &error);
+    bf16_from_floats(bits, o.x, COUNT);
+    device_upload(device, x, bits, sizeof bits);
+    device_upload(device, amax, &c.given, sizeof *amax);
+    for (int i = 0; i < PIECES; i++) {
+        int64_t count = ends[i + 1] - ends[i];
+        fp8_amax_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, magnitudes + i, workspace);
+        fp8_cast_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, amax, to + ends[i], amax + 1);
+    }
+    device_download(device, codes, to, sizeof codes);
+    device_download(device, found, magnitudes, sizeof found);
+    device_download(device, &scale, amax + 1, sizeof scale);
+    assert_true(device_ok(device, &error));
+    check_operand(&o, codes, &scale);
+    for (int i = 0; i < PIECES; i++) most = fmaxf(most, found[i]);
+    o.given = 0;
+    find_amax(&o, &expected);
+    assert_true(most == expected);
+    device_free(device, x, sizeof bits), device_free(device, to, sizeof codes), device_free(device, workspace, sizeof bits);
+    device_free(device, magnitudes, sizeof found), device_free(device, amax, 2 * sizeof *amax);
+    free((void *)o.x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matrices_of_all_shapes_become_operands),
         cmocka_unit_test(rows_are_any_number_where_they_are_not_transposed),
         cmocka_unit_test(numbers_of_all_kinds_are_cast),
+        cmocka_unit_test(a_given_amax_scales_and_the_cast_sees_the_next),
+        cmocka_unit_test(pieces_of_a_matrix_are_cast_as_all_of_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,7 +28,7 @@ static double evaluated(const char *run, const char *settings) {
  * multiple of 16 either. */
 static void evaluations_of_a_run_are_computed_by_its_recipe_and_eval_only_when_asked(void **state) {
     (void)state;
-    static const char *const recipes[] = {"tensor", "row", "row_gw_hp", "block"};
+    static const char *const recipes[] = {"tensor", "row", "row_gw_hp", "block", "mxfp8"};
     for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {
         train_good("run=%s " LLAMA "fp8.recipe=%s fp8.min_size=0", recipes[i], recipes[i]);
         SCOPED_FREE char *asked = memory_format("fp8.recipe=%s", recipes[i]),
@@ -41,6 +41,35 @@ static void evaluations_of_a_run_are_computed_by_its_recipe_and_eval_only_when_a
         assert_true(plain != same && fabs(plain - same) < 0.01 && plain_odd != in_fp8 && fabs(plain_odd - in_fp8) < 0.01);
     }
     smelt_says(ERROR_USAGE, "which precision=fp64 cannot use", "eval tensor text precision=fp64 fp8.recipe=tensor");
+    assert_true(evaluated("tensor", "fp8.recipe=row fp8.min_size=1000") == evaluated("tensor", ""));
+    assert_true(evaluated("tensor", "fp8.recipe=row fp8.min_size=35") != evaluated("tensor", "fp8.recipe=row"));
+    smelt_says(ERROR_USAGE, "fp8.min_size=3 is for a recipe", "eval tensor text fp8.min_size=3");
+    smelt_says(ERROR_USAGE, "fp8.min_size=3 is for a recipe", "generate tensor The tokens=1 fp8.min_size=3");
+}
+
+/* 24 rows: gradients of weights cannot be in fp8, and then nothing of a layer is. */
+static void evaluations_are_in_fp8_where_training_is(void **state) {
+    (void)state;
+    static const char format[] = "run=%s " LLAMA "data.length=24 batch.sequences=1 batch.tokens=240 fp8.recipe=%s";
+    train_good(format, "plain", "none");
+    train_says(ERROR_NONE, "no linear layer is computed in fp8: a microbatch whose rows are no multiple of 16", format, "uneven",
+        "tensor fp8.min_size=0");
+    assert_true(recorded("plain", "evaluation", -1, "loss") == recorded("uneven", "evaluation", -1, "loss"));
+    assert_true(evaluated("uneven", "fp8.recipe=same") == evaluated("uneven", ""));
+    assert_true(evaluated("uneven", "fp8.recipe=tensor") != evaluated("uneven", "fp8.recipe=same"));
+}
+
+static void the_plan_of_a_mixture_says_of_each_phase_what_is_in_fp8(void **state) {
+    (void)state;
+    write_text("mix.yaml", "sources:\n  - {name: web, path: text}\nphases:\n  - {name: short, tokens: 2560, length: 8, weights: {web: 1}}\n"
+                           "  - {name: long, tokens: 5120, length: 32, weights: {web: 1}}\n");
+    ProcessResult result = smelt("train data.train=mix.yaml run=run model.family=llama model.experts=0 model.context=96 model.width=64 "
+                                 "model.layers=2 model.heads=4 model.kv_heads=2 model.ffn=96 batch.sequences=1 batch.tokens=768 steps=9 "
+                                 "fp8.recipe=tensor fp8.min_size=0 plan=true");
+    expect_code(&result, ERROR_NONE, "plan");
+    const char *first = strstr(result.output, ", 0.0% of linear layers in fp8");
+    if (!first || !strstr(first, ", 75.0% of linear layers in fp8")) fail_msg("not both phases in %s", result.output);
+    process_free(&result);
 }
 
 static void generation_takes_a_recipe_with_and_without_the_cache(void **state) {
@@ -90,9 +119,74 @@ static void a_recipe_is_no_part_of_the_model_that_a_run_starts_from(void **state
     free(third);
 }
 
+/* -- Delayed scaling ----------------------------------------------------------------------------------------------- */
+
+#define DELAYED "fp8.recipe=tensor fp8.min_size=0 fp8.scaling=delayed "
+static const char down_proj[] = "amax_history/d_y/model.layers.0.mlp.down_proj.weight";
+
+/* Evaluations of other runs do not change the history either. */
+static void delayed_scaling_resumes_bit_for_bit(void **state) {
+    (void)state;
+    static const char settings[] = LLAMA DELAYED "fp8.amax_history_len=3 checkpoint.every=2";
+    train_good("run=whole %s", settings);
+    train_good("run=resumed %s stop_at=5", settings);
+    train_good("run=resumed %s", settings);
+    assert_same_steps("whole", "resumed");
+    train_good("run=quiet %s eval.every=0", settings);
+    assert_true(recorded("whole", "step", 9, "loss") == recorded("quiet", "step", 9, "loss"));
+    train_good("run=dynamic " LLAMA "fp8.recipe=tensor fp8.min_size=0");
+    double delayed = recorded("whole", "step", 9, "loss"), dynamic = recorded("dynamic", "step", 9, "loss");
+    assert_true(delayed != dynamic && fabs(delayed - dynamic) < 0.02);
+}
+
+/* Step s of the history lies at s modulo its length. */
+static void a_history_of_another_length_keeps_its_newest_steps(void **state) {
+    (void)state;
+    train_good("run=run " LLAMA DELAYED "fp8.amax_history_len=4 stop_at=6");
+    float *four = amax_history_of("run", 6, down_proj, 1, 4);
+    smelt_says(ERROR_NONE, "fp8.amax_history_len: 4 -> 8 from step 7 on", "train run fp8.amax_history_len=8 stop_at=7");
+    float *eight = amax_history_of("run", 7, down_proj, 1, 8);
+    for (int step = 1; step <= 7; step++)
+        assert_true(step < 3 ? eight[step] == 0 : step > 6 ? eight[step] > 0 : eight[step] == four[step % 4]);
+    assert_true(eight[0] == 0);
+    smelt_good("train run fp8.amax_history_len=2 stop_at=8");
+    float *two = amax_history_of("run", 8, down_proj, 1, 2);
+    assert_true(two[1] == eight[7] && two[0] > 0);
+    free(four), free(eight), free(two);
+}
+
+static void a_run_without_a_history_is_taken_over(void **state) {
+    (void)state;
+    train_good("run=run " LLAMA "fp8.recipe=tensor fp8.min_size=0 stop_at=5");
+    smelt_says(ERROR_NONE, "fp8.scaling=delayed: the checkpoint of step 5 has no history of largest magnitudes",
+        "train run fp8.scaling=delayed stop_at=7");
+    float *history = amax_history_of("run", 7, down_proj, 1, 1024);
+    assert_true(history[5] == 0 && history[6] > 0 && history[7] > 0 && history[8] == 0);
+    free(history);
+    smelt_good("train run fp8.scaling=dynamic");
+    assert_int_equal(count_records("run", "step"), 10);
+    train_says(ERROR_USAGE, "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor",
+        "run=other " LLAMA "fp8.recipe=row fp8.scaling=delayed");
+    train_says(ERROR_USAGE, "fp8.amax_history_len=7 is for a run with fp8.scaling=delayed",
+        "run=other " LLAMA "fp8.recipe=tensor fp8.amax_history_len=7");
+}
+
+static void casting_weights_once_a_step_changes_no_bit(void **state) {
+    (void)state;
+    static const char *const recipes[] = {"tensor", "row", "row_gw_hp", "block", "mxfp8", "tensor fp8.scaling=delayed"};
+    for (int i = 0; i < 6; i++) {
+        SCOPED_FREE char *kept = memory_format("kept-%d", i), *cast = memory_format("cast-%d", i);
+        train_good("run=%s " LLAMA "fp8.min_size=0 steps=3 schedule.warmup=0 fp8.recipe=%s fp8.keep_weights=true", kept, recipes[i]);
+        train_good("run=%s " LLAMA "fp8.min_size=0 steps=3 schedule.warmup=0 fp8.recipe=%s", cast, recipes[i]);
+        assert_same_steps(kept, cast);
+    }
+    train_says(ERROR_NONE, "weights in fp8", "run=kept-0 " LLAMA "fp8.min_size=0 fp8.recipe=tensor fp8.keep_weights=true plan=true");
+    train_says(ERROR_USAGE, "fp8.keep_weights=true is for a run with fp8.recipe", "run=other " LLAMA "fp8.keep_weights=true");
+}
+
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp or block computes linear layers in fp8", "run=run precision=fp8");
+    train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
     train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give one, or fp8.min_size=400", "run=run fp8.min_size=3");
     train_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "run=run " LLAMA "fp8.recipe=row steps=1 schedule.warmup=0");
     train_good("run=plain " LLAMA "steps=1 schedule.warmup=0");
@@ -104,9 +198,15 @@ static void what_has_no_effect_is_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(evaluations_of_a_run_are_computed_by_its_recipe_and_eval_only_when_asked),
+        TRAIN_TEST(evaluations_are_in_fp8_where_training_is),
+        TRAIN_TEST(the_plan_of_a_mixture_says_of_each_phase_what_is_in_fp8),
         TRAIN_TEST(generation_takes_a_recipe_with_and_without_the_cache),
         TRAIN_TEST(a_recipe_that_changes_is_printed_and_recorded),
         TRAIN_TEST(a_recipe_is_no_part_of_the_model_that_a_run_starts_from),
+        TRAIN_TEST(delayed_scaling_resumes_bit_for_bit),
+        TRAIN_TEST(a_history_of_another_length_keeps_its_newest_steps),
+        TRAIN_TEST(a_run_without_a_history_is_taken_over),
+        TRAIN_TEST(casting_weights_once_a_step_changes_no_bit),
         TRAIN_TEST(what_has_no_effect_is_named),
     };
     train_main();

@@ -33,8 +33,8 @@ static void operand_open(
 
 /* What the numbers of one line are multiplied by from element `at` on, up to the next multiple of the group's size. */
 static float group_scale(const Operand *o, int64_t line, int64_t at) {
-    const int64_t size = GEMM_SCALE_GROUP_SIZE, groups = (o->k + size - 1) / size;
-    if (o->scaling == GEMM_SCALE_GROUP) return o->scales[line * groups + at / size];
+    const int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
+    if (o->scaling == GEMM_SCALE_GROUP || o->scaling == GEMM_SCALE_MX) return o->scales[line * groups + at / size];
     if (o->scaling == GEMM_SCALE_BLOCK) return o->scales[line / size * groups + at / size];
     return 1;
 }
@@ -46,12 +46,13 @@ static float line_scale(const Operand *o, int64_t line) {
 }
 
 static void decode(const Operand *o, int64_t first, int64_t count, float *to) {
+    const int64_t size = gemm_scale_size(o->scaling);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++)
-        for (int64_t at = 0; at < o->k; at += GEMM_SCALE_GROUP_SIZE) {
+        for (int64_t at = 0; at < o->k; at += size) {
             const uint8_t *codes = o->codes + (first + i) * o->ld;
             float scale = group_scale(o, first + i, at);
-            for (int64_t j = at; j < int_min(o->k, at + GEMM_SCALE_GROUP_SIZE); j++) to[i * o->k + j] = scale * o->numbers[codes[j]];
+            for (int64_t j = at; j < int_min(o->k, at + size); j++) to[i * o->k + j] = scale * o->numbers[codes[j]];
         }
 }
 

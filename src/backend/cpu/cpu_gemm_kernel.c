@@ -73,20 +73,20 @@ enum { ROWS = 4, STRIDE = 4 };
 
 #if defined __AVX512F__ && !defined KERNEL_FP64
 #define LANES 16
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define ZIP_LOW(a, b) VECTOR_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define ZIP_HIGH(a, b) VECTOR_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #elif (defined __AVX512F__ && defined KERNEL_FP64) || (defined __AVX2__ && !defined KERNEL_FP64)
 #define LANES 8
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define ZIP_LOW(a, b) VECTOR_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define ZIP_HIGH(a, b) VECTOR_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #elif defined __AVX2__ || !defined KERNEL_FP64
 #define LANES 4
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#define ZIP_LOW(a, b) VECTOR_SHUFFLE(a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) VECTOR_SHUFFLE(a, b, 2, 6, 3, 7)
 #else
 #define LANES 2
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 2)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 1, 3)
+#define ZIP_LOW(a, b) VECTOR_SHUFFLE(a, b, 0, 2)
+#define ZIP_HIGH(a, b) VECTOR_SHUFFLE(a, b, 1, 3)
 #endif
 
 #if defined KERNEL_BF16 && defined __AVX512BF16__

@@ -28,6 +28,18 @@
     const OpKernel KERNEL(name) = {run_##name, __VA_ARGS__}; \
     static void run_##name(const OpCall *call)
 
+/* The vector of elements i, j, ... of a followed by b, which are constants: VECTOR_SHUFFLE(a, b, i, j, ...). gcc 11, of
+ * Ubuntu 22.04, takes the indices as a vector of integers. */
+#if __has_builtin(__builtin_shufflevector)
+#define VECTOR_SHUFFLE __builtin_shufflevector
+#else
+#define VECTOR_SHUFFLE(a, b, ...)                                                                                                  \
+    ({                                                                                                                              \
+        typedef __typeof__(__builtin_choose_expr(sizeof((a)[0]) == 8, (int64_t)0, (int32_t)0)) Index __attribute__((vector_size(sizeof(a)))); \
+        __builtin_shuffle(a, b, (Index){__VA_ARGS__});                                                                              \
+    })
+#endif
+
 enum { KERNEL_BLOCK = 64 };
 
 static inline int64_t kernel_blocks(int64_t rows) { return (rows + KERNEL_BLOCK - 1) / KERNEL_BLOCK; }

@@ -3,7 +3,7 @@
  * columns. Scales of whole lines need the largest magnitudes of these first, from a pass over all tiles. Largest magnitudes
  * are compared as bits, which are ordered as the numbers are, with NaN above all: maxima of integers by atomics, which no
  * order of blocks changes. Tiles are cast from the last to the first, as what a pass before this one read last may still be
- * in the cache.
+ * in the cache. With delayed scaling the scale is known before, and the pass that casts finds the largest magnitude too.
  *
  * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
 #include "backend/gpu/gpu.h"
@@ -34,10 +34,12 @@ typedef struct CastOperand {
     int32_t lines, groups;
 } CastOperand;
 
-/* x: matrices of rows.lines x columns.lines. `scaling` is that of both operands. */
+/* x: matrices of rows.lines x columns.lines, of fp8_move_codes their codes. `scaling` is that of both operands. */
 typedef struct Fp8CastArguments {
     const bf16 GLOBAL *x;
-    const float GLOBAL *amax; /* GEMM_SCALE_TENSOR: of the matrices */
+    const float GLOBAL *amax;  /* GEMM_SCALE_TENSOR: of the matrices */
+    uint32_t GLOBAL *seen;     /* [matrices]: bits of the largest magnitudes so far; NULL: not wanted */
+    const float GLOBAL *found; /* [matrices]: of fp8_move_codes, those that `seen` takes */
     CastOperand rows, columns;
     int32_t tiles; /* of all matrices */
     float largest; /* number of the format */
@@ -54,25 +56,35 @@ INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* -- Largest magnitudes of matrices -------------------------------------------------------------------------------- */
 
-/* block_y: the matrix. The odd elements' maxima carry the bits of the even ones below, which the end cuts off. */
-KERNEL(fp8_amax, Fp8AmaxArguments) {
+/* The bits of the largest magnitude of pairs of bf16, of which the odd ones' carry those of the even ones below, which the
+ * end cuts off. */
+typedef struct Largest { uint32_t even, odd; } Largest;
+INLINE void look_at(Largest *most, uint32_t pair) {
+    most->even = larger(most->even, pair << 17);
+    most->odd = larger(most->odd, pair & 0x7fffffff);
+}
+
+/* Adds what the threads of a block have seen to a maximum in memory. */
+INLINE void record_largest(uint32_t GLOBAL *to, Largest seen) {
     static SHARED uint32_t of_waves[WAVES];
-    const u32x4 GLOBAL *x = (const u32x4 GLOBAL *)a.x + block_y() * a.units;
-    int64_t first = (int64_t)block_x() * (THREADS * AMAX_LOADS) + thread_id();
-    u32x4 pairs[AMAX_LOADS];
-    uint32_t even = 0, odd = 0;
-    UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
-    UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) {
-        even = larger(even, pairs[i][j] << 17);
-        odd = larger(odd, pairs[i][j] & 0x7fffffff);
-    }
-    uint32_t most = larger(even >> 1, odd & 0xffff0000);
+    uint32_t most = larger(seen.even >> 1, seen.odd & 0xffff0000);
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
     if (lane_id() == 0) of_waves[wave_id()] = most;
     barrier();
     if (thread_id() > 0) return;
     for (int i = 1; i < WAVES; i++) most = larger(most, of_waves[i]);
-    atomic_max(a.amax + block_y(), most);
+    atomic_max(to, most);
+}
+
+/* block_y: the matrix. */
+KERNEL(fp8_amax, Fp8AmaxArguments) {
+    const u32x4 GLOBAL *x = (const u32x4 GLOBAL *)a.x + block_y() * a.units;
+    int64_t first = (int64_t)block_x() * (THREADS * AMAX_LOADS) + thread_id();
+    u32x4 pairs[AMAX_LOADS];
+    Largest most = {0};
+    UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
+    UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, pairs[i][j]);
+    record_largest(a.amax + block_y(), most);
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -263,19 +275,34 @@ INLINE void store_columns(const Fp8CastArguments *a, Place p, const UnitCodes *c
     }
 }
 
+INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
+    Largest most = {0};
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, x->row[i][j]);
+    record_largest(seen, most);
+}
+
+/* The scale of all elements of a matrix, written by the block of its first tile. */
+INLINE void store_tensor_scale(const Fp8CastArguments *a, Place p, float m) {
+    if (thread_id() > 0 || p.down > 0 || p.across > 0) return;
+    if (a->rows.codes) a->rows.scales[p.matrix] = 1 / m;
+    if (a->columns.codes) a->columns.scales[p.matrix] = 1 / m;
+}
+
 /* One multiplier for the tile: of the matrix, or of GEMM_SCALE_BLOCK. */
 INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     Place p = place_of(a);
     Unit x;
     UnitCodes codes;
     load_unit(a, p, &x);
-    bool block = a->scaling == GEMM_SCALE_BLOCK, first = p.down == 0 && p.across == 0;
+    bool block = a->scaling == GEMM_SCALE_BLOCK;
     float m = block ? fp8_multiplier(tile_amax(&x), a->largest, true) : fp8_multiplier(a->amax[p.matrix], a->largest, false);
+    if (a->seen) record_unit(a->seen + p.matrix, &x);
     forget(&x);
-    if (thread_id() == 0 && (block || first)) {
+    if (!block) store_tensor_scale(a, p, m);
+    else if (thread_id() == 0) {
         int across = a->rows.groups, down = a->columns.groups;
-        if (a->rows.codes) a->rows.scales[block ? (p.matrix * down + p.down) * across + p.across : p.matrix] = 1 / m;
-        if (a->columns.codes) a->columns.scales[block ? (p.matrix * across + p.across) * down + p.down : p.matrix] = 1 / m;
+        if (a->rows.codes) a->rows.scales[(p.matrix * down + p.down) * across + p.across] = 1 / m;
+        if (a->columns.codes) a->columns.scales[(p.matrix * across + p.across) * down + p.down] = 1 / m;
     }
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
         to_codes(four_elements(&x, i, 4 * h) * m, a->largest, e5m2);
@@ -314,6 +341,69 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     }
 }
 
+#if defined __gfx950__
+/* Writes a scale for 32 elements along k of a line, by the first of the four threads that share them. */
+INLINE void store_mx_scale(const CastOperand *o, Place p, int line, int at, int64_t k, float m) {
+    enum { MX = GEMM_SCALE_MX_SIZE };
+    int groups = (int)((k + MX - 1) / MX);
+    if (at % MX == 0 && line < o->lines && at < k) o->scales[(p.matrix * o->lines + line) * groups + at / MX] = 1 / m;
+}
+
+/* A multiplier for each 32 elements of a row, and of a column: four units, of adjacent lanes or of the wave's four rows of lanes. */
+INLINE void cast_tile_mx(const Fp8CastArguments *a) {
+    Place p = place_of(a);
+    Unit x;
+    UnitCodes codes;
+    load_unit(a, p, &x);
+    if (a->rows.codes) {
+        UNROLL for (int i = 0; i < UNIT; i++) {
+            float most = 0;
+            UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(&x, i, j));
+            UNROLL for (int mask = 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
+            float m = fp8_multiplier(most, a->largest, true);
+            store_mx_scale(&a->rows, p, p.row + i, p.column, a->columns.lines, m);
+            UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] = to_codes(four_elements(&x, i, 4 * h) * m, a->largest, false);
+        }
+        store_rows(a, p, &codes);
+        forget(&x);
+    }
+    if (a->columns.codes) {
+        float m[UNIT];
+        UNROLL for (int j = 0; j < UNIT; j++) {
+            float most = 0;
+            UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(&x, i, j));
+            UNROLL for (int mask = WAVE / 2; mask >= UNITS; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
+            m[j] = fp8_multiplier(most, a->largest, true);
+            store_mx_scale(&a->columns, p, p.column + j, p.row, a->rows.lines, m[j]);
+        }
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
+            to_codes(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, false);
+        store_columns(a, p, &codes);
+    }
+}
+
+KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
+#endif
+
+/* Codes that came by rows, as operands of one scale. */
+KERNEL(fp8_move_codes, Fp8CastArguments) {
+    BLOCK_BOUNDS(THREADS, BLOCKS);
+    Place p = place_of(&a);
+    UnitCodes codes;
+    int column = p.column < a.columns.lines ? p.column : a.columns.lines - UNIT, last = a.rows.lines - 1;
+    const uint8_t GLOBAL *from = (const uint8_t GLOBAL *)a.x + p.matrix * a.rows.lines * a.columns.lines + column;
+    UNROLL for (int i = 0; i < UNIT; i++) {
+        int64_t row = p.row + i < last ? p.row + i : last;
+        u32x2 bytes = *(const u32x2 GLOBAL *)(from + row * a.columns.lines);
+        codes.half[0][i] = bytes.x, codes.half[1][i] = bytes.y;
+    }
+    store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
+    if (a.seen && thread_id() == 0 && p.down == 0 && p.across == 0)
+        atomic_max(a.seen + p.matrix, __builtin_bit_cast(uint32_t, a.found[p.matrix]));
+    if (a.rows.codes) store_rows(&a, p, &codes);
+    if (a.columns.codes) store_columns(&a, p, &codes);
+}
+
 KERNEL(fp8_cast_e4m3, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     cast_tile(&a, false);
@@ -338,7 +428,8 @@ KERNEL(fp8_cast_lines_e5m2, Fp8CastArguments) {
 
 LAUNCHER(fp8_amax, Fp8AmaxArguments)
 LAUNCHER(fp8_line_amax, Fp8CastArguments)
-LAUNCHERS(fp8_cast, Fp8CastArguments, fp8_cast_e4m3, fp8_cast_e5m2, fp8_cast_lines_e4m3, fp8_cast_lines_e5m2)
+LAUNCHER(fp8_move_codes, Fp8CastArguments)
+LAUNCHERS(fp8_cast, Fp8CastArguments, fp8_cast_e4m3, fp8_cast_e5m2, fp8_cast_lines_e4m3, fp8_cast_lines_e5m2, fp8_cast_mx)
 
 GPU_OP(fp8_amax) {
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_AMAX_X]);
@@ -372,6 +463,8 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
     bool lines = scaling == GEMM_SCALE_LINE || scaling == GEMM_SCALE_GROUP;
     Fp8CastArguments arguments = {.x = call->in[FP8_CAST_X],
         .amax = call->in[FP8_CAST_AMAX],
+        .seen = call->out[FP8_CAST_SEEN],
+        .found = call->in[FP8_CAST_FOUND],
         .rows = cast_operand(call, FP8_CAST_ROWS, rows, s.rows, s.columns),
         .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, s.rows),
         .largest = fp8_largest(attributes->kind, device_info(call->device)->fp8_fnuz),
@@ -385,7 +478,8 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
         device_fill(call->device, call->workspace, 0, (row_lines + column_lines) * (int64_t)sizeof(float));
         launch_fp8_line_amax(call->device, shape, &arguments);
     }
-    launch_fp8_cast(call->device, (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
+    if (attributes->coded) launch_fp8_move_codes(call->device, shape, &arguments);
+    else launch_fp8_cast(call->device, scaling == GEMM_SCALE_MX ? 4 : (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
 }
 
 GPU_OP(fp8_cast, cast_workspace) {

@@ -9,6 +9,7 @@ enum { SIZE = GEMM_SCALE_GROUP_SIZE };
 
 /* The larger magnitude, NaN above all: their bits are ordered so. */
 static inline W larger(W a, W b) { return b > a || b != b ? b : a; }
+static inline uint32_t bits_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static inline W magnitude(T x) { return (W)fabs((double)to_wide(x)); }
 
 /* [count, n] of T */
@@ -52,6 +53,7 @@ typedef struct Operand {
     float largest;
     GemmScaling scaling;
     float amax; /* of the matrix */
+    bool looks; /* for the largest magnitude */
     uint8_t *codes;
     W *scales;
 } Operand;
@@ -73,12 +75,14 @@ static void read_tile(const Operand *o, Tile *tile) {
 }
 
 /* Rounded magnitudes of NaN compare as none: what is NaN makes its own code NaN, whatever the scale. */
-static float line_amax(const Tile *tile, int64_t line) {
+static float part_amax(const Tile *tile, int64_t line, int64_t at, int64_t count) {
+    const float *x = tile->x[line] + at;
     float most = 0;
 #pragma omp simd reduction(max : most)
-    for (int64_t k = 0; k < tile->depth; k++) most = fabsf(tile->x[line][k]) > most ? fabsf(tile->x[line][k]) : most;
+    for (int64_t k = 0; k < count; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most;
     return most;
 }
+static float line_amax(const Tile *tile, int64_t line) { return part_amax(tile, line, 0, tile->depth); }
 
 static float tile_amax(const Tile *tile) {
     float most = 0;
@@ -86,17 +90,43 @@ static float tile_amax(const Tile *tile) {
     return most;
 }
 
-static void write_line(const Operand *o, const Tile *tile, int64_t line, float m) {
-    uint8_t *restrict codes = o->codes + (tile->first + line) * o->k + tile->at;
-    const float *restrict x = tile->x[line];
-    Fp8Format format = o->format;
-#pragma omp simd
-    for (int64_t k = 0; k < tile->depth; k++) codes[k] = fp8_from_float(x[k] * m, format);
+/* Bits of the largest magnitude, whose order is that of the numbers, with NaN above all. */
+static uint32_t tile_amax_bits(const Tile *tile) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < tile->lines; i++) {
+#pragma omp simd reduction(max : most)
+        for (int64_t k = 0; k < tile->depth; k++) {
+            uint32_t bits = float_to_bits(tile->x[i][k]) & 0x7fffffff;
+            most = bits > most ? bits : most;
+        }
+    }
+    return most;
 }
 
-/* Casts lines [first, first + lines), at most SIZE of them. */
-static void cast_lines(const Operand *o, int64_t first, int64_t lines) {
+static void write_part(const Operand *o, const Tile *tile, int64_t line, int64_t at, int64_t count, float m) {
+    uint8_t *restrict codes = o->codes + (tile->first + line) * o->k + tile->at + at;
+    const float *restrict x = tile->x[line] + at;
+    Fp8Format format = o->format;
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++) codes[k] = fp8_from_float(x[k] * m, format);
+}
+
+/* Casts a line of the tile in groups of elements along k, each with its scale. */
+static void write_groups(const Operand *o, const Tile *tile, int64_t line) {
+    int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
+    for (int64_t at = 0; at < tile->depth; at += size) {
+        int64_t count = int_min(size, tile->depth - at);
+        float m = fp8_multiplier(part_amax(tile, line, at, count), o->largest, true);
+        o->scales[(tile->first + line) * groups + (tile->at + at) / size] = 1 / m;
+        write_part(o, tile, line, at, count, m);
+    }
+}
+
+/* Casts lines [first, first + lines), at most SIZE of them. Returns the bits of their largest magnitude where the operand
+ * looks for it, else 0. */
+static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
     Tile tile = {.first = first, .lines = lines};
+    uint32_t most = 0;
     float line_m[SIZE], m = fp8_multiplier(o->amax, o->largest, false);
     int64_t groups = (o->k + SIZE - 1) / SIZE;
     for (int64_t i = 0; i < lines; i++) line_m[i] = 0;
@@ -112,18 +142,31 @@ static void cast_lines(const Operand *o, int64_t first, int64_t lines) {
     for (tile.at = 0; tile.at < o->k; tile.at += SIZE) {
         tile.depth = int_min(SIZE, o->k - tile.at);
         read_tile(o, &tile);
+        if (o->looks) most = bits_max(most, tile_amax_bits(&tile));
         if (o->scaling == GEMM_SCALE_BLOCK) {
             m = fp8_multiplier(tile_amax(&tile), o->largest, true);
             o->scales[first / SIZE * groups + tile.at / SIZE] = 1 / m;
         }
         for (int64_t i = 0; i < lines; i++) {
-            if (o->scaling == GEMM_SCALE_GROUP) {
-                m = fp8_multiplier(line_amax(&tile, i), o->largest, true);
-                o->scales[(first + i) * groups + tile.at / SIZE] = 1 / m;
-            }
-            write_line(o, &tile, i, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
+            if (o->scaling == GEMM_SCALE_GROUP || o->scaling == GEMM_SCALE_MX) write_groups(o, &tile, i);
+            else write_part(o, &tile, i, 0, tile.depth, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
         }
     }
+    return most;
+}
+
+/* Writes codes by rows as an operand whose lines are theirs or, with another `line_stride`, their columns. */
+static void move_codes(const Operand *o, const uint8_t *codes) {
+#pragma omp parallel for schedule(static)
+    for (int64_t line = 0; line < o->lines; line++)
+        for (int64_t k = 0; k < o->k; k++) o->codes[line * o->k + k] = codes[line * o->line_stride + k * o->depth_stride];
+}
+
+static void cast_operand(const Operand *o, W *seen) {
+    uint32_t most = 0;
+#pragma omp parallel for schedule(static) reduction(max : most)
+    for (int64_t first = 0; first < o->lines; first += SIZE) most = bits_max(most, cast_lines(o, first, int_min(SIZE, o->lines - first)));
+    if (o->looks) *seen = larger(*seen, (W)float_from_bits(most));
 }
 
 /* Casts matrix `index` of x into the operand whose codes are output `codes`, if the call has it. */
@@ -133,6 +176,7 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
     bool rows = codes == FP8_CAST_ROWS, fnuz = device_info(call->device)->fp8_fnuz;
     if (!call->out[codes]) return;
     Operand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
+        .looks = call->out[FP8_CAST_SEEN] && (rows || !call->out[FP8_CAST_ROWS]), /* once */
         .lines = rows ? s.rows : s.columns,
         .k = rows ? s.columns : s.rows,
         .line_stride = rows ? s.columns : 1,
@@ -144,8 +188,10 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
         .codes = (uint8_t *)call->out[codes] + index * s.rows * s.columns};
     o.scales = (W *)call->out[codes + 1] + index * gemm_scale_count(o.scaling, o.lines, o.k);
     if (o.scaling == GEMM_SCALE_TENSOR) o.scales[0] = 1 / fp8_multiplier(o.amax, o.largest, false);
-#pragma omp parallel for schedule(static)
-    for (int64_t first = 0; first < o.lines; first += SIZE) cast_lines(&o, first, int_min(SIZE, o.lines - first));
+    W *seen = o.looks ? (W *)call->out[FP8_CAST_SEEN] + index : NULL;
+    if (!attributes->coded) cast_operand(&o, seen);
+    else move_codes(&o, (const uint8_t *)call->in[FP8_CAST_X] + index * s.rows * s.columns);
+    if (attributes->coded && seen) *seen = larger(*seen, ((const W *)call->in[FP8_CAST_FOUND])[index]);
 }
 
 CPU_OP(fp8_cast) {
@@ -173,8 +219,7 @@ static void run_experts(const OpCall *call, const Gemm *all) {
         g.b = (const uint8_t *)all->b + e * all->n * all->k;
         g.c = (T *)all->c + first * all->ldc;
         g.scale_b = all->scale_b + e * scales;
-        if (all->scaling_a == GEMM_SCALE_LINE || all->scaling_a == GEMM_SCALE_GROUP)
-            g.scale_a = all->scale_a + gemm_scale_count(all->scaling_a, first, all->k);
+        if (gemm_scales_lines(all->scaling_a)) g.scale_a = all->scale_a + gemm_scale_count(all->scaling_a, first, all->k);
         if (g.m) device_gemm_fp8(call->device, &g);
     }
     kernel_zero_unused(all->c, offset, experts, all->m, all->n);

@@ -11,7 +11,11 @@
  *
  * So fp8_cast writes a matrix by rows, by columns (transposed), or both. Scales are those of its largest magnitudes:
  * scale = 1 / m with m = largest number of the format / largest magnitude, m rounded down to a power of two but where one
- * scale serves the whole matrix. */
+ * scale serves the whole matrix.
+ *
+ * With delayed scaling (FP8_DELAYED, of whole matrices) the magnitude is one of steps before, which the caller writes to an
+ * INPUT tensor before each run, and the cast adds its matrix's own to a METRIC tensor in the same pass: fp8_operands lists
+ * both (train/amax_history.h). */
 #pragma once
 
 #include "base/float8.h"
@@ -20,13 +24,14 @@
 #include "graph/op.h"
 #include "ops/moe/moe.h"
 
-/* y = x w^T + bias in fp8 by `recipe`, which is not FP8_NONE; bias may be TENSOR_NONE. x COMPUTE [R, in], w a parameter
+/* y = x w^T + bias in fp8 by a recipe that is not FP8_NONE; bias may be TENSOR_NONE. x COMPUTE [R, in], w a parameter
  * [out, in], y COMPUTE [R, out]; in and out are multiples of 16, for training R too. Where y is a part of a sum over the ranks of
- * `sum`, the first of them adds the bias. */
-TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, Fp8Recipe recipe);
+ * `sum`, the first of them adds the bias. Programs that do not train scale by the current numbers, and cast weights where
+ * they need them. */
+TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, const Fp8Config *fp8);
 /* One layer per expert (ops/grouped_linear/): x [slots, in], w [experts, out, in]. Gradients of the weights are computed in
  * COMPUTE: the rows of an expert, which their sums run over, are any number. */
-TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, Fp8Recipe recipe);
+TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8);
 
 /* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
 
@@ -35,21 +40,31 @@ typedef enum Fp8AmaxOperand {
     FP8_AMAX_Y = 0, /* WIDE [matrices]; NaN where an element is NaN. Of a parameter it is made once a step */
 } Fp8AmaxOperand;
 
+/* The same now, outside a graph, of `count` elements, a multiple of 64; all is memory of the device. The workspace is as large as
+ * `count` elements at most. */
+void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax, void *workspace);
+/* Casts them by a given amax to `codes` of e4m3. */
+void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale);
+
 /* -- fp8_cast: the operands that a matrix, or each of a stack, becomes ---------------------------------------------- */
 
 typedef enum Fp8CastOperand {
     FP8_CAST_X,          /* COMPUTE [rows, columns] or [matrices, rows, columns] */
-    FP8_CAST_AMAX,       /* as fp8_amax makes it, where a scaling is GEMM_SCALE_TENSOR */
+    FP8_CAST_AMAX,       /* WIDE [matrices], where a scaling is GEMM_SCALE_TENSOR: of fp8_amax, or given */
+    FP8_CAST_FOUND,      /* WIDE [matrices]: of codes, the largest magnitudes of what they are of; present with FP8_CAST_SEEN */
     FP8_CAST_ROWS = 0,   /* FP8, like x; optional, as are all outputs */
     FP8_CAST_ROW_SCALES, /* WIDE [matrices * gemm_scale_count()]; present with the codes */
     FP8_CAST_COLUMNS,    /* FP8 [columns, rows] or [matrices, columns, rows] */
     FP8_CAST_COLUMN_SCALES,
+    FP8_CAST_SEEN, /* WIDE [matrices], optional: becomes the larger of itself and the largest magnitude, NaN above all */
 } Fp8CastOperand;
 
-/* `rows` and `columns` are GEMM_SCALE_ONE where there are no such outputs. */
+/* `rows` and `columns` are GEMM_SCALE_ONE where there are no such outputs. `coded`: in the place of x lie its codes by rows,
+ * cast with this amax; both scalings are of whole matrices. */
 typedef struct Fp8CastAttributes {
     Fp8Kind kind;
     GemmScaling rows, columns;
+    bool coded;
 } Fp8CastAttributes;
 
 /* x as a stack: `count` matrices of rows x columns. */
@@ -84,3 +99,17 @@ typedef struct Fp8LinearAttributes {
 TensorId fp8_linear_weight(const Graph *graph, const Node *node);
 /* The GEMM of a call: of all rows of A and of the first expert. */
 Gemm fp8_call_gemm(const OpCall *call, GemmType output);
+
+/* -- Scales that the caller gives ----------------------------------------------------------------------------------- */
+
+typedef enum Fp8Role { FP8_ROLE_X, FP8_ROLE_W, FP8_ROLE_D_Y, FP8_ROLES } Fp8Role;
+/* An operand of a layer whose amax is an input of the program. */
+typedef struct Fp8Operand {
+    TensorId weight; /* of the layer */
+    Fp8Role role;
+    Fp8Kind kind;
+    TensorId amax, seen; /* FP8_CAST_AMAX in the INPUT arena; FP8_CAST_SEEN, TENSOR_NONE with scales of current numbers */
+    TensorId found;      /* of codes: the INPUT tensor for the weight's own magnitudes, which is amax without `seen` */
+} Fp8Operand;
+/* Of all layers, in the order of the program; returns how many. `operands` NULL: counts. */
+int fp8_operands(const Graph *graph, Fp8Operand *operands);

@@ -3,7 +3,11 @@
  * The recipes: `tensor` has one scale for a matrix, e4m3, and e5m2 for d_y, whose range is larger (arXiv 2209.05433);
  * `row` has a scale for each line of each operand; `row_gw_hp` likewise, but weight gradients in COMPUTE and one scale for
  * w in d_x (torchao's rowwise_with_gw_hp); `block` has scales of 1 x 128 elements of x and d_y and of 128 x 128 of w
- * (arXiv 2412.19437, 3.3.2). Casting is a straight-through estimator: the gradient of a matrix is that of its operand. */
+ * (arXiv 2412.19437, 3.3.2); `mxfp8` has scales of 32 elements along each sum, e4m3 throughout (arXiv 2506.08027). Casting is a straight-through estimator: the gradient of a matrix is that of its operand.
+ *
+ * A weight is cast by rows for y, and by columns for d_x; or once a step both at once into the state arena
+ * (FP8_WEIGHTS_KEPT), where all microbatches and recomputation read it; or its codes come from the ranks that have shards of
+ * it (FP8_WEIGHTS_GATHERED), and are only transposed. Such ranks know the weight's magnitude too: the caller gives it. */
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -22,6 +26,7 @@ static const Recipe recipes[] = {
     [FP8_ROW_GW_HP] = {CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, LINE, ONE), CAST(FP8_E4M3, ONE, TENSOR), CAST(FP8_E4M3, LINE, ONE), false},
     [FP8_BLOCK] = {CAST(FP8_E4M3, GROUP, GROUP), CAST(FP8_E4M3, BLOCK, ONE), CAST(FP8_E4M3, ONE, BLOCK), CAST(FP8_E4M3, GROUP, GROUP),
         true},
+    [FP8_MXFP8] = {CAST(FP8_E4M3, MX, MX), CAST(FP8_E4M3, MX, ONE), CAST(FP8_E4M3, ONE, MX), CAST(FP8_E4M3, MX, MX), true},
 };
 
 /* -- Casting ------------------------------------------------------------------------------------------------------- */
@@ -35,28 +40,40 @@ static TensorId append_amax(Graph *graph, TensorId x) {
     return amax;
 }
 
-static void append_operand(Graph *graph, Outputs out, int codes, const Tensor *x, int64_t lines, int64_t k, GemmScaling scaling) {
+/* For each matrix of x, in an arena that the caller reads or writes. */
+static TensorId append_magnitudes(Graph *graph, Arena arena, TensorId x, const char *name) {
+    const Tensor *t = graph_get(graph, x);
+    int64_t count = fp8_stack(t->shape, t->rank).count;
+    return graph_tensor(graph, arena, TYPE_WIDE, 1, &count, name);
+}
+
+static void append_operand(
+    Graph *graph, Arena arena, Outputs out, int codes, const Tensor *x, int64_t lines, int64_t k, GemmScaling scaling) {
     int64_t count = fp8_stack(x->shape, x->rank).count, scales = count * gemm_scale_count(scaling, lines, k);
     int64_t shape[] = {count, lines, k};
     int skip = x->rank == 3 ? 0 : 1;
     bool rows = codes == FP8_CAST_ROWS;
     if (scaling == GEMM_SCALE_ONE) return;
-    out[codes] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_FP8, 3 - skip, shape + skip, rows ? "fp8" : "fp8_columns");
-    out[codes + 1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
+    out[codes] = graph_tensor(graph, arena, TYPE_FP8, 3 - skip, shape + skip, rows ? "fp8" : "fp8_columns");
+    out[codes + 1] = graph_tensor(graph, arena, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
 }
 
-/* Casts x, whose `amax` is known or TENSOR_NONE; the node. */
-static int append_cast(Graph *graph, TensorId x, TensorId amax, const Fp8CastAttributes *attributes) {
+/* Casts x into operands in `arena`. Its `amax` is known or TENSOR_NONE; with `delayed` it is given and the cast finds the
+ * next. Returns the node. */
+static int append_cast(Graph *graph, Arena arena, TensorId x, TensorId amax, bool delayed, const Fp8CastAttributes *attributes) {
+    Inputs in = {[FP8_CAST_X] = x};
     Outputs out = {0};
     const Tensor t = *graph_get(graph, x);
     Fp8Stack s = fp8_stack(t.shape, t.rank);
     assert(t.type == TYPE_COMPUTE && s.columns % 16 == 0 && (attributes->columns == GEMM_SCALE_ONE || s.rows % 16 == 0));
     bool tensor = attributes->rows == GEMM_SCALE_TENSOR || attributes->columns == GEMM_SCALE_TENSOR;
-    if (tensor && !amax) amax = append_amax(graph, x);
-    append_operand(graph, out, FP8_CAST_ROWS, &t, s.rows, s.columns, attributes->rows);
-    append_operand(graph, out, FP8_CAST_COLUMNS, &t, s.columns, s.rows, attributes->columns);
-    return graph_node(
-        graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = x, [FP8_CAST_AMAX] = tensor ? amax : TENSOR_NONE}, out, attributes, sizeof *attributes);
+    if (tensor && !amax) amax = delayed || attributes->coded ? append_magnitudes(graph, ARENA_INPUT, x, "amax") : append_amax(graph, x);
+    if (delayed && attributes->coded) in[FP8_CAST_FOUND] = append_magnitudes(graph, ARENA_INPUT, x, "amax_found");
+    if (delayed) out[FP8_CAST_SEEN] = append_magnitudes(graph, ARENA_METRIC, x, "amax_seen");
+    append_operand(graph, arena, out, FP8_CAST_ROWS, &t, s.rows, s.columns, attributes->rows);
+    append_operand(graph, arena, out, FP8_CAST_COLUMNS, &t, s.columns, s.rows, attributes->columns);
+    if (tensor) in[FP8_CAST_AMAX] = amax;
+    return graph_node(graph, OP_fp8_cast, in, out, attributes, sizeof *attributes);
 }
 
 /* The cast that made an operand. */
@@ -100,21 +117,54 @@ static TensorId append_product(
     return c;
 }
 
-static TensorId append(Graph *graph, TensorId x, TensorId w, TensorId bias, TensorId offset, const Fp8LinearAttributes *like) {
+/* Notes that the parameters of a weight are gathered as codes; false where this rank has them whole. */
+static bool gather_codes(Graph *graph, TensorId w) {
+    int i = graph_find_parameter(graph, graph_get(graph, w)->name);
+    MeshAxes sharing = parameter_sum_axes(&graph->parameters[i]) & ~MESH(AXIS_REPLICA);
+    if (mesh_size(graph->mesh, sharing) == 1 || graph_get(graph, w)->frozen) return false;
+    for (int64_t rest = graph_elements(graph, w); rest > 0; rest -= graph->parameters[i++].count) graph->parameters[i].coded = true;
+    return true;
+}
+
+/* The cast of a weight for y, and where its codes are kept for d_x too. */
+static int append_weight(Graph *graph, TensorId w, bool delayed, Fp8Weights weights, const Recipe *recipe) {
+    Fp8CastAttributes attributes = recipe->w;
+    attributes.coded = weights == FP8_WEIGHTS_GATHERED && gather_codes(graph, w);
+    if (weights != FP8_WEIGHTS_KEPT) return append_cast(graph, ARENA_ACTIVATION, w, TENSOR_NONE, delayed, &attributes);
+    attributes.columns = recipe->w_backward.columns;
+    return append_cast(graph, ARENA_STATE, w, TENSOR_NONE, delayed, &attributes);
+}
+
+/* The cast of the weight for d_x, of which `forward` is that for y. */
+static int append_weight_backward(Graph *graph, int forward, const Recipe *recipe) {
+    const Node *cast = &graph->nodes[forward];
+    Fp8CastAttributes attributes = recipe->w_backward;
+    attributes.coded = ((const Fp8CastAttributes *)cast->attributes)->coded;
+    return cast->out[FP8_CAST_COLUMNS]
+               ? forward
+               : append_cast(graph, ARENA_ACTIVATION, cast->in[FP8_CAST_X], cast->in[FP8_CAST_AMAX], false, &attributes);
+}
+
+static TensorId append(
+    Graph *graph, TensorId x, TensorId w, TensorId bias, TensorId offset, const Fp8Config *fp8, const Fp8LinearAttributes *like) {
     const Recipe *recipe = &recipes[like->recipe];
     Fp8CastAttributes x_cast = recipe->x;
     assert(like->recipe != FP8_NONE && graph_is_parameter(graph, w) && graph_columns(graph, x) == graph_columns(graph, w));
     if (!graph->training || graph_get(graph, w)->frozen || offset) x_cast.columns = GEMM_SCALE_ONE;
-    int x_node = append_cast(graph, x, TENSOR_NONE, &x_cast), w_node = append_cast(graph, w, TENSOR_NONE, &recipe->w);
+    bool delayed = graph->training && fp8->scaling == FP8_DELAYED;
+    int x_node = append_cast(graph, ARENA_ACTIVATION, x, TENSOR_NONE, delayed, &x_cast);
+    int w_node = append_weight(graph, w, delayed, graph->training ? (Fp8Weights)fp8->weights : FP8_WEIGHTS_CAST, recipe);
     return append_product(graph, x_node, w_node, false, bias, offset, like, "linear");
 }
 
-TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, Fp8Recipe recipe) {
-    return append(graph, x, w, bias, TENSOR_NONE, &(Fp8LinearAttributes){.recipe = recipe, .sum = sum, .rows = graph_rows(graph, x)});
+TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, const Fp8Config *fp8) {
+    Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .sum = sum, .rows = graph_rows(graph, x)};
+    return append(graph, x, w, bias, TENSOR_NONE, fp8, &like);
 }
 
-TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, Fp8Recipe recipe) {
-    return append(graph, x_slots, w, TENSOR_NONE, dispatch->offset, &(Fp8LinearAttributes){.recipe = recipe, .rows = dispatch->rows});
+TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8) {
+    Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .rows = dispatch->rows};
+    return append(graph, x_slots, w, TENSOR_NONE, dispatch->offset, fp8, &like);
 }
 
 /* In COMPUTE, from x and d_y themselves. */
@@ -134,13 +184,14 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     const Fp8LinearAttributes *like = node->attributes;
     const Recipe *recipe = &recipes[like->recipe];
     TensorId d_y = d_out[FP8_LINEAR_C], offset = node->in[FP8_LINEAR_OFFSET];
-    Node x_cast = cast_of(graph, node->in[FP8_LINEAR_A]), w_cast = cast_of(graph, node->in[FP8_LINEAR_B]);
-    TensorId x = x_cast.in[FP8_CAST_X], w = w_cast.in[FP8_CAST_X];
+    Node x_cast = cast_of(graph, node->in[FP8_LINEAR_A]);
+    TensorId x = x_cast.in[FP8_CAST_X], w = fp8_linear_weight(graph, node);
+    bool delayed = x_cast.out[FP8_CAST_SEEN];
     TensorId d_w = graph_parameter_gradient(graph, w), d_bias = graph_parameter_gradient(graph, node->in[FP8_LINEAR_BIAS]);
     bool fp8_weights = recipe->weights && !offset && d_w;
     Fp8CastAttributes d_y_cast = recipe->d_y;
     if (!fp8_weights) d_y_cast.columns = GEMM_SCALE_ONE;
-    int d_y_node = append_cast(graph, d_y, TENSOR_NONE, &d_y_cast);
+    int d_y_node = append_cast(graph, ARENA_ACTIVATION, d_y, TENSOR_NONE, delayed, &d_y_cast);
     if (fp8_weights) {
         Inputs in = {0};
         int x_node = graph_get(graph, node->in[FP8_LINEAR_A])->producer;
@@ -154,9 +205,60 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         if (offset) append_expert_gradient(graph, x, d_y, offset, d_w, like->rows);
         else append_weight_gradient(graph, x, d_y, d_w, d_bias, like->sum);
     }
-    int w_node = append_cast(graph, w, w_cast.in[FP8_CAST_AMAX], &recipe->w_backward);
+    int w_node = append_weight_backward(graph, graph_get(graph, node->in[FP8_LINEAR_B])->producer, recipe);
     d_in[FP8_LINEAR_A] = append_product(
         graph, d_y_node, w_node, true, TENSOR_NONE, offset, &(Fp8LinearAttributes){.recipe = like->recipe, .rows = like->rows}, "d_x");
+}
+
+/* -- Scales that the caller gives ----------------------------------------------------------------------------------- */
+
+static int note_operand(const Graph *graph, Fp8Operand *operands, int count, TensorId weight, Fp8Role role, TensorId codes) {
+    Node cast = cast_of(graph, codes);
+    const Fp8CastAttributes *attributes = cast.attributes;
+    TensorId amax = cast.in[FP8_CAST_AMAX], found = cast.in[FP8_CAST_FOUND];
+    if (!amax || cast.backward != (role == FP8_ROLE_D_Y) || graph_get(graph, amax)->arena != ARENA_INPUT) return count;
+    if (!found && attributes->coded) found = amax;
+    if (operands) operands[count] = (Fp8Operand){weight, role, attributes->kind, amax, cast.out[FP8_CAST_SEEN], found};
+    return count + 1;
+}
+
+int fp8_operands(const Graph *graph, Fp8Operand *operands) {
+    int count = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        if (node->op != OP_fp8_linear || node->clone_of >= 0) continue;
+        TensorId weight = fp8_linear_weight(graph, node);
+        count = note_operand(graph, operands, count, weight, node->backward ? FP8_ROLE_D_Y : FP8_ROLE_X, node->in[FP8_LINEAR_A]);
+        if (!node->backward) count = note_operand(graph, operands, count, weight, FP8_ROLE_W, node->in[FP8_LINEAR_B]);
+    }
+    return count;
+}
+
+/* As a matrix of the widest rows that tiles have. */
+static Fp8Stack flat(int64_t count) {
+    int64_t columns = count % GEMM_SCALE_GROUP_SIZE ? GEMM_SCALE_GROUP_SIZE / 2 : GEMM_SCALE_GROUP_SIZE;
+    assert(count % columns == 0);
+    return (Fp8Stack){1, count / columns, columns};
+}
+
+void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax, void *workspace) {
+    Fp8Stack s = flat(count);
+    OpCall call = {.in = {[FP8_AMAX_X] = (void *)x},
+        .out = {[FP8_AMAX_Y] = amax},
+        .in_shape = {[FP8_AMAX_X] = {s.rows, s.columns, 1, 1}},
+        .workspace = workspace,
+        .device = backend->device};
+    backend->kernels[OP_fp8_amax]->run(&call);
+}
+
+void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale) {
+    Fp8Stack s = flat(count);
+    OpCall call = {.in = {[FP8_CAST_X] = (void *)x, [FP8_CAST_AMAX] = (void *)amax},
+        .out = {[FP8_CAST_ROWS] = codes, [FP8_CAST_ROW_SCALES] = scale},
+        .in_shape = {[FP8_CAST_X] = {s.rows, s.columns, 1, 1}},
+        .attributes = &(Fp8CastAttributes){FP8_E4M3, GEMM_SCALE_TENSOR, GEMM_SCALE_ONE, false},
+        .device = backend->device};
+    backend->kernels[OP_fp8_cast]->run(&call);
 }
 
 /* -- Costs --------------------------------------------------------------------------------------------------------- */
@@ -196,11 +298,23 @@ Gemm fp8_call_gemm(const OpCall *call, GemmType output) {
     };
 }
 
+static double cast_bytes(const Graph *graph, const Node *node) {
+    TensorId x = node->in[FP8_CAST_X];
+    bool coded = ((const Fp8CastAttributes *)node->attributes)->coded;
+    return op_tensor_bytes(graph, node) - (coded ? (double)(graph_bytes(graph, x) - graph_elements(graph, x)) : 0);
+}
+
 /* A comparison for each element, and in a cast a product and a conversion besides. */
 enum { AMAX_FLOPS = 0, CAST_FLOPS = 3 };
 
 const Op op_rule_fp8_amax = {.name = "fp8_amax", .once_a_step = true, .element_flops = AMAX_FLOPS};
-const Op op_rule_fp8_cast = {.name = "fp8_cast", .class = OP_CLASS_NORM, .gradient = cast_gradient, .element_flops = CAST_FLOPS};
+const Op op_rule_fp8_cast = {.name = "fp8_cast",
+    .class = OP_CLASS_NORM,
+    .adds_to = OPERAND(FP8_CAST_SEEN),
+    .once_a_step = true,
+    .bytes = cast_bytes,
+    .gradient = cast_gradient,
+    .element_flops = CAST_FLOPS};
 const Op op_rule_fp8_linear = {.name = "fp8_linear", .gradient = gradient, .flops = flops};
 const Op op_rule_fp8_linear_grad_weight = {
     .name = "fp8_linear_grad_weight",

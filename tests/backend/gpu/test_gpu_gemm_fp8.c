@@ -174,7 +174,7 @@ static Gemm host_gemm(const Case *p, const Run *r, int64_t e, void *c) {
     g.c = (char *)c + first * g.ldc * (int64_t)bytes_of(g.output);
     g.bias = p->bias ? r->bias.host : NULL;
     g.scale_a = (float *)r->scale_a.host;
-    if (g.scaling_a == GEMM_SCALE_LINE || g.scaling_a == GEMM_SCALE_GROUP) g.scale_a += gemm_scale_count(g.scaling_a, first, g.k);
+    if (gemm_scales_lines(g.scaling_a)) g.scale_a += gemm_scale_count(g.scaling_a, first, g.k);
     g.scale_b = (float *)r->scale_b.host + e * gemm_scale_count(g.scaling_b, g.n, g.k);
     if (p->offset) g.m = p->offset[e + 1] - first;
     return g;
@@ -255,7 +255,7 @@ static void check_forms(Gemm sizes, const int32_t *offset, int64_t experts) {
     for (int form = 0; form < 8; form++) {
         Case p = {.form = sizes, .exact = form / 4 == 0, .bias = form % 2 && !offset, .offset = offset, .experts = experts};
         p.form.input = form & 2 ? GEMM_E5M2 : GEMM_E4M3;
-        if (sizes.scaling_a == GEMM_SCALE_GROUP) p.form.input = GEMM_E4M3; /* the other has no such kernel */
+        if (sizes.scaling_a >= GEMM_SCALE_GROUP) p.form.input = GEMM_E4M3; /* the other has no such kernel */
         p.form.output = (form & 1) ^ (form >> 1 & 1) ? GEMM_BF16 : GEMM_F32;
         for (int adds = 0; adds < 2; adds++) {
             p.form.accumulate = adds;
@@ -291,6 +291,29 @@ static void sums_are_scaled_by_groups_and_blocks(void **state) {
             check_forms(
                 (Gemm){.m = sizes[i][0], .n = sizes[i][1], .k = sizes[i][2], .scaling_a = promoted[j][0], .scaling_b = promoted[j][1]},
                 NULL, 1);
+}
+
+static void sums_are_scaled_by_32_elements(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 16, 16}, {128, 144, 128}, {77, 272, 400}, {129, 528, 1040}};
+    Device *gpu = fp8_gpu();
+    Gemm g = {.scaling_a = GEMM_SCALE_MX, .scaling_b = GEMM_SCALE_MX};
+    if (!device_info(gpu)->fp8_mx) {
+        Run r = open_run(&(Case){.form = {.input = GEMM_E4M3,
+                                     .output = GEMM_F32,
+                                     .m = 16,
+                                     .n = 16,
+                                     .k = 32,
+                                     .scaling_a = GEMM_SCALE_MX,
+                                     .scaling_b = GEMM_SCALE_MX}});
+        assert_false(gpu_gemm_fp8(gpu, &r.gemm));
+        close_run(&(Case){0}, &r);
+        skip();
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        g.m = sizes[i][0], g.n = sizes[i][1], g.k = sizes[i][2];
+        check_forms(g, NULL, 1);
+    }
 }
 
 /* More than any processor count, so that blocks make several. Too much for an emulator. */
@@ -331,6 +354,7 @@ static void slots_of_experts_meet_their_weights_and_scales(void **state) {
     fp8_gpu();
     for (size_t i = 0; i < sizeof once / sizeof *once; i++) check_experts(once[i][0], once[i][1]);
     for (size_t i = 0; i < sizeof promoted / sizeof *promoted; i++) check_experts(promoted[i][0], promoted[i][1]);
+    if (device_info(check_device())->fp8_mx) check_experts(GEMM_SCALE_MX, GEMM_SCALE_MX);
 }
 
 static void what_no_kernel_has_is_declined(void **state) {
@@ -387,6 +411,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_scaled_by_tensor_and_by_line),
         cmocka_unit_test(sums_are_scaled_by_groups_and_blocks),
+        cmocka_unit_test(sums_are_scaled_by_32_elements),
         cmocka_unit_test(many_tiles_are_scaled),
         cmocka_unit_test(slots_of_experts_meet_their_weights_and_scales),
         cmocka_unit_test(what_no_kernel_has_is_declined),
