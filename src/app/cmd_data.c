@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -17,32 +18,37 @@
 #include "app/cmd_data_internal.h"
 #include "data/data.h"
 #include "data/pack.h"
+#include "infer/utf8.h"
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field;
+    const char *separator, *tokenizer, *field, *template;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
-    int pattern, format, invalid, dedup;
-    int64_t sample, length;
+    int pattern, format, invalid, dedup, turns;
+    int64_t sample, length, document;
 } DataOptions;
 
 #define FIELD(name) offsetof(DataOptions, name)
 #define SEPARATOR_ROW                                                                                                  \
     STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
-#define RECORD_ROWS                                                                                                                  \
-    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", PACK_FORMATS, "what the inputs hold; auto: by content and name"),                   \
+#define RECORD_ROWS(formats)                                                                                                                  \
+    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "what the inputs hold; auto: by content and name"),                   \
         STRING_OPTION(field, "text", "", "of JSON lines: the name of the text"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
             "text that is not UTF-8: with U+FFFD for what is invalid, as it is, left out; stop: any bad record ends the job")
 
 static const Option pack_rows[] = {
     REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
-    RECORD_ROWS,
+    RECORD_ROWS(PACK_FORMATS),
     STRING_OPTION(tokenizer, "", "",
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
-    BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
+    BOOL_OPTION(special, "false",
+        "special tokens spelled out in the text become those tokens; false: they stay text, and conversations with them are left out"),
+    STRING_OPTION(
+        template, "", "", "format=chat: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
+    CHOICE_OPTION(turns, "all", CHAT_TURNS, "format=chat: which answers are trained on, where the template does not mark them"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
@@ -56,7 +62,7 @@ static const Option train_rows[] = {
     INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "tokens in all: <|endoftext|>, 256 bytes, and what is learned"),
     CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
     INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
-    RECORD_ROWS,
+    RECORD_ROWS("auto|text|jsonl"),
     BOOL_OPTION(overwrite, "false", "replace a file of that name"),
 };
 
@@ -65,6 +71,8 @@ static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and verify the checksums"),
     INT_OPTION(sample, "0", 0, INT64_MAX / MOST_SHOWN, "number", "which sequence of tokens to print"),
     INT_OPTION(length, "200", 1, MOST_SHOWN, "tokens", "how many it has"),
+    INT_OPTION(document, "-1", -1, INT64_MAX / MOST_SHOWN, "number",
+        "print this document, its trained tokens marked; -1: tokens, or the first document of shards with a loss mask"),
     STRING_OPTION(tokenizer, "", "", "decode with this one where the shard records none", .path = true),
 };
 
@@ -111,6 +119,10 @@ static void print_bad(const PackResult *result) {
             printf("%-10s %" PRId64 " record%s\n", pack_bad_name((PackBad)kind), result->bad[kind], plural(result->bad[kind]));
 }
 
+static void print_trained(int64_t trained, int64_t tokens) {
+    printf("trained:          %" PRId64 " of %" PRId64 " tokens (%.1f%%)\n", trained, tokens, 100.0 * (double)trained / (double)tokens);
+}
+
 static void print_packed(const DataOptions *options, const PackResult *result, const char *output, double seconds) {
     char size[32], duration[32], rate[32];
     log_format_bytes((double)result->bytes, size);
@@ -128,6 +140,7 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
+    if (options->format == PACK_CHAT) print_trained(result->trained_train + result->trained_valid, tokens);
     printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
     if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));
     printf("\n");
@@ -148,6 +161,8 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .tokenizer = options->tokenizer,
         .field = options->field,
         .format = (PackFormat)options->format,
+        .template = options->template,
+        .turns = (ChatTurns)options->turns,
         .invalid = (PackInvalid)options->invalid,
         .dedup = (PackDedup)options->dedup,
         .special = options->special,
@@ -242,6 +257,75 @@ static bool print_tokens(const ShardSet *set, const char *record, const DataOpti
     return true;
 }
 
+/* The tokens [*start, *end) of the document that is to be shown. */
+static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int64_t *end, Error *error) {
+    DocumentCursor cursor = {.set = set};
+    for (int64_t i = 0; i <= number; i++) {
+        if (!document_cursor_next(&cursor, start, end, error)) return false;
+        if (*end < 0)
+            return error_set(error, ERROR_USAGE, "document=%" PRId64 " lies behind the last of %" PRId64 ": give a smaller one", number, i);
+    }
+    return true;
+}
+
+/* How a trained token begins and ends: in green on a terminal, else between {+ and +}. */
+static void mark_trained(bool trained, bool colour) {
+    if (colour) fputs(trained ? "\033[32m" : "\033[0m", stdout);
+    else fputs(trained ? "{+" : "+}", stdout);
+}
+
+/* A part of a text with its line ends, in whole characters; what a terminal would obey is escaped. */
+static void print_part(Utf8Stream *stream, const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        char piece[UTF8_OUTPUT];
+        int size = utf8_put(stream, (uint8_t)text[i], piece);
+        bool c1 = size == 2 && piece[0] == '\xc2' && (unsigned char)piece[1] < 0xa0, visible = size > 1 && !c1;
+        for (int k = 0; k < size; k++)
+            if (visible || strchr("\n\t\"\\", piece[k])) putchar(piece[k]);
+            else print_byte((unsigned char)piece[k]);
+    }
+}
+
+/* One document as text, with what of it is trained. */
+static bool print_document(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
+    int64_t start, end, number = int_max(options->document, 0), trained = 0;
+    if (!find_shown(set, number, &start, &end, error)) return false;
+    int64_t count = int_min(end - start, MOST_SHOWN);
+    SCOPED_FREE int32_t *tokens = memory_allocate((size_t)(count + 1) * sizeof *tokens);
+    SCOPED_FREE uint8_t *marks = memory_allocate((size_t)(count + 1));
+    if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
+    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
+    if (record && *record && !tokenizer) return false;
+    TokenizerDecoder decoder = {0};
+    if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
+    bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
+    Utf8Stream stream = {0};
+    for (int64_t i = 0; i < count; i++) trained += !(marks[i] & TOKEN_UNTRAINED);
+    printf("document %" PRId64 ": %" PRId64 " tokens, %" PRId64 " trained\n", number, end - start, trained);
+    for (int64_t i = 0; i < count; i++) {
+        bool now = !(marks[i] & TOKEN_UNTRAINED);
+        char byte = (char)tokens[i];
+        size_t length = 1;
+        const char *text = tokenizer ? tokenizer_decode(&decoder, tokens[i], &length) : &byte;
+        if (now != marked) mark_trained(marked = now, colour);
+        if (!record) printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
+        else if (!tokenizer && tokens[i] == BYTE_SEPARATOR) fputs("<end>", stdout);
+        else print_part(&stream, text, length);
+    }
+    if (marked) mark_trained(false, colour);
+    printf("%s\n", count < end - start ? " ..." : "");
+    tokenizer_free(tokenizer);
+    return true;
+}
+
+static bool print_mask(const ShardSet *set, Error *error) {
+    int64_t trained;
+    if (!set->masked) return true;
+    if (!shard_set_trained(set, &trained, error)) return false;
+    print_trained(trained, set->token_count);
+    return true;
+}
+
 static bool measure_documents(const ShardSet *set, int64_t *documents, int64_t *longest, Error *error) {
     DocumentCursor cursor = {.set = set};
     int64_t start = 0, end = 0;
@@ -278,7 +362,9 @@ static bool print_set(const ShardSet *set, const char *tokenizer, const DataOpti
     printf("type:             %s\n", types);
     printf("tokens:           %" PRId64 "\n", set->token_count);
     printf("size:             %" PRId64 " bytes (%s)\n", bytes, size);
-    return print_documents(set, options, error) && print_tokens(set, tokenizer, options, error);
+    bool document = options->document >= 0 || (set->masked && options->sample == 0);
+    return print_mask(set, error) && print_documents(set, options, error) &&
+           (document ? print_document : print_tokens)(set, tokenizer, options, error);
 }
 
 static bool print_check(ShardSet *set, Error *error) {
@@ -329,7 +415,7 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "text or JSON lines to token shards",
+        .summary = "text, JSON lines or conversations to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
         .explanation =

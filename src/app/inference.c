@@ -18,20 +18,24 @@ bool inference_join(Inference *inference, Error *error) {
 
 bool inference_leads(const Inference *inference) { return comm_rank(inference->comm) == 0; }
 
-void inference_choose_fp8(Config *config, int choice) {
-    if (choice <= FP8_BLOCK) config->model.fp8.recipe = choice;
+bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) {
+    Fp8Config *fp8 = &config->model.fp8;
+    bool same = given->recipe > FP8_MXFP8;
+    if (!same) fp8->recipe = given->recipe;
+    fp8->uneven_rows = same && config_has_uneven_rows(config);
+    if (given->min_size >= 0) fp8->min_size = given->min_size;
+    return given->min_size < 0 || fp8->recipe != FP8_NONE ||
+           error_set(error, ERROR_USAGE, "fp8.min_size=%g is for a recipe: give fp8.recipe=row with it, or another one", given->min_size);
 }
 
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph) {
-    if (!fp8_is_idle(&config->model, graph) || !inference_leads(inference)) return;
-    log_warn(
-        "fp8.recipe: no linear layer is computed in fp8: all are below fp8.min_size=%g, which is that of the model's run, or have rows or "
-        "columns that are no multiple of 16",
-        config->model.fp8.min_size);
+    if (inference_leads(inference)) fp8_warn_if_idle(&config->model, graph, "");
 }
 
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
     Comm *comm = inference->comm;
+    if (model_makes_images(&config->model))
+        return error_set(error, ERROR_USAGE, "model.family=flux makes images: this command is for models of text");
     process_set_threads(threads, comm_local_size(comm));
     gemm_exact(config->exact_gemm);
     inference->precision = precision_for_inference(command_precision(precision, config->precision));

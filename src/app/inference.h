@@ -18,9 +18,14 @@ typedef struct Inference {
 bool inference_join(Inference *inference, Error *error);
 bool inference_leads(const Inference *inference);
 /* Choices of fp8.recipe= where a model is used: those of training and "same", as in training. */
-#define INFERENCE_FP8 "none|tensor|row|row_gw_hp|block|same"
-/* Sets what is computed in fp8 by one of them. */
-void inference_choose_fp8(Config *config, int choice);
+#define INFERENCE_FP8 "none|tensor|row|row_gw_hp|block|mxfp8|same"
+/* The rows of fp8 in the table of such a command, whose options have the field `fp8`. */
+#define INFERENCE_FP8_OPTIONS                                                                                                              \
+    CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,                                                                                       \
+        "GEMMs of linear layers and experts in fp8, whatever the training had; same: as in training"),                                     \
+        REAL_OPTION(fp8.min_size, "-1", -1, 1e9, "", "size below which layers stay in the precision; -1: that of the run, of folders 400")
+/* Sets what is computed in fp8 by what was given of them. ERROR_USAGE. */
+bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error);
 /* Warns where a program of the configuration has no layer that the recipe is for. */
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph);
 /* Lays the ranks out as config->layout says, and opens this rank's device (DeviceKind) for `precision` (as in

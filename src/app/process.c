@@ -111,6 +111,17 @@ void process_catch_stop(StopRequest *stop, bool hangup) {
     signal(SIGPIPE, SIG_IGN); /* who reads the output may leave */
 }
 
+static void on_interrupt(int number) {
+    stop_request->signal = number;
+    stop_request->count++;
+}
+
+void process_catch_interrupt(StopRequest *stop) {
+    struct sigaction action = {.sa_handler = on_interrupt}; /* a read that waits for input ends with EINTR */
+    stop_request = stop;
+    sigaction(SIGINT, &action, NULL);
+}
+
 /* -- When the process hangs ---------------------------------------------------------------------------------------- */
 
 static sem_t stack_printed;

@@ -27,6 +27,9 @@ void process_recommend(const char *name, const char *value);
  * While stop->heeded is 0 they end the process with ERROR_PREEMPTED. SIGPIPE is ignored. */
 void process_catch_stop(StopRequest *stop, bool hangup);
 
+/* From now on SIGINT makes `stop`, which outlives it, a request to stop what is being done; the process goes on. */
+void process_catch_interrupt(StopRequest *stop);
+
 /* Says that the system refused memory and exits with ERROR_MEMORY (memory_on_refusal). */
 void process_end_without_memory(size_t bytes);
 

@@ -41,6 +41,7 @@ typedef struct ShardSet {
     int64_t *first_token, *first_document; /* [count + 1]: of each shard in the stream, and one past the last; owned */
     int64_t token_count;
     int64_t document_count; /* -1: not all shards have an index of documents */
+    bool masked;            /* a shard has a loss mask */
     int32_t end_token;      /* for the owner to set: where there is no index, a document ends with it; -1: nowhere */
     struct Remote *remote;  /* of a folder of remote_mirror; else NULL */
     int64_t max_token;      /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
@@ -59,10 +60,16 @@ bool shard_set_open(ShardSet *set, const char *path, Error *error);
 bool shard_set_verify(ShardSet *set, Error *error);
 void shard_set_close(ShardSet *set); /* also of a zeroed or failed one */
 
-/* Copies the tokens [first, first + count) of the stream to `tokens`; `ends` (may be NULL) receives 1 for each token
- * behind which a document ends, else 0. Tokens must be below `vocabulary`, and bytes as they were written where
+/* What the index says of a token. */
+typedef enum TokenMark {
+    TOKEN_ENDS = 1,      /* a document ends behind it */
+    TOKEN_UNTRAINED = 2, /* the model is not to learn to say it */
+} TokenMark;
+
+/* Copies the tokens [first, first + count) of the stream to `tokens`; `marks` (may be NULL) receives the TokenMarks of
+ * each. Tokens must be below `vocabulary`, and bytes as they were written where
  * checksums of blocks are recorded. ERROR_DATA names file and place. Any thread may call. */
-bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
+bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error);
 /* Asks the system to read what shard_set_read will need, and returns at once. */
 void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count);
 
@@ -85,8 +92,10 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
 bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error);
 /* What `smelt data show` prints of the shards together: "u16", or "u16, i32". The caller frees. */
 char *shard_set_types(const ShardSet *set);
-char *shard_set_formats(const ShardSet *set);    /* "Megatron" */
-int64_t shard_set_bytes(const ShardSet *set);    /* of the files of tokens */
+char *shard_set_formats(const ShardSet *set); /* "Megatron" */
+int64_t shard_set_bytes(const ShardSet *set); /* of the files of tokens */
+/* How many tokens are trained, of all documents: all but where a loss mask says otherwise. ERROR_DATA. */
+bool shard_set_trained(const ShardSet *set, int64_t *trained, Error *error);
 bool shard_set_checksummed(const ShardSet *set); /* whether all shards carry checksums: smelt's do, other programs' do not */
 
 /* -- Sources in object stores (remote_mirror.c, remote.c) ------------------------------------------------------------- */
@@ -118,6 +127,10 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 bool shard_writer_end_document(ShardWriter *writer, Error *error);
+/* A shard with a loss mask: of each document the tokens up to the first shard_writer_end_span are untrained, those up to
+ * the second are trained, and so on in turn. Before the first token. */
+void shard_writer_mask(ShardWriter *writer);
+bool shard_writer_end_span(ShardWriter *writer, Error *error);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
 /* shard_writer_finish for shards that belong together: they appear in this order, once no older shard of any of their
@@ -150,7 +163,7 @@ void bin_plan_close(BinPlan *plan); /* also of a zeroed or failed one */
 /* `sequences` x the phase's length tokens each; arrays are owned by the loader and valid until the batch is released. */
 typedef struct Batch {
     const int32_t *tokens;  /* [sequences][length] */
-    const int32_t *targets; /* the next token; -1 where there is none: at a document's end with document_mask */
+    const int32_t *targets; /* the next token; -1 where there is none, at a document's end with document_mask, or it is untrained */
     /* Position inside its document, counted from the sequence start where the document began earlier. The document of
      * token t starts at t - positions[t], so this is document mask and RoPE position at once. */
     const int32_t *positions;

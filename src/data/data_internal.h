@@ -69,9 +69,10 @@ struct Shard {
     int token_bytes;                     /* 1, 2, 4 or 8: u8, u16, i32, i64; other types are refused */
     int64_t token_count, document_count; /* documents -1: the format has no index of them */
     ShardRecord record;
+    bool masked;        /* documents are sequences that are untrained and trained in turn */
     int64_t max_token;  /* with SHARD_BLOCKS, and after shard_verify; else -1 */
     uint64_t checksum;  /* but for SHARD_BARE: XXH3 of PREFIX.bin */
-    uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each */
+    uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each; `masked`: and of sequences */
 };
 
 /* Opens its files and reads a few places of them; what that tells is checked. Tokens are an object of
@@ -84,7 +85,7 @@ const char *shard_type_name(const Shard *shard); /* "u16" */
 /* Of tokens, documents and type: of the whole as it was recorded, or else of samples of both files. */
 bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error);
 /* As shard_set_read and shard_set_prefetch, for tokens of this shard. */
-bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error);
+bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error);
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count);
 
 /* -- Its format (shard_format.c, mds.c) ------------------------------------------------------------------------------ */
@@ -111,13 +112,16 @@ int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t s
 /* Refuses bytes of PREFIX.bin (`tokens`) or of the index that do not have the checksum of their block. What is wrong may
  * be the checksums, which are named then. */
 bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t size, Error *error);
-/* Sets ends[i] to 1 where a document ends behind token first + i, else to 0. */
-bool shard_index_ends(const Shard *shard, int64_t first, int64_t count, uint8_t *ends, Error *error);
+/* Adds the trained tokens of a document of a masked shard. */
+bool shard_index_trained(const Shard *shard, int64_t document, int64_t *trained, Error *error);
+/* Sets marks[i] to the TokenMark of token first + i. */
+bool shard_index_marks(const Shard *shard, int64_t first, int64_t count, uint8_t *marks, Error *error);
 
 /* -- The format of the index ----------------------------------------------------------------------------------------- */
 
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
 #define SHARD_TRAILER_MAGIC "SMELTBLK"
+#define SHARD_MASKED_MAGIC "SMELTMSK" /* of a shard with a loss mask */
 #define SHARD_SUMS_MAGIC "SMELTSUM"
 enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 4096 /* a page of memory */ };
 

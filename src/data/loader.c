@@ -41,7 +41,7 @@ struct Loader {
     int64_t *numbers;         /* [ahead]: of batch n at n % ahead */
     Error error;              /* under the mutex: why batch `filled` will not come */
     int32_t *read;            /* [length + 1]: tokens and their last target, on the thread */
-    uint8_t *ends;            /* [length + 1]: where documents end in it */
+    uint8_t *marks;           /* [length + 1]: TokenMarks of it */
     atomic_bool stop;         /* set under the mutex, read between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -55,10 +55,16 @@ static void mask_documents(const Loader *loader, const Slot *at, int64_t count) 
     int32_t position = 0;
     for (int64_t i = 0; i < count; i++) {
         at->positions[i] = position++;
-        if (!loader->ends[i] && at->tokens[i] != loader->options.separator) continue;
+        if (!(loader->marks[i] & TOKEN_ENDS) && at->tokens[i] != loader->options.separator) continue;
         at->targets[i] = -1;
         position = 0;
     }
+}
+
+/* What the model is not to say is no target. `read` tokens were read: one more than places, or as many. */
+static void mask_targets(const Loader *loader, const Slot *at, int64_t read) {
+    for (int64_t i = 1; i < read; i++)
+        if (loader->marks[i] & TOKEN_UNTRAINED) at->targets[i - 1] = -1;
 }
 
 /* Fills `count` places with tokens of the stream from `start` on. The token behind them is the last target, if there is
@@ -66,13 +72,14 @@ static void mask_documents(const Loader *loader, const Slot *at, int64_t count) 
 static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int64_t count, const Slot *at, Error *error) {
     const LoaderOptions *options = &loader->options;
     int64_t read = int_min(count + 1, set->token_count - start);
-    uint8_t *ends = options->document_mask ? loader->ends : NULL;
-    if (!shard_set_read(set, start, read, options->vocabulary, loader->read, ends, error)) return false;
+    uint8_t *marks = options->document_mask || set->masked ? loader->marks : NULL;
+    if (!shard_set_read(set, start, read, options->vocabulary, loader->read, marks, error)) return false;
     memcpy(at->tokens, loader->read, (size_t)count * sizeof *at->tokens);
     memcpy(at->targets, loader->read + 1, (size_t)(read - 1) * sizeof *at->targets);
     if (read == count) at->targets[count - 1] = -1;
-    if (ends) mask_documents(loader, at, count);
-    for (int64_t i = 0; i < count && !ends; i++) at->positions[i] = (int32_t)i;
+    if (set->masked) mask_targets(loader, at, read);
+    if (options->document_mask) mask_documents(loader, at, count);
+    for (int64_t i = 0; i < count && !options->document_mask; i++) at->positions[i] = (int32_t)i;
     return true;
 }
 
@@ -242,7 +249,7 @@ static void loader_free(Loader *loader) {
     free(loader->sources);
     free(loader->numbers);
     free(loader->read);
-    free(loader->ends);
+    free(loader->marks);
     free(loader);
 }
 
@@ -258,7 +265,7 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     loader->ahead = batches_ahead(loader);
     loader->numbers = memory_allocate((size_t)loader->ahead * sizeof *loader->numbers);
     loader->read = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->read);
-    loader->ends = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->ends);
+    loader->marks = memory_allocate((size_t)(loader->length + 1) * sizeof *loader->marks);
     atomic_init(&loader->stop, false);
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);

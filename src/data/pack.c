@@ -36,6 +36,7 @@ typedef struct Packer {
     PackReport report;
     Part train, valid;
     Tokenizer *tokenizer;      /* NULL: byte tokens */
+    Chat *chat;                /* of conversations; else NULL */
     TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
     PipelineOptions pipeline;
     RecordReader *reader;
@@ -70,6 +71,7 @@ static bool part_open(Packer *packer, Part *part, Error *error) {
         in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
     const char *tokenizer = packer->options.tokenizer;
     part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
+    if (part->writer && packer->chat) shard_writer_mask(part->writer);
     if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
     return part->writer;
 }
@@ -242,6 +244,7 @@ static void count_file(Packer *packer, const Record *record) {
 static bool count_bad(Packer *packer, const Record *record, Error *error) {
     const char *file = file_name(packer, record->file);
     pack_report_bad(&packer->report, record, file);
+    if (record->fatal) return error_set(error, ERROR_USAGE, "line %" PRId64 " of %s: %s", record->line, file, record->what);
     if (packer->options.invalid != PACK_INVALID_STOP || record->bad == PACK_BAD_EMPTY) return true;
     return error_set(error, ERROR_DATA, "line %" PRId64 " of %s is a bad record, and invalid=stop: %s%s%s", record->line, file,
         pack_bad_name(record->bad), record->what[0] ? ": " : "", record->what);
@@ -293,6 +296,17 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
     return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
 }
 
+/* The tokens of a conversation, span by span. */
+static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
+    int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
+    for (size_t i = 0; i < record->span_count; i++) {
+        if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
+        tokens += record->spans[i];
+        if (i % 2) *trained += record->spans[i];
+    }
+    return true;
+}
+
 /* A document that may be dropped at its end is held until then, which bounds its length. */
 static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
 
@@ -312,7 +326,9 @@ static bool take_whole(Packer *packer, const Block *block, Record *record, Error
     if (!judge(packer, record->hash, record->keys, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, (int64_t)record->id_count, (int64_t)record->text_size);
-    return append(packer, part, block->ids.items + record->ids, record->id_count, error) && end_document(packer, part, record, error);
+    const int32_t *tokens = block->ids.items + record->ids;
+    bool good = record->spans ? append_spans(packer, part, tokens, record, error) : append(packer, part, tokens, record->id_count, error);
+    return good && end_document(packer, part, record, error);
 }
 
 static bool take_piece_tokens(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
@@ -424,6 +440,20 @@ static bool open_tokenizer(Packer *packer, Error *error) {
                    "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
 }
 
+/* The templates of conversations, of which the tokenizer has the special tokens. */
+static bool open_chat(Packer *packer, Error *error) {
+    const PackOptions *options = &packer->options;
+    ChatOptions chat = {.source = options->tokenizer ? options->tokenizer : "",
+        .template = options->template ? options->template : "",
+        .turns = options->turns,
+        .special = options->special,
+        .end_token = packer->tokenizer ? tokenizer_end_of_text(packer->tokenizer) : BYTE_SEPARATOR};
+    if (options->format != PACK_CHAT) return true;
+    packer->chat = chat_open(&chat, packer->tokenizer, error);
+    if (packer->chat) packer->report.chat = chat_identity(packer->chat);
+    return packer->chat != NULL;
+}
+
 static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer, Error *error) {
     if (!check_options(options, error)) return tokenizer_trainer_free(trainer), NULL;
     Packer *packer = memory_allocate(sizeof *packer);
@@ -448,6 +478,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     free(packer->valid.name);
     record_reader_free(packer->reader);
     tokenizer_trainer_free(packer->trainer);
+    chat_free(packer->chat);
     tokenizer_free(packer->tokenizer);
     pack_files_free(&packer->files);
     pack_report_free(&packer->report);
@@ -524,7 +555,7 @@ static void warn_bad(const Packer *packer) {
 
 static bool read_all(Packer *packer, Error *error) {
     packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
-        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR};
+        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
@@ -535,22 +566,40 @@ static bool read_all(Packer *packer, Error *error) {
     return good;
 }
 
-static bool check_result(const Packer *packer, Error *error) {
+/* A mask that leaves nothing out, or everything, is a mistake. */
+static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Error *error) {
+    if (!packer->chat || tokens == 0 || (trained > 0 && trained < tokens)) return true;
+    return error_set(error, ERROR_DATA,
+        "%s of the %" PRId64 " tokens that %s gives are trained: what the conversations ask must be left out, and what is answered trained",
+        trained ? "all" : "none", tokens, packer->options.inputs[0]);
+}
+
+/* What is said where nothing is left. */
+static bool refuse_nothing(const Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
-    const PackResult *result = &packer->report.result;
     int64_t bad = 0;
-    for (int i = 1; i < PACK_BAD_KINDS; i++) bad += result->bad[i];
-    bool none = result->train_tokens + result->valid_tokens == 0;
-    if (none && bad > 0 && bad == result->bad[PACK_BAD_FIELD])
+    for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
+    if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_CHAT])
+        return error_set(error, ERROR_DATA, "no record of %s is a conversation that can be packed: %s", options->inputs[0],
+            first_bad(packer, PACK_BAD_CHAT, NULL));
+    if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
             options->inputs[0], first_bad(packer, PACK_BAD_FIELD, NULL));
-    if (none)
-        return error_set(error, ERROR_DATA,
-            "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
-            " bad records; name a file or folder with text",
-            options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes,
-            record_reader_skipped(packer->reader), bad);
+    return error_set(error, ERROR_DATA,
+        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
+        " bad records; name a file or folder with text",
+        options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes,
+        record_reader_skipped(packer->reader), bad);
+}
+
+static bool check_result(const Packer *packer, Error *error) {
+    const PackOptions *options = &packer->options;
+    const PackResult *result = &packer->report.result;
+    if (result->train_tokens + result->valid_tokens == 0) return refuse_nothing(packer, error);
+    if (!check_mask(packer, result->trained_train, result->train_tokens, error) ||
+        !check_mask(packer, result->trained_valid, result->valid_tokens, error))
+        return false;
     if (packer->valid.name && result->valid_tokens == 0)
         return error_set(error, ERROR_DATA,
             "%s gives no validation part of %g: no file has a line end at which its tail could be "
@@ -571,8 +620,8 @@ static bool list_inputs(Packer *packer, Error *error) {
 }
 
 static bool pack_all(Packer *packer, Error *error) {
-    return list_inputs(packer, error) && open_tokenizer(packer, error) && open_output(packer, error) && read_all(packer, error) &&
-           check_result(packer, error) && finish_shards(packer, error) &&
+    return list_inputs(packer, error) && open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error) &&
+           read_all(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
            (in_folder(packer) ? complete_folder(packer, error) : write_record(packer, true, error));
 }
 

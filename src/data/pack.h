@@ -8,14 +8,17 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "chat/chat.h"
 #include "token/tokenizer.h"
 
-typedef enum PackFormat { PACK_AUTO, PACK_TEXT, PACK_JSON } PackFormat;
-#define PACK_FORMATS "auto|text|jsonl"
+/* PACK_CHAT: JSON lines of conversations (chat/chat.h), of which what is trained becomes a loss mask. */
+typedef enum PackFormat { PACK_AUTO, PACK_TEXT, PACK_JSON, PACK_CHAT } PackFormat;
+#define PACK_FORMATS "auto|text|jsonl|chat"
 
 /* What becomes of a document that is not UTF-8. */
 typedef enum PackInvalid {
@@ -46,6 +49,8 @@ typedef struct PackOptions {
     const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
     const char *field;     /* of JSON lines: the name of the text; NULL: "text" */
     PackFormat format;
+    const char *template; /* of PACK_CHAT, as in ChatOptions; NULL: the tokenizer's */
+    ChatTurns turns;
     PackInvalid invalid;
     PackDedup dedup;
     bool special;         /* special tokens spelled in the text are matched; else they are ordinary text */
@@ -61,6 +66,7 @@ typedef enum PackBad {
     PACK_BAD_FIELD, /* the object has no text of that name */
     PACK_BAD_EMPTY, /* no text between two separators, or an empty one in JSON */
     PACK_BAD_LONG,  /* above the limit of a line of JSON, or of a document that must be judged as a whole */
+    PACK_BAD_CHAT,  /* no conversation, or one that the template refuses */
     PACK_BAD_FILE,  /* compressed data that is damaged or cut off: the rest of the file is lost */
     PACK_BAD_KINDS,
 } PackBad;
@@ -68,12 +74,13 @@ const char *pack_bad_name(PackBad kind); /* "invalid UTF-8" */
 
 enum { PACK_LENGTHS = 40 };
 typedef struct PackResult {
-    int64_t documents;                  /* of both parts, those of zero bytes and those left out not counted */
-    int64_t train_tokens, valid_tokens; /* tokens that end documents included */
-    int64_t bytes, files;               /* of files that were packed, as they lie on disk */
-    int64_t text_bytes;                 /* of documents, decompressed and without JSON around it */
-    int64_t shards;                     /* of the training part */
-    int64_t duplicates, near, left_out; /* documents whose text was seen before, by XXH3, or nearly so; those of them left out */
+    int64_t documents;                    /* of both parts, those of zero bytes and those left out not counted */
+    int64_t train_tokens, valid_tokens;   /* tokens that end documents included */
+    int64_t trained_train, trained_valid; /* of them, with PACK_CHAT, what the model is to say */
+    int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
+    int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */
+    int64_t shards;                       /* of the training part */
+    int64_t duplicates, near, left_out;   /* documents whose text was seen before, by XXH3, or nearly so; those of them left out */
     int64_t bad[PACK_BAD_KINDS];
     int64_t lengths[PACK_LENGTHS]; /* documents of [2^i, 2^(i+1)) tokens */
     bool resumed;
@@ -92,3 +99,6 @@ bool pack_list(const char *input, FileList *files, Error *error);
  * output, the tokenizer.json to write. Counts documents and bytes in `result`; *learned is the vocabulary reached. */
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
+
+/* A copy of a text with U+FFFD for each sequence that is not UTF-8, and a NUL behind its `*result` bytes; the caller frees. */
+char *utf8_replace(const char *text, size_t size, size_t *result);

@@ -74,7 +74,10 @@ typedef struct Record {
     Position end;       /* of a last piece: behind it */
     /* Filled in by record_text: the document's text, in the block or `owned`; and by the pipeline: its tokens and hash. */
     const char *text;
-    char *owned, what[128]; /* `what` is bad, for a sample */
+    char *owned, what[320]; /* `what` is bad, for a sample */
+    bool fatal;             /* it is not the record that is bad, but what is asked for: the packing ends */
+    int32_t *spans;         /* of a conversation: lengths of what is untrained and trained, in turn; owned */
+    size_t span_count;
     size_t text_size, ids, id_count;
     uint64_t hash;  /* XXH3 of a document of one piece */
     uint64_t *keys; /* of such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */
@@ -108,11 +111,9 @@ void record_reader_free(RecordReader *reader); /* NULL is fine */
 /* Says what is bad. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a line of JSON, and of a document that is judged as a whole */ };
-/* Makes `record` a document: takes the text out of JSON, and does with invalid UTF-8 what is asked. Sets `bad`, and
+/* Makes `record` a document: takes the text out of JSON unless `field` is NULL, and does with invalid UTF-8 what is asked. Sets `bad`, and
  * text and text_size where something is left to be encoded. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid);
-/* A copy with U+FFFD for each ill-formed sequence, and a NUL behind its `*result` bytes; the caller frees. */
-char *utf8_replace(const char *text, size_t size, size_t *result);
 
 /* -- All cores (pipeline.c) ------------------------------------------------------------------------------------------ */
 
@@ -123,6 +124,7 @@ typedef struct PipelineOptions {
     bool special;               /* matched in the text */
     bool text_only;             /* nothing is encoded */
     bool near;                  /* keys are made */
+    const Chat *chat;           /* records are conversations; or NULL */
 } PipelineOptions;
 /* Receives the blocks in their order, on the calling thread; it may take what a block owns. False ends the run. */
 typedef bool TakeBlock(void *context, Block *block, Error *error);
@@ -155,6 +157,7 @@ typedef struct PackReport {
     PackResult result;
     int64_t valid_shards, hashes;
     json_t *inputs, *samples; /* owned */
+    uint64_t chat;            /* chat_identity, or 0 */
     Position position;        /* where a packing that was interrupted goes on */
 } PackReport;
 void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files);

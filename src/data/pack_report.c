@@ -14,7 +14,7 @@
 /* -- Tables -------------------------------------------------------------------------------------------------------- */
 
 static const char *const bad_names[PACK_BAD_KINDS] = {
-    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "damaged file"};
+    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "no conversation", "damaged file"};
 
 const char *pack_bad_name(PackBad kind) { return bad_names[kind]; }
 
@@ -23,9 +23,9 @@ typedef struct Number {
     size_t offset;
 } Number;
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
-static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(text_bytes), RESULT(files),
-    RESULT(bytes), RESULT(duplicates), RESULT(near), RESULT(left_out), RESULT(shards),
-    {"valid_shards", offsetof(PackReport, valid_shards)}};
+static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
+    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(near), RESULT(left_out),
+    RESULT(shards), {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};
@@ -103,11 +103,12 @@ static json_t *choice_text(const char *choices, int index) {
 }
 
 /* What decides the bytes that are written, besides the inputs and the tokenizer. */
-static json_t *describe_settings(const PackOptions *options) {
-    return json_pack("{sf so so so so so sb sI}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
+static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
+    return json_pack("{sf so so so so so sb sI so}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
         json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
         choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
-        options->special, "shard_tokens", (json_int_t)options->shard_tokens);
+        options->special, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
+        report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
 }
 
 static json_t *describe_bad(const PackResult *result) {
@@ -124,10 +125,10 @@ static json_t *describe_lengths(const PackResult *result) {
 
 bool pack_report_write(const PackReport *report, const PackOptions *options, bool complete, const char *path, Error *error) {
     const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
-    json_auto_t *record =
-        json_pack("{ss sb so so sO so so so sO}", "smelt", SMELT_VERSION, "complete", complete, "settings", describe_settings(options),
-            "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts", write_numbers(report, numbers, NUMBERS), "bad",
-            describe_bad(&report->result), "document_lengths", describe_lengths(&report->result), "samples", report->samples);
+    json_auto_t *record = json_pack("{ss sb so so sO so so so sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
+        describe_settings(report, options), "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts",
+        write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
+        describe_lengths(&report->result), "samples", report->samples);
     if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
     SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (!text) memory_refused(1 << 20);
@@ -136,7 +137,7 @@ bool pack_report_write(const PackReport *report, const PackOptions *options, boo
 
 /* The first setting, or input, that is not as it was. */
 static char *find_difference(const PackReport *report, const PackOptions *options, const json_t *record) {
-    json_auto_t *settings = describe_settings(options);
+    json_auto_t *settings = describe_settings(report, options);
     const json_t *old = json_object_get(record, "settings"), *value;
     const char *key;
     json_object_foreach(settings, key, value) {

@@ -68,6 +68,41 @@ static bool encode_record(const PipelineOptions *options, TokenizerEncoder *enco
     return true;
 }
 
+/* Lengths of what is untrained and trained, in turn, of the tokens of a conversation. */
+static void take_spans(Record *record, const ChatDocument *document) {
+    size_t count = document->ids.count, capacity = 0;
+    uint8_t trained = 0;
+    for (size_t i = 0, from = 0; i <= count; i++) {
+        if (i < count && document->trained[i] == trained) continue;
+        array_reserve(record->spans, capacity, record->span_count + 1);
+        record->spans[record->span_count++] = (int32_t)(i - from);
+        from = i;
+        trained = !trained;
+    }
+}
+
+/* The tokens of a line of JSON that is a conversation; none where it is bad. */
+static void encode_chat(ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
+    json_error_t fault;
+    Error error = {0};
+    json_auto_t *json = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
+    bool object = json_is_object(json);
+    record->text_size = 0;
+    record->ids = block->ids.count;
+    if (!object) record_mark(record, PACK_BAD_JSON, json ? "not an object" : fault.text);
+    else if (!chat_encode(encoder, json, document, &error)) {
+        record_mark(record, PACK_BAD_CHAT, error.message);
+        record->fatal = error.code == ERROR_USAGE;
+    } else {
+        array_reserve(block->ids.items, block->ids.capacity, block->ids.count + document->ids.count);
+        memcpy(block->ids.items + block->ids.count, document->ids.items, document->ids.count * sizeof *document->ids.items);
+        block->ids.count += document->ids.count;
+        record->id_count = document->ids.count;
+        record->text_size = document->text.size;
+        take_spans(record, document);
+    }
+}
+
 /* What finds a document again. */
 static void mark_record(const PipelineOptions *options, Record *record) {
     if (!record->first || !record->last) return;
@@ -77,14 +112,22 @@ static void mark_record(const PipelineOptions *options, Record *record) {
     minhash(record->text, record->text_size, record->keys);
 }
 
-static void encode_block(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block) {
+/* What a thread encodes with. */
+typedef struct Encoders {
+    TokenizerEncoder *text; /* NULL: bytes */
+    ChatEncoder *chat;      /* records are conversations; or NULL */
+    ChatDocument document;
+} Encoders;
+
+static void encode_block(const PipelineOptions *options, Encoders *encoders, Block *block) {
     bool good = true;
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
-        record_text(record, block->text, options->field, options->invalid);
+        record_text(record, block->text, options->chat ? NULL : options->field, options->invalid);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
         mark_record(options, record);
-        if (!lost && !options->text_only) good = encode_record(options, encoder, block, record);
+        if (!lost && options->chat) encode_chat(encoders->chat, &encoders->document, block, record);
+        else if (!lost && !options->text_only) good = encode_record(options, encoders->text, block, record);
     }
 }
 
@@ -118,7 +161,8 @@ static void *run_reader(void *context) {
 static void *run_encoder(void *context) {
     Pipeline *pipeline = context;
     const Tokenizer *tokenizer = pipeline->options->tokenizer;
-    TokenizerEncoder *encoder = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL;
+    const Chat *chat = pipeline->options->chat;
+    Encoders encoders = {.text = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL, .chat = chat ? chat_encoder_open(chat) : NULL};
     pthread_mutex_lock(&pipeline->lock);
     for (;;) {
         Slot *slot;
@@ -129,13 +173,15 @@ static void *run_encoder(void *context) {
         slot->state = SLOT_TAKEN;
         pthread_cond_signal(&pipeline->filled); /* the next one may be there already */
         pthread_mutex_unlock(&pipeline->lock);
-        if (!slot->block.error.code) encode_block(pipeline->options, encoder, &slot->block);
+        if (!slot->block.error.code) encode_block(pipeline->options, &encoders, &slot->block);
         pthread_mutex_lock(&pipeline->lock);
         slot->state = SLOT_ENCODED;
         pthread_cond_signal(&pipeline->encoded);
     }
     pthread_mutex_unlock(&pipeline->lock);
-    tokenizer_encoder_free(encoder);
+    tokenizer_encoder_free(encoders.text);
+    chat_encoder_free(encoders.chat);
+    chat_document_free(&encoders.document);
     return NULL;
 }
 

@@ -88,7 +88,7 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
     json_t *value;
     int count = 0;
     if (json_is_array(json_object_get(object, "messages")))
-        snprintf(what, sizeof what, "%s; it has messages: chat is not packed, write each conversation as one text", field);
+        snprintf(what, sizeof what, "%s; it has messages: give format=chat to smelt data pack", field);
     else
         json_object_foreach((json_t *)object, name, value) if (used < sizeof what) used +=
             (size_t)snprintf(what + used, sizeof what - used, "%s%s", count++ ? ", " : "", name);
@@ -115,6 +115,6 @@ void record_text(Record *record, char *block_text, const char *field, PackInvali
     record->text = block_text + record->start;
     record->text_size = record->size;
     bool left = record->bad == PACK_GOOD && check_utf8(record, invalid);
-    if (left && record->json) left = take_field(record, record->owned ? record->owned : block_text + record->start, field);
+    if (left && record->json && field) left = take_field(record, record->owned ? record->owned : block_text + record->start, field);
     if (!left) record->text_size = 0;
 }

@@ -52,6 +52,7 @@ static void free_records(Block *block) {
     for (size_t i = 0; i < block->count; i++) {
         free(block->records[i].owned);
         free(block->records[i].keys);
+        free(block->records[i].spans);
     }
     block->count = 0;
 }
@@ -377,9 +378,9 @@ static bool take_text(RecordReader *reader, const char *path, bool *text, Error 
 static bool is_json(const RecordReader *reader, const char *path) {
     static const char *const names[] = {".jsonl", ".ndjson"}, *const packed[] = {"", ".gz", ".zst", ".xz"};
     PackFormat format = reader->options->format;
-    bool json =
-        format == PACK_JSON || (format == PACK_AUTO && is_json_lines(reader->window + reader->begin,
-                                                           (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES)));
+    bool json = format == PACK_JSON || format == PACK_CHAT ||
+                (format == PACK_AUTO && is_json_lines(reader->window + reader->begin,
+                                            (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES)));
     for (size_t i = 0; i < 8 && format == PACK_AUTO && !json; i++) {
         SCOPED_FREE char *end = memory_format("%s%s", names[i % 2], packed[i / 2]);
         json = ends_with(path, end);

@@ -116,7 +116,7 @@ static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *
     return count;
 }
 
-bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
+bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error) {
     _Alignas(64) unsigned char buffer[READ_BYTES];
     assert(first >= 0 && count >= 1 && count <= shard->token_count - first);
     for (int64_t done = 0, part; done < count; done += part) {
@@ -126,9 +126,9 @@ bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabu
         if (copy_tokens(tokens + done, block, part, shard->token_bytes) >= (uint64_t)vocabulary)
             return refuse_token(shard, first + done, block, vocabulary, error);
     }
-    if (!ends || shard->document_count >= 0) return !ends || shard_index_ends(shard, first, count, ends, error);
-    memset(ends, 0, (size_t)count);
-    ends[count - 1] = first + count == shard->token_count;
+    if (!marks || shard->document_count >= 0) return !marks || shard_index_marks(shard, first, count, marks, error);
+    memset(marks, 0, (size_t)count);
+    marks[count - 1] = first + count == shard->token_count ? TOKEN_ENDS : 0;
     return true;
 }
 

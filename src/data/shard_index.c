@@ -5,7 +5,8 @@
  * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of
  * each 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token,
  * u64 XXH3 of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the
- * trailer up to here. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
+ * trailer up to here. "SMELTMSK" in its place says that the sequences of each document are untrained and trained in turn,
+ * which is a loss mask; their ends are then in the checksum too. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
  * field.
  *
  * Sequences must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one
@@ -183,7 +184,8 @@ static bool index_record(Shard *shard, Error *error) {
     int64_t blocks = divide_up(shard->file.bytes, SHARD_BLOCK_BYTES) + divide_up(index->bytes, SHARD_BLOCK_BYTES);
     int64_t trailer = blocks * (int64_t)sizeof *index->blocks + (int64_t)sizeof(ShardTrailer);
     if (left == 0) return true;
-    if (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8))
+    shard->masked = left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_MASKED_MAGIC, 8);
+    if (shard->masked || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8)))
         return read_trailer(shard, trailer_of(shard), error);
     const ShardSums *sums = (const ShardSums *)(end - sizeof *sums);
     if (left != sizeof *sums || memcmp(sums->magic, SHARD_SUMS_MAGIC, sizeof sums->magic) != 0)
@@ -259,20 +261,53 @@ static int64_t find_document(const Shard *shard, int64_t token) {
     return low;
 }
 
-bool shard_index_ends(const Shard *shard, int64_t first, int64_t count, uint8_t *ends, Error *error) {
+/* The tokens [*from, *to) of a sequence. */
+static bool find_sequence(const Shard *shard, int64_t sequence, int64_t *from, int64_t *to, const void **checked, Error *error) {
+    if (!check_sequence(shard, sequence, checked, error) || !check_sequence(shard, sequence + 1, checked, error)) return false;
+    *from = sequence_start(shard, sequence);
+    *to = sequence_start(shard, sequence + 1);
+    return (*from >= 0 && *from <= *to) ||
+           error_set(
+               error, ERROR_DATA, "%s.idx ends sequence %" PRId64 " before it begins: pack the corpus again", shard->prefix, sequence);
+}
+
+bool shard_index_trained(const Shard *shard, int64_t document, int64_t *trained, Error *error) {
+    int64_t from, to;
+    const void *checked[2] = {NULL, NULL};
+    if (!shard_index_document(shard, document, &from, &to, checked, error)) return false;
+    for (int64_t sequence = shard->index.documents[document] + 1; sequence < shard->index.documents[document + 1]; sequence += 2) {
+        if (!find_sequence(shard, sequence, &from, &to, &checked[1], error)) return false;
+        *trained += to - from;
+    }
+    return true;
+}
+
+/* Marks what is untrained of a document, of tokens [first, first + count): its first sequence, its third, and so on. */
+static bool mark_untrained(const Shard *shard, int64_t document, int64_t first, int64_t count, uint8_t *marks, Error *error) {
+    int64_t begin = shard->index.documents[document], end = shard->index.documents[document + 1];
+    const void *checked = NULL;
+    for (int64_t sequence = begin, from, to; sequence < end; sequence += 2) {
+        if (!find_sequence(shard, sequence, &from, &to, &checked, error)) return false;
+        if (from >= first + count) break;
+        for (int64_t i = int_max(from, first); i < int_min(to, first + count); i++) marks[i - first] |= TOKEN_UNTRAINED;
+    }
+    return true;
+}
+
+bool shard_index_marks(const Shard *shard, int64_t first, int64_t count, uint8_t *marks, Error *error) {
     int64_t document = find_document(shard, first), start, end;
     const void *checked[2] = {NULL, NULL};
-    memset(ends, 0, (size_t)count);
+    memset(marks, 0, (size_t)count);
     if (!shard_index_document(shard, document, &start, &end, checked, error)) return false;
     if (start > first || end <= first)
         return error_set(error, ERROR_DATA,
             "%s.idx gives no document for token %" PRId64 ": its documents are not in order; pack the corpus again", shard->prefix, first);
-    while (end < first + count) {
-        if (end > start) ends[end - 1 - first] = 1;
+    for (;;) {
+        if (shard->masked && !mark_untrained(shard, document, first, count, marks, error)) return false;
+        if (end > start && end <= first + count) marks[end - 1 - first] |= TOKEN_ENDS;
+        if (end >= first + count) return true;
         if (!shard_index_document(shard, ++document, &start, &end, checked, error)) return false;
     }
-    if (end == first + count) ends[count - 1] = 1;
-    return true;
 }
 
 /* -- Verifying ----------------------------------------------------------------------------------------------------- */
@@ -306,8 +341,10 @@ static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *erro
                 "%s.idx ends document %" PRId64 " before sequence %" PRId64 " but %" PRId64 " to %" PRId64
                 " are possible; pack the corpus again",
                 shard->prefix, document, end, sequence, index->sequences);
-        for (; sequence < end; sequence++)
+        for (; sequence < end; sequence++) {
             if (!verify_sequence(shard, sequence, &tokens, error)) return false;
+            if (shard->masked) XXH3_64bits_update(hash, &tokens, sizeof tokens);
+        }
         XXH3_64bits_update(hash, &tokens, sizeof tokens);
     }
     return true;

@@ -125,6 +125,7 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
         if (!shard_open(shard, prefixes->entries[i].name, set->remote, error)) return false;
         set->count++;
         set->max_token = int_max(set->max_token, shard->max_token);
+        set->masked = set->masked || shard->masked;
         set->first_token[i + 1] = set->token_count += shard->token_count;
         bool indexed = shard->document_count >= 0 && set->document_count >= 0;
         set->first_document[i + 1] = set->document_count = indexed ? set->document_count + shard->document_count : -1;
@@ -197,14 +198,14 @@ static int64_t find_shard(const ShardSet *set, const int64_t *first, int64_t pla
     return low;
 }
 
-bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *ends, Error *error) {
+bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error) {
     int64_t done = 0;
     assert(count >= 1 && count <= set->token_count - first);
     for (int64_t i = find_shard(set, set->first_token, first); done < count; i++) {
         int64_t at = first + done - set->first_token[i], part = int_min(count - done, set->shards[i].token_count - at);
-        if (!shard_read(&set->shards[i], at, part, vocabulary, tokens + done, ends ? ends + done : NULL, error)) return false;
-        for (int64_t t = done; t < done + part && ends && set->shards[i].document_count < 0; t++)
-            ends[t] = ends[t] || tokens[t] == set->end_token;
+        if (!shard_read(&set->shards[i], at, part, vocabulary, tokens + done, marks ? marks + done : NULL, error)) return false;
+        for (int64_t t = done; t < done + part && marks && set->shards[i].document_count < 0; t++)
+            if (tokens[t] == set->end_token) marks[t] = TOKEN_ENDS;
         done += part;
     }
     return true;
@@ -224,13 +225,13 @@ void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
 static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
     enum { MOST = 4096 };
     int32_t tokens[MOST];
-    uint8_t ends[MOST];
+    uint8_t marks[MOST];
     const ShardSet *set = cursor->set;
     for (int64_t part = MOST / 16; cursor->token < set->token_count; part = int_min(2 * part, MOST)) {
         int64_t count = int_min(part, set->token_count - cursor->token);
-        if (!shard_set_read(set, cursor->token, count, (int64_t)INT32_MAX + 1, tokens, ends, error)) return false;
-        const uint8_t *found = memchr(ends, 1, (size_t)count);
-        cursor->token += found ? found - ends + 1 : count;
+        if (!shard_set_read(set, cursor->token, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
+        const uint8_t *found = memchr(marks, TOKEN_ENDS, (size_t)count); /* without an index nothing is masked */
+        cursor->token += found ? found - marks + 1 : count;
         *end = cursor->token;
         if (found) return true;
     }
@@ -313,4 +314,20 @@ bool shard_set_checksummed(const ShardSet *set) {
     bool all = true;
     for (int64_t i = 0; i < set->count; i++) all = all && set->shards[i].record != SHARD_BARE;
     return all;
+}
+
+/* The trained sequences of a shard with a mask. */
+static bool count_trained(const Shard *shard, int64_t *trained, Error *error) {
+    for (int64_t document = 0; document < shard->document_count; document++)
+        if (!shard_index_trained(shard, document, trained, error)) return false;
+    return true;
+}
+
+bool shard_set_trained(const ShardSet *set, int64_t *trained, Error *error) {
+    *trained = 0;
+    for (int64_t i = 0; i < set->count; i++) {
+        if (set->shards[i].masked && !count_trained(&set->shards[i], trained, error)) return false;
+        if (!set->shards[i].masked) *trained += set->shards[i].token_count;
+    }
+    return true;
 }

@@ -46,7 +46,8 @@ struct ShardWriter {
     OutputFile tokens, index;
     Spool lengths, ends; /* i32 of each sequence, i64 of each document (in sequences) */
     Spool token_blocks, index_blocks;
-    XXH3_state_t *document_hash; /* of the ends of documents in tokens, an i64 each */
+    XXH3_state_t *document_hash; /* of the ends of documents in tokens, an i64 each; `masked`: and of sequences */
+    bool masked;
     int64_t sequence_count, document_count, token_count;
     int64_t open_tokens; /* of the sequence being written */
     uint32_t max_token;
@@ -228,6 +229,7 @@ static bool writer_end_sequence(ShardWriter *writer, Error *error) {
     int32_t length = (int32_t)writer->open_tokens;
     writer->open_tokens = 0;
     writer->sequence_count++;
+    if (writer->masked) XXH3_64bits_update(writer->document_hash, &writer->token_count, sizeof writer->token_count);
     return spool_append(&writer->lengths, writer->folder, &length, sizeof length, error);
 }
 
@@ -244,6 +246,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
     int64_t limit = writer->token_bytes == 4 ? INT32_MAX : (1 << 8 * writer->token_bytes) - 1;
     while (count > 0) {
         if (file->used == BUFFER_BYTES && !output_flush(file, error)) return false;
+        assert(!writer->masked || writer->open_tokens < INT32_MAX); /* a span is a sequence */
         if (writer->open_tokens == INT32_MAX && !writer_end_sequence(writer, error)) return false;
         int64_t room = (int64_t)((BUFFER_BYTES - file->used) / width);
         int64_t part = int_min(int_min(room, count), INT32_MAX - writer->open_tokens);
@@ -257,6 +260,16 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
         count -= part;
     }
     return true;
+}
+
+void shard_writer_mask(ShardWriter *writer) {
+    assert(writer->token_count == 0);
+    writer->masked = true;
+}
+
+bool shard_writer_end_span(ShardWriter *writer, Error *error) {
+    assert(writer->masked);
+    return writer_end_sequence(writer, error);
 }
 
 bool shard_writer_end_document(ShardWriter *writer, Error *error) {
@@ -297,8 +310,9 @@ static bool write_offsets(OutputFile *file, const Spool *lengths, int token_byte
 }
 
 static bool write_trailer(const ShardWriter *writer, OutputFile *file, Error *error) {
-    ShardTrailer trailer = {SHARD_TRAILER_MAGIC, writer->max_token, XXH3_64bits_digest(writer->tokens.hash),
-        XXH3_64bits_digest(writer->document_hash), XXH3_64bits_digest(file->hash), 0};
+    ShardTrailer trailer = {{0}, writer->max_token, XXH3_64bits_digest(writer->tokens.hash), XXH3_64bits_digest(writer->document_hash),
+        XXH3_64bits_digest(file->hash), 0};
+    memcpy(trailer.magic, writer->masked ? SHARD_MASKED_MAGIC : SHARD_TRAILER_MAGIC, sizeof trailer.magic);
     trailer.self = hash_bytes(&trailer, offsetof(ShardTrailer, self));
     return output_write(file, &trailer, sizeof trailer, error) && output_sync(file, error);
 }

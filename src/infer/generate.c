@@ -233,6 +233,9 @@ bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *e
     return true;
 }
 
+/* What is in the caches is behind the positions of the next tokens until these have written over it. */
+void generator_restart(Generator *g) { g->count = g->computed = 0; }
+
 static bool compute_whole(Generator *g, Error *error) {
     SCOPED(program_free) Program program = {0};
     program_build(&program, g, MODEL_SCORE, g->count);

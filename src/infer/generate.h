@@ -37,6 +37,8 @@ int64_t generator_room(const Generator *generator);
 /* Appends tokens. ERROR_USAGE when one is outside the vocabulary or they do not fit into the context; then nothing
  * is appended. */
 bool generator_feed(Generator *generator, const int32_t *tokens, int64_t count, Error *error);
+/* Forgets all tokens: the next ones begin a text. */
+void generator_restart(Generator *generator);
 /* Computes what was appended and gives the logits [vocabulary] of the next token, valid until the next call. There
  * must be a token. ERROR_NUMERICS when one is not finite; ERROR_MEMORY without the cache; ERROR_COMMUNICATION when a rank
  * is lost. */

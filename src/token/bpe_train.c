@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/array.h"
+#include "token/json_keys_internal.h"
 #include "token/token_internal.h"
 
 enum { END_OF_TEXT = 0, FIRST_BYTE = 1, CHUNK = 1 << 22, WORDS_LIMIT = INT32_MAX };

@@ -10,7 +10,7 @@
 
 enum { FILE_LIMIT = 256 << 20, TOKENIZER_NAMES = 3 };
 static const char *const names[] = {
-    "tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json"}; /* the first three hold tokens */
+    "tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "chat_template.jinja"}; /* the first three hold tokens */
 
 char *tokenizer_find(const char *folder) {
     for (int i = 0; i < TOKENIZER_NAMES; i++) {
@@ -27,6 +27,12 @@ static char *file_of(const char *path) {
     return found ? found : memory_copy_string(path);
 }
 
+/* A file in the folder of another one; the caller frees. */
+static char *beside(const char *file, const char *name) {
+    const char *slash = strrchr(file, '/');
+    return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
+}
+
 /* The name that other programs look for. */
 static const char *name_of(const char *content, size_t size) {
     static const char tekken[] = "\"default_num_special_tokens\"";
@@ -36,8 +42,7 @@ static const char *name_of(const char *content, size_t size) {
 
 char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error) {
     SCOPED_FREE char *file = file_of(path);
-    const char *slash = strrchr(file, '/');
-    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, names[TOKENIZER_NAMES]);
+    SCOPED_FREE char *config = beside(file, names[TOKENIZER_NAMES]);
     if (gguf_is_file(file)) return gguf_tokenizer(file, part == TOKENIZER_CONFIG, bytes, error);
     *bytes = 0;
     if (part == TOKENIZER_TOKENS && !file_exists(file)) {
@@ -48,10 +53,27 @@ char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error
             file);
         return NULL;
     }
-    if (part == TOKENIZER_CONFIG && !file_exists(beside)) return memory_copy_string("");
-    char *content = file_read(part == TOKENIZER_CONFIG ? beside : file, FILE_LIMIT, bytes, error);
+    if (part == TOKENIZER_CONFIG && !file_exists(config)) return memory_copy_string("");
+    char *content = file_read(part == TOKENIZER_CONFIG ? config : file, FILE_LIMIT, bytes, error);
     if (!content) error_recode(error, ERROR_DATA);
     return content;
+}
+
+char *tokenizer_chat_template(const char *path) {
+    SCOPED_FREE char *file = file_of(path);
+    char *template = gguf_is_file(file) ? NULL : beside(file, names[TOKENIZER_NAMES + 1]);
+    if (template && file_exists(template)) return template;
+    free(template);
+    return NULL;
+}
+
+/* Newer folders have the chat template in a file of its own. */
+static bool copy_template(const char *path, const char *folder, Error *error) {
+    int64_t length;
+    SCOPED_FREE char *template = tokenizer_chat_template(path), *to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES + 1]);
+    SCOPED_FREE char *content = template ? file_read(template, FILE_LIMIT, &length, error) : NULL;
+    if (template && !content) return error_recode(error, ERROR_DATA);
+    return !content || file_write(to, content, length, error);
 }
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {
@@ -62,7 +84,7 @@ bool tokenizer_copy(const char *path, const char *folder, Error *error) {
     SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(content, (size_t)length));
     SCOPED_FREE char *config_to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES]);
     return file_make_folder(folder, error) && file_write(to, content, length, error) &&
-           (config_length == 0 || file_write(config_to, config, config_length, error));
+           (config_length == 0 || file_write(config_to, config, config_length, error)) && copy_template(path, folder, error);
 }
 
 bool tokenizer_copies(const char *name) {

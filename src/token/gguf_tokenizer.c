@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "token/json_keys_internal.h"
 #include "token/token_internal.h"
 
 /* llama.cpp's token types. */

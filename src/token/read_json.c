@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "base/strings.h"
+#include "token/json_keys_internal.h"
 #include "token/token_internal.h"
 
 enum { TEMPLATE_LIMIT = 64 };

@@ -46,7 +46,9 @@ char *tokenizer_find(const char *folder);
  * a tokenizer.json and a tokenizer_config.json with the same meaning hold. NULL with ERROR_DATA. */
 typedef enum TokenizerPart { TOKENIZER_TOKENS, TOKENIZER_CONFIG } TokenizerPart;
 char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error);
-/* Copies both into a folder, which is made: the first as tokenizer.json, tokenizer.model or tekken.json. */
+/* The chat_template.jinja beside a tokenizer; NULL without one. The caller frees. */
+char *tokenizer_chat_template(const char *path);
+/* Copies all of them into a folder, which is made: the first as tokenizer.json, tokenizer.model or tekken.json. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
 /* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */

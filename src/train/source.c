@@ -30,14 +30,15 @@ bool source_is_run(const char *folder) {
     return *point.run && exists(point.run, "config.yaml"); /* the folder of no name is not / */
 }
 
-bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder); }
+bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder) && !adapter_is_folder(folder); }
 
 /* The data settings are those that any model passes config_check with. */
 static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     config->model = *model;
     config->precision = precision;
-    config->data.length = config->batch.sequences = config->batch.tokens = 1;
+    config->data.length = config->batch.tokens = model_least_length(model);
+    config->batch.sequences = 1;
     return config_check(config, error);
 }
 
@@ -52,6 +53,7 @@ static bool is_hub_name(const char *name) {
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
     SCOPED(run_point_free) RunPoint point = run_point(folder);
+    if (adapter_is_folder(folder)) return adapter_read_config(folder, config, strings, error);
     if (source_is_run(point.run))
         return run_read_config(point.run, config, strings, error) &&
                (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
@@ -70,7 +72,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
             folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
         "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
-        "nor a GGUF file, nor a model of llm.c%s",
+        "nor a GGUF file, nor adapters of PEFT (with adapter_config.json), nor a model of llm.c%s",
         folder, file_exists(point.run) ? "" : ": there is nothing of that name");
 }
 
@@ -86,6 +88,7 @@ static char *run_tokenizer(const char *name, const Config *config) {
 char *source_tokenizer(const char *folder, const Config *config) {
     HfModel model;
     Error ignored = {0};
+    if (adapter_is_folder(folder)) folder = config->init;
     if (source_is_run(folder)) return run_tokenizer(folder, config);
     if (!hf_is_model(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);
@@ -117,7 +120,10 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
     enum { JSON_LIMIT = 256 << 20 };
     static const char *const names[] = {"generation_config.json", "config.json"};
     SCOPED(hf_release) HfModel model = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config config;
     Error ignored;
+    if (adapter_is_folder(folder) && adapter_read_config(folder, &config, &strings, &ignored)) folder = config.init;
     if (gguf_is_file(folder) && hf_read(folder, &model, &ignored)) append_ends(model.content, ends);
     for (int i = 0; i < 2 && !ends->count; i++) {
         SCOPED_FREE char *path = memory_format("%s/%s", folder, names[i]), *text = file_read(path, JSON_LIMIT, NULL, &ignored);
@@ -145,14 +151,14 @@ static void convert(const Graph *to, char *target, const Graph *from, const char
 }
 
 static bool load_state(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
-    if (source_is_run(folder) && config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
+    if (config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
     if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
     return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error)
                                  : hf_load_weights(folder, &config->model, graph, master, error);
 }
 
 bool host_model_open(HostModel *host, const ModelConfig *config, const LoraConfig *lora, Precision precision, Error *error) {
-    host->model = model_build_adapted(NULL, config, lora, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    host->model = model_describe(config, lora, precision);
     host->master = memory_map((size_t)host->model.graph->parameter_bytes, error);
     return host->master != NULL;
 }
@@ -224,7 +230,7 @@ void source_take(const WeightSource *source, const Graph *graph, ParameterInterv
 static bool load_folder(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     SCOPED(model_free) Model whole = {0};
-    if (!graph_is_whole(graph)) whole = model_build(&config->model, graph->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    if (!graph_is_whole(graph)) whole = model_describe(&config->model, NULL, graph->precision);
     const Graph *all = whole.graph ? whole.graph : graph;
     HfReader *reader = hf_reader_open(folder, &config->model, all, error);
     for (int i = 0; i < graph->parameter_count && reader; i++) {

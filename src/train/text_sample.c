@@ -34,7 +34,7 @@ int64_t text_sample_rows(const Config *config) {
     const EvalConfig *eval = &config->eval;
     if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
     if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
-    if (config->model.context < 2) return 0; /* no room for a token after a prompt */
+    if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt; no text */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }
@@ -47,12 +47,12 @@ static int32_t end_of_text(const Corpus *corpus) { return corpus->bytes ? BYTE_S
 static bool take_prompt(const Session *session, const Corpus *corpus, int64_t most, TokenIds *prompt, Error *error) {
     const ShardSet *set = &corpus->valid;
     int32_t tokens[PROMPT_TOKENS];
-    uint8_t ends[PROMPT_TOKENS];
+    uint8_t marks[PROMPT_TOKENS];
     int64_t count = int_min(int_min(most, PROMPT_TOKENS), set->token_count);
-    if (!shard_set_read(set, 0, count, session->config->model.vocabulary, tokens, ends, error)) return false;
+    if (!shard_set_read(set, 0, count, session->config->model.vocabulary, tokens, marks, error)) return false;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] != end_of_text(corpus)) token_ids_append(prompt, tokens[i]);
-        if (ends[i] && prompt->count > 0) break;
+        if (marks[i] & TOKEN_ENDS && prompt->count > 0) break;
     }
     return true;
 }
@@ -126,6 +126,7 @@ static bool start_program(Session *session, Error *error) {
     if (session->sampler) return true;
     void *shared[ARENA_COUNT] = {
         [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
+        [ARENA_QUANTIZED] = executor_arena(session->executor, ARENA_QUANTIZED),
         [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
     };
     if (session->sampling_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])

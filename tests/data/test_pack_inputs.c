@@ -91,7 +91,7 @@ static void the_fields_that_there_are_are_named(void **state) {
     write_text("in", "{\"id\": 1, \"body\": \"b\"}\n{\"id\": 2}\n");
     assert_refused((PackOptions){0}, ERROR_DATA, "no record of in has a text in the field text; it has id, body; give field=NAME");
     write_text("in", "{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n{\"messages\": []}\n");
-    assert_refused((PackOptions){0}, ERROR_DATA, "text; it has messages: chat is not packed, write each conversation as one text");
+    assert_refused((PackOptions){0}, ERROR_DATA, "text; it has messages: give format=chat to smelt data pack");
 }
 
 static void the_folder_of_the_output_is_made(void **state) {

@@ -1,0 +1,131 @@
+/* A generator for a command, and its text on stdout. Owns nothing but what the caller closes. Called by generate and chat. */
+#include "app/generation.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/math.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/data.h"
+#include "train/source.h"
+
+/* -- Tokens to text ------------------------------------------------------------------------------------------------ */
+
+bool model_text_flush(const ModelText *text, Error *error) {
+    return !text->printed || fflush(stdout) == 0 ||
+           error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
+}
+
+bool model_text_open(ModelText *text, const char *folder, const Config *config, Error *error) {
+    SCOPED_FREE char *path = source_tokenizer(folder, config);
+    if (!path)
+        return error_set(error, ERROR_USAGE,
+            "the tokenizer of %s is not known: put its tokenizer.json %s, or give text=false and numbers of tokens as the prompt", folder,
+            source_is_run(folder)  ? "into RUN/tokenizer"
+            : gguf_is_file(folder) ? "into the folder that smelt convert makes of it"
+                                   : "there");
+    text->tokenizer = *path ? tokenizer_open(path, error) : NULL;
+    if (*path && !text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
+    if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
+            "it is another model's tokenizer; give text=false and numbers of tokens as the prompt", error))
+        return error_context(error, "%s", folder);
+    if (!*path) {
+        token_ids_append(&text->ends, BYTE_SEPARATOR);
+        return true;
+    }
+    text->decoder = tokenizer_decoder(text->tokenizer, true);
+    source_end_tokens(folder, text->tokenizer, &text->ends);
+    return true;
+}
+
+void model_text_close(ModelText *text) {
+    token_ids_free(&text->ends);
+    tokenizer_free(text->tokenizer);
+}
+
+/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line
+ * ends. C1 is C2 80 to C2 9F. */
+static void print_piece(const ModelText *text, const char *piece, int length) {
+    for (int i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)piece[i], next = i + 1 < length ? (unsigned char)piece[i + 1] : 0;
+        bool c1 = byte == 0xc2 && next < 0xa0, c0 = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+        if (text->terminal && (c0 || c1)) fputs("\xef\xbf\xbd", stdout);
+        else putchar(byte);
+        i += text->terminal && c1;
+    }
+}
+
+const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t *length) {
+    *byte = (char)token;
+    *length = 1;
+    return text->tokenizer ? tokenizer_decode(&text->decoder, token, length) : byte;
+}
+
+void model_text_put(ModelText *text, int32_t token, bool first) {
+    if (!text->printed) return;
+    if (text->numbers) {
+        printf(first ? "%" PRId32 : " %" PRId32, token);
+        return;
+    }
+    char byte, piece[UTF8_OUTPUT];
+    size_t length;
+    const char *bytes = model_text_bytes(text, token, &byte, &length);
+    for (size_t i = 0; i < length; i++) print_piece(text, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
+}
+
+void model_text_end(ModelText *text) {
+    char piece[UTF8_OUTPUT];
+    if (!text->printed) return;
+    print_piece(text, piece, utf8_finish(&text->stream, piece));
+    putchar('\n');
+}
+
+bool model_text_stops(const ModelText *text, int32_t token) {
+    for (size_t i = 0; i < text->ends.count; i++)
+        if (text->ends.items[i] == token) return true;
+    return false;
+}
+
+int64_t model_text_limit(const ModelText *text) {
+    if (text->numbers) return INT64_MAX;
+    return text->tokenizer ? tokenizer_vocabulary(text->tokenizer) : BYTE_VOCABULARY;
+}
+
+/* -- A generator --------------------------------------------------------------------------------------------------- */
+
+Sampling generation_sampling(const GenerationOptions *options) {
+    return (Sampling){
+        .temperature = options->temperature, .top_k = options->top_k, .top_p = options->top_p, .seed = (uint64_t)options->seed};
+}
+
+/* layout.tp ranks share out the model, and what that leaves of the ranks shares the cache. Layouts are checked against the
+ * sequences of a configuration, which concern training: generation has one of any length, so here its length is one that
+ * all rules allow. */
+static bool choose_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
+    int64_t tp = options->layout.tp, cp = options->layout.cp ? options->layout.cp : int_max(ranks / tp, 1);
+    config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
+    config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
+    config->batch.sequences = 1;
+    if (ranks > 1 && !options->cache)
+        return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
+    return cp * tp == ranks || error_set(error, ERROR_USAGE,
+                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64
+                                   " -- generate ..., or leave layout.cp out",
+                                   tp, cp, ranks, plural(ranks), cp * tp);
+}
+
+Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error) {
+    bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
+    if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
+    if (!choose_layout(options, comm_size(inference->comm), config, error) ||
+        !inference_open(inference, config, options->device, options->precision, options->threads, error))
+        return NULL;
+    Generator *generator =
+        source_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
+    if (generator) inference_check_fp8(inference, config, generator_graph(generator));
+    return generator;
+}

@@ -1,0 +1,59 @@
+/* What the commands that write text with a model, generate and chat, have in common: their options, a generator with the
+ * model's weights, and the way of tokens to stdout. */
+#pragma once
+
+#include "app/inference.h"
+#include "infer/generate.h"
+#include "infer/utf8.h"
+#include "token/tokenizer.h"
+
+typedef struct GenerationOptions {
+    LayoutConfig layout;
+    Fp8Config fp8;
+    int64_t tokens, top_k, seed, context, threads;
+    double temperature, top_p;
+    bool text, cache; /* text: of generate; others are of the command that has a row for them */
+    bool special;
+    const char *system, *template;
+    int device, precision;
+} GenerationOptions;
+
+/* Rows of both commands. FIELD(name) is offsetof(GenerationOptions, name). */
+#define GENERATION_SAMPLING(initial_temperature)                                                                                         \
+    REAL_OPTION(temperature, initial_temperature, 0, 100, "",                                                                             \
+        "divides the logits: lower is more predictable; 0: always the most likely token"),                                               \
+        INT_OPTION(top_k, "0", 0, 1e9, "tokens", "draw among this many of the most likely tokens; 0: all"),                              \
+        REAL_OPTION(top_p, "1", 0, 1, "", "draw among the fewest most likely tokens that have this probability together"),               \
+        INT_OPTION(seed, "1", 0, 1e15, "", "the same seed gives the same text")
+#define GENERATION_MACHINE                                                                                                                \
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),                                                                  \
+        CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),                                                         \
+        CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
+        INFERENCE_FP8_OPTIONS
+
+/* How the options draw. */
+Sampling generation_sampling(const GenerationOptions *options);
+/* Opens the device, and a generator with the weights of `folder`, whose configuration is `config`. layout.tp ranks share
+ * out the model, and what that leaves of the ranks shares the cache. NULL: the error says why. */
+Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error);
+
+/* How tokens are shown, and which of them end a text. */
+typedef struct ModelText {
+    bool numbers;
+    bool printed;         /* by this rank, for all */
+    bool terminal;        /* stdout is one */
+    Tokenizer *tokenizer; /* NULL: the byte tokenizer */
+    TokenizerDecoder decoder;
+    Utf8Stream stream;
+    TokenIds ends;
+} ModelText;
+/* With the model's tokenizer; the caller has set the first three members. */
+bool model_text_open(ModelText *text, const char *folder, const Config *config, Error *error);
+void model_text_close(ModelText *text);                      /* also of a zeroed one */
+bool model_text_stops(const ModelText *text, int32_t token); /* whether it ends a text */
+int64_t model_text_limit(const ModelText *text);             /* tokens from this one on mean nothing in a text */
+/* The bytes that a token adds; numbers have none. */
+const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t *length);
+void model_text_put(ModelText *text, int32_t token, bool first);
+void model_text_end(ModelText *text); /* with a line feed */
+bool model_text_flush(const ModelText *text, Error *error);

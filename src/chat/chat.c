@@ -1,0 +1,103 @@
+/* What a model folder says about conversations: its chat templates (chat_template.jinja, or chat_template in
+ * tokenizer_config.json), and the texts of special tokens that they name. A Chat owns both; it is read-only once open. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "chat/encode_internal.h"
+
+/* ChatML, with marks around what the assistant says: for models that bring no template. */
+static const char chatml[] = "{%- for message in messages %}\n"
+                             "{{- '<|im_start|>' + message.role + '\\n' }}\n"
+                             "{%- if message.role == 'assistant' %}\n"
+                             "{%- generation %}{{- message.content + '<|im_end|>\\n' }}{%- endgeneration %}\n"
+                             "{%- else %}\n"
+                             "{{- message.content + '<|im_end|>\\n' }}\n"
+                             "{%- endif %}\n"
+                             "{%- endfor %}\n"
+                             "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}\n";
+
+enum { FILE_LIMIT = 1 << 24 };
+
+static bool add_template(Chat *chat, ChatTemplate **to, const char *source, size_t size, const char *name, Error *error) {
+    const uint64_t parts[] = {chat->identity, hash_bytes(source, size)};
+    chat->identity = hash_bytes(parts, sizeof parts);
+    *to = chat_template_parse(source, size, name, error);
+    return *to != NULL;
+}
+
+static bool read_template(Chat *chat, const char *path, Error *error) {
+    int64_t size;
+    SCOPED_FREE char *source = file_read(path, FILE_LIMIT, &size, error);
+    return source ? add_template(chat, &chat->plain, source, (size_t)size, path, error) : error_recode(error, ERROR_DATA);
+}
+
+/* One template, or a list of them by name: that of `tool_use` is for conversations with tools. */
+static bool take_templates(Chat *chat, const json_t *given, const char *name, Error *error) {
+    if (json_is_string(given)) return add_template(chat, &chat->plain, json_string_value(given), json_string_length(given), name, error);
+    for (size_t i = 0; i < json_array_size(given); i++) {
+        const json_t *one = json_array_get(given, i), *text = json_object_get(one, "template");
+        const char *called = json_string_value(json_object_get(one, "name"));
+        bool tools = called && !strcmp(called, "tool_use");
+        if (!called || !json_is_string(text) || (!tools && strcmp(called, "default"))) continue;
+        ChatTemplate **to = tools ? &chat->tools : &chat->plain;
+        if (!*to && !add_template(chat, to, json_string_value(text), json_string_length(text), name, error)) return false;
+    }
+    return true;
+}
+
+/* bos_token and the like: a text, or an object with the text. */
+static void take_tokens(Chat *chat, const json_t *config) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)config, name, value) {
+        json_t *text = json_is_object(value) ? json_object_get(value, "content") : value;
+        if (ends_with(name, "_token") && json_is_string(text)) json_object_set(chat->tokens, name, text);
+    }
+}
+
+static bool take_source(Chat *chat, const ChatOptions *options, Error *error) {
+    int64_t size = 0;
+    SCOPED_FREE char *text = tokenizer_read(options->source, TOKENIZER_CONFIG, &size, error);
+    if (!text) return false;
+    json_auto_t *config = size ? json_loadb(text, (size_t)size, 0, NULL) : json_object();
+    if (!json_is_object(config)) return error_set(error, ERROR_DATA, "the tokenizer_config.json of %s is not JSON", options->source);
+    take_tokens(chat, config);
+    SCOPED_FREE char *file = tokenizer_chat_template(options->source), *name = memory_format("the chat_template of %s", options->source);
+    if (*options->template) return true;
+    return file ? read_template(chat, file, error) : take_templates(chat, json_object_get(config, "chat_template"), name, error);
+}
+
+Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *error) {
+    Chat *chat = memory_allocate(sizeof *chat);
+    *chat = (Chat){.turns = options->turns,
+        .special = options->special,
+        .end_token = options->end_token,
+        .tokenizer = tokenizer,
+        .tokens = json_object(),
+        .now = time(NULL)};
+    chat->identity = (uint64_t)options->turns;
+    bool own = !strcmp(options->template, "chatml");
+    bool good = !*options->source || take_source(chat, options, error);
+    if (good && own) good = add_template(chat, &chat->plain, chatml, sizeof chatml - 1, "chatml", error);
+    else if (good && *options->template) good = read_template(chat, options->template, error);
+    if (good) return chat;
+    chat_free(chat);
+    return NULL;
+}
+
+void chat_free(Chat *chat) {
+    if (!chat) return;
+    chat_template_free(chat->plain);
+    chat_template_free(chat->tools);
+    json_decref(chat->tokens);
+    free(chat);
+}
+
+bool chat_has_template(const Chat *chat) { return chat->plain != NULL; }
+
+uint64_t chat_identity(const Chat *chat) { return chat->identity; }

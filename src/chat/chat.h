@@ -1,0 +1,57 @@
+/* Conversations as tokens: a record of a data set becomes the text that the model's chat template makes of it, its tokens,
+ * and which of them the model is trained to say. Called when conversations are packed and when one is held. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "chat/template.h"
+#include "token/tokenizer.h"
+
+/* Which answers of a conversation are trained on, where the template does not mark them. */
+typedef enum ChatTurns {
+    CHAT_TURNS_ALL,  /* all: the text up to an answer must not depend on what comes later */
+    CHAT_TURNS_LAST, /* the last message */
+} ChatTurns;
+#define CHAT_TURNS "all|last"
+
+typedef struct ChatOptions {
+    const char *source;   /* a tokenizer's file or folder (as for tokenizer_open), which has the special tokens and a template */
+    const char *template; /* a file that takes the place of that template; "chatml": smelt's own; "": none does */
+    ChatTurns turns;
+    bool special;      /* a message may spell special tokens, which are matched; else such a conversation is refused */
+    int32_t end_token; /* behind a prompt and its completion that are plain texts */
+} ChatOptions;
+
+/* What the threads share: templates and the texts of special tokens. */
+typedef struct Chat Chat;
+/* `tokenizer` (NULL: bytes) must outlive it. Without any template only prompts and completions
+ * that are texts can be encoded. ERROR_USAGE for a template that
+ * is not known, ERROR_DATA for files. */
+Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *error);
+void chat_free(Chat *chat); /* NULL is fine */
+bool chat_has_template(const Chat *chat);
+uint64_t chat_identity(const Chat *chat); /* of templates and options: another one gives other tokens */
+
+/* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */
+typedef struct ChatDocument {
+    ChatText text;
+    TokenIds ids;
+    uint8_t *trained;                       /* [ids.count]: 1 where the model is to say the token */
+    size_t trained_capacity, trained_count; /* trained_count: how many are 1 */
+} ChatDocument;
+void chat_document_free(ChatDocument *document);
+
+/* What a thread has for itself. */
+typedef struct ChatEncoder ChatEncoder;
+ChatEncoder *chat_encoder_open(const Chat *chat);
+void chat_encoder_free(ChatEncoder *encoder); /* NULL is fine */
+/* Encodes a record of a data set: an object with `messages`, or with `prompt` and `completion`, or with `instruction`,
+ * perhaps `input`, and `output`; with `tools` and `chat_template_kwargs` where the template takes them. ERROR_DATA: the
+ * record is no conversation, or not one for this template. ERROR_USAGE: the template does not fit what is asked. */
+bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *document, Error *error);
+/* The tokens after which the model answers a list of messages. */
+bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);

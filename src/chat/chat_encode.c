@@ -1,0 +1,293 @@
+/* From a record to tokens and their mask. The text as a whole is rendered and encoded once; which tokens are trained
+ * follows from spans of its bytes. Where the template marks answers these are the spans. Where it does not, an answer is
+ * what message i adds: the text of messages[:i + 1] behind the text of messages[:i] with the beginning of an answer. Both
+ * must be beginnings of the whole, or the model would be trained on a text that it never sees so when it answers; a
+ * template that breaks this is refused.
+ *
+ * A ChatEncoder belongs to one thread and owns the texts that it renders. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "chat/chat_internal.h"
+#include "chat/encode_internal.h"
+
+struct ChatEncoder {
+    const Chat *chat;
+    TokenizerEncoder *encoder; /* NULL: bytes */
+    ChatText before, behind;   /* the texts up to an answer, and with it */
+    TokenIds scratch;
+    ChatSpan *spans;
+    size_t span_count, span_capacity;
+    size_t rendered; /* bytes, for the answers of the conversation */
+    char *decoded;
+    size_t decoded_size, decoded_capacity;
+};
+
+ChatEncoder *chat_encoder_open(const Chat *chat) {
+    ChatEncoder *encoder = memory_allocate(sizeof *encoder);
+    encoder->chat = chat;
+    encoder->encoder = chat->tokenizer ? tokenizer_encoder_open(chat->tokenizer) : NULL;
+    return encoder;
+}
+
+void chat_encoder_free(ChatEncoder *encoder) {
+    if (!encoder) return;
+    tokenizer_encoder_free(encoder->encoder);
+    chat_text_free(&encoder->before);
+    chat_text_free(&encoder->behind);
+    token_ids_free(&encoder->scratch);
+    free(encoder->spans);
+    free(encoder->decoded);
+    free(encoder);
+}
+
+void chat_document_free(ChatDocument *document) {
+    chat_text_free(&document->text);
+    token_ids_free(&document->ids);
+    free(document->trained);
+    *document = (ChatDocument){0};
+}
+
+/* -- Rendering --------------------------------------------------------------------------------------------------------- */
+
+static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
+    return chat->tools && json_array_size(tools) > 0 ? chat->tools : chat->plain;
+}
+
+/* Renders the first `count` messages of a record, with the beginning of an answer where `answer` says so. */
+static bool render(const Chat *chat, const ChatRecord *record, size_t count, bool answer, ChatText *text, Error *error) {
+    const ChatTemplate *template = template_for(chat, record->tools);
+    json_auto_t *messages = json_array();
+    for (size_t i = 0; i < count; i++) json_array_append(messages, json_array_get(record->messages, i));
+    json_auto_t *variables = json_copy(chat->tokens);
+    json_object_set(variables, "messages", messages);
+    json_object_set_new(variables, "tools", record->tools ? json_incref((json_t *)record->tools) : json_null());
+    json_object_set_new(variables, "documents", json_null());
+    json_object_set_new(variables, "add_generation_prompt", json_boolean(answer));
+    if (json_is_object(record->settings)) json_object_update(variables, (json_t *)record->settings);
+    if (!template)
+        return error_set(error, ERROR_USAGE, "the model brings no chat template: give template=FILE, or template=chatml, which smelt has");
+    return chat_template_render(template, variables, chat->now, text, error);
+}
+
+/* -- Which bytes are trained ------------------------------------------------------------------------------------------- */
+
+static void add_span(ChatEncoder *encoder, size_t start, size_t end) {
+    array_reserve(encoder->spans, encoder->span_capacity, encoder->span_count + 1);
+    encoder->spans[encoder->span_count++] = (ChatSpan){start, end};
+}
+
+static bool begins_with(const ChatText *text, const ChatText *start) {
+    return text->size >= start->size && !memcmp(text->bytes, start->bytes, start->size);
+}
+
+static bool is_answer(const ChatRecord *record, size_t at) {
+    return !strcmp(json_string_value(json_object_get(json_array_get(record->messages, at), "role")), "assistant");
+}
+
+/* With turns=last no other setting helps: the conversation is none for the template. */
+static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
+    if (encoder->chat->turns == CHAT_TURNS_LAST)
+        return error_set(error, ERROR_DATA, "the template renders the text up to the last answer otherwise than before it is given");
+    return error_set(error, ERROR_USAGE,
+        "the template renders the text up to answer %zu otherwise once more messages follow (it may leave out earlier thoughts), so that "
+        "answers cannot be trained together: give turns=last, or a template with {%% generation %%} around answers",
+        at);
+}
+
+static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at, const ChatText *whole, Error *error) {
+    bool last = at + 1 == json_array_size(record->messages);
+    const ChatText *behind = last ? whole : &encoder->behind;
+    if (!render(encoder->chat, record, at, true, &encoder->before, error)) return false;
+    if (!last && !render(encoder->chat, record, at + 1, false, &encoder->behind, error)) return false;
+    if (!begins_with(behind, &encoder->before) || !begins_with(whole, behind)) return refuse_prefix(encoder, at, error);
+    encoder->rendered += encoder->before.size + behind->size;
+    if (encoder->rendered > CHAT_RENDERED_BYTES)
+        return error_set(
+            error, ERROR_DATA, "it is too long for so many answers: %zu GiB of text would be rendered", CHAT_RENDERED_BYTES >> 30);
+    add_span(encoder, encoder->before.size, behind->size);
+    return true;
+}
+
+static bool find_answers(ChatEncoder *encoder, const ChatRecord *record, const ChatText *whole, Error *error) {
+    size_t count = json_array_size(record->messages);
+    size_t first = encoder->chat->turns == CHAT_TURNS_LAST ? count - 1 : record->first;
+    for (size_t i = first; i < count; i++)
+        if (is_answer(record, i) && !add_answer(encoder, record, i, whole, error)) return false;
+    return true;
+}
+
+/* Of a template with marks; with turns=last the last mark alone. What lies in a prompt is not trained on. */
+static bool take_marks(ChatEncoder *encoder, const ChatRecord *record, const ChatText *whole, Error *error) {
+    size_t from = encoder->chat->turns == CHAT_TURNS_LAST && whole->marked_count ? whole->marked_count - 1 : 0, start = 0;
+    if (record->first > 0) {
+        if (!render(encoder->chat, record, record->first, false, &encoder->before, error)) return false;
+        if (!begins_with(whole, &encoder->before)) return refuse_prefix(encoder, record->first, error);
+        start = encoder->before.size;
+    }
+    for (size_t i = from; i < whole->marked_count; i++)
+        if (whole->marked[i].start >= start) add_span(encoder, whole->marked[i].start, whole->marked[i].end);
+    return true;
+}
+
+/* -- Tokens ------------------------------------------------------------------------------------------------------------ */
+
+static bool encode(ChatEncoder *encoder, const char *text, size_t size, unsigned flags, TokenIds *ids, Error *error) {
+    ids->count = 0;
+    if (encoder->encoder) return tokenizer_encode(encoder->encoder, text, size, flags, ids, error);
+    for (size_t i = 0; i < size; i++) token_ids_append(ids, (unsigned char)text[i]);
+    return true;
+}
+
+/* The text of tokens, in encoder->decoded. */
+static void decode(ChatEncoder *encoder, const TokenIds *ids) {
+    TokenizerDecoder decoder = {0};
+    if (encoder->encoder) decoder = tokenizer_decoder(encoder->chat->tokenizer, false);
+    encoder->decoded_size = 0;
+    for (size_t i = 0; i < ids->count; i++) {
+        char byte = (char)ids->items[i];
+        size_t length = 1;
+        const char *piece = encoder->encoder ? tokenizer_decode(&decoder, ids->items[i], &length) : &byte;
+        array_reserve(encoder->decoded, encoder->decoded_capacity, encoder->decoded_size + length + 1);
+        if (length) memcpy(encoder->decoded + encoder->decoded_size, piece, length);
+        encoder->decoded_size += length;
+    }
+}
+
+/* Where a byte of the text lies in what its tokens decode to, of a tokenizer that changes texts, as by a normal form. */
+static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place, Error *error) {
+    ChatText start = *text;
+    SCOPED_FREE char *whole = memory_allocate(encoder->decoded_size + 1);
+    size_t size = encoder->decoded_size;
+    if (size) memcpy(whole, encoder->decoded, size);
+    start.size = *place;
+    if (!encode(encoder, start.bytes, start.size, 0, &encoder->scratch, error)) return false;
+    decode(encoder, &encoder->scratch);
+    *place = encoder->decoded_size;
+    bool fits = *place <= size && (!*place || !memcmp(whole, encoder->decoded, *place));
+    array_reserve(encoder->decoded, encoder->decoded_capacity, size + 1);
+    if (size) memcpy(encoder->decoded, whole, size);
+    encoder->decoded_size = size;
+    return fits || error_set(error, ERROR_DATA, "the tokenizer changes the text across the beginning or the end of an answer");
+}
+
+/* Makes the spans count in bytes of what the tokens decode to. */
+static bool place_spans(ChatEncoder *encoder, const ChatText *text, const TokenIds *ids, Error *error) {
+    decode(encoder, ids);
+    if (encoder->decoded_size == text->size && (!text->size || !memcmp(encoder->decoded, text->bytes, text->size))) return true;
+    for (size_t i = 0; i < encoder->span_count; i++)
+        if (!move_place(encoder, text, &encoder->spans[i].start, error) || !move_place(encoder, text, &encoder->spans[i].end, error))
+            return false;
+    return true;
+}
+
+/* A token is trained when one of its bytes lies in a span. Spans are in order. */
+static void mark_tokens(ChatEncoder *encoder, ChatDocument *document) {
+    TokenizerDecoder decoder = {0};
+    size_t at = 0, span = 0;
+    if (encoder->encoder) decoder = tokenizer_decoder(encoder->chat->tokenizer, false);
+    array_reserve(document->trained, document->trained_capacity, document->ids.count + 1);
+    document->trained_count = 0;
+    for (size_t i = 0; i < document->ids.count; i++) {
+        size_t length = 1;
+        if (encoder->encoder) tokenizer_decode(&decoder, document->ids.items[i], &length);
+        while (span < encoder->span_count && encoder->spans[span].end <= at) span++;
+        bool trained = length > 0 && span < encoder->span_count && encoder->spans[span].start < at + length;
+        document->trained[i] = trained;
+        document->trained_count += trained;
+        at += length;
+    }
+}
+
+/* Whether a text of the conversation has special tokens in it. */
+static bool spells_special(ChatEncoder *encoder, const json_t *value, bool *spells, Error *error) {
+    const char *name;
+    json_t *member;
+    if (json_is_string(value) && encoder->encoder) {
+        TokenIds *ids = &encoder->scratch;
+        const char *text = json_string_value(value);
+        size_t size = json_string_length(value);
+        if (!encode(encoder, text, size, TOKENIZER_PLAIN_SPECIAL, ids, error)) return false;
+        SCOPED(token_ids_free) TokenIds matched = {0};
+        if (!encode(encoder, text, size, 0, &matched, error)) return false;
+        *spells = *spells || matched.count != ids->count ||
+                  (ids->count && memcmp(matched.items, ids->items, ids->count * sizeof *ids->items) != 0);
+    }
+    for (size_t i = 0; i < json_array_size(value); i++)
+        if (!spells_special(encoder, json_array_get(value, i), spells, error)) return false;
+    json_object_foreach((json_t *)value, name, member) if (!spells_special(encoder, member, spells, error)) return false;
+    return true;
+}
+
+static bool check_special(ChatEncoder *encoder, const json_t *value, Error *error) {
+    bool spells = false;
+    if (encoder->chat->special) return true;
+    if (!spells_special(encoder, value, &spells, error)) return false;
+    return !spells || error_set(error, ERROR_DATA, "a message spells a special token (special=true allows that)");
+}
+
+/* -- Records ----------------------------------------------------------------------------------------------------------- */
+
+static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
+    const Chat *chat = encoder->chat;
+    ChatText *text = &document->text;
+    if (!check_special(encoder, record->messages, error) || !check_special(encoder, record->tools, error) ||
+        !check_special(encoder, record->settings, error) || !render(chat, record, json_array_size(record->messages), false, text, error))
+        return false;
+    bool marks = chat_template_marks(template_for(chat, record->tools));
+    if (!(marks ? take_marks : find_answers)(encoder, record, text, error)) return false;
+    return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
+}
+
+/* Two texts are one after the other, and the token that ends texts follows. */
+static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
+    ChatText *text = &document->text;
+    size_t prompt = json_string_length(record->prompt), completion = json_string_length(record->completion);
+    if (!check_special(encoder, record->prompt, error) || !check_special(encoder, record->completion, error)) return false;
+    array_reserve(text->bytes, text->capacity, prompt + completion + 1);
+    memcpy(text->bytes, json_string_value(record->prompt), prompt);
+    memcpy(text->bytes + prompt, json_string_value(record->completion), completion);
+    text->size = prompt + completion;
+    text->bytes[text->size] = '\0';
+    add_span(encoder, prompt, text->size);
+    return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
+}
+
+/* Puts the tokens that begin any text of the tokenizer before the document, and the one that ends texts behind it. */
+static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *error) {
+    TokenIds *ids = &document->ids, *framed = &encoder->scratch;
+    const ChatText *text = &document->text;
+    if (!encode(encoder, text->bytes, text->size, TOKENIZER_ADD_SPECIAL, framed, error)) return false;
+    size_t before = 0, count = ids->count;
+    while (before + count < framed->count && (!count || memcmp(framed->items + before, ids->items, count * sizeof *ids->items) != 0))
+        before++;
+    for (size_t i = 0; i <= before; i++) token_ids_append(ids, encoder->chat->end_token);
+    memmove(ids->items + before, ids->items, count * sizeof *ids->items);
+    memcpy(ids->items, framed->items, before * sizeof *ids->items);
+    array_reserve(document->trained, document->trained_capacity, ids->count);
+    memmove(document->trained + before, document->trained, count);
+    memset(document->trained, 0, before);
+    document->trained[ids->count - 1] = 1;
+    document->trained_count++;
+    return true;
+}
+
+bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Error *error) {
+    SCOPED(chat_record_free) ChatRecord record = {0};
+    encoder->span_count = encoder->rendered = 0;
+    if (!chat_record_read(&record, json, error)) return false;
+    if (!(record.messages ? encode_messages : encode_texts)(encoder, &record, document, error)) return false;
+    mark_tokens(encoder, document);
+    if (!record.messages && !frame_texts(encoder, document, error)) return false;
+    return document->trained_count > 0 || error_set(error, ERROR_DATA, "no token of it is trained: it has no answer");
+}
+
+bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error) {
+    ChatRecord record = {.messages = (json_t *)messages};
+    ChatText *text = &document->text;
+    return check_special(encoder, messages, error) && render(encoder->chat, &record, json_array_size(messages), true, text, error) &&
+           encode(encoder, text->bytes, text->size, 0, &document->ids, error);
+}

@@ -1,0 +1,20 @@
+/* What reading a record and encoding it share. */
+#pragma once
+
+#include "chat/chat.h"
+
+/* The text is rendered anew for each answer, so a conversation costs the square of its length: what one may have of
+ * messages, and of bytes that are rendered for it. */
+enum { CHAT_MESSAGES = 4096 };
+#define CHAT_RENDERED_BYTES ((size_t)1 << 32)
+
+/* A record of a data set: either messages, or two texts. */
+typedef struct ChatRecord {
+    json_t *messages;                  /* owned; NULL: the record is texts */
+    const json_t *tools, *settings;    /* of the record, or NULL */
+    size_t first;                      /* the first message whose answers are trained on */
+    const json_t *prompt, *completion; /* texts, of the record */
+} ChatRecord;
+/* ERROR_DATA says what the record lacks. */
+bool chat_record_read(ChatRecord *record, const json_t *json, Error *error);
+void chat_record_free(ChatRecord *record);

@@ -1,0 +1,343 @@
+/* What the files of the interpreter share. A template becomes tokens (jinja_lex.c), these a tree (jinja_parse.c), which
+ * is run (jinja_run.c, jinja_evaluate.c) over values of Python's kinds (jinja_value.c). Filters, tests, functions and
+ * methods are tables (jinja_filters.c, jinja_methods.c).
+ *
+ * Memory: the tree lies in the pool of its template, all values of a rendering in the pool of that rendering, which is
+ * freed at its end; nothing in a pool is freed alone. A failure is noted once (jinja_fail) and every function that comes
+ * after it returns quickly, so that expressions need no check after each operand. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "chat/template.h"
+
+/* What hostile templates are held to. */
+enum {
+    JINJA_SOURCE_BYTES = 1 << 20,
+    JINJA_DEPTH = 200,              /* of nested statements, expressions, and of data */
+    JINJA_CALL_DEPTH = 600,         /* of these while macros call each other */
+    JINJA_STEPS = 20 * 1000 * 1000, /* of one rendering: nodes that are run, and elements that are looked at */
+    JINJA_POOL_BYTES = 1 << 28,     /* of one rendering */
+    JINJA_OUTPUT_BYTES = 1 << 28,
+};
+
+/* -- Pools (jinja_value.c) --------------------------------------------------------------------------------------- */
+
+typedef struct Pool {
+    struct PoolChunk *chunk;
+    size_t used, total; /* bytes of the newest chunk, and of all */
+} Pool;
+void *pool_take(Pool *pool, size_t bytes); /* zeroed */
+void pool_free(Pool *pool);
+
+/* -- Values (jinja_value.c) -------------------------------------------------------------------------------------- */
+
+typedef enum ValueKind {
+    VALUE_UNDEFINED, /* a name or member that there is not */
+    VALUE_NONE,
+    VALUE_BOOL,
+    VALUE_INT,
+    VALUE_REAL,
+    VALUE_TEXT,
+    VALUE_LIST,
+    VALUE_TUPLE,
+    VALUE_VIEW,      /* what range() and a dict's keys(), values() and items() give: iterated, counted, and no more */
+    VALUE_GENERATOR, /* what filters such as map give: iterated once; always true */
+    VALUE_DICT,
+    VALUE_NAMESPACE,
+    VALUE_FUNCTION,
+    VALUE_METHOD,
+    VALUE_MACRO,
+    VALUE_LOOP,
+} ValueKind;
+
+/* UTF-8, without a NUL behind it. */
+typedef struct Text {
+    const char *bytes;
+    size_t size;
+} Text;
+#define TEXT(literal) ((Text){literal, sizeof(literal) - 1})
+
+typedef struct Value Value;
+typedef struct Items {
+    Value *at;
+    size_t count, capacity;
+} Items;
+/* A dict, in the order in which keys came. */
+typedef struct Map { Items keys, values; } Map;
+
+typedef struct Function Function;
+typedef struct Method Method;
+typedef struct Macro Macro;
+typedef struct LoopState LoopState;
+struct Value {
+    ValueKind kind;
+    bool markup; /* a text of `safe`: Python escapes what is added to it */
+    union {
+        bool truth;
+        int64_t integer;
+        double real;
+        Text text;    /* also the name of what is undefined */
+        Items *items; /* from lists to generators */
+        Map *map;     /* of dicts and namespaces */
+        const Function *function;
+        const Method *method;
+        const Macro *macro;
+        const LoopState *loop;
+    };
+};
+
+/* -- The tree (jinja_parse.c) -------------------------------------------------------------------------------------- */
+
+typedef enum NodeKind {
+    /* Expressions. */
+    NODE_CONSTANT,
+    NODE_NAME,        /* text */
+    NODE_LIST,        /* items */
+    NODE_TUPLE,       /* items */
+    NODE_DICT,        /* items: keys, whose values are their `right` */
+    NODE_ATTRIBUTE,   /* left.text */
+    NODE_ITEM,        /* left[right] */
+    NODE_SLICE,       /* left[condition:right:otherwise], each of which may be NULL */
+    NODE_CALL,        /* left(items): arguments are the `left` of an item, with a name in text or none */
+    NODE_FILTER,      /* left|text(items) */
+    NODE_TEST,        /* left is text(items) */
+    NODE_NOT,         /* left */
+    NODE_NEGATIVE,    /* left */
+    NODE_POSITIVE,    /* left */
+    NODE_AND,         /* left, right */
+    NODE_OR,          /* left, right */
+    NODE_BINARY,      /* left text right */
+    NODE_JOIN,        /* left ~ right */
+    NODE_COMPARE,     /* left, and items: each compares by its text with its `right` */
+    NODE_CONDITIONAL, /* left if condition else right, which may be NULL */
+    /* Statements. */
+    NODE_TEXT,       /* text */
+    NODE_OUTPUT,     /* left */
+    NODE_IF,         /* condition, items, otherwise */
+    NODE_FOR,        /* for left in right if condition: items, else otherwise */
+    NODE_SET,        /* left = right, or = what items render where right is NULL */
+    NODE_MACRO,      /* text; parameters; items */
+    NODE_GENERATION, /* items */
+    NODE_BREAK,
+    NODE_CONTINUE,
+} NodeKind;
+
+typedef struct Node Node;
+struct Node {
+    NodeKind kind;
+    int line;
+    Text text;
+    Value constant;
+    Node *left, *right, *condition, *otherwise;
+    Node *items;                 /* the first of a list, linked by `next` */
+    Node *parameters;            /* of a macro: text, and `right`, the default, or NULL */
+    const struct Filter *filter; /* of NODE_FILTER */
+    const struct Test *test;     /* of NODE_TEST */
+    Node *next;
+};
+
+struct ChatTemplate {
+    char *name, *source;
+    Pool pool;
+    Node *statements;
+    bool marks;
+};
+
+/* -- Tokens (jinja_lex.c) ------------------------------------------------------------------------------------------ */
+
+typedef enum TokenKind {
+    TOKEN_TEXT,
+    TOKEN_BLOCK_BEGIN,
+    TOKEN_BLOCK_END,
+    TOKEN_VARIABLE_BEGIN,
+    TOKEN_VARIABLE_END,
+    TOKEN_NAME,
+    TOKEN_STRING, /* text: escapes are resolved */
+    TOKEN_INTEGER,
+    TOKEN_REAL,
+    TOKEN_OPERATOR,
+    TOKEN_END,
+} TokenKind;
+typedef struct Token {
+    TokenKind kind;
+    int line;
+    Text text;
+    Value number;
+} Token;
+typedef struct Tokens {
+    Token *at;
+    size_t count;
+} Tokens;
+/* Texts lie in the pool. ERROR_USAGE. The caller frees `at`. */
+bool jinja_lex(const char *name, Text source, Pool *pool, Tokens *tokens, Error *error);
+/* "NAME, line 3: ...". Returns false. */
+bool jinja_refuse(Error *error, const char *name, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
+bool jinja_parse(ChatTemplate *template, Text source, Error *error);
+
+/* -- Rendering (jinja_run.c) --------------------------------------------------------------------------------------- */
+
+/* Names of one level: of the template, an iteration of a loop, a macro, or a `generation`. */
+typedef struct Scope {
+    struct Scope *parent;
+    Map names;
+} Scope;
+
+struct Macro {
+    const Node *node;
+    Scope *scope; /* where it was defined */
+};
+struct LoopState {
+    const Items *items;
+    size_t at;
+};
+/* A function of a value, "text".strip. */
+struct Method {
+    Value self;
+    const struct MethodEntry *entry;
+};
+
+typedef struct Builder Builder;
+typedef struct Render {
+    const ChatTemplate *template;
+    Pool pool;
+    Error *error;
+    bool failed;
+    int line; /* of the node that is run */
+    int64_t steps;
+    int depth;
+    time_t now;
+    Scope *scope;
+    Scope *globals;
+    Builder *capture; /* what statements write to; NULL: the text */
+    ChatText *text;
+    enum { CONTROL_NONE, CONTROL_BREAK, CONTROL_CONTINUE } control;
+} Render;
+
+/* Notes the first failure. `_unknown`: of something that jinja2 might do. */
+Value jinja_fail(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
+Value jinja_unknown(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Counts `steps`; false: too many, or the rendering has failed. */
+bool jinja_step(Render *render, size_t steps);
+/* Memory of the rendering; NULL after a failure. */
+void *jinja_take(Render *render, size_t bytes);
+
+/* Arguments of a call: positional ones, then those with names. */
+typedef struct Arguments {
+    Items positional;
+    Map named; /* keys are texts */
+} Arguments;
+/* The argument number `at`, or called `name`; `otherwise` without it. */
+Value argument(const Arguments *arguments, size_t at, const char *name, Value otherwise);
+/* Fails unless there are at most `most` positional arguments, and no named ones but those called by `names` ("a|b"). */
+bool arguments_check(Render *render, const Arguments *arguments, const char *what, size_t most, const char *names);
+
+Value jinja_evaluate(Render *render, const Node *node);
+Value jinja_lookup(const Render *render, Text name); /* undefined where there is none */
+Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *arguments);
+
+/* -- Work on values ------------------------------------------------------------------------------------------------ */
+
+static inline Value value_none(void) { return (Value){.kind = VALUE_NONE}; }
+static inline Value value_bool(bool truth) { return (Value){.kind = VALUE_BOOL, .truth = truth}; }
+static inline Value value_int(int64_t integer) { return (Value){.kind = VALUE_INT, .integer = integer}; }
+static inline Value value_real(double real) { return (Value){.kind = VALUE_REAL, .real = real}; }
+static inline Value value_text(Text text) { return (Value){.kind = VALUE_TEXT, .text = text}; }
+static inline Value value_undefined(Text name) { return (Value){.kind = VALUE_UNDEFINED, .text = name}; }
+static inline bool value_is_text(Value value) { return value.kind == VALUE_TEXT; }
+static inline bool value_is_sequence(Value value) { return value.kind == VALUE_LIST || value.kind == VALUE_TUPLE; }
+static inline bool value_is_number(Value value) { return value.kind == VALUE_BOOL || value.kind == VALUE_INT || value.kind == VALUE_REAL; }
+bool value_as_integer(Value value, int64_t *integer); /* also of a bool */
+double value_as_real(Value value);
+const char *value_kind_name(Value value); /* "list" */
+bool value_truth(Value value);
+bool value_equal(Render *render, Value a, Value b);
+/* -1, 0 or 1; fails where Python cannot compare. */
+int value_compare(Render *render, Value a, Value b);
+Value value_items(Render *render, ValueKind kind); /* an empty list or tuple */
+void items_append(Render *render, Items *items, Value value);
+Value value_map(Render *render, ValueKind kind);            /* an empty dict or namespace */
+Value *map_find(Render *render, const Map *map, Value key); /* NULL: there is none */
+Value *map_find_text(const Map *map, Text key);
+void map_set(Render *render, Map *map, Value key, Value value);
+/* What `for` goes over: of a list itself; of a dict its keys, of a text its characters. NULL: it cannot be iterated. */
+const Items *value_iterate(Render *render, Value value);
+bool value_can_iterate(Value value);
+/* As Python's str() and repr(). */
+Text value_string(Render *render, Value value);
+Text value_repr(Render *render, Value value);
+/* JSON of Python's json.dumps. */
+typedef struct JsonStyle {
+    bool ascii, sorted;
+    Text indent; /* of a level; with `lines` */
+    bool lines;
+    Text item_separator, key_separator;
+} JsonStyle;
+Text value_json(Render *render, Value value, const JsonStyle *style);
+Value value_from_json(Render *render, const json_t *json, int depth);
+
+/* -- Texts (jinja_text.c): Python's rules for characters ----------------------------------------------------------- */
+
+/* A text that grows in the pool. */
+struct Builder {
+    Render *render;
+    char *bytes;
+    size_t size, capacity;
+};
+void build(Builder *builder, Text text);
+void build_format(Builder *builder, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static inline Text built(const Builder *builder) { return (Text){builder->bytes ? builder->bytes : "", builder->size}; }
+
+static inline bool str_is(Text text, const char *other) { return text.size == strlen(other) && !memcmp(text.bytes, other, text.size); }
+static inline Text str_of(const char *string) { return (Text){string, strlen(string)}; }
+bool str_equal(Text a, Text b);
+int str_compare(Text a, Text b);
+int64_t str_length(Text text);            /* in characters */
+Text str_character(Text text, size_t at); /* at a byte */
+uint32_t str_code(Text character);
+bool str_is_space(Text character);
+int64_t str_find(Text text, Text part, size_t from); /* a byte; -1: nowhere */
+enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
+/* Without white space, or characters of `set` unless that is NULL, at its ends. */
+Text str_strip(Text text, const Text *set, int sides);
+Value str_slice(Render *render, Text text, int64_t start, int64_t step, int64_t count);
+Value str_split(Render *render, Text text, const Text *separator, int64_t most, bool from_right);
+Value str_split_lines(Render *render, Text text, bool keep);
+Text str_replace(Render *render, Text text, Text old, Text by, int64_t most);
+typedef enum TextCase { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITAL } TextCase;
+/* Of ASCII alone: other letters are refused. */
+Text str_case(Render *render, Text text, TextCase which);
+
+/* -- Filters, tests, functions, members ---------------------------------------------------------------------------- */
+
+typedef struct Filter {
+    const char *name;
+    Value (*apply)(Render *render, Value value, const Arguments *arguments);
+    size_t most; /* positional arguments */
+    const char *names;
+} Filter;
+typedef struct Test {
+    const char *name;
+    bool (*holds)(Render *render, Value value, Value other);
+    bool compares; /* takes one argument; else none */
+} Test;
+const Filter *jinja_filter(Text name); /* NULL: it is not known */
+const Test *jinja_test(Text name);
+
+struct Function {
+    const char *name;
+    Value (*call)(Render *render, const Arguments *arguments);
+    size_t most;
+    const char *names; /* NULL: any */
+};
+void jinja_define_functions(Render *render);
+/* value.name and value[key]; undefined where there is none. */
+Value jinja_attribute(Render *render, Value value, Text name);
+Value jinja_item(Render *render, Value value, Value key);
+Value jinja_call_method(Render *render, const Method *method, const Arguments *arguments);

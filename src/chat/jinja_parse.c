@@ -1,0 +1,655 @@
+/* Makes a tree of a template's tokens, by the grammar of jinja2's parser.py. Statements, filters and tests that are not
+ * known are refused here, with their line, before anything is rendered. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "chat/jinja_internal.h"
+
+typedef struct Parser {
+    ChatTemplate *template;
+    Tokens tokens;
+    size_t at;
+    int depth, loops, functions; /* functions: macros and the like around the loops */
+    Error *error;
+} Parser;
+
+static const Token *peek(const Parser *parser) { return &parser->tokens.at[parser->at]; }
+static const Token *peek_behind(const Parser *parser) { return peek(parser) + (peek(parser)->kind != TOKEN_END); }
+static void advance(Parser *parser) { parser->at += peek(parser)->kind != TOKEN_END; }
+
+static Node *refuse(Parser *parser, const char *what) {
+    const Token *token = peek(parser);
+    static const char *const kinds[] = {[TOKEN_TEXT] = "text",
+        [TOKEN_BLOCK_BEGIN] = "{%",
+        [TOKEN_BLOCK_END] = "%}",
+        [TOKEN_VARIABLE_BEGIN] = "{{",
+        [TOKEN_VARIABLE_END] = "}}",
+        [TOKEN_END] = "the end of the template"};
+    if (parser->error->code != ERROR_NONE) return NULL;
+    if (kinds[token->kind]) jinja_refuse(parser->error, parser->template->name, token->line, "%s, and not %s", what, kinds[token->kind]);
+    else
+        jinja_refuse(
+            parser->error, parser->template->name, token->line, "%s, and not '%.*s'", what, (int)token->text.size, token->text.bytes);
+    return NULL;
+}
+
+static bool is_operator(const Token *token, const char *text) { return token->kind == TOKEN_OPERATOR && str_is(token->text, text); }
+static bool is_name(const Token *token, const char *text) { return token->kind == TOKEN_NAME && str_is(token->text, text); }
+
+static bool skip_operator(Parser *parser, const char *text) {
+    bool there = is_operator(peek(parser), text);
+    if (there) advance(parser);
+    return there;
+}
+
+static bool skip_name(Parser *parser, const char *text) {
+    bool there = is_name(peek(parser), text);
+    if (there) advance(parser);
+    return there;
+}
+
+static bool expect_operator(Parser *parser, const char *text) {
+    char what[32];
+    snprintf(what, sizeof what, "'%s' is expected", text);
+    return skip_operator(parser, text) || refuse(parser, what);
+}
+
+static bool expect(Parser *parser, TokenKind kind, const char *what) {
+    if (peek(parser)->kind != kind) return refuse(parser, what) != NULL;
+    advance(parser);
+    return true;
+}
+
+static Node *make(Parser *parser, NodeKind kind) {
+    Node *node = pool_take(&parser->template->pool, sizeof *node);
+    node->kind = kind;
+    node->line = peek(parser)->line;
+    return node;
+}
+
+static Node *make_pair(Parser *parser, NodeKind kind, Text text, Node *left, Node *right) {
+    if (!left || !right) return NULL;
+    Node *node = make(parser, kind);
+    node->line = left->line;
+    node->text = text;
+    node->left = left;
+    node->right = right;
+    return node;
+}
+
+/* -- Expressions ------------------------------------------------------------------------------------------------------- */
+
+static Node *parse_expression(Parser *parser);
+static Node *parse_unary(Parser *parser, bool with_filter);
+static Node *parse_primary(Parser *parser);
+static Node *parse_postfix(Parser *parser, Node *node);
+
+/* One level deeper; the caller leaves it again. */
+static bool enter(Parser *parser) {
+    if (parser->depth++ < JINJA_DEPTH) return true;
+    if (parser->error->code == ERROR_NONE)
+        jinja_refuse(parser->error, parser->template->name, peek(parser)->line, "more than %d levels are nested", JINJA_DEPTH);
+    return false;
+}
+
+static void append(Node ***last, Node *node) {
+    **last = node;
+    *last = &node->next;
+}
+
+/* Expressions with commas between, up to `closing`, which is stepped over. */
+static bool parse_elements(Parser *parser, const char *closing, Node **items, bool *comma) {
+    Node **last = items;
+    *comma = false;
+    while (!is_operator(peek(parser), closing)) {
+        if (last != items && !expect_operator(parser, ",")) return false;
+        *comma = *comma || last != items;
+        if (is_operator(peek(parser), closing)) break;
+        Node *item = parse_expression(parser);
+        if (!item) return false;
+        append(&last, item);
+    }
+    advance(parser);
+    return true;
+}
+
+static Node *parse_list(Parser *parser) {
+    bool comma;
+    Node *node = make(parser, NODE_LIST);
+    advance(parser);
+    return parse_elements(parser, "]", &node->items, &comma) ? node : NULL;
+}
+
+/* (a) is a, (a,) and () are tuples. */
+static Node *parse_parentheses(Parser *parser) {
+    bool comma;
+    Node *node = make(parser, NODE_TUPLE);
+    advance(parser);
+    if (!parse_elements(parser, ")", &node->items, &comma)) return NULL;
+    return node->items && !comma ? node->items : node;
+}
+
+static Node *parse_dict(Parser *parser) {
+    Node *node = make(parser, NODE_DICT), **last = &node->items;
+    advance(parser);
+    while (!is_operator(peek(parser), "}")) {
+        if (last != &node->items && !expect_operator(parser, ",")) return NULL;
+        if (is_operator(peek(parser), "}")) break;
+        Node *pair = make(parser, NODE_DICT);
+        pair->left = parse_expression(parser);
+        if (!pair->left || !expect_operator(parser, ":")) return NULL;
+        pair->right = parse_expression(parser);
+        if (!pair->right) return NULL;
+        append(&last, pair);
+    }
+    advance(parser);
+    return node;
+}
+
+static Node *parse_constant(Parser *parser, Value value) {
+    Node *node = make(parser, NODE_CONSTANT);
+    node->constant = value;
+    advance(parser);
+    return node;
+}
+
+static Node *parse_strings(Parser *parser) {
+    Node *node = parse_constant(parser, value_text(peek(parser)->text));
+    while (peek(parser)->kind == TOKEN_STRING) {
+        Text first = node->constant.text, more = peek(parser)->text;
+        char *joined = pool_take(&parser->template->pool, first.size + more.size + 1);
+        if (first.size) memcpy(joined, first.bytes, first.size);
+        if (more.size) memcpy(joined + first.size, more.bytes, more.size);
+        node->constant = value_text((Text){joined, first.size + more.size});
+        advance(parser);
+    }
+    return node;
+}
+
+static Node *parse_name(Parser *parser) {
+    const Token *token = peek(parser);
+    if (str_is(token->text, "true") || str_is(token->text, "True")) return parse_constant(parser, value_bool(true));
+    if (str_is(token->text, "false") || str_is(token->text, "False")) return parse_constant(parser, value_bool(false));
+    if (str_is(token->text, "none") || str_is(token->text, "None")) return parse_constant(parser, value_none());
+    Node *node = make(parser, NODE_NAME);
+    node->text = token->text;
+    advance(parser);
+    return node;
+}
+
+static Node *parse_primary(Parser *parser) {
+    const Token *token = peek(parser);
+    if (token->kind == TOKEN_NAME) return parse_name(parser);
+    if (token->kind == TOKEN_STRING) return parse_strings(parser);
+    if (token->kind == TOKEN_INTEGER || token->kind == TOKEN_REAL) return parse_constant(parser, token->number);
+    Node *node = NULL;
+    if (!enter(parser)) return NULL;
+    if (is_operator(token, "(")) node = parse_parentheses(parser);
+    else if (is_operator(token, "[")) node = parse_list(parser);
+    else if (is_operator(token, "{")) node = parse_dict(parser);
+    else refuse(parser, "an expression is expected");
+    parser->depth--;
+    return node;
+}
+
+/* The arguments of a call, behind its parenthesis. */
+static bool parse_arguments(Parser *parser, Node **arguments) {
+    Node **last = arguments;
+    bool named = false;
+    while (!is_operator(peek(parser), ")")) {
+        if (last != arguments && !expect_operator(parser, ",")) return false;
+        if (is_operator(peek(parser), ")")) break;
+        Node *argument = make(parser, NODE_CALL);
+        if (peek(parser)->kind == TOKEN_NAME && is_operator(peek_behind(parser), "=")) {
+            argument->text = peek(parser)->text;
+            advance(parser);
+            advance(parser);
+            named = true;
+        } else if (named) {
+            return refuse(parser, "an argument with a name is expected") != NULL;
+        }
+        argument->left = parse_expression(parser);
+        if (!argument->left) return false;
+        append(&last, argument);
+    }
+    advance(parser);
+    return true;
+}
+
+static Node *parse_call(Parser *parser, Node *function) {
+    Node *node = make(parser, NODE_CALL);
+    node->left = function;
+    advance(parser);
+    return parse_arguments(parser, &node->items) ? node : NULL;
+}
+
+static Node *parse_attribute(Parser *parser, Node *of) {
+    Node *node = make(parser, NODE_ATTRIBUTE);
+    advance(parser);
+    node->left = of;
+    node->text = peek(parser)->text;
+    if (peek(parser)->kind == TOKEN_INTEGER) {
+        node->kind = NODE_ITEM;
+        node->right = parse_constant(parser, peek(parser)->number);
+        return node;
+    }
+    return expect(parser, TOKEN_NAME, "the name of a member is expected") ? node : NULL;
+}
+
+/* One of the parts of [a:b:c], which may be absent. */
+static bool parse_bound(Parser *parser, Node **bound) {
+    const Token *token = peek(parser);
+    if (is_operator(token, ":") || is_operator(token, "]")) return true;
+    *bound = parse_expression(parser);
+    return *bound != NULL;
+}
+
+static Node *parse_subscript(Parser *parser, Node *of) {
+    Node *node = make(parser, NODE_ITEM);
+    advance(parser);
+    node->left = of;
+    if (!parse_bound(parser, &node->right)) return NULL;
+    if (skip_operator(parser, ":")) {
+        node->kind = NODE_SLICE;
+        node->condition = node->right;
+        node->right = NULL;
+        if (!parse_bound(parser, &node->right)) return NULL;
+        if (skip_operator(parser, ":") && !parse_bound(parser, &node->otherwise)) return NULL;
+    } else if (!node->right) {
+        return refuse(parser, "an index is expected");
+    }
+    return expect_operator(parser, "]") ? node : NULL;
+}
+
+static Node *parse_postfix(Parser *parser, Node *node) {
+    int depth = parser->depth;
+    while (node) {
+        const Token *token = peek(parser);
+        if (!enter(parser)) return NULL; /* a chain is as deep as it is long */
+        if (is_operator(token, ".")) node = parse_attribute(parser, node);
+        else if (is_operator(token, "[")) node = parse_subscript(parser, node);
+        else if (is_operator(token, "(")) node = parse_call(parser, node);
+        else break;
+    }
+    parser->depth = depth;
+    return node;
+}
+
+static Node *parse_filter(Parser *parser, Node *of) {
+    Node *node = make(parser, NODE_FILTER);
+    advance(parser);
+    node->left = of;
+    node->text = peek(parser)->text;
+    node->filter = jinja_filter(node->text);
+    if (peek(parser)->kind == TOKEN_NAME && !node->filter) return refuse(parser, "a filter that is known is expected");
+    if (!expect(parser, TOKEN_NAME, "the name of a filter is expected")) return NULL;
+    return !skip_operator(parser, "(") || parse_arguments(parser, &node->items) ? node : NULL;
+}
+
+/* Whether the argument of a test follows without parentheses. */
+static bool begins_operand(const Token *token) {
+    if (token->kind == TOKEN_NAME) return !is_name(token, "else") && !is_name(token, "or") && !is_name(token, "and");
+    return token->kind == TOKEN_STRING || token->kind == TOKEN_INTEGER || token->kind == TOKEN_REAL || is_operator(token, "(") ||
+           is_operator(token, "[") || is_operator(token, "{");
+}
+
+static Node *parse_test(Parser *parser, Node *of) {
+    Node *node = make(parser, NODE_TEST);
+    advance(parser);
+    bool negated = skip_name(parser, "not");
+    node->left = of;
+    node->text = peek(parser)->text;
+    node->test = jinja_test(node->text);
+    if (peek(parser)->kind == TOKEN_NAME && !node->test) return refuse(parser, "a test that is known is expected");
+    if (!expect(parser, TOKEN_NAME, "the name of a test is expected")) return NULL;
+    if (skip_operator(parser, "(")) {
+        if (!parse_arguments(parser, &node->items)) return NULL;
+    } else if (begins_operand(peek(parser))) {
+        if (is_name(peek(parser), "is")) return refuse(parser, "one test at a time is expected");
+        node->items = make(parser, NODE_CALL);
+        node->items->left = parse_postfix(parser, parse_primary(parser));
+        if (!node->items->left) return NULL;
+    }
+    bool one = node->items && !node->items->next;
+    if (node->test->compares ? !one : node->items != NULL)
+        return refuse(parser, "another number of arguments is expected for the test before");
+    if (!negated) return node;
+    Node *negation = make(parser, NODE_NOT);
+    negation->left = node;
+    return negation;
+}
+
+static Node *parse_filters(Parser *parser, Node *node) {
+    int depth = parser->depth;
+    while (node) {
+        const Token *token = peek(parser);
+        if (!enter(parser)) return NULL;
+        if (is_operator(token, "|")) node = parse_filter(parser, node);
+        else if (is_name(token, "is")) node = parse_test(parser, node);
+        else if (is_operator(token, "(")) node = parse_call(parser, node);
+        else break;
+    }
+    parser->depth = depth;
+    return node;
+}
+
+static Node *parse_sign(Parser *parser, NodeKind kind) {
+    Node *node = make(parser, kind);
+    advance(parser);
+    node->left = parse_unary(parser, false);
+    return node->left ? node : NULL;
+}
+
+static Node *parse_unary(Parser *parser, bool with_filter) {
+    const Token *token = peek(parser);
+    Node *node = NULL;
+    if (!enter(parser)) return NULL;
+    if (is_operator(token, "-")) node = parse_sign(parser, NODE_NEGATIVE);
+    else if (is_operator(token, "+")) node = parse_sign(parser, NODE_POSITIVE);
+    else node = parse_primary(parser);
+    node = parse_postfix(parser, node);
+    if (with_filter) node = parse_filters(parser, node);
+    parser->depth--;
+    return node;
+}
+
+/* The binary operators, from the tightest level on; all are left-associative. */
+static const char *const levels[][5] = {{"**"}, {"*", "/", "//", "%"}, {"~"}, {"+", "-"}};
+
+static Node *parse_level(Parser *parser, int level) {
+    Node *left = level < 0 ? parse_unary(parser, true) : parse_level(parser, level - 1);
+    int depth = parser->depth;
+    while (left && level >= 0) {
+        Text text = peek(parser)->text;
+        bool found = false;
+        for (int i = 0; levels[level][i]; i++) found = found || is_operator(peek(parser), levels[level][i]);
+        if (!found) break;
+        if (!enter(parser)) return NULL;
+        advance(parser);
+        left = make_pair(parser, str_is(text, "~") ? NODE_JOIN : NODE_BINARY, text, left, parse_level(parser, level - 1));
+    }
+    parser->depth = depth;
+    return left;
+}
+
+static Node *parse_sum(Parser *parser) { return parse_level(parser, 3); }
+
+/* The comparison that begins here, stepped over; {NULL}: none. */
+static Text parse_comparison(Parser *parser) {
+    static const char *const operators[] = {"==", "!=", "<", "<=", ">", ">="};
+    const Token *token = peek(parser);
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+        if (skip_operator(parser, operators[i])) return token->text;
+    if (skip_name(parser, "in")) return TEXT("in");
+    if (!is_name(token, "not") || !is_name(peek_behind(parser), "in")) return (Text){NULL, 0};
+    advance(parser);
+    advance(parser);
+    return TEXT("not in");
+}
+
+static Node *parse_compare(Parser *parser) {
+    Node *left = parse_sum(parser), *node = NULL, **last = NULL;
+    for (Text text; left && (text = parse_comparison(parser)).bytes;) {
+        if (!node) {
+            node = make(parser, NODE_COMPARE);
+            node->left = left;
+            last = &node->items;
+        }
+        Node *other = make(parser, NODE_COMPARE);
+        other->text = text;
+        other->right = parse_sum(parser);
+        if (!other->right) return NULL;
+        append(&last, other);
+    }
+    return node ? node : left;
+}
+
+static Node *parse_not(Parser *parser) {
+    if (!is_name(peek(parser), "not")) return parse_compare(parser);
+    Node *node = make(parser, NODE_NOT);
+    if (!enter(parser)) return NULL;
+    advance(parser);
+    node->left = parse_not(parser);
+    parser->depth--;
+    return node->left ? node : NULL;
+}
+
+static Node *parse_logic(Parser *parser, NodeKind kind) {
+    Node *left = kind == NODE_OR ? parse_logic(parser, NODE_AND) : parse_not(parser);
+    int depth = parser->depth;
+    while (left && skip_name(parser, kind == NODE_OR ? "or" : "and")) {
+        if (!enter(parser)) return NULL;
+        left = make_pair(parser, kind, TEXT(""), left, kind == NODE_OR ? parse_logic(parser, NODE_AND) : parse_not(parser));
+    }
+    parser->depth = depth;
+    return left;
+}
+
+static Node *parse_expression(Parser *parser) {
+    int depth = parser->depth;
+    if (!enter(parser)) return NULL;
+    Node *left = parse_logic(parser, NODE_OR);
+    while (left && skip_name(parser, "if")) {
+        Node *node = make(parser, NODE_CONDITIONAL);
+        if (!enter(parser)) return NULL;
+        node->left = left;
+        node->condition = parse_logic(parser, NODE_OR);
+        if (!node->condition) return NULL;
+        if (skip_name(parser, "else") && !(node->right = parse_expression(parser))) return NULL;
+        left = node;
+    }
+    parser->depth = depth;
+    return left;
+}
+
+/* A tuple may stand without parentheses: {% for a in b, c %}. */
+static Node *parse_tuple(Parser *parser) {
+    Node *first = parse_expression(parser), *node = NULL, **last = NULL;
+    while (first && skip_operator(parser, ",")) {
+        if (!node) {
+            node = make(parser, NODE_TUPLE);
+            node->items = first;
+            last = &first->next;
+        }
+        if (peek(parser)->kind == TOKEN_BLOCK_END || peek(parser)->kind == TOKEN_VARIABLE_END) break;
+        Node *item = parse_expression(parser);
+        if (!item) return NULL;
+        append(&last, item);
+    }
+    return node ? node : first;
+}
+
+/* -- Statements -------------------------------------------------------------------------------------------------------- */
+
+static bool parse_statements(Parser *parser, Node **items, const char *const *ends);
+
+static Node *parse_target_name(Parser *parser, bool members) {
+    Node *node = make(parser, NODE_NAME);
+    node->text = peek(parser)->text;
+    if (!expect(parser, TOKEN_NAME, "the name of a variable is expected")) return NULL;
+    if (!members || !is_operator(peek(parser), ".")) return node;
+    Node *member = make(parser, NODE_ATTRIBUTE);
+    advance(parser);
+    member->left = node;
+    member->text = peek(parser)->text;
+    return expect(parser, TOKEN_NAME, "the name of a member is expected") ? member : NULL;
+}
+
+/* "a", "a, b", "(a, b)", or a namespace's member. */
+static Node *parse_target(Parser *parser, bool members) {
+    bool parentheses = skip_operator(parser, "(");
+    Node *first = parse_target_name(parser, members), *node = NULL, **last = NULL;
+    while (first && skip_operator(parser, ",")) {
+        if (!node) {
+            node = make(parser, NODE_TUPLE);
+            node->items = first;
+            last = &first->next;
+        }
+        if (peek(parser)->kind != TOKEN_NAME || is_name(peek(parser), "in")) break;
+        Node *item = parse_target_name(parser, members);
+        if (!item) return NULL;
+        append(&last, item);
+    }
+    if (first && parentheses && !expect_operator(parser, ")")) return NULL;
+    return node ? node : first;
+}
+
+static bool end_tag(Parser *parser) { return expect(parser, TOKEN_BLOCK_END, "%} is expected"); }
+
+static Node *parse_if(Parser *parser) {
+    static const char *const ends[] = {"elif", "else", "endif", NULL};
+    Node *node = make(parser, NODE_IF), *each = node;
+    for (;;) {
+        advance(parser); /* if or elif */
+        each->condition = parse_tuple(parser);
+        if (!each->condition || !end_tag(parser) || !parse_statements(parser, &each->items, ends)) return NULL;
+        if (!is_name(peek(parser), "elif")) break;
+        each = each->otherwise = make(parser, NODE_IF);
+    }
+    if (skip_name(parser, "else")) {
+        static const char *const last[] = {"endif", NULL};
+        if (!end_tag(parser) || !parse_statements(parser, &each->otherwise, last)) return NULL;
+    }
+    advance(parser);
+    return end_tag(parser) ? node : NULL;
+}
+
+static Node *parse_for(Parser *parser) {
+    static const char *const ends[] = {"else", "endfor", NULL}, *const last[] = {"endfor", NULL};
+    Node *node = make(parser, NODE_FOR);
+    advance(parser);
+    node->left = parse_target(parser, false);
+    if (!node->left) return NULL;
+    if (!skip_name(parser, "in")) return refuse(parser, "'in' is expected");
+    /* The `if` behind the list filters; a conditional expression needs parentheses here. */
+    node->right = parse_logic(parser, NODE_OR);
+    if (!node->right) return NULL;
+    if (is_operator(peek(parser), ",")) return refuse(parser, "a list in brackets is expected");
+    if (skip_name(parser, "if") && !(node->condition = parse_expression(parser))) return NULL;
+    parser->loops++;
+    bool body = end_tag(parser) && parse_statements(parser, &node->items, ends);
+    parser->loops--;
+    if (!body) return NULL;
+    if (skip_name(parser, "else") && (!end_tag(parser) || !parse_statements(parser, &node->otherwise, last))) return NULL;
+    advance(parser);
+    return end_tag(parser) ? node : NULL;
+}
+
+static Node *parse_set(Parser *parser) {
+    static const char *const ends[] = {"endset", NULL};
+    Node *node = make(parser, NODE_SET);
+    advance(parser);
+    node->left = parse_target(parser, true);
+    if (!node->left) return NULL;
+    if (skip_operator(parser, "=")) {
+        node->right = parse_tuple(parser);
+        return node->right && end_tag(parser) ? node : NULL;
+    }
+    if (!end_tag(parser) || !parse_statements(parser, &node->items, ends)) return NULL;
+    advance(parser);
+    return end_tag(parser) ? node : NULL;
+}
+
+/* What is inside has no loop around it, as far as break and continue go. */
+static bool parse_body(Parser *parser, Node **items, const char *const *ends) {
+    int loops = parser->loops;
+    parser->loops = 0;
+    bool good = parse_statements(parser, items, ends);
+    parser->loops = loops;
+    if (good) advance(parser);
+    return good && end_tag(parser);
+}
+
+static Node *parse_macro(Parser *parser) {
+    static const char *const ends[] = {"endmacro", NULL};
+    Node *node = make(parser, NODE_MACRO), **last = &node->parameters;
+    advance(parser);
+    node->text = peek(parser)->text;
+    if (!expect(parser, TOKEN_NAME, "the name of a macro is expected") || !expect_operator(parser, "(")) return NULL;
+    while (!is_operator(peek(parser), ")")) {
+        if (last != &node->parameters && !expect_operator(parser, ",")) return NULL;
+        Node *parameter = parse_target_name(parser, false);
+        if (!parameter || (skip_operator(parser, "=") && !(parameter->right = parse_expression(parser)))) return NULL;
+        append(&last, parameter);
+    }
+    advance(parser);
+    parser->functions++;
+    bool good = end_tag(parser) && parse_body(parser, &node->items, ends);
+    parser->functions--;
+    return good ? node : NULL;
+}
+
+static Node *parse_generation(Parser *parser) {
+    static const char *const ends[] = {"endgeneration", NULL};
+    Node *node = make(parser, NODE_GENERATION);
+    if (parser->functions) return refuse(parser, "generation is known outside macros only");
+    advance(parser);
+    parser->template->marks = true;
+    return end_tag(parser) && parse_body(parser, &node->items, ends) ? node : NULL;
+}
+
+static Node *parse_jump(Parser *parser, NodeKind kind) {
+    if (parser->loops == 0) return refuse(parser, "a loop is expected around this");
+    Node *node = make(parser, kind);
+    advance(parser);
+    return end_tag(parser) ? node : NULL;
+}
+
+static Node *parse_statement(Parser *parser) {
+    const Token *token = peek(parser);
+    if (is_name(token, "if")) return parse_if(parser);
+    if (is_name(token, "for")) return parse_for(parser);
+    if (is_name(token, "set")) return parse_set(parser);
+    if (is_name(token, "macro")) return parse_macro(parser);
+    if (is_name(token, "generation")) return parse_generation(parser);
+    if (is_name(token, "break")) return parse_jump(parser, NODE_BREAK);
+    if (is_name(token, "continue")) return parse_jump(parser, NODE_CONTINUE);
+    return refuse(parser, "a statement that is known is expected");
+}
+
+static Node *parse_output(Parser *parser) {
+    Node *node = make(parser, NODE_OUTPUT);
+    advance(parser);
+    node->left = parse_tuple(parser);
+    return node->left && expect(parser, TOKEN_VARIABLE_END, "}} is expected") ? node : NULL;
+}
+
+static Node *parse_text(Parser *parser) {
+    Node *node = make(parser, NODE_TEXT);
+    node->text = peek(parser)->text;
+    advance(parser);
+    return node;
+}
+
+/* Up to a tag that begins with one of `ends`, at whose name it stops, or to the end of the template. */
+static bool parse_statements(Parser *parser, Node **items, const char *const *ends) {
+    Node **last = items;
+    if (!enter(parser)) return false;
+    while (peek(parser)->kind != TOKEN_END) {
+        TokenKind kind = peek(parser)->kind;
+        if (kind == TOKEN_BLOCK_BEGIN) {
+            advance(parser);
+            for (const char *const *end = ends; *end; end++)
+                if (is_name(peek(parser), *end)) return parser->depth--, true;
+        }
+        Node *node = kind == TOKEN_TEXT             ? parse_text(parser)
+                     : kind == TOKEN_VARIABLE_BEGIN ? parse_output(parser)
+                                                    : parse_statement(parser);
+        if (!node) return false;
+        append(&last, node);
+    }
+    parser->depth--;
+    return !*ends || refuse(parser, "the end of the block before is expected");
+}
+
+bool jinja_parse(ChatTemplate *template, Text source, Error *error) {
+    static const char *const ends[] = {NULL};
+    Parser parser = {.template = template, .error = error};
+    bool good =
+        jinja_lex(template->name, source, &template->pool, &parser.tokens, error) && parse_statements(&parser, &template->statements, ends);
+    free(parser.tokens.at);
+    return good;
+}

@@ -1,0 +1,293 @@
+/* Statements, and the rendering as a whole: what is public of chat templates (template.h). A rendering owns its pool and
+ * a chain of scopes in it; the text and its marks are the caller's. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <utf8proc.h>
+
+#include "base/array.h"
+#include "base/memory.h"
+#include "base/strings.h"
+#include "chat/jinja_internal.h"
+
+/* -- Failures and limits ----------------------------------------------------------------------------------------------- */
+
+static void note(Render *render, ErrorCode code, const char *format, va_list arguments) {
+    char what[1024];
+    if (render->failed) return;
+    render->failed = true;
+    vsnprintf(what, sizeof what, format, arguments);
+    error_set(render->error, code, "%s, line %d: %s", render->template->name, render->line, one_line(what));
+}
+
+Value jinja_fail(Render *render, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    note(render, ERROR_DATA, format, arguments);
+    va_end(arguments);
+    return value_none();
+}
+
+Value jinja_unknown(Render *render, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    note(render, ERROR_USAGE, format, arguments);
+    va_end(arguments);
+    return value_none();
+}
+
+bool jinja_step(Render *render, size_t steps) {
+    render->steps += (int64_t)(steps < JINJA_STEPS ? steps : JINJA_STEPS);
+    if (render->steps > JINJA_STEPS) jinja_fail(render, "the template takes more than %d steps", JINJA_STEPS);
+    return !render->failed;
+}
+
+void *jinja_take(Render *render, size_t bytes) {
+    if (bytes > JINJA_POOL_BYTES || render->pool.total + bytes > JINJA_POOL_BYTES)
+        jinja_fail(render, "the template takes more than %d MiB", JINJA_POOL_BYTES >> 20);
+    return render->failed ? NULL : pool_take(&render->pool, bytes);
+}
+
+/* -- Output ------------------------------------------------------------------------------------------------------------ */
+
+static void append_text(Render *render, ChatText *out, Text text) {
+    if (out->size + text.size > JINJA_OUTPUT_BYTES) {
+        jinja_fail(render, "the text has more than %d MiB", JINJA_OUTPUT_BYTES >> 20);
+        return;
+    }
+    array_reserve(out->bytes, out->capacity, out->size + text.size + 1);
+    if (text.size) memcpy(out->bytes + out->size, text.bytes, text.size);
+    out->size += text.size;
+    out->bytes[out->size] = '\0';
+}
+
+static void put(Render *render, Text text) {
+    if (!jinja_step(render, text.size / 64)) return;
+    if (render->capture) build(render->capture, text);
+    else append_text(render, render->text, text);
+}
+
+/* -- Scopes ------------------------------------------------------------------------------------------------------------ */
+
+static Scope *open_scope(Render *render, Scope *parent) {
+    Scope *scope = pool_take(&render->pool, sizeof *scope);
+    scope->parent = parent;
+    return scope;
+}
+
+static void assign_member(Render *render, const Node *target, Value value) {
+    Value namespace = jinja_lookup(render, target->left->text);
+    if (namespace.kind != VALUE_NAMESPACE) jinja_fail(render, "only members of a namespace can be set");
+    else if (target->text.bytes[0] == '_') jinja_fail(render, "a member of a namespace cannot begin with _");
+    else map_set(render, namespace.map, value_text(target->text), value);
+}
+
+/* Binds `target`: names, tuples of them, or a namespace's member. */
+static void assign(Render *render, const Node *target, Value value) {
+    if (render->failed) return;
+    if (target->kind == NODE_NAME) return map_set(render, &render->scope->names, value_text(target->text), value);
+    if (target->kind == NODE_ATTRIBUTE) return assign_member(render, target, value);
+    const Items *items = value_iterate(render, value);
+    size_t count = 0, at = 0;
+    if (!items) return;
+    for (const Node *each = target->items; each; each = each->next) count++;
+    if (items->count != count) jinja_fail(render, "%zu values are assigned to %zu names", items->count, count);
+    for (const Node *each = target->items; each && !render->failed; each = each->next) assign(render, each, items->at[at++]);
+}
+
+/* -- Statements -------------------------------------------------------------------------------------------------------- */
+
+static void run_statements(Render *render, const Node *items);
+
+static void run_scoped(Render *render, const Node *items) {
+    Scope *outer = render->scope;
+    render->scope = open_scope(render, outer);
+    run_statements(render, items);
+    render->scope = outer;
+}
+
+/* What statements render, as a text. */
+static Text capture(Render *render, const Node *items) {
+    Builder builder = {.render = render}, *outer = render->capture;
+    render->capture = &builder;
+    run_scoped(render, items);
+    render->capture = outer;
+    return built(&builder);
+}
+
+static void run_if(Render *render, const Node *node) {
+    while (!value_truth(jinja_evaluate(render, node->condition)) && !render->failed) {
+        const Node *otherwise = node->otherwise;
+        /* An elif is an `if` alone in otherwise, and so is an `else` with one `if` in it. */
+        if (!otherwise || otherwise->kind != NODE_IF || otherwise->next) return run_statements(render, otherwise);
+        node = otherwise;
+    }
+    run_statements(render, node->items);
+}
+
+/* The items of a loop that its condition lets pass. */
+static const Items *filter_items(Render *render, const Node *node, const Items *all) {
+    if (!node->condition || !all) return all;
+    Value list = value_items(render, VALUE_LIST);
+    Scope *outer = render->scope;
+    for (size_t i = 0; i < all->count && jinja_step(render, 1); i++) {
+        render->scope = open_scope(render, outer);
+        assign(render, node->left, all->at[i]);
+        if (value_truth(jinja_evaluate(render, node->condition))) items_append(render, list.items, all->at[i]);
+    }
+    render->scope = outer;
+    return list.items;
+}
+
+static void run_for(Render *render, const Node *node) {
+    const Items *items = filter_items(render, node, value_iterate(render, jinja_evaluate(render, node->right)));
+    Scope *outer = render->scope;
+    if (render->failed) return;
+    LoopState *loop = jinja_take(render, sizeof *loop);
+    bool completed = false; /* an iteration, without break or continue: jinja2 runs `else` where none was */
+    for (size_t i = 0; i < items->count && jinja_step(render, 1) && render->control != CONTROL_BREAK; i++) {
+        *loop = (LoopState){items, i};
+        render->control = CONTROL_NONE;
+        render->scope = open_scope(render, outer);
+        map_set(render, &render->scope->names, value_text(TEXT("loop")), (Value){.kind = VALUE_LOOP, .loop = loop});
+        assign(render, node->left, items->at[i]);
+        run_statements(render, node->items);
+        completed = completed || render->control == CONTROL_NONE;
+    }
+    render->control = CONTROL_NONE;
+    render->scope = outer;
+    if (!completed) run_scoped(render, node->otherwise);
+}
+
+static void run_set(Render *render, const Node *node) {
+    Value value = node->right ? jinja_evaluate(render, node->right) : value_text(capture(render, node->items));
+    assign(render, node->left, value);
+}
+
+static void define_macro(Render *render, const Node *node) {
+    Macro *macro = jinja_take(render, sizeof *macro);
+    if (!macro) return;
+    *macro = (Macro){node, render->scope};
+    map_set(render, &render->scope->names, value_text(node->text), (Value){.kind = VALUE_MACRO, .macro = macro});
+}
+
+/* Binds parameters in order; a default may name those before it. */
+static void bind_parameters(Render *render, const Node *node, const Arguments *arguments) {
+    size_t at = 0, named = 0;
+    for (const Node *parameter = node->parameters; parameter && !render->failed; parameter = parameter->next, at++) {
+        const Value *by_name = map_find_text(&arguments->named, parameter->text);
+        bool by_place = at < arguments->positional.count;
+        named += by_name != NULL;
+        if (by_name && by_place) jinja_fail(render, "an argument of %.*s comes twice", (int)node->text.size, node->text.bytes);
+        Value value = by_place           ? arguments->positional.at[at]
+                      : by_name          ? *by_name
+                      : parameter->right ? jinja_evaluate(render, parameter->right)
+                                         : value_undefined(parameter->text);
+        map_set(render, &render->scope->names, value_text(parameter->text), value);
+    }
+    if (arguments->positional.count > at || named < arguments->named.keys.count)
+        jinja_fail(render, "%.*s has no such argument", (int)node->text.size, node->text.bytes);
+}
+
+Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *arguments) {
+    Scope *outer = render->scope;
+    int control = render->control;
+    render->scope = open_scope(render, macro->scope);
+    bind_parameters(render, macro->node, arguments);
+    Text text = render->failed ? TEXT("") : capture(render, macro->node->items);
+    render->scope = outer;
+    render->control = control;
+    return value_text(text);
+}
+
+static void run_generation(Render *render, const Node *node) {
+    ChatText *text = render->text;
+    size_t start = text->size;
+    if (render->capture) return (void)jinja_unknown(render, "generation inside of set is not known");
+    run_scoped(render, node->items);
+    array_reserve(text->marked, text->marked_capacity, text->marked_count + 1);
+    text->marked[text->marked_count++] = (ChatSpan){start, text->size};
+}
+
+static void run_statement(Render *render, const Node *node) {
+    render->line = node->line;
+    switch (node->kind) {
+    case NODE_TEXT: return put(render, node->text);
+    case NODE_OUTPUT: return put(render, value_string(render, jinja_evaluate(render, node->left)));
+    case NODE_IF: return run_if(render, node);
+    case NODE_FOR: return run_for(render, node);
+    case NODE_SET: return run_set(render, node);
+    case NODE_MACRO: return define_macro(render, node);
+    case NODE_GENERATION: return run_generation(render, node);
+    default: render->control = node->kind == NODE_BREAK ? CONTROL_BREAK : CONTROL_CONTINUE;
+    }
+}
+
+static void run_statements(Render *render, const Node *items) {
+    if (render->depth >= JINJA_CALL_DEPTH) {
+        jinja_fail(render, "more than %d levels are nested", JINJA_CALL_DEPTH);
+        return;
+    }
+    render->depth++;
+    for (const Node *node = items; node && render->control == CONTROL_NONE && jinja_step(render, 1); node = node->next)
+        run_statement(render, node);
+    render->depth--;
+}
+
+/* -- Templates --------------------------------------------------------------------------------------------------------- */
+
+static bool is_utf8(const char *source, size_t size) {
+    utf8proc_int32_t code;
+    for (utf8proc_ssize_t at = 0, bytes; at < (utf8proc_ssize_t)size; at += bytes)
+        if ((bytes = utf8proc_iterate((const utf8proc_uint8_t *)source + at, (utf8proc_ssize_t)size - at, &code)) <= 0) return false;
+    return true;
+}
+
+ChatTemplate *chat_template_parse(const char *source, size_t size, const char *name, Error *error) {
+    ChatTemplate *template = memory_allocate(sizeof *template);
+    template->name = memory_copy_string(name);
+    bool good = size <= JINJA_SOURCE_BYTES ||
+                error_set(error, ERROR_USAGE, "%s has %zu bytes, but a chat template has at most %d", name, size, JINJA_SOURCE_BYTES);
+    good = good && (is_utf8(source, size) || error_set(error, ERROR_USAGE, "%s is not UTF-8", name));
+    if (good && jinja_parse(template, (Text){source, size}, error)) return template;
+    chat_template_free(template);
+    return NULL;
+}
+
+void chat_template_free(ChatTemplate *template) {
+    if (!template) return;
+    pool_free(&template->pool);
+    free(template->name);
+    free(template);
+}
+
+bool chat_template_marks(const ChatTemplate *template) { return template->marks; }
+
+void chat_text_free(ChatText *text) {
+    free(text->bytes);
+    free(text->marked);
+    *text = (ChatText){0};
+}
+
+static void define_variables(Render *render, const json_t *variables) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)variables, name, value) {
+        Value made = value_from_json(render, value, 0);
+        if (!render->failed) map_set(render, &render->globals->names, value_text(str_of(name)), made);
+    }
+}
+
+bool chat_template_render(const ChatTemplate *template, const json_t *variables, time_t now, ChatText *text, Error *error) {
+    Render render = {.template = template, .error = error, .now = now, .text = text, .line = 1};
+    text->size = text->marked_count = 0;
+    append_text(&render, text, TEXT(""));
+    render.scope = render.globals = open_scope(&render, NULL);
+    jinja_define_functions(&render);
+    define_variables(&render, variables);
+    render.scope = open_scope(&render, render.globals);
+    run_statements(&render, template->statements);
+    pool_free(&render.pool);
+    return !render.failed;
+}

@@ -1,0 +1,108 @@
+/* Tests of `smelt chat`: answers through a pipe are those of `smelt generate` after the text that the template makes, over
+ * several turns; and on a terminal Ctrl-C ends an answer and not the program. */
+#include <poll.h>
+#include <pty.h>
+#include <sys/wait.h>
+
+#include "support/train_run.h"
+
+#define QUIET "temperature=0 tokens=12 threads=1 "
+#define ASKED(text) "<|im_start|>user\n" text "<|im_end|>\n<|im_start|>assistant\n"
+
+static char *output_of(const char *program, const char *input, const char *words) {
+    write_text("input", input);
+    char *command = memory_format("%s %s device=cpu < input 2> errors", program, words), *output = NULL;
+    FILE *pipe = popen(command, "r");
+    size_t capacity = 0;
+    ssize_t size = getdelim(&output, &capacity, '\0', pipe);
+    assert_true(size >= 0);
+    int status = pclose(pipe);
+    if (status) {
+        size_t length;
+        fail_msg("%s: %d: %s", command, status, read_bytes("errors", &length));
+    }
+    free(command);
+    return output;
+}
+
+/* What `smelt generate` writes behind a prompt, of which it leaves out the line end at the end. */
+static char *continued(const char *prompt) {
+    char *output = output_of(getenv("SMELT"), prompt, "generate r - " QUIET), *rest = memory_copy_string(output + strlen(prompt) - 1);
+    free(output);
+    return rest;
+}
+
+static void answers_through_a_pipe_follow_the_template(void **state) {
+    (void)state;
+    train_good("run=r steps=6 model.context=2000 checkpoint.every=0 eval.every=0");
+    char *answers = output_of(getenv("SMELT"), "hi\nand then\n", "chat r template=chatml " QUIET);
+    char *first = continued(ASKED("hi") "\n");
+    assert_memory_equal(answers, first, strlen(first));
+    char *history = memory_format(ASKED("hi") "%.*s<|im_end|>\n" ASKED("and then") "\n", (int)strlen(first) - 1, first);
+    char *second = continued(history);
+    assert_string_equal(answers + strlen(first), second);
+    char *again = output_of(getenv("SMELT"), "hi\nand then\n", "chat r template=chatml context=300 " QUIET);
+    assert_string_equal(answers, again);
+    free(answers), free(first), free(history), free(second), free(again);
+}
+
+static void a_model_without_a_template_is_refused(void **state) {
+    (void)state;
+    train_good("run=r steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0");
+    smelt_says(ERROR_USAGE, "brings no chat template", "chat r");
+}
+
+/* Reads until the terminal has shown the text; what comes within a minute. */
+static void await(int terminal, const char *text, char *seen, size_t capacity) {
+    size_t size = 0;
+    while (!strstr(seen, text)) {
+        struct pollfd ready = {.fd = terminal, .events = POLLIN};
+        if (poll(&ready, 1, 60000) <= 0 || size + 1 >= capacity) fail_msg("\"%s\" is not in \"%s\"", text, seen);
+        ssize_t part = read(terminal, seen + size, capacity - size - 1);
+        if (part <= 0) fail_msg("\"%s\" is not in \"%s\"", text, seen);
+        size += (size_t)part;
+        for (size_t i = 0; i < size; i++)
+            if (!seen[i]) seen[i] = '?';
+        seen[size] = '\0';
+    }
+}
+
+static void interrupting_ends_the_answer_alone(void **state) {
+    (void)state;
+    enum { MOST = 1 << 20 };
+    char *seen = memory_allocate(MOST);
+    int terminal, status;
+    train_good("run=r steps=1 schedule.warmup=0 model.context=60000 checkpoint.every=0 eval.every=0");
+    pid_t child = forkpty(&terminal, NULL, NULL, NULL);
+    if (child == 0) {
+        execl(getenv("SMELT"), "smelt", "chat", "r", "template=chatml", "temperature=1", "context=60000", "device=cpu", "threads=1",
+            (char *)NULL);
+        _exit(127);
+    }
+    await(terminal, "> ", seen, MOST);
+    assert_int_equal(write(terminal, "hello\n", 6), 6);
+    *seen = '\0';
+    await(terminal, "hello\r\n", seen, MOST);
+    *seen = '\0';
+    usleep(300000);
+    assert_int_equal(write(terminal, "\3", 1), 1);
+    await(terminal, "\n> ", seen, MOST);
+    assert_int_equal(write(terminal, "/new\n", 5), 5);
+    *seen = '\0';
+    await(terminal, "> ", seen, MOST);
+    assert_int_equal(write(terminal, "\4", 1), 1);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(terminal);
+    free(seen);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(answers_through_a_pipe_follow_the_template),
+        TRAIN_TEST(a_model_without_a_template_is_refused),
+        TRAIN_TEST(interrupting_ends_the_answer_alone),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

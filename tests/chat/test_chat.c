@@ -1,0 +1,229 @@
+/* Tests of conversations: 200 of many shapes through 7 templates give the text, the tokens and the mask that jinja2 and
+ * transformers give (tests/golden/chat, written by chat.py); and the rules of masks and of records. */
+#include "support/files.h"
+
+#include <xxhash.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "chat/chat.h"
+
+/* `make test` runs it in the root of the repository. */
+static char *golden(const char *name) { return memory_format("tests/golden/chat/%s", name); }
+
+static char *read_golden(const char *name) {
+    Error error = {0};
+    SCOPED_FREE char *path = golden(name);
+    char *text = file_read(path, 1 << 24, NULL, &error);
+    if (!text) fail_msg("%s", error.message);
+    return text;
+}
+
+/* -- Against transformers ---------------------------------------------------------------------------------------------- */
+
+/* What one template makes of one conversation, as expected.txt says it. */
+static char *describe(const ChatDocument *document) {
+    return memory_format("%016llx %016llx %016llx", (unsigned long long)XXH3_64bits(document->text.bytes, document->text.size),
+        (unsigned long long)XXH3_64bits(document->ids.items, document->ids.count * sizeof(int32_t)),
+        (unsigned long long)XXH3_64bits(document->trained, document->ids.count));
+}
+
+typedef struct Fixture {
+    Tokenizer *tokenizer;
+    Chat *chat;
+    ChatEncoder *encoder;
+    ChatDocument document;
+} Fixture;
+
+static void open_chat(Fixture *fixture, const char *template, ChatTurns turns, bool special) {
+    Error error = {0};
+    SCOPED_FREE char *folder = golden("tokenizer.json");
+    *fixture = (Fixture){.tokenizer = tokenizer_open(folder, &error)};
+    if (!fixture->tokenizer) fail_msg("%s", error.message);
+    ChatOptions options = {.source = folder, .template = template, .turns = turns, .special = special, .end_token = 0};
+    fixture->chat = chat_open(&options, fixture->tokenizer, &error);
+    if (!fixture->chat) fail_msg("%s", error.message);
+    fixture->encoder = chat_encoder_open(fixture->chat);
+}
+
+static void close_chat(Fixture *fixture) {
+    chat_document_free(&fixture->document);
+    chat_encoder_free(fixture->encoder);
+    chat_free(fixture->chat);
+    tokenizer_free(fixture->tokenizer);
+}
+
+/* Compares all conversations with the lines of expected.txt that begin with the template's name. */
+static int check_template(const char *name, ChatTurns turns) {
+    SCOPED_FREE char *records = read_golden("conversations.jsonl"), *expected = read_golden("expected.txt");
+    SCOPED_FREE char *file = memory_format("templates/%s.jinja", name), *path = golden(file);
+    SCOPED(close_chat) Fixture fixture;
+    open_chat(&fixture, path, turns, false);
+    int number = 0, kept = 0;
+    for (char *line = strtok(records, "\n"); line; line = strtok(NULL, "\n"), number++) {
+        Error error = {0};
+        json_auto_t *record = json_loads(line, 0, NULL);
+        bool good = chat_encode(fixture.encoder, record, &fixture.document, &error);
+        SCOPED_FREE char *what = good ? describe(&fixture.document) : memory_copy_string("refused");
+        SCOPED_FREE char *wanted = memory_format("%s %d %s\n", name, number, what);
+        if (!strstr(expected, wanted)) fail_msg("%s, conversation %d: %s (%s)", name, number, what, error.message);
+        if (!good && error.code != ERROR_DATA) fail_msg("%s", error.message);
+        kept += good;
+    }
+    assert_int_equal(number, 200);
+    return kept;
+}
+
+static void conversations_are_rendered_and_masked_as_transformers_does(void **state) {
+    (void)state;
+    assert_int_equal(check_template("system", CHAT_TURNS_ALL), 189);
+    assert_int_equal(check_template("headers", CHAT_TURNS_ALL), 165);
+    assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 142);
+    assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 189);
+    assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 189);
+    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 178);
+    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 178);
+}
+
+static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"},"
+                                "{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}";
+
+static bool encode(Fixture *fixture, const char *text, Error *error) {
+    json_auto_t *record = json_loads(text, 0, NULL);
+    assert_non_null(record);
+    *error = (Error){0};
+    return chat_encode(fixture->encoder, record, &fixture->document, error);
+}
+
+static void another_mask_is_told_apart(void **state) {
+    (void)state;
+    Error error;
+    SCOPED_FREE char *path = golden("templates/system.jinja");
+    SCOPED(close_chat) Fixture fixture;
+    open_chat(&fixture, path, CHAT_TURNS_ALL, false);
+    assert_true(encode(&fixture, two_turns, &error));
+    SCOPED_FREE char *right = describe(&fixture.document);
+    for (size_t i = 0; i < fixture.document.ids.count; i++) {
+        fixture.document.trained[i] ^= 1;
+        SCOPED_FREE char *wrong = describe(&fixture.document);
+        assert_string_not_equal(right, wrong);
+        fixture.document.trained[i] ^= 1;
+    }
+}
+
+/* -- What is trained --------------------------------------------------------------------------------------------------- */
+
+/* The text of the trained tokens, with | between those that do not follow one another; the caller frees. */
+static char *trained_text(const Fixture *fixture) {
+    const ChatDocument *document = &fixture->document;
+    TokenizerDecoder decoder = tokenizer_decoder(fixture->tokenizer, false);
+    char *text = memory_copy_string("");
+    bool before = false;
+    for (size_t i = 0; i < document->ids.count; i++) {
+        size_t length;
+        const char *piece = tokenizer_decode(&decoder, document->ids.items[i], &length);
+        SCOPED_FREE char *old = text;
+        bool gap = document->trained[i] && !before && *old;
+        text = memory_format("%s%s%.*s", old, gap ? "|" : "", document->trained[i] ? (int)length : 0, piece);
+        before = document->trained[i];
+    }
+    return text;
+}
+
+static void assert_trained(Fixture *fixture, const char *record, const char *expected) {
+    Error error;
+    if (!encode(fixture, record, &error)) fail_msg("%s", error.message);
+    SCOPED_FREE char *text = trained_text(fixture);
+    assert_string_equal(text, expected);
+}
+
+static void answers_are_trained_with_their_stop_token(void **state) {
+    (void)state;
+    SCOPED_FREE char *path = golden("templates/system.jinja");
+    Fixture fixture;
+    open_chat(&fixture, path, CHAT_TURNS_ALL, false);
+    assert_trained(&fixture, two_turns, "b<|im_end|>\n|d<|im_end|>\n");
+    assert_trained(&fixture, "{\"instruction\": \"Add\", \"input\": \"1 1\", \"output\": \"2\"}", "2<|im_end|>\n");
+    assert_true(strstr(fixture.document.text.bytes, "user\nAdd\n\n1 1<|im_end|>"));
+    assert_trained(&fixture,
+        "{\"prompt\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"no\"}, {\"role\": \"user\", "
+        "\"content\": \"r\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yes\"}]}",
+        "yes<|im_end|>\n");
+    close_chat(&fixture);
+    open_chat(&fixture, path, CHAT_TURNS_LAST, false);
+    assert_trained(&fixture, two_turns, "d<|im_end|>\n");
+    close_chat(&fixture);
+    open_chat(&fixture, "chatml", CHAT_TURNS_LAST, false);
+    assert_trained(&fixture, two_turns, "d<|im_end|>\n");
+    close_chat(&fixture);
+}
+
+static void texts_need_no_template_and_end(void **state) {
+    (void)state;
+    Fixture fixture;
+    Error error;
+    open_chat(&fixture, "", CHAT_TURNS_ALL, false);
+    assert_false(chat_has_template(fixture.chat));
+    assert_trained(&fixture, "{\"prompt\": \"one two\", \"completion\": \" three\"}", " three<|endoftext|>");
+    assert_false(encode(&fixture, two_turns, &error));
+    assert_non_null(strstr(error.message, "template=FILE"));
+    close_chat(&fixture);
+}
+
+static void assert_refused(Fixture *fixture, const char *record, ErrorCode code, const char *part) {
+    Error error;
+    assert_false(encode(fixture, record, &error));
+    if (!strstr(error.message, part) || error.code != code)
+        fail_msg("\"%s\" (%d) does not contain \"%s\"", error.message, error.code, part);
+}
+
+static void what_is_no_conversation_is_refused(void **state) {
+    (void)state;
+    SCOPED_FREE char *path = golden("templates/turns.jinja"), *thinking = golden("templates/thinking.jinja");
+    Fixture fixture;
+    open_chat(&fixture, path, CHAT_TURNS_ALL, false);
+    assert_refused(&fixture, "{\"text\": \"a\"}", ERROR_DATA, "no messages");
+    assert_refused(&fixture, "{\"messages\": []}", ERROR_DATA, "empty");
+    assert_refused(&fixture, "{\"messages\": [{\"content\": \"a\"}]}", ERROR_DATA, "messages[0]");
+    assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}", ERROR_DATA, "messages[0]");
+    assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", ERROR_DATA, "no answer");
+    assert_refused(
+        &fixture, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", ERROR_DATA, "line 19: the template refuses");
+    assert_refused(&fixture, "{\"prompt\": \"a\", \"completion\": []}", ERROR_DATA, "two texts or two lists");
+    assert_refused(&fixture, "{\"instruction\": \"a\"}", ERROR_DATA, "output");
+    json_auto_t *endless = json_pack("{s:[]}", "messages");
+    for (int i = 0; i < 5000; i++)
+        json_array_append_new(
+            json_object_get(endless, "messages"), json_pack("{ss ss}", "role", i % 2 ? "assistant" : "user", "content", "a"));
+    SCOPED_FREE char *line = json_dumps(endless, 0);
+    assert_refused(&fixture, line, ERROR_DATA, "more than 4096 messages");
+    assert_refused(&fixture,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a<|im_end|>\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}", ERROR_DATA,
+        "special token");
+    assert_refused(&fixture,
+        "{\"tools\": [{\"a\": \"<s>\"}], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": "
+        "\"b\"}]}",
+        ERROR_DATA, "special token");
+    close_chat(&fixture);
+    open_chat(&fixture, path, CHAT_TURNS_ALL, true);
+    assert_trained(&fixture,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a<|im_end|>\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
+        "b<|im_end|>\n");
+    close_chat(&fixture);
+    open_chat(&fixture, thinking, CHAT_TURNS_ALL, false);
+    assert_refused(&fixture, two_turns, ERROR_USAGE, "turns=last");
+    close_chat(&fixture);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(conversations_are_rendered_and_masked_as_transformers_does),
+        cmocka_unit_test(another_mask_is_told_apart),
+        cmocka_unit_test(answers_are_trained_with_their_stop_token),
+        cmocka_unit_test(texts_need_no_template_and_end),
+        cmocka_unit_test(what_is_no_conversation_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,221 @@
+/* Tests of packing conversations into shards with a loss mask, and of reading the mask again. Each test runs in a
+ * temporary folder of its own; run by `make test`. Tokens are bytes, so that counts can be checked by eye. */
+#include <zlib.h>
+#include <zstd.h>
+
+#include "support/data_files.h"
+
+#include "base/scope.h"
+#include "data/pack.h"
+
+#define USER(text) "{\"role\": \"user\", \"content\": \"" text "\"}"
+#define ANSWER(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
+#define LINE(...) "{\"messages\": [" __VA_ARGS__ "]}\n"
+/* What ChatML puts around it. */
+#define ASKED(text) "<|im_start|>user\n" text "<|im_end|>\n<|im_start|>assistant\n"
+static const char three[] = LINE(USER("hi") "," ANSWER("yes")) "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n" LINE(
+    USER("a") "," ANSWER("b") "," USER("c") "," ANSWER("dd"));
+
+static PackOptions chat_options(const char *input) {
+    static const char *inputs[2];
+    inputs[0] = input;
+    return (PackOptions){.inputs = inputs, .output = "out", .separator = "", .format = PACK_CHAT, .template = "chatml"};
+}
+
+static PackResult pack_with(PackOptions options) {
+    PackResult result;
+    Error error = {0};
+    if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+    return result;
+}
+
+static void assert_refused(PackOptions options, ErrorCode code, const char *part) {
+    PackResult result;
+    Error error = {0};
+    assert_false(pack_text(&options, &result, &error));
+    if (error.code != code || !strstr(error.message, part))
+        fail_msg("\"%s\" (%d) does not contain \"%s\"", error.message, error.code, part);
+}
+
+/* The tokens of a set as text, those that are trained in upper case, with | for a separator and / behind a document. */
+static char *masked_text(const char *path, int64_t step) {
+    ShardSet set = open_set(path);
+    Error error = {0};
+    char *text = memory_allocate((size_t)(2 * set.token_count + 1)), *out = text;
+    int32_t tokens[512];
+    uint8_t marks[512];
+    assert_true(set.masked);
+    for (int64_t at = 0, part; at < set.token_count; at += part) {
+        part = set.token_count - at < step ? set.token_count - at : step;
+        assert_true(shard_set_read(&set, at, part, ANY_TOKEN, tokens, marks, &error));
+        for (int64_t i = 0; i < part; i++) {
+            char letter = tokens[i] == BYTE_SEPARATOR ? '|' : (char)tokens[i];
+            *out++ = (char)(!(marks[i] & TOKEN_UNTRAINED) && letter >= 'a' && letter <= 'z' ? letter - 32 : letter);
+            if (marks[i] & TOKEN_ENDS) *out++ = '/';
+        }
+    }
+    shard_set_close(&set);
+    return text;
+}
+
+static const char expected[] = ASKED("hi") "YES<|IM_END|>\n/2+2=4|/" ASKED("a") "B<|IM_END|>\n" ASKED("c") "DD<|IM_END|>\n/";
+
+static void answers_are_trained_and_questions_are_not(void **state) {
+    (void)state;
+    write_text("in", three);
+    PackResult result = pack_with(chat_options("in"));
+    assert_int_equal(result.documents, 3);
+    assert_int_equal(result.trained_train, 14 + 2 + 12 + 13);
+    for (int64_t step = 1; step <= 512; step = step < 20 ? step + 1 : 2 * step) { /* wherever reads begin and end */
+        SCOPED_FREE char *text = masked_text("out", step);
+        assert_string_equal(text, expected);
+    }
+    ShardSet set = open_set("out");
+    int64_t trained;
+    Error error = {0};
+    assert_true(shard_set_trained(&set, &trained, &error));
+    assert_int_equal(trained, result.trained_train);
+    shard_set_close(&set);
+}
+
+static void compressed_lines_and_folders_of_shards_give_the_same(void **state) {
+    (void)state;
+    gzFile gzip = gzopen("in.gz", "wb");
+    assert_int_equal(gzwrite(gzip, three, sizeof three - 1), sizeof three - 1);
+    assert_int_equal(gzclose(gzip), Z_OK);
+    char zstd[1024];
+    write_bytes("in.zst", zstd, ZSTD_compress(zstd, sizeof zstd, three, sizeof three - 1, 3));
+    static const char *const names[] = {"in.gz", "in.zst"};
+    for (int i = 0; i < 2; i++) {
+        pack_with(chat_options(names[i]));
+        SCOPED_FREE char *text = masked_text("out", 100);
+        assert_string_equal(text, expected);
+    }
+    PackOptions options = chat_options("in.gz");
+    options.output = "folder";
+    options.shard_tokens = 1;
+    assert_int_equal(pack_with(options).shards, 3);
+    SCOPED_FREE char *text = masked_text("folder", 100);
+    assert_string_equal(text, expected);
+}
+
+static void masks_of_nothing_and_of_all_are_refused(void **state) {
+    (void)state;
+    write_text("in", LINE(USER("a")) LINE(USER("b")));
+    assert_refused(chat_options("in"), ERROR_DATA, "no answer");
+    write_text("in", "{\"prompt\": \"\", \"completion\": \"a\"}\n");
+    assert_refused(chat_options("in"), ERROR_DATA, "all of the 2 tokens");
+    write_text("in", "{\"text\": \"a\"}\n");
+    assert_refused(chat_options("in"), ERROR_DATA, "no record of in is a conversation");
+    write_text("in", LINE(USER("a") "," ANSWER("b")));
+    PackOptions options = chat_options("in");
+    options.template = "";
+    assert_refused(options, ERROR_USAGE, "line 1 of in: the model brings no chat template");
+    options.template = "nowhere.jinja";
+    assert_refused(options, ERROR_DATA, "nowhere.jinja");
+}
+
+static void bad_records_are_counted_and_left_out(void **state) {
+    (void)state;
+    write_text("in", "{\"text\": 1}\n[]\n{\"messages\": 5}\n" LINE(USER("hi") "," ANSWER("yes")));
+    PackResult result = pack_with(chat_options("in"));
+    assert_int_equal(result.documents, 1);
+    assert_int_equal(result.bad[PACK_BAD_CHAT], 2);
+    assert_int_equal(result.bad[PACK_BAD_JSON], 1);
+    PackOptions options = chat_options("in");
+    options.invalid = PACK_INVALID_STOP;
+    assert_refused(options, ERROR_DATA, "line 1 of in is a bad record");
+}
+
+/* A loader over the whole set, best-fit packed or cut. */
+static void assert_targets(int64_t length, bool best_fit, bool mask) {
+    ShardSet set = open_set("out");
+    BinPlan plan = {0};
+    Error error = {0};
+    if (best_fit) assert_true(bin_plan_open(&plan, ".", "bins", &set, length, &error));
+    Order *order = order_of_one(1, false, "out", best_fit ? plan.bins * length : set.token_count - 1, length, &error);
+    LoaderSource source = {.set = &set, .bins = best_fit ? &plan : NULL};
+    LoaderOptions options = {
+        .order = order, .sources = &source, .sequences = 1, .vocabulary = BYTE_VOCABULARY, .separator = -1, .document_mask = mask};
+    Loader *loader = loader_open(&options, 0, &error);
+    assert_non_null(loader);
+    int64_t samples = best_fit ? plan.bins : order_sequences(set.token_count, length), targets = 0;
+    for (int64_t sample = 0; sample < samples; sample++) {
+        const Batch *batch = loader_next(loader, &error);
+        assert_non_null(batch);
+        for (int64_t i = 0; i < length; i++) targets += batch->targets[i] >= 0;
+    }
+    assert_int_equal(targets, 14 + 2 + 12 + 13); /* every trained token is a target once: none begins a document */
+    loader_close(loader);
+    order_free(order);
+    bin_plan_close(&plan);
+    shard_set_close(&set);
+}
+
+static void untrained_tokens_are_no_targets(void **state) {
+    (void)state;
+    write_text("in", three);
+    pack_with(chat_options("in"));
+    assert_targets(16, false, true);
+    assert_targets(37, false, false);
+    assert_targets(256, true, true);
+}
+
+static void the_template_of_the_tokenizers_folder_is_used_and_travels(void **state) {
+    (void)state;
+    json_auto_t *content = byte_tokenizer();
+    SCOPED_FREE char *tokenizer = json_dumps(content, 0);
+    assert_int_equal(mkdir("tok", 0700), 0);
+    write_text("tok/tokenizer.json", tokenizer);
+    write_text("tok/tokenizer_config.json", "{\"eos_token\": \"" BYTE_SEPARATOR_TEXT "\", \"chat_template\": \"{{ 1 / 0 }}\"}");
+    write_text("tok/chat_template.jinja",
+        "{% for m in messages %}{{ m.role[0] + ':' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}");
+    write_text("in", LINE(USER("hi") "," ANSWER("yes")));
+    PackOptions options = chat_options("in");
+    options.tokenizer = "tok";
+    options.template = "";
+    pack_with(options);
+    SCOPED_FREE char *text = masked_text("out", 100);
+    assert_string_equal(text, "u:hi|a:YES|/");
+    size_t size;
+    unsigned char *kept = read_bytes("out.tokenizer/chat_template.jinja", &size);
+    assert_int_equal(size,
+        strlen(
+            "{% for m in messages %}{{ m.role[0] + ':' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"));
+    free(kept);
+    options.tokenizer = "out.tokenizer";
+    options.output = "again";
+    pack_with(options);
+    SCOPED_FREE char *again = masked_text("again", 100);
+    assert_string_equal(again, text);
+}
+
+static void a_spoiled_mask_is_noticed(void **state) {
+    (void)state;
+    write_text("in", three);
+    pack_with(chat_options("in"));
+    size_t size;
+    unsigned char *index = read_bytes("out.idx", &size);
+    index[34] ^= 1; /* the length of the first sequence, behind the header of 34 bytes */
+    write_bytes("out.idx", index, size);
+    free(index);
+    ShardSet set;
+    Error error = {0};
+    assert_false(open_verified(&set, "out", &error));
+    assert_non_null(strstr(error.message, "not as it was written"));
+}
+
+#define CHAT_TEST(test) cmocka_unit_test_setup_teardown(test, enter_folder, leave_folder)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        CHAT_TEST(answers_are_trained_and_questions_are_not),
+        CHAT_TEST(compressed_lines_and_folders_of_shards_give_the_same),
+        CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
+        CHAT_TEST(bad_records_are_counted_and_left_out),
+        CHAT_TEST(untrained_tokens_are_no_targets),
+        CHAT_TEST(the_template_of_the_tokenizers_folder_is_used_and_travels),
+        CHAT_TEST(a_spoiled_mask_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/chat/: 200 conversations (conversations.py), a small tokenizer, and expected.txt, what transformers and jinja2 make of them with
+the templates there, which are our own: a line for each template and conversation with the XXH3 of the text, of the ids, and of the mask, or "refused"
+where the template raises. Masks of a template with marks are transformers' own; those of the others follow the rule of docs/finetune.md, written
+here once more over the offsets of `tokenizers`.
+
+    pip install transformers tokenizers jinja2 xxhash;  tests/golden/chat.py"""
+import glob
+import json
+import os
+import re
+import struct
+
+import tokenizers
+import transformers
+import xxhash
+from conversations import conversation
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OUT = os.path.join(HERE, "chat")
+CONVERSATIONS = 200
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|body|>", "<turn>"]
+LAST = ["brackets", "thinking"]  # templates that render earlier messages otherwise once more follow
+
+
+def make_tokenizer():
+    """qwen.json, which has a normal form (NFC), with the special tokens of the templates."""
+    content = json.load(open(f"{HERE}/tokenizers/qwen.json"))
+    known = {token["content"] for token in content["added_tokens"]}
+    number = max([*content["model"]["vocab"].values(), *[token["id"] for token in content["added_tokens"]]]) + 1
+    for text in SPECIAL:
+        if text not in known:
+            content["added_tokens"].append({"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True})
+            number += 1
+    json.dump(content, open(f"{OUT}/tokenizer.json", "w"), ensure_ascii=False)
+    json.dump({"bos_token": "<s>", "eos_token": {"content": "</s>"}}, open(f"{OUT}/tokenizer_config.json", "w"))
+
+
+def open_tokenizer():
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_file(f"{OUT}/tokenizer.json"), bos_token="<s>", eos_token="</s>")
+
+
+def spans_of(render, messages, last):
+    """The spans of characters that are trained, by the rule: what message i adds."""
+    whole, spans = render(messages, False), []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant" or (last and i + 1 < len(messages)):
+            continue
+        before, behind = render(messages[:i], True), render(messages[:i + 1], False)
+        if not (behind.startswith(before) and whole.startswith(behind)):
+            raise ValueError("the rule is broken") if last else AssertionError("the rule is broken")
+        spans.append((len(before), len(behind)))
+    return spans
+
+
+def mask_of(tokenizer, text, spans):
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = [int(any(start < end_ and start_ < end for start_, end_ in spans)) for start, end in encoding["offset_mapping"]]
+    return encoding["input_ids"], mask
+
+
+def expect(tokenizer, record, source, last):
+    """(text, ids, mask) or None."""
+    render = lambda messages, answer: tokenizer.apply_chat_template(messages, tools=record.get("tools"), chat_template=source, tokenize=False, add_generation_prompt=answer)
+    try:
+        text = render(record["messages"], False)
+        if re.search(r"\{%[-+]?\s*generation", source):
+            made = tokenizer.apply_chat_template(record["messages"], tools=record.get("tools"), chat_template=source, return_dict=True, return_assistant_tokens_mask=True)
+            ids, mask = made["input_ids"], made["assistant_masks"]
+        else:
+            ids, mask = mask_of(tokenizer, text, spans_of(render, record["messages"], last))
+    except (transformers.utils.chat_template_utils.jinja2.exceptions.TemplateError, TypeError, AttributeError, ValueError):
+        return None
+    return (text, ids, mask) if any(mask) else None
+
+
+def digest(data):
+    return f"{xxhash.xxh3_64_intdigest(data):016x}"
+
+
+def main():
+    make_tokenizer()
+    tokenizer = open_tokenizer()
+    records = [conversation(i) for i in range(CONVERSATIONS)]
+    with open(f"{OUT}/conversations.jsonl", "w") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with open(f"{OUT}/expected.txt", "w") as file:
+        for path in sorted(glob.glob(f"{OUT}/templates/*.jinja")):
+            name, source = os.path.basename(path)[:-len(".jinja")], open(path).read()
+            made = [expect(tokenizer, record, source, name in LAST) for record in records]
+            for number, one in enumerate(made):
+                if one:
+                    text, ids, mask = one
+                    file.write(f"{name} {number} {digest(text.encode())} {digest(struct.pack(f'<{len(ids)}i', *ids))} {digest(bytes(mask))}\n")
+                else:
+                    file.write(f"{name} {number} refused\n")
+            print(f"{name}: {sum(one is not None for one in made)} of {len(made)} conversations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+/* Tests of training on conversations: the loss and the gradient of a step are means over its trained tokens, however these
+ * are shared out: one large batch of single conversations, several packed into a sequence, microbatches, and two ranks. */
+#include "support/train_run.h"
+
+/* 16 conversations of ragged lengths, 133 to 250 bytes with what ChatML puts around them: two of them never fit into a
+ * sequence of 256. Answers are of 1 to 100 bytes, so that means over conversations or microbatches would differ. */
+static void write_conversations(void) {
+    FILE *file = fopen("chats.jsonl", "w");
+    assert_non_null(file);
+    for (int i = 0; i < 16; i++) {
+        int answer = 1 + i * i * 99 / 225, question = 150 - answer - 4 * i / 3;
+        fprintf(file, "{\"messages\": [{\"role\": \"user\", \"content\": \"%.*s\"}, {\"role\": \"assistant\", \"content\": \"", question,
+            "what is it that the checkpoint of a model holds, and why is no weight of it lost when the machine stops, the disk is full or "
+            "somebody "
+            "pulls the plug of it, again?");
+        for (int c = 0; c < answer; c++) fputc('a' + (c * (i + 3) + i) % 26, file);
+        fprintf(file, "\"}]}\n");
+    }
+    assert_int_equal(fclose(file), 0);
+    smelt_good("data pack chats.jsonl chats format=chat template=chatml");
+}
+
+#define CHAT_RUN                                                                                                                          \
+    "data.train=chats data.valid=chats data.packing=best_fit precision=fp64 steps=1 schedule.warmup=0 eval.every=1 checkpoint.every=0 "   \
+    "model.family=llama model.experts=0 model.context=1024 threads=1 "
+
+typedef struct Result { double loss, norm, valid; } Result;
+
+static Result result_of(const char *run) {
+    return (Result){recorded(run, "step", -1, "loss"), recorded(run, "step", -1, "grad_norm"), recorded(run, "evaluation", -1, "loss")};
+}
+
+/* Sums are added in another order, in fp64. */
+static void assert_same(Result a, Result b) {
+    assert_true(fabs(a.loss - b.loss) < 1e-12 * fabs(a.loss));
+    assert_true(fabs(a.norm - b.norm) < 1e-10 * fabs(a.norm));
+}
+
+/* Of evaluations of one length too, which cut the conversations at the same places, with the weights behind the step. */
+static void assert_same_valid(Result a, Result b) {
+    assert_same(a, b);
+    assert_true(fabs(a.valid - b.valid) < 1e-9 * fabs(a.valid));
+}
+
+static void a_step_is_the_mean_over_its_trained_tokens(void **state) {
+    (void)state;
+    write_conversations();
+    train_good(CHAT_RUN "run=single data.length=256 batch.sequences=16 batch.tokens=4096 model.rope_theta=10000");
+    Result single = result_of("single");
+    assert_true(single.loss > 0 && single.norm > 0);
+    train_good(CHAT_RUN "run=accumulated data.length=256 batch.sequences=1 batch.tokens=4096");
+    assert_same_valid(single, result_of("accumulated"));
+    train_good(CHAT_RUN "run=packed data.length=1024 batch.sequences=1 batch.tokens=4096");
+    assert_same(single, result_of("packed"));
+    char *words = memory_format(
+        "launch -n 2 self_test=false -- train %s %s run=two data.length=256 batch.sequences=2 batch.tokens=4096", TINY, CHAT_RUN);
+    smelt_good(words);
+    free(words);
+    assert_same_valid(single, result_of("two"));
+}
+
+static void a_run_without_the_mask_has_another_loss(void **state) {
+    (void)state;
+    write_conversations();
+    smelt_good("data pack chats.jsonl plain format=text");
+    train_good(CHAT_RUN "run=masked data.length=256 batch.sequences=16 batch.tokens=4096");
+    train_good(CHAT_RUN "run=plain data.train=plain data.valid=plain data.length=256 batch.sequences=16 batch.tokens=4096");
+    assert_true(fabs(result_of("masked").loss - result_of("plain").loss) > 1e-6);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_step_is_the_mean_over_its_trained_tokens),
+        TRAIN_TEST(a_run_without_the_mask_has_another_loss),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
