@@ -9,6 +9,9 @@
 typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
+/* y = x / (1 + e^-x) */
+TensorId op_silu(Graph *graph, TensorId x);
+
 /* y = silu(x[:, :F]) * x[:, F:], [R, 2F] -> [R, F]. */
 TensorId op_swiglu(Graph *graph, TensorId x);
 

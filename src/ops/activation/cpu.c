@@ -37,12 +37,16 @@ static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573
 static inline W tanh_sigmoid(W v) { return 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))); }
 static inline W tanh_slope(W v, W s) { return s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v); }
 
+static inline W silu_slope(W v, W s) { return s + v * s * (1 - s); }
+
 static inline W at_least(W v, W least) { return v < least ? least : v; }
 
 ROW(gelu_exact, to_compute((W)0.5 * v * (1 + wide_erf(v * (W)0.70710678118654752440))))
 ROW(gelu_exact_grad, to_compute(to_wide(d_y[i]) * (cumulative(v) + v * density(v))))
 ROW(gelu_tanh, to_compute(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)))))
 ROW(gelu_tanh_grad, to_compute(to_wide(d_y[i]) * tanh_slope(v, tanh_sigmoid(v))))
+ROW(silu, to_compute(v / (1 + wide_exp(-v))))
+ROW(silu_grad, to_compute(to_wide(d_y[i]) * silu_slope(v, 1 / (1 + wide_exp(-v)))))
 ROW(clamped, to_compute(at_least(v > parameter ? parameter : v, -parameter)))
 ROW(clamped_grad, v > parameter || v < -parameter ? 0 : d_y[i])
 ROW(scaled, to_compute(parameter *v))
@@ -51,6 +55,8 @@ static bool is_tanh(const OpCall *call) { return ((const ActivationAttributes *)
 
 CPU_OP(gelu) { each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact); }
 CPU_OP(gelu_grad) { each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad); }
+CPU_OP(silu) { each_row(call, ACTIVATION_X, silu); }
+CPU_OP(silu_grad) { each_row(call, ACTIVATION_GRAD_X, silu_grad); }
 CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped); }
 CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad); }
 CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled); }

@@ -20,6 +20,11 @@ typedef struct SwigluArguments {
 
 INLINE float sigmoid(float x) { return fast_reciprocal(1 + fast_exp(-x)); }
 
+INLINE float silu_slope(float x) {
+    float s = sigmoid(x);
+    return s + x * s * (1 - s);
+}
+
 /* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no
  * digits where x is negative. `gauss` is e^(-x^2 / 2). */
 INLINE float normal_cumulative(float x, float gauss) {
@@ -56,10 +61,12 @@ INLINE float gelu_tanh_slope(float x) {
 
 FORMULA(exact, false, gelu_exact(x[i]))
 FORMULA(tanh, false, gelu_tanh(x[i]))
+FORMULA(silu, false, x[i] * sigmoid(x[i]))
 FORMULA(clamp, false, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
 FORMULA(scale, false, a->factor *x[i])
 FORMULA(exact_grad, true, d_y[i] * gelu_exact_slope(x[i]))
 FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
+FORMULA(silu_grad, true, d_y[i] * silu_slope(x[i]))
 FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
 
 INLINE void swiglu_unit(const SwigluArguments *a, int unit) {
@@ -95,6 +102,8 @@ UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
 
 LAUNCHERS(gelu, FlatArguments, exact, tanh) /* by GeluKind */
 LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad)
+LAUNCHER(silu, FlatArguments)
+LAUNCHER(silu_grad, FlatArguments)
 LAUNCHER(clamp, FlatArguments)
 LAUNCHER(clamp_grad, FlatArguments)
 LAUNCHER(scale, FlatArguments)
@@ -123,6 +132,16 @@ GPU_OP(gelu) {
 GPU_OP(gelu_grad) {
     FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
     launch_gelu_grad(call->device, kind(call), flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(silu) {
+    FlatArguments arguments = flat(call, ACTIVATION_X);
+    launch_silu(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(silu_grad) {
+    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
+    launch_silu_grad(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(clamp) {

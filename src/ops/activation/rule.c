@@ -1,4 +1,4 @@
-/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SwiGLU
+/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SiLU; SwiGLU
  * (arXiv 2002.05202; the gate half first, then the up half); the clamp that MPT puts on queries, keys and values,
  * whose gradient is zero where x was cut; the scale of adapters. They are cheap to compute and large to keep, so the
  * recompute policies count them with the norms. */
@@ -15,6 +15,8 @@ TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind) {
     return append(graph, OP_gelu, x, graph_columns(graph, x), "gelu", (ActivationAttributes){.kind = kind});
 }
 
+TensorId op_silu(Graph *graph, TensorId x) { return append(graph, OP_silu, x, graph_columns(graph, x), "silu", (ActivationAttributes){0}); }
+
 TensorId op_swiglu(Graph *graph, TensorId x) {
     assert(graph_columns(graph, x) % 2 == 0);
     return append(graph, OP_swiglu, x, graph_columns(graph, x) / 2, "swiglu", (ActivationAttributes){0});
@@ -30,7 +32,10 @@ TensorId op_scale(Graph *graph, TensorId x, double factor) {
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    int op = node->op == OP_gelu ? OP_gelu_grad : node->op == OP_clamp ? OP_clamp_grad : OP_swiglu_grad;
+    int op = node->op == OP_gelu    ? OP_gelu_grad
+             : node->op == OP_silu  ? OP_silu_grad
+             : node->op == OP_clamp ? OP_clamp_grad
+                                    : OP_swiglu_grad;
     TensorId x = node->in[ACTIVATION_X];
     TensorId d_x = d_in[ACTIVATION_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     graph_node(graph, op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
@@ -48,6 +53,9 @@ enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 const Op op_rule_gelu = {
     .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_silu = {
+    .name = "silu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_silu_grad = {.name = "silu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {

@@ -11,12 +11,17 @@
  * positions that restart at 0 are the document mask; with window > 0 to the last `window` of these. With alibi > 0 the
  * score of the key d rows back is lowered by d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads of the
  * model rounded up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n; where n != heads, heads take those of
- * even i first, then those of odd i (as MPT does). */
+ * even i first, then those of odd i (as MPT does).
+ *
+ * Bidirectional attention, of encoders and image models, also sees the rows that come after: r - positions[r] to the end of
+ * the sequence. A shorter sequence lies at the end of its `length` rows, with positions that count from its first row: none of
+ * its rows sees those before it. There is neither a window nor ALiBi then, nor context parallelism. */
 typedef struct AttentionSpec {
     Heads heads;
     int64_t length, window; /* window 0: no limit */
     double scale;           /* of scores; 0: 1 / sqrt(head_dim) */
     double alibi;           /* 0: no bias */
+    bool bidirectional;
     /* For slopes: which of how many heads of the model the first one here is. 0 of 0: all of them are here. */
     int64_t first_head, all_heads;
     /* Under context parallelism: which rank of how many the rows of queries, and those of keys, belong to
@@ -26,7 +31,7 @@ typedef struct AttentionSpec {
 
 static inline int64_t attention_all_heads(const AttentionSpec *spec) { return spec->all_heads ? spec->all_heads : spec->heads.heads; }
 
-/* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
+/* Attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
  * head_dim]. Where the mesh has several ranks on AXIS_CP, R are this rank's rows of the sequences (ops/attention/tokens.h),
  * which see the keys of the other ranks too. */
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);

@@ -34,6 +34,11 @@ static int64_t block_rows(const AttentionPlan *plan, int64_t block) {
     return int_min(ATTENTION_TILE, plan->queries.rows - block * ATTENTION_TILE);
 }
 
+/* One past the last key that a query at `token` sees. It does not decrease with the token. */
+static int32_t keys_end(const AttentionPlan *plan, int32_t token) {
+    return plan->spec->bidirectional ? plan->keys.rows : row_from_token(&plan->keys, token + 1);
+}
+
 /* The key blocks that query block `block` reaches by causality and window are first_block .. end_block - 1. Neither
  * decreases with the block. */
 static int64_t first_block(const AttentionPlan *plan, int64_t block) {
@@ -42,7 +47,7 @@ static int64_t first_block(const AttentionPlan *plan, int64_t block) {
 }
 static int64_t end_block(const AttentionPlan *plan, int64_t block) {
     int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE + block_rows(plan, block) - 1));
-    return divide_up(row_from_token(&plan->keys, token + 1), ATTENTION_TILE);
+    return divide_up(keys_end(plan, token), ATTENTION_TILE);
 }
 /* How many, but at least one, so that every query block costs something. */
 static int64_t reach(const AttentionPlan *plan, int64_t block) { return int_max(end_block(plan, block) - first_block(plan, block), 1); }
@@ -190,7 +195,7 @@ static int64_t mask_of_block(const Part *part, int64_t block, AttentionMask *mas
                 back = int_max(part->attention->positions[part->row + first + i], 0);
         if (plan->window > 0) back = int_min(back, plan->window - 1);
         mask->low[i] = (W)row_from_token(&plan->keys, (int32_t)int_max(token - back, 0));
-        mask->high[i] = (W)(row_from_token(&plan->keys, (int32_t)token + 1) - 1);
+        mask->high[i] = (W)(keys_end(plan, (int32_t)token) - 1);
         mask->token[i] = (W)token;
     }
     mask->sloped = false; /* set_slope sets it for each head */

@@ -218,12 +218,12 @@ static inline void attention_load(W *to, const T *from, int64_t stride, int64_t 
 
 /* Interleaves two vectors, their first halves (at = 0) or second halves; log2(lanes) rounds of it transpose a
  * square. */
-#define ATTENTION_ZIP_2(a, b, at) __builtin_shufflevector(a, b, at, 2 + at)
-#define ATTENTION_ZIP_4(a, b, at) __builtin_shufflevector(a, b, at, 4 + at, 1 + at, 5 + at)
-#define ATTENTION_ZIP_8(a, b, at) __builtin_shufflevector(a, b, at, 8 + at, 1 + at, 9 + at, 2 + at, 10 + at, 3 + at, 11 + at)
+#define ATTENTION_ZIP_2(a, b, at) VECTOR_SHUFFLE(a, b, at, 2 + at)
+#define ATTENTION_ZIP_4(a, b, at) VECTOR_SHUFFLE(a, b, at, 4 + at, 1 + at, 5 + at)
+#define ATTENTION_ZIP_8(a, b, at) VECTOR_SHUFFLE(a, b, at, 8 + at, 1 + at, 9 + at, 2 + at, 10 + at, 3 + at, 11 + at)
 #define ATTENTION_ZIP_16(a, b, at) \
-    __builtin_shufflevector(a, b, at, 16 + at, 1 + at, 17 + at, 2 + at, 18 + at, 3 + at, 19 + at, 4 + at, 20 + at, 5 + at, 21 + at, 6 + at, \
-                            22 + at, 7 + at, 23 + at)
+    VECTOR_SHUFFLE(a, b, at, 16 + at, 1 + at, 17 + at, 2 + at, 18 + at, 3 + at, 19 + at, 4 + at, 20 + at, 5 + at, 21 + at, 6 + at, \
+                   22 + at, 7 + at, 23 + at)
 #if defined KERNEL_FP64 && ATTENTION_VECTOR_BYTES == 16
 #define ATTENTION_ZIP ATTENTION_ZIP_2
 #elif ATTENTION_VECTOR_BYTES == 16

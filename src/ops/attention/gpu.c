@@ -100,9 +100,18 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
 
 #define WAVES_OF_256 (WAVE == 64 ? 2 : 4) /* on AMD queries pass through the shared memory of keys and values */
 
-KERNEL(attention_32, AttentionForward) { attend(&a, 32, 32, 4); }
-KERNEL(attention_64, AttentionForward) { attend(&a, 64, 64, 4); }
-KERNEL(attention_128, AttentionForward) { attend(&a, 128, 128, 4); }
+KERNEL(attention_32, AttentionForward) {
+    WAVE_BOUNDS(256, 2);
+    attend(&a, 32, 32, 4);
+}
+KERNEL(attention_64, AttentionForward) {
+    WAVE_BOUNDS(256, 2);
+    attend(&a, 64, 64, 4);
+}
+KERNEL(attention_128, AttentionForward) {
+    WAVE_BOUNDS(256, SHARE_OF_128);
+    attend(&a, 128, 128, 4);
+}
 KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, WAVES_OF_256); }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                               \
@@ -144,6 +153,7 @@ Attention attention_of(const OpCall *call) {
         .kv_heads = (int32_t)h->kv_heads,
         .head_dim = (int32_t)h->head_dim,
         .window = (int32_t)spec->window,
+        .bidirectional = spec->bidirectional,
         .packed = 1,
         .slopes = slopes,
         .first_head = (int32_t)spec->first_head,

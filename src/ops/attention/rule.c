@@ -1,4 +1,4 @@
-/* Causal attention with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691). For
+/* Attention, causal or bidirectional, with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691). For
  * each query head, with Q, K, V [length, head_dim] of a sequence:
  *     P = softmax(scale * Q K^T + bias),  O = P V
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
@@ -13,6 +13,7 @@ static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns,
     const Heads *h = &spec->heads;
     assert(graph_get(graph, queries)->type == TYPE_COMPUTE && graph_columns(graph, queries) == columns);
     assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
+    assert(!spec->bidirectional || (spec->window == 0 && spec->alibi == 0 && spec->queries.ranks <= 1 && spec->keys.ranks <= 1));
     assert(graph_elements(graph, positions) == graph_rows(graph, queries));
 }
 
@@ -27,7 +28,10 @@ static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec)
 
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
     assert_shapes(graph, qkv, heads_columns(&spec->heads), positions, spec);
-    if (mesh_size(graph->mesh, MESH(AXIS_CP)) > 1) return attention_of_context(graph, qkv, positions, spec);
+    if (mesh_size(graph->mesh, MESH(AXIS_CP)) > 1) {
+        assert(!spec->bidirectional);
+        return attention_of_context(graph, qkv, positions, spec);
+    }
     assert(spec->length > 0 && graph_rows(graph, qkv) % spec->length == 0);
     return append(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
 }
@@ -67,6 +71,7 @@ static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
     const AttentionSpec *spec = node->attributes;
     int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
     double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
+    if (spec->bidirectional) pairs = (double)spec->length * (double)spec->length;
     double sequences = (double)graph_rows(graph, node->in[ATTENTION_QKV]) / (double)spec->length;
     return 2.0 * matmuls * pairs * sequences / (double)keys * spec->heads.heads * spec->heads.head_dim;
 }

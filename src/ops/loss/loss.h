@@ -1,4 +1,5 @@
-/* The LM head with cross-entropy: builders and operands, for the rule and the kernels of both back ends. */
+/* Losses: the LM head with cross-entropy, and the squared error of a prediction; builders and operands, for the rules and
+ * the kernels of both back ends. */
 #pragma once
 
 #include "graph/op.h"
@@ -9,6 +10,10 @@
  * The ranks of AXES_TENSOR share w out, which has `vocabulary` rows in all, by cut_share. All have the same x. Each makes
  * its part of the sum that d_x is; the first of them adds to the loss. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary);
+
+/* loss[0] += scale[0] * sum over rows of weight * mean over columns of (x - target)^2. In training d_x is made in the same
+ * pass. */
+void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss);
 
 /* The last row of x, [1, D]: what generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
@@ -26,6 +31,15 @@ typedef enum LossOperand {
 typedef struct LossAttributes { int64_t vocabulary; } LossAttributes; /* of all ranks */
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
 static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
+
+typedef enum SquaredOperand {
+    SQUARED_X,        /* WIDE [R, C] */
+    SQUARED_TARGET,   /* like x */
+    SQUARED_WEIGHTS,  /* WIDE [R] */
+    SQUARED_SCALE,    /* INPUT WIDE [1] */
+    SQUARED_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
+    SQUARED_D_X,      /* like x; in training */
+} SquaredOperand;
 
 typedef enum LastRowOperand {
     LAST_ROW_X,     /* COMPUTE [R, D] */

@@ -33,6 +33,15 @@ ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, con
  * of these. */
 TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads);
 
+/* Adaptive LayerNorm with gates (AdaLN-Zero, arXiv 2212.09748) of samples of R / S rows each, in one pass:
+ *     merged = stream + gate * block                  the stream itself where there is no block
+ *     normed = layernorm(merged) * (1 + scale) + shift     TENSOR_NONE where `shift` and `scale` are: a gated residual
+ * block COMPUTE [R, D], stream WIDE [R, D]; gate, shift and scale are vectors of each sample, WIDE [S, D]; the LayerNorm has
+ * neither gain nor bias. D is a multiple of 4 and at most ADAPTIVE_MOST_COLUMNS. */
+enum { ADAPTIVE_MOST_COLUMNS = 8192 };
+typedef struct Modulation { TensorId shift, scale; } Modulation;
+ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, TensorId stream, Modulation modulation, double epsilon);
+
 /* -- Attributes ---------------------------------------------------------------------------------------------------- */
 
 typedef struct NormAttributes {
@@ -99,6 +108,30 @@ enum {
     RESIDUAL_NORM_GRAD_D_GAIN,
     RESIDUAL_NORM_GRAD_D_BIAS,
     RESIDUAL_NORM_GRAD_D_AFFINE
+};
+
+/* as of op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none, statistics WIDE [R, 2] with normed. The
+ * attributes are NormAttributes. */
+enum { ADAPTIVE_NORM_BLOCK, ADAPTIVE_NORM_GATE, ADAPTIVE_NORM_STREAM, ADAPTIVE_NORM_SHIFT, ADAPTIVE_NORM_SCALE };
+enum { ADAPTIVE_NORM_MERGED, ADAPTIVE_NORM_NORMED, ADAPTIVE_NORM_STATISTICS };
+
+/* d_merged and d_normed, or none: zero; the forward operands, `merged` being the stream where there was no block -> d_block
+ * and d_gate where there was one; d_stream, d_shift and d_scale where there was a norm. Without one d_stream is d_merged. */
+enum {
+    ADAPTIVE_NORM_GRAD_D_MERGED,
+    ADAPTIVE_NORM_GRAD_D_NORMED,
+    ADAPTIVE_NORM_GRAD_BLOCK,
+    ADAPTIVE_NORM_GRAD_GATE,
+    ADAPTIVE_NORM_GRAD_MERGED,
+    ADAPTIVE_NORM_GRAD_SCALE,
+    ADAPTIVE_NORM_GRAD_STATISTICS
+};
+enum {
+    ADAPTIVE_NORM_GRAD_D_BLOCK,
+    ADAPTIVE_NORM_GRAD_D_GATE,
+    ADAPTIVE_NORM_GRAD_D_STREAM,
+    ADAPTIVE_NORM_GRAD_D_SHIFT,
+    ADAPTIVE_NORM_GRAD_D_SCALE
 };
 
 /* qkv COMPUTE [R, heads_columns], gain and bias (or none) WIDE [columns of a norm] -> out like qkv, statistics WIDE [R,

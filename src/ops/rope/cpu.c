@@ -29,6 +29,16 @@ static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restr
     if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
 }
 
+static void rope_neighbours(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+#pragma omp simd
+    for (int64_t i = 0; i < half; i++) {
+        W a = to_wide(x[2 * i]), b = to_wide(x[2 * i + 1]), s = sign * sine[i];
+        y[2 * i] = to_compute(a * cosine[i] - b * s);
+        y[2 * i + 1] = to_compute(b * cosine[i] + a * s);
+    }
+    if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+}
+
 CPU_OP(rope) {
     const RopeAttributes *attributes = call->attributes;
     const Heads *heads = &attributes->heads;
@@ -45,7 +55,8 @@ CPU_OP(rope) {
         const T *from = x + r * columns;
         T *to = y + r * columns;
         for (int64_t head = 0; head < rotated; head++)
-            rope_head(to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
+            (attributes->pairs == ROPE_NEIGHBOURS ? rope_neighbours : rope_head)(
+                to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
         if (to != from) memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
     }
 }

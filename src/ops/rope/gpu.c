@@ -1,6 +1,7 @@
 /* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8 rotated channels and
  * their partners half the rotated channels further on, or 8 channels to copy (the unrotated ends of heads, and the
- * values; none in place). Launch rope_1 takes one channel where 8 do not divide. The host computes the table once, in
+ * values; none in place). Launch rope_1 takes one channel where 8 do not divide. Where pairs are neighbours, a thread takes 8
+ * channels or, in rope_neighbours_2, 2. The host computes the table once, in
  * double precision as on the CPU. No scratch. */
 #include "backend/gpu/vector.h"
 
@@ -38,6 +39,29 @@ INLINE void rope_unit(const RopeArguments *a, int unit) {
 
 UNIT_KERNELS(rope, RopeArguments, rope_unit, 8)
 
+/* Pairs of neighbouring channels; `places` of a head are its channels, in place those that are rotated. */
+INLINE void rope_neighbours_unit(const RopeArguments *a, const int unit) {
+    Place place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    int head = place.column / a->places, within = place.column - head * a->places;
+    int64_t at = place.row * a->columns + (head < a->rotated ? head * a->dim + within : place.column);
+    const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within / 2;
+    bool paired = head < a->rotated && within < 2 * a->half;
+    u32x4 pairs = unit == 8 ? *(const u32x4 GLOBAL *)(a->x + at) : (u32x4){*(const uint32_t GLOBAL *)(a->x + at)};
+    if (paired) {
+        f32x4 cosine = load4_wide(angles, unit == 8 ? 4 : 1), sine = load4_wide(angles + a->half, unit == 8 ? 4 : 1) * a->sign;
+        UNROLL for (int i = 0; i < unit / 2; i++) {
+            float x = to_float_low(pairs[i]), y = to_float_high(pairs[i]);
+            pairs[i] = to_bf16_pair(x * cosine[i] - y * sine[i], y * cosine[i] + x * sine[i]);
+        }
+    }
+    if (unit == 8) *(u32x4 GLOBAL *)(a->y + at) = pairs;
+    else *(uint32_t GLOBAL *)(a->y + at) = pairs[0];
+}
+
+KERNEL(rope_neighbours_8, RopeArguments) { rope_neighbours_unit(&a, 8); }
+KERNEL(rope_neighbours_2, RopeArguments) { rope_neighbours_unit(&a, 2); }
+
 #else
 
 #include "base/memory.h"
@@ -47,6 +71,7 @@ UNIT_KERNELS(rope, RopeArguments, rope_unit, 8)
 #include <stdlib.h>
 
 TILED_LAUNCHER(rope, RopeArguments, 8)
+LAUNCHERS(rope_neighbours, RopeArguments, rope_neighbours_8, rope_neighbours_2)
 
 GPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
@@ -81,7 +106,14 @@ GPU_OP(rope) {
         .places = in_place ? half : dim - half,
         .sign = attributes->sign,
         .tiling = tile_matrix(rows, in_place ? rotated * half : columns - rotated * half, half % 8 || dim % 8 ? 1 : 8)};
-    launch_rope(call->device, &arguments);
+    if (attributes->pairs == ROPE_HALVES) {
+        launch_rope(call->device, &arguments);
+        return;
+    }
+    bool even = half % 4 == 0 && dim % 8 == 0;
+    arguments.places = (int32_t)(in_place ? 2 * half : dim);
+    arguments.tiling = tile_units(rows, in_place ? rotated * 2 * half : columns, even ? 8 : 2);
+    launch_rope_neighbours(call->device, !even, tiling_shape(arguments.tiling), &arguments);
 }
 
 #endif

@@ -8,6 +8,11 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
+enum { ROPE_AXES = 3 };
+
+/* Which channels are turned together, i < dimensions / 2: i and i + dimensions / 2, or 2 i and 2 i + 1. */
+typedef enum RopePairs { ROPE_HALVES, ROPE_NEIGHBOURS } RopePairs;
+
 /* The table holds a row per position: dimensions / 2 cosines, then as many sines, all times attention_factor.
  * `dimensions` is the number of rotated channels of a head. Frequencies are theta^(-2i / dimensions), i < dimensions /
  * 2, which `scaling` changes where factor > 1 (rope_frequency). */
@@ -21,13 +26,15 @@ typedef struct RopeSpec {
     double beta_fast, beta_slow;          /* yarn: likewise */
     bool truncate;                        /* yarn: the bounds that these are become whole channels */
     double attention_factor;              /* yarn; 0: 1 */
+    /* Positions of several coordinates: pairs of channels are those of axes[0] / 2, then axes[1] / 2 and so on, each of them
+     * with frequencies and a coordinate of its own. Position p is (0, p / grid, p % grid). 0: one coordinate. */
+    int64_t axes[ROPE_AXES], grid;
     int64_t length; /* dynamic: of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
-/* Rotates the first `dimensions` channels of every query and key head, channel i paired with i + dimensions / 2;
- * values are copied. */
-TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads);
+/* Rotates the first `dimensions` channels of every query and key head; values are copied. */
+TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads, RopePairs pairs);
 
 /* -> table CONSTANT WIDE [positions, dimensions] */
 enum { ROPE_TABLE_OUT };
@@ -39,6 +46,7 @@ enum { ROPE_Y };
 typedef struct RopeAttributes {
     Heads heads;
     double sign; /* of the angle: 1 forward, -1 in the backward pass */
+    RopePairs pairs;
 } RopeAttributes;
 
 /* -- Frequencies, for both back ends ------------------------------------------------------------------------------- */
@@ -77,9 +85,20 @@ static inline double rope_dynamic_theta(const RopeSpec *spec, int64_t length) {
     return spec->theta * pow(spec->factor * longer - (spec->factor - 1), d / (d - 2));
 }
 
+/* The axis of channel pair i, whose number among the pairs of that axis it becomes. */
+static inline int rope_axis(const RopeSpec *spec, int64_t *i) {
+    int axis = 0;
+    for (; axis + 1 < ROPE_AXES && *i >= spec->axes[axis] / 2; axis++) *i -= spec->axes[axis] / 2;
+    return axis;
+}
+
 /* Radians per position of channel pair i in a sequence of `length`, which only dynamic scaling reads; the formulas
  * are those of transformers' `rope_type`s of the same names (modeling_rope_utils.py). */
 static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t length) {
+    if (spec->grid) {
+        int axis = rope_axis(spec, &i);
+        return pow(spec->theta, -2.0 * i / spec->axes[axis]);
+    }
     bool scaled = spec->factor > 1, dynamic = scaled && spec->scaling == ROPE_DYNAMIC;
     double frequency = pow(dynamic ? rope_dynamic_theta(spec, length) : spec->theta, -2.0 * i / spec->dimensions);
     if (!scaled || dynamic) return frequency;
@@ -92,6 +111,10 @@ static inline double rope_attention_factor(const RopeSpec *spec) { return spec->
 /* The angle of pair i at a position, from its frequency in sequences of spec->length. In a cache under dynamic scaling
  * a row beyond the original context has the frequency of the length that the sequence had when it was written. */
 static inline double rope_angle(const RopeSpec *spec, int64_t i, int64_t position, double frequency) {
+    if (spec->grid) {
+        int axis = rope_axis(spec, &i);
+        return frequency * (axis == 0 ? 0 : axis == 1 ? position / spec->grid : position % spec->grid);
+    }
     bool grown = spec->scaling == ROPE_DYNAMIC && spec->length == 0 && position >= spec->original_positions;
     return position * (grown ? rope_frequency(spec, i, position + 1) : frequency);
 }

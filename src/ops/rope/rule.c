@@ -1,5 +1,5 @@
-/* Rotary position embedding (arXiv 2104.09864) in the rotate-half layout of GPT-NeoX and Llama: channel i of a head is
- * paired with channel i + dimensions / 2, and with angle a = position * frequency[i]
+/* Rotary position embedding (arXiv 2104.09864), in the rotate-half layout of GPT-NeoX and Llama or in that of the paper, whose
+ * pairs are neighbours. In the former channel i of a head is paired with channel i + dimensions / 2, and with angle a = position * frequency[i]
  *     y[i] = x[i] cos a - x[i + dimensions / 2] sin a
  *     y[i + dimensions / 2] = x[i + dimensions / 2] cos a + x[i] sin a
  * Angles are computed in double: at position 100,000 an angle in fp32 is already wrong in the third digit. */
@@ -11,30 +11,33 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     assert(!(spec->factor > 1) || spec->scaling == ROPE_LINEAR || spec->original_positions > 0);
     assert(!(spec->factor > 1) || spec->scaling != ROPE_LLAMA3 || spec->high_frequency > spec->low_frequency);
     assert(!(spec->factor > 1) || spec->scaling != ROPE_DYNAMIC || spec->dimensions > 2);
+    assert(!spec->grid || (!(spec->factor > 1) && spec->axes[0] + spec->axes[1] + spec->axes[2] == spec->dimensions));
+    for (int i = 0; i < ROPE_AXES; i++) assert(spec->axes[i] % 2 == 0);
     TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
     graph_node(graph, OP_rope_table, (Inputs){0}, (Outputs){[ROPE_TABLE_OUT] = table}, spec, sizeof *spec);
     return table;
 }
 
-static TensorId rotate(Graph *graph, TensorId x, TensorId positions, TensorId table, const Heads *heads, double sign) {
-    TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, sign > 0 ? "rotated" : "d_qkv");
-    RopeAttributes attributes = {.heads = *heads, .sign = sign};
+static TensorId rotate(Graph *graph, TensorId x, TensorId positions, TensorId table, const RopeAttributes *attributes) {
+    TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, attributes->sign > 0 ? "rotated" : "d_qkv");
     graph_node(graph, OP_rope, (Inputs){[ROPE_X] = x, [ROPE_POSITIONS] = positions, [ROPE_TABLE] = table}, (Outputs){[ROPE_Y] = y},
-        &attributes, sizeof attributes);
+        attributes, sizeof *attributes);
     return y;
 }
 
-TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads) {
+TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads, RopePairs pairs) {
     assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_get(graph, table)->type == TYPE_WIDE);
     assert(graph_columns(graph, qkv) == heads_columns(heads));
     assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
+    assert(pairs == ROPE_HALVES || heads->head_dim % 2 == 0);
     assert(graph_columns(graph, table) % 2 == 0 && graph_columns(graph, table) <= heads->head_dim);
-    return rotate(graph, qkv, positions, table, heads, 1);
+    return rotate(graph, qkv, positions, table, &(RopeAttributes){.heads = *heads, .sign = 1, .pairs = pairs});
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    const RopeAttributes *attributes = node->attributes;
-    d_in[ROPE_X] = rotate(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes->heads, -attributes->sign);
+    RopeAttributes attributes = *(const RopeAttributes *)node->attributes;
+    attributes.sign = -attributes.sign;
+    d_in[ROPE_X] = rotate(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes);
 }
 
 static double angles(const Graph *graph, const Node *node) {

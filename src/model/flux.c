@@ -1,0 +1,199 @@
+/* FLUX.1 (Black Forest Labs, 2024; the architecture is that of diffusers' FluxTransformer2DModel): a rectified-flow
+ * transformer over the tokens of an image, 2 x 2 latents each, and those of its text, in bidirectional attention. The first
+ * `layers` blocks have weights for either kind of token and attend jointly; in the `single_layers` blocks after them one
+ * stream has both, and attention and MLP are parallel. What time, guidance and pooled text say modulates every norm
+ * (op_adaptive_norm). The head predicts the velocity noise - image of each latent.
+ *
+ * In shapes, S samples of I image and T text tokens each, image first: a sample is a sequence of I + T rows. Called by
+ * model.c; owns nothing. */
+#include <math.h>
+#include <stdio.h>
+
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/join/join.h"
+#include "ops/linear/linear.h"
+#include "ops/rope/rope.h"
+
+/* The two kinds of rows. */
+enum { IMAGE, TEXT, KINDS };
+
+/* The first parts of a sample's modulation, in the order of the linear layer's output. */
+enum { SHIFT, SCALE, GATE, MLP_SHIFT, MLP_SCALE, MLP_GATE, DOUBLE_PARTS, SINGLE_PARTS = MLP_SHIFT, OUT_PARTS = 2 };
+
+typedef struct Flux {
+    Builder *b;
+    int64_t samples, rows[KINDS]; /* rows: of a sample */
+    TensorId conditions;          /* silu of the sum of embeddings, COMPUTE [S, D] */
+} Flux;
+
+static TensorId linear(Builder *b, TensorId x, const char *name, int64_t out, bool wide) {
+    TensorId w = builder_matrix(b, name, out, graph_columns(b->graph, x), b->config->init_std, NULL);
+    return op_linear(b->graph, x, w, builder_bias(b, name, out, NULL), wide);
+}
+
+void image_time_features(double time, float features[IMAGE_TIME_WIDTH]) {
+    enum { HALF = IMAGE_TIME_WIDTH / 2 };
+    for (int i = 0; i < HALF; i++) {
+        float angle = (float)time * 1000 * expf((float)-log(10000) * (float)i / HALF);
+        features[i] = (float)cos(angle);
+        features[HALF + i] = (float)sin(angle);
+    }
+}
+
+/* -- Conditions ---------------------------------------------------------------------------------------------------- */
+
+/* NAME.linear_2(silu(NAME.linear_1(x))), [S, columns] to [S, D] */
+static TensorId embed(Builder *b, TensorId x, const char *name) {
+    char first[96], second[96];
+    snprintf(first, sizeof first, "time_text_embed.%s.linear_1", name);
+    snprintf(second, sizeof second, "time_text_embed.%s.linear_2", name);
+    return linear(b, op_silu(b->graph, linear(b, x, first, b->config->width, false)), second, b->config->width, false);
+}
+
+static TensorId conditions(Builder *b) {
+    TensorId sum = embed(b, b->image.time, "timestep_embedder");
+    if (b->config->guidance) sum = op_add(b->graph, sum, embed(b, b->image.guidance, "guidance_embedder"));
+    return op_silu(b->graph, op_add(b->graph, sum, embed(b, b->image.pooled, "text_embedder")));
+}
+
+/* Vectors WIDE [S, D] of the layer NAME.linear. */
+static void modulate(const Flux *f, const char *name, TensorId *parts, int count) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.linear", name);
+    op_split_columns(f->b->graph, linear(f->b, f->conditions, full, count * f->b->config->width, true), parts, count);
+}
+
+/* -- Attention ----------------------------------------------------------------------------------------------------- */
+
+/* Names of the layers of one kind of rows. */
+typedef struct Names { const char *q, *k, *v, *norm_q, *norm_k, *out, *up, *down, *modulation; } Names;
+static const Names names[] = {
+    [IMAGE] = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.norm_q", "attn.norm_k", "attn.to_out.0", "ff.net.0.proj", "ff.net.2", "norm1"},
+    [TEXT] = {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.norm_added_q", "attn.norm_added_k", "attn.to_add_out",
+        "ff_context.net.0.proj", "ff_context.net.2", "norm1_context"},
+};
+
+/* Packed qkv of rows, queries and keys normalised. */
+static TensorId project(const Flux *f, TensorId x, const Names *n) {
+    Builder *b = f->b;
+    const ModelConfig *c = b->config;
+    Heads heads = builder_heads(b);
+    int64_t columns = c->heads * c->head_dim;
+    const Stacked projections[] = {{n->q, columns, AXES_TENSOR}, {n->k, columns, AXES_TENSOR}, {n->v, columns, AXES_TENSOR}};
+    Linear input = builder_stacked(b, projections, 3, c->width, true);
+    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION);
+    Norm query = builder_norm(b, n->norm_q, NORM_RMS, false, c->head_dim), key = builder_norm(b, n->norm_k, NORM_RMS, false, c->head_dim);
+    return op_qk_norm(b->graph, qkv, &query, &key, &heads);
+}
+
+/* Over all rows of each sample. */
+static TensorId attend(const Flux *f, TensorId qkv) {
+    Builder *b = f->b;
+    AttentionSpec spec = {.heads = builder_heads(b), .length = f->rows[IMAGE] + f->rows[TEXT], .bidirectional = true};
+    return op_attention(
+        b->graph, op_rope(b->graph, qkv, b->image.places, b->rope_table, &spec.heads, ROPE_NEIGHBOURS), b->positions, &spec);
+}
+
+static TensorId output(Builder *b, TensorId x, const char *name, int64_t in, LoraGroup group) {
+    Linear layer = builder_split_input(b, name, b->config->width, in, builder_residual_std(b), true);
+    return builder_linear(b, x, &layer, group);
+}
+
+static TensorId widen(Builder *b, TensorId x, const char *name) {
+    Linear layer = builder_split_output(b, name, &b->config->ffn, 1, b->config->width, b->config->init_std, true);
+    return op_gelu(b->graph, builder_linear(b, x, &layer, LORA_MLP), GELU_TANH);
+}
+
+/* -- Blocks -------------------------------------------------------------------------------------------------------- */
+
+static void begin_block(Builder *b, const char *layers, int number, int layer) {
+    char prefix[32];
+    b->layer_names = layers;
+    b->layer = number;
+    snprintf(prefix, sizeof prefix, "layers.%d.", layer);
+    graph_scope(b->graph, layer, prefix);
+}
+
+/* One kind of rows between two blocks: the stream, and the block's output that is still to be added to it. */
+typedef struct Branch { TensorId stream, block, gate; } Branch;
+
+static TensorId merge(const Flux *f, Branch *x, TensorId shift, TensorId scale) {
+    ResidualNorm h = op_adaptive_norm(f->b->graph, x->block, x->gate, x->stream, (Modulation){shift, scale}, f->b->config->norm_epsilon);
+    *x = (Branch){.stream = h.stream};
+    return h.normed;
+}
+
+static void double_block(const Flux *f, Branch x[KINDS]) {
+    Builder *b = f->b;
+    const ModelConfig *c = b->config;
+    TensorId parts[KINDS][DOUBLE_PARTS], qkv[KINDS], attended[KINDS];
+    for (int i = 0; i < KINDS; i++) {
+        modulate(f, names[i].modulation, parts[i], DOUBLE_PARTS);
+        qkv[i] = project(f, merge(f, &x[i], parts[i][SHIFT], parts[i][SCALE]), &names[i]);
+    }
+    op_split_rows(b->graph, attend(f, op_join_rows(b->graph, qkv, KINDS, f->samples)), f->rows, attended, KINDS, f->samples);
+    for (int i = 0; i < KINDS; i++) {
+        x[i].block = output(b, attended[i], names[i].out, c->heads * c->head_dim, LORA_ATTENTION);
+        x[i].gate = parts[i][GATE];
+        TensorId normed = merge(f, &x[i], parts[i][MLP_SHIFT], parts[i][MLP_SCALE]);
+        x[i].block = output(b, widen(b, normed, names[i].up), names[i].down, c->ffn, LORA_MLP);
+        x[i].gate = parts[i][MLP_GATE];
+    }
+}
+
+static void single_block(const Flux *f, Branch *x) {
+    Builder *b = f->b;
+    TensorId parts[SINGLE_PARTS], both[2];
+    modulate(f, "norm", parts, SINGLE_PARTS);
+    TensorId normed = merge(f, x, parts[SHIFT], parts[SCALE]);
+    both[0] = attend(f, project(f, normed, &names[IMAGE]));
+    both[1] = widen(b, normed, "proj_mlp");
+    x->block = output(b, op_join_columns(b->graph, both, 2), "proj_out", graph_columns(b->graph, both[0]) + b->config->ffn, LORA_MLP);
+    x->gate = parts[GATE];
+}
+
+/* The streams after a block's output is added to them, as one. */
+static TensorId join(const Flux *f, Branch x[KINDS]) {
+    TensorId streams[KINDS];
+    for (int i = 0; i < KINDS; i++) {
+        merge(f, &x[i], TENSOR_NONE, TENSOR_NONE);
+        streams[i] = x[i].stream;
+    }
+    return op_join_rows(f->b->graph, streams, KINDS, f->samples);
+}
+
+TensorId flux_build(Builder *b) {
+    const ModelConfig *c = b->config;
+    Graph *graph = b->graph;
+    int64_t samples = graph_rows(graph, b->image.time);
+    Flux f = {
+        .b = b, .samples = samples, .rows = {graph_rows(graph, b->image.latents) / samples, graph_rows(graph, b->image.text) / samples}};
+    int64_t other = (c->head_dim - c->rope_first) / 2;
+    b->rope_table = op_rope_table(graph, &(RopeSpec){.theta = c->rope_theta,
+                                             .dimensions = c->head_dim,
+                                             .positions = IMAGE_GRID * IMAGE_GRID,
+                                             .axes = {c->rope_first, other, other},
+                                             .grid = IMAGE_GRID});
+    Branch x[KINDS] = {{.stream = linear(b, b->image.latents, "x_embedder", c->width, true)},
+        {.stream = linear(b, b->image.text, "context_embedder", c->width, true)}};
+    f.conditions = conditions(b);
+    int doubles = (int)(c->layers - c->single_layers);
+    for (int i = 0; i < doubles; i++) {
+        begin_block(b, "transformer_blocks", i, i);
+        double_block(&f, x);
+    }
+    Branch all = {.stream = join(&f, x)};
+    for (int i = 0; i < c->single_layers; i++) {
+        begin_block(b, "single_transformer_blocks", i, doubles + i);
+        single_block(&f, &all);
+    }
+    merge(&f, &all, TENSOR_NONE, TENSOR_NONE);
+    builder_layer(b, -1);
+    TensorId rows[KINDS], out[OUT_PARTS];
+    op_split_rows(graph, all.stream, f.rows, rows, KINDS, samples);
+    modulate(&f, "norm_out", out, OUT_PARTS); /* here the scale comes first */
+    Branch last = {.stream = rows[IMAGE]};
+    return linear(b, merge(&f, &last, out[1], out[0]), "proj_out", c->channels, true);
+}
