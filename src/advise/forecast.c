@@ -31,7 +31,7 @@ ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
         if (i == graph->node_count) break;
         const Node *node = &graph->nodes[i];
         const Op *op = op_table[node->op];
-        if (op->once) continue;
+        if (op->once || op_runs_once_a_step(graph, node)) continue;
         if (!work_is_collective(graph, node)) {
             Work work = work_of_node(graph, node);
             double seconds = work_seconds(&work, &cluster->hardware, cluster->measured);
@@ -172,7 +172,8 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     forecast->memory.total += (int64_t)cluster->hardware.runtime;
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
     forecast->bubble *= count * forecast->work.total + forecast->waits;
-    forecast->step = count * forecast->work.total + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
+    forecast->step =
+        count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
     forecast->flops /= stages * forecast->step;
 }

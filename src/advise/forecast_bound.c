@@ -28,11 +28,18 @@ static ParameterGroup *group_of(ProgramSums *sums, const Graph *graph, const Par
     return &sums->groups[i];
 }
 
+/* Of MASTER, so that weights of these take what codes and scales do. */
+static double quantized_bytes(const Graph *graph, const Parameter *p) {
+    double held = (double)(graph_bytes(graph, p->codes) + graph_bytes(graph, p->scales));
+    return held * (double)precision_state_bytes(graph->precision, TYPE_COMPUTE) / (double)precision_bytes(graph->precision, TYPE_COMPUTE);
+}
+
 static void sum_parameters(ProgramSums *sums, const Graph *graph, const OptimizerConfig *optimizer, const Rates *rates) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         ParameterGroup *group = group_of(sums, graph, p);
         double bytes = (double)p->count * (double)p->element_bytes;
+        if (p->quantization) bytes = quantized_bytes(graph, p);
         group->bytes += bytes;
         group->largest = fmax(group->largest, bytes);
         group->update += forecast_update(graph, p, optimizer, rates);
@@ -53,9 +60,11 @@ static void sum_head(ProgramSums *sums, const Graph *graph, const Cluster *clust
 
 static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Backend *backend, const Cluster *cluster) {
     ProgramSums sums = {0};
+    ModelConfig cheapest = config->model;
+    if (cheapest.fp8.keep_weights) cheapest.fp8.weights = FP8_WEIGHTS_KEPT;
     SCOPED(model_free)
-    Model model = model_build_adapted(mesh, &config->model, &config->lora, config->precision, MODEL_TRAIN, config->batch.sequences,
-        config->data.length, config->recompute);
+    Model model = model_build_adapted(mesh, &cheapest, &config->lora, config->precision, MODEL_TRAIN, config->batch.sequences,
+        config->data.length, config_recompute(config));
     ProgramTimes times = forecast_program(model.graph, cluster);
     sums.backward = times.work.backward;
     sums.forward = times.work.total - sums.backward;
@@ -77,7 +86,8 @@ bool small_programs(
     *small = (SmallPrograms){0};
     if (!op_backend(&backend, device, config->precision, "", error)) return false;
     for (int i = 0; i < 2; i++) {
-        few.model.layers = small->layers[i] = int_min(config->model.layers, 3 + i);
+        bool alike = config->model.single_layers == 0; /* layers of two kinds: the whole model stands for both programs */
+        few.model.layers = small->layers[i] = alike ? int_min(config->model.layers, 3 + i) : config->model.layers;
         small->sums[i] = sum_program(&few, &mesh, &backend, cluster);
     }
     return true;

@@ -7,16 +7,17 @@
 #include "config/layout_rules.h"
 #include "layout/pipeline_schedule.h"
 
-static const char *const policies[] = {"none", "norm", "attention", "block"};
+static const char *const policies[] = {"none", "norm", "attention", "block", "auto"};
 
 static void print_memory(const Forecast *forecast, const Hardware *hardware, FILE *file) {
     const Budget *m = &forecast->memory;
     const struct {
         const char *name;
         int64_t bytes;
-    } rows[] = {{"weights", m->weights}, {"master weights", m->master}, {"gradients", m->gradients}, {"optimizer state", m->optimizer},
-        {"activations", m->activations}, {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other},
-        {"driver and libraries", (int64_t)hardware->runtime}, {"total", m->total}};
+    } rows[] = {{"weights", m->weights}, {"weights in fp8", m->codes}, {"master weights", m->master}, {"gradients", m->gradients},
+        {"optimizer state", m->optimizer}, {"activations", m->activations},
+        {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other}, {"driver and libraries", (int64_t)hardware->runtime},
+        {"total", m->total}};
     char text[32];
     if (forecast->layout.ranks.pp > 1) fprintf(file, "memory of a rank of stage %d, the fullest\n", forecast->stage);
     else fprintf(file, "memory of a rank\n");
@@ -38,6 +39,7 @@ static void print_time(const Forecast *forecast, FILE *file) {
     fprintf(file, "time of a step (%lld microbatch%s)\n", (long long)forecast->microbatches, forecast->microbatches == 1 ? "" : "es");
     for (int class = 0; class < WORK_CLASSES; class++)
         print_time_row(file, work_class_name(class), count * forecast->work.seconds[class], forecast->step);
+    print_time_row(file, "weights to fp8, once a step", forecast->work.once, forecast->step);
     print_time_row(file, "optimizer", forecast->optimizer, forecast->step);
     print_time_row(file, "waiting for collectives", forecast->waits, forecast->step);
     print_time_row(file, "pipeline bubble", forecast->bubble, forecast->step);

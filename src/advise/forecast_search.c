@@ -136,8 +136,8 @@ static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout la
 
 /* Every recomputation of some pipelines, which are alike in all that small programs depend on. */
 static bool add_recomputations(Space *space, const Pipelines *list, bool *fits, Error *error) {
-    int first = space->freedom.memory ? RECOMPUTE_NONE : list->items->recompute;
-    int last = space->freedom.memory ? RECOMPUTE_BLOCK : first;
+    bool free = space->freedom.memory || list->items->recompute == RECOMPUTE_AUTO;
+    int first = free ? RECOMPUTE_NONE : list->items->recompute, last = free ? RECOMPUTE_BLOCK : first;
     for (int recompute = first; recompute <= last; recompute++) {
         SmallPrograms small;
         ForecastLayout layout = list->items[0];

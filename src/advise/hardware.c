@@ -162,8 +162,12 @@ double hardware_peak(const Device *device, Precision precision, bool fp8) {
 }
 
 bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error) {
-    if (config->model.fp8.recipe == FP8_NONE || hardware->kind == DEVICE_CPU || hardware->peak_fp8 > 0) return true;
-    return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
+    if (config->model.fp8.recipe == FP8_NONE || hardware->kind == DEVICE_CPU) return true;
+    if (!(hardware->peak_fp8 > 0))
+        return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
+    return config->model.fp8.recipe != FP8_MXFP8 || (hardware->target && !strcmp(hardware->target, "gfx950")) ||
+           error_set(error, ERROR_USAGE, "fp8.recipe=mxfp8: %s has no GEMMs with scales of 32 elements: give another recipe or GPU",
+               hardware->title);
 }
 
 static Device *describe(const Hardware *hardware) {

@@ -94,7 +94,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
     for (int e = 0; e < (from->experts ? 3 : 1); e++)
         for (int h = 0; h < 3; h++)
             for (int w = 0; w < 4; w++)
-                for (int64_t layers = from->layers > 2 ? from->layers - 2 : 1; layers <= from->layers + 2; layers++) {
+                for (int64_t layers = int_max(from->layers - 2, from->single_layers + 1); layers <= from->layers + 2; layers++) {
                     ModelConfig model = *from;
                     bool again = (e > 0 && experts[e] == experts[e - 1]) || (h > 0 && heads[h] == heads[h - 1]) ||
                                  (w > 0 && widths[w] == widths[w - 1]);

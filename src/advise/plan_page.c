@@ -163,6 +163,17 @@ static void print_settings(const Config *config, FILE *file) {
     if (!count) fprintf(file, "  none\n");
 }
 
+static const char *const policies[] = {"none", "norm", "attention", "block"};
+
+/* What recompute=auto comes to: what the fullest stage of a pipeline has to compute again. */
+static int choose_recompute(const Config *config, int ranks, Device *device, int64_t available) {
+    int64_t beside = config->layout.cp * config->layout.ep * config->layout.tp;
+    int policy = RECOMPUTE_NONE;
+    for (int64_t stage = 0; stage < config->layout.pp; stage++)
+        policy = (int)int_max(policy, fit_recompute(config, device, (int)(stage * beside), ranks, available));
+    return policy;
+}
+
 /* Plans one rank of each pipeline stage; *session, empty before, is the one that needs most. The caller frees it in any
  * case. */
 static bool plan_fullest(Session *session, const Config *config, int ranks, Device *device, Error *error) {
@@ -191,6 +202,7 @@ static void print_phase(const Session *session, const Phases *phases, const Posi
     int64_t length = config->data.length, samples = int_min(end.samples, phase_end(&phases->items[phases_find(phases, start->samples)]));
     log_format_bytes((double)session_budget(session).total, memory);
     fprintf(file, "  %s\n    memory %s", line, memory);
+    fp8_print_part(session->model.graph, config, file);
     if (!forecast_session(session, &forecast)) *seconds = NAN;
     else {
         double all = (double)((samples - start->samples) * length) / (forecast.tokens_per_second * layout_all_ranks(session->layout));
@@ -230,9 +242,13 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     int largest = 0;
     if (!phases_open(&phases, config, error)) return false;
     bool mixed = phases.items[0].name;
+    for (int i = 0; i < phases.count; i++)
+        phases.items[i].config.recompute = choose_recompute(&phases.items[i].config, ranks, device, available);
     if (mixed && !print_phases(config, &phases, ranks, device, &largest, file, error)) return false;
     if (!plan_fullest(&session, &phases.items[largest].config, ranks, device, error)) return false;
     print_model(&session, &phases, file);
+    if (config->recompute == RECOMPUTE_AUTO)
+        fprintf(file, "recompute   %s, as auto comes to here\n", policies[phases.items[largest].config.recompute]);
     if (!print_memory(&session, available, file, error)) return false;
     fp8_print(session.model.graph, session.config, file);
     print_traffic(&session, file);

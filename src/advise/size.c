@@ -20,7 +20,8 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
     small.layers = layers;
     const Config *config = question->config;
     SCOPED(model_free)
-    Model built = model_build(&small, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+    Model built =
+        model_build(&small, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config_recompute(config));
     return (SizeEstimate){.parameters = (double)model_parameters(built.graph),
         .active = (double)model_active_parameters(built.graph, &small),
         .seconds = work_times(built.graph, &question->hardware, question->measured).total /
@@ -30,7 +31,8 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
 static double extend(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
 
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model) {
-    if (model->layers <= 3) return estimate_layers(question, model, model->layers);
+    bool alike = model->single_layers == 0; /* all layers are */
+    if (model->layers <= 3 || !alike) return estimate_layers(question, model, model->layers);
     SizeEstimate two = estimate_layers(question, model, 2), three = estimate_layers(question, model, 3);
     return (SizeEstimate){.seconds = extend(two.seconds, three.seconds, model->layers),
         .parameters = extend(two.parameters, three.parameters, model->layers),
@@ -161,7 +163,7 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     const Config *config = question->config;
     SCOPED(model_free)
     Model model =
-        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config_recompute(config));
     double total = 0, quantised = 0, ramp = 0;
     for (int i = 0; i < model.graph->node_count; i++) {
         Work work = work_of_node(model.graph, &model.graph->nodes[i]);

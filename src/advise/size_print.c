@@ -74,7 +74,7 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     const Config *config = question->config;
     SCOPED(model_free)
     Model model =
-        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config_recompute(config));
     SCOPED_FREE Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
     double total = work_times(model.graph, &question->hardware, question->measured).total;
     int count = collect(rows, model.graph, question);

@@ -23,6 +23,7 @@ BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket
     const Mesh *mesh = layout->mesh;
     const MeshAxes replica = MESH(AXIS_REPLICA);
     double bytes = (double)(bucket->end - bucket->begin), weights = (double)precision_weight_offset(precision, bucket->end - bucket->begin);
+    if (bucket->coded) weights = bytes / (double)bucket->element_bytes; /* of fp8 */
     double gradients = layout->reduces_in_bf16 && !bucket->vectors ? bytes / 2 : bytes;
     if (bucket->frozen) return (BucketTraffic){0};
     if (!bucket->sharded) return (BucketTraffic){.reduce = twice(cluster_gather(mesh, bucket->axes, gradients))};

@@ -128,6 +128,10 @@ WorkTimes work_times(const Graph *graph, const Hardware *hardware, const Measure
         if (op_table[node->op]->once || work_is_collective(graph, node)) continue;
         Work work = work_of_node(graph, node);
         double seconds = work_seconds(&work, hardware, measured);
+        if (op_runs_once_a_step(graph, node)) {
+            times.once += seconds;
+            continue;
+        }
         times.seconds[work.class] += seconds;
         times.total += seconds;
         if (node->backward) times.backward += seconds;

@@ -35,6 +35,7 @@ double work_seconds(const Work *work, const Hardware *hardware, const Measured *
 /* Columns of the tiles that hold a head in smelt's attention kernels: the next of 32, 64, 128 and 256. */
 int64_t work_head_width(int64_t head_dim);
 
-/* Seconds of one run of a program, by class; nodes that run once are left out. */
-typedef struct WorkTimes { double seconds[WORK_CLASSES], backward, total; } WorkTimes; /* backward: of `total` */
+/* Seconds of one run of a program, by class; nodes that run once are left out, and those that run once a step are in `once`
+ * alone. */
+typedef struct WorkTimes { double seconds[WORK_CLASSES], backward, total, once; } WorkTimes; /* backward: of `total` */
 WorkTimes work_times(const Graph *graph, const Hardware *hardware, const Measured *measured);

@@ -48,7 +48,8 @@ static bool check_out(const char *out, const Config *config, int dtype, Error *e
         return error_set(
             error, ERROR_USAGE, "dtype=%s is for GGUF files: give an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
     if (kind != OUT_FOLDER && dtype == CONVERT_FP8)
-        return error_set(error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give an OUT that does not end in .gguf or .bin");
+        return error_set(
+            error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give dtype=same, or an OUT that does not end in .gguf or .bin");
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
 }
@@ -86,7 +87,8 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     float *master = memory_map(bytes, error);
     int64_t step;
     export.master = master;
-    bool written = master && source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, options, error);
+    bool written = master && source_load_weights(in, config, graph, master, &step, error) &&
+                   (!config->lora.rank || adapter_check_merged(in, config, master, error)) && write_model(&export, out, options, error);
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);
@@ -152,21 +154,22 @@ static bool run(Invocation *invocation, Error *error) {
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, error);
     if (!check_out(out, &config, options->dtype, error)) return false;
-    bool trained = source_is_run(in), folder = source_is_model_folder(in), given = options->tokenizer != TOKENIZER_NONE;
-    if (folder && !hf_read(in, &origin, error)) return false;
-    if (trained && given && !find_tokenizer(in, &config, &own, error)) return false;
+    const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
+    bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
+    if (folder && !hf_read(base, &origin, error)) return false;
+    if (trained && given && !find_tokenizer(base, &config, &own, error)) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
         .bytes = own.bytes || (origin.bytes && given && !trained),
         .shard_bytes = options->shard_bytes,
-        .source = folder && given ? in : own.folder,
+        .source = folder && given ? base : own.folder,
         .origin = folder ? origin.content : own.origin,
         .fp8 = options->dtype == CONVERT_FP8,
-        .keep = folder && same};
-    SCOPED(model_free) Model model = model_build(&config.model, export.precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    if (folder && out_kind(out) != OUT_LLMC) return write_from_folder(in, out, model.graph, export, options, error);
+        .keep = folder && same && base == in};
+    SCOPED(model_free) Model model = model_describe(&config.model, NULL, export.precision);
+    if (folder && base == in && out_kind(out) != OUT_LLMC) return write_from_folder(in, out, model.graph, export, options, error);
     return write_from_memory(in, out, &config, model.graph, export, options, error);
 }
 
@@ -176,7 +179,8 @@ const Command command_convert = {
     .words = "IN OUT",
     .explanation =
         "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
-        "Face folder, of a GGUF file or of one of llm.c's GPT-2 files, as a Hugging Face folder,\n"
+        "Face folder, of PEFT's adapters with their base (ADAPTER, ADAPTER@BASE), of a GGUF file or of one of llm.c's GPT-2 files, as a "
+        "Hugging Face folder,\n"
         "which transformers and what builds on it load; where OUT ends in .gguf, as a GGUF file, which llama.cpp and what builds\n"
         "on it run, with tokenizer and chat template; where OUT ends in .bin, as a file of llm.c.\n",
     .table = &table,

@@ -53,8 +53,7 @@ static const Option rows[] = {
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
     STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
-    CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,
-        "GEMMs of linear layers and experts in fp8, whatever the training had; same: as in training; fp8.min_size is that of the run"),
+    INFERENCE_FP8_OPTIONS,
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
 };
 #undef FIELD
@@ -357,7 +356,7 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
-    inference_choose_fp8(&config, options->fp8.recipe);
+    if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
     config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
     if (!data) data = own;
@@ -385,8 +384,8 @@ const Command command_eval = {
     .explanation =
         "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
         "reads in order, in\n"
-        "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder or a "
-        "model file of llm.c; DATA is a token shard's "
+        "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, a "
+        "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c; DATA is a token shard's "
         "prefix, a text file or a\n"
         "folder of text; without it a run is evaluated on its own validation data. Two files of llm.c are something else:\n"
         "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest "

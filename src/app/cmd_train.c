@@ -17,6 +17,7 @@
 #include "app/command.h"
 #include "app/process.h"
 #include "data/data.h"
+#include "train/adapter.h"
 #include "train/lineage.h"
 #include "train/phases.h"
 #include "train/run.h"
@@ -87,7 +88,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     Config origin, wanted;
     char text[1024];
     const char *folder = config->init;
-    if (!file_exists(folder) && !source_is_run(folder) && source_is_run(config->run)) folder = config->run; /* which remembers its model */
+    if (!file_exists(folder) && !source_is_run(folder) && !adapter_is_folder(folder) && source_is_run(config->run))
+        folder = config->run; /* which remembers its model */
     if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
     options_defaults(&config_table, config, strings);
     origin.model.fp8 = config->model.fp8; /* which is no part of a model */

@@ -19,8 +19,10 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"autoresume", "run"}, {"save_folder", "run"}, {"load_path", "init"}, {"init_from", "init"}, {"random_seed", "seed"},
     {"dtype", "precision"}, {"torch_dtype", "precision"}, {"bf16", "precision"}, {"fp16", "precision"}, {"fp8", "fp8.recipe"},
     {"fp8_recipe", "fp8.recipe"}, {"fp8_format", "fp8.recipe"}, {"fp8_hybrid", "fp8.recipe"}, {"enable_fp8", "fp8.recipe"},
-    {"float8", "fp8.recipe"}, {"float8_recipe", "fp8.recipe"}, {"mixed_precision", "precision"}, {"gradient_checkpointing", "recompute"},
-    {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"}, {"num_threads", "threads"}, {"dry_run", "plan"},
+    {"float8", "fp8.recipe"}, {"float8_recipe", "fp8.recipe"}, {"fp8_amax_history_len", "fp8.amax_history_len"},
+    {"amax_history_len", "fp8.amax_history_len"}, {"amax_history_length", "fp8.amax_history_len"}, {"mixed_precision", "precision"},
+    {"gradient_checkpointing", "recompute"}, {"activation_checkpointing", "recompute"}, {"activation_checkpoint", "recompute"},
+    {"num_threads", "threads"}, {"dry_run", "plan"},
 
     {"dataset", "data.train"}, {"datasets", "data.train"}, {"train_loader", "data.train"}, {"eval_loader", "data.valid"},
     {"test_datasets", "data.valid"}, {"val_set_size", "data.valid_fraction"}, {"dataset_path", "data.train"}, {"data_path", "data.train"},
@@ -105,7 +107,8 @@ static const struct {
 static const struct {
     const char *name, *value, *reason;
 } other_values[] = {{"precision", "fp8",
-    "which is a recipe beside it: fp8.recipe=tensor, row, row_gw_hp or block computes linear layers in fp8, and precision what is left"}};
+    "which is a recipe beside it: fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8, and precision what is "
+    "left"}};
 
 const char *options_reason_of_value(const char *name, const char *value) {
     for (size_t i = 0; i < sizeof other_values / sizeof *other_values; i++)

@@ -410,7 +410,7 @@ const Benchmark bench_gemm = {
 
 double bench_best_gemm(Bench *bench, Precision precision) {
     const int64_t *order = bench_sizes(bench->device)->best_gemm;
-    GemmType type = precision == PRECISION_BF16 ? GEMM_BF16 : GEMM_F32;
+    GemmType type = precision_is_bf16(precision) ? GEMM_BF16 : GEMM_F32;
     double best = 0;
     if (precision == PRECISION_FP64) return 0;
     for (int64_t size = order[0]; size <= order[1]; size *= 2) {

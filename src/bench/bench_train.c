@@ -53,8 +53,44 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
 }
 
+static void fill_normal(const Session *session, TensorId tensor) {
+    int64_t count = tensor ? graph_elements(session->model.graph, tensor) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        float value = (float)rng_normal(1, RNG_STREAM_BENCH + ((uint64_t)tensor << 8), (uint64_t)i);
+        executor_set_values(session->executor, tensor, i, &value, 1);
+    }
+}
+
+static void fill_time(const Session *session, TensorId tensor, double time) {
+    float features[IMAGE_TIME_WIDTH];
+    image_time_features(time, features);
+    for (int64_t s = 0; tensor && s < session->model.sequences; s++)
+        executor_set_values(session->executor, tensor, s * IMAGE_TIME_WIDTH, features, IMAGE_TIME_WIDTH);
+}
+
+/* Normal latents and text, at half of the way from noise; images as square as their tokens allow. */
+static void fill_images(const Session *session) {
+    const Model *model = &session->model;
+    const ImageInputs *x = &model->image;
+    int64_t image = model->length - session->config->model.text_tokens, width = image;
+    int32_t *places = executor_tensor(session->executor, x->places), *positions = executor_tensor(session->executor, x->positions);
+    float weight = 1 / (float)image;
+    const TensorId normal[] = {x->latents, x->target, x->text, x->pooled};
+    for (size_t i = 0; i < sizeof normal / sizeof *normal; i++) fill_normal(session, normal[i]);
+    fill_time(session, x->time, 0.5);
+    fill_time(session, x->guidance, 1);
+    while (width * width > image && width > 1) width = (width + image / width) / 2 < width ? (width + image / width) / 2 : width - 1;
+    while (image % width) width--;
+    for (int64_t i = 0; i < model->rows; i++) {
+        int64_t at = i % model->length;
+        positions[i] = (int32_t)at;
+        places[i] = at < image && width <= IMAGE_GRID && image / width <= IMAGE_GRID ? (int32_t)(at / width * IMAGE_GRID + at % width) : 0;
+    }
+    for (int64_t i = 0; i < model->sequences * image; i++) executor_set_values(session->executor, x->weights, i, &weight, 1);
+}
+
 /* Random tokens; each one's target is the next. */
-static void fill_inputs(const Session *session) {
+static void fill_tokens(const Session *session) {
     const Config *config = session->config;
     const Model *model = &session->model;
     int64_t rows = microbatch_rows(config);
@@ -73,9 +109,8 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
         !session_start(&trainer->session, comm_alone(), error))
         return false;
-    if (fp8_is_idle(&trainer->config.model, trainer->session.model.graph))
-        log_warn("fp8.recipe: no linear layer is computed in fp8; smelt size says for each why not");
-    fill_inputs(&trainer->session);
+    fp8_warn_if_idle(&trainer->config.model, trainer->session.model.graph, "");
+    (model_makes_images(&trainer->config.model) ? fill_images : fill_tokens)(&trainer->session);
     return true;
 }
 
@@ -86,11 +121,14 @@ static bool run_step(Session *session, Error *error) {
     const Config *config = session->config;
     Executor *executor = session->executor;
     int64_t count = microbatches(config);
-    executor_set_scalar(executor, session->model.scale, 1.0 / (double)config->batch.tokens);
+    bool images = model_makes_images(&config->model); /* whose rows have weights: the loss is a mean over samples */
+    executor_set_scalar(executor, session->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
     executor_set_scalar(executor, session->model.share, 1.0 / (double)count);
+    amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
     executor_zero(executor);
     for (int64_t i = 0; i < count; i++) executor_run(executor);
-    if (!executor_finish(executor, error)) return false;
+    if (!executor_finish(executor, error) || !amax_history_agree(session->history, executor, error)) return false;
+    amax_history_note(session->history, session->step + 1, true);
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(executor, ARENA_GRADIENT));
     if (!isfinite(norm))
         return error_set(
@@ -153,8 +191,12 @@ static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *erro
     return true;
 }
 
-static bool check_fit(const Trainer *trainer, int64_t sequences, Error *error) {
+/* Settles recompute=auto by the smallest microbatch that is measured. */
+static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     char needed[32], have[32];
+    if (trainer->config.recompute == RECOMPUTE_AUTO)
+        for (trainer->config.recompute = RECOMPUTE_NONE; trainer->config.recompute < RECOMPUTE_BLOCK && !fits(trainer, sequences);)
+            trainer->config.recompute++;
     Config config = trainer->config;
     set_microbatch(&config, sequences, 1);
     if (!config_check(&config, error)) return false;
@@ -226,7 +268,8 @@ const Benchmark bench_train = {
     .name = "train",
     .summary = "how fast a configuration trains, with the best microbatch",
     .explanation =
-        "Whole training steps on random tokens. The microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
+        "Whole training steps on random tokens, or on random images and texts of a flux: images/s are tokens_s / data.length. The "
+        "microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
         "the model's operations need,\n"
         "without recomputation; % of peak is of the vendor's figure for the GPU, with fp8.recipe that in fp8, % of best of the best "
         "large GEMM in the configuration's precision measured here.\n",

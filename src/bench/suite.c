@@ -33,7 +33,8 @@ static const Option rows[] = {
     CHOICE_OPTION(mode, "pretrain", "pretrain|finetune|lora",
         "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: as the configurations say"),
-    CHOICE_OPTION(fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block", "linear layers in fp8; same: as the configurations say"),
+    CHOICE_OPTION(
+        fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block|mxfp8", "linear layers in fp8; same: as the configurations say"),
     STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"),
     TRAIN_ROWS,
     STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
@@ -138,7 +139,7 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
                    TEXT(entry->done ? "ok" : "failed")});
 }
 
-/* False only when the suite cannot go on; `failed` counts models that did not run. */
+/* False only when the suite cannot go on; `failed` counts models that did not run. `best`: of GEMMs in bf16 and in fp32. */
 static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
     const SuiteOptions *options = bench->options;
     Entry entry = {0};
@@ -150,10 +151,11 @@ static bool measure(Bench *bench, const char *path, int64_t length, double best[
     Precision precision = (Precision)entry.config.precision;
     entry.done = entry.done && bench_train_measure(bench, &entry.config, &options->train.measure, &entry.speed, &reason);
     entry.seconds = log_seconds() - start;
-    if (entry.done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_gemm(bench, precision);
+    double *of_type = &best[!precision_is_bf16(precision)];
+    if (entry.done && *of_type == 0) *of_type = bench_best_gemm(bench, precision);
     if (!entry.done) log_warn("%s: %s", path, reason.message);
     *failed += !entry.done;
-    add_row(bench, &entry, precision <= PRECISION_FP32 ? best[precision] : 0);
+    add_row(bench, &entry, precision == PRECISION_FP64 ? 0 : *of_type);
     return append_perf(bench, &entry, error) && device_ok(bench->device, error);
 }
 

@@ -78,6 +78,7 @@ typedef struct Interval {
     int64_t shape[STORED_MAX_RANK]; /* of the whole tensor */
     Slice slice;                    /* of the flattened tensor */
     void *data;                     /* slice.count elements: read by save, filled by load */
+    bool optional;                  /* load leaves `data` as it is where the checkpoint has no such tensor */
 } Interval;
 
 typedef struct CheckpointStats {
@@ -135,7 +136,8 @@ bool checkpoint_probe(const char *where, Error *error);
  * same. */
 void checkpoint_report_leftovers(const char *where);
 
-/* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else
+/* Fills every interval from the checkpoint; all elements, but of optional tensors, must be present with the same type and
+ * tensor shape, else
  * ERROR_CHECKPOINT naming the tensor. Nothing else is read, and what is read is verified against its checksum; after a
  * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
  * when none was. */

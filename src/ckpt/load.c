@@ -229,7 +229,9 @@ static bool lies_below(const Slice *slice, int64_t element) { return slice_below
 /* Checks that the stored intervals of the tensor, from `stored` on in order of their lowest element, leave no gap. */
 static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
     const Interval *behind = stored;
-    if (wanted->slice.count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
+    bool absent = stored == end || strcmp(stored->name, wanted->name) != 0;
+    if (absent && wanted->optional) return true;
+    if (wanted->slice.count > 0 && absent)
         return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder, wanted->name);
     for (; behind < end && strcmp(behind->name, wanted->name) == 0; behind++) {
         TensorText in_checkpoint, in_model;

@@ -4,6 +4,7 @@
 #include "base/math.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
+#include "config/lora_targets.h"
 
 #define FIELD(path) offsetof(Config, path)
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
@@ -31,10 +32,22 @@ static const Option rows[] = {
         "type that is computed in; bf16 and fp32 update weights in fp32. pure_bf16 updates bf16 weights, rounding at random so that "
         "small updates are not lost: 8 bytes a parameter in place of 18",
         CHANGES, STATE),
-    {"fp8.recipe", OPTION_CHOICE, FIELD(model.fp8.recipe), "none", 0, 0, "none|tensor|row|row_gw_hp|block", "",
+    {"fp8.recipe", OPTION_CHOICE, FIELD(model.fp8.recipe), "none", 0, 0, "none|tensor|row|row_gw_hp|block|mxfp8", "",
         "GEMMs of linear layers and experts in 8-bit floats, scaled by the largest magnitude: of a tensor, of each row, of each row with "
-        "weight gradients in bf16, or of blocks of 128; head, embedding, router, norms and attention stay as they are",
+        "weight gradients in bf16, of blocks of 128, or of 32 elements in a row (CPU, gfx950); head, embedding, router, norms and "
+        "attention stay as they are",
         CHANGES},
+    {"fp8.scaling", OPTION_CHOICE, FIELD(model.fp8.scaling), "dynamic", 0, 0, "dynamic|delayed", "",
+        "fp8.recipe=tensor: scales of the current numbers, for which a pass over each tensor comes before its cast, or of the largest "
+        "magnitude of the steps before, which the cast finds for the next ones",
+        CHANGES},
+    {"fp8.amax_history_len", OPTION_INT, FIELD(model.fp8.amax_history_len), "1024", 1, 65536, NULL, "steps",
+        "fp8.scaling=delayed: how many steps before", CHANGES},
+    {"fp8.keep_weights", OPTION_BOOL, FIELD(model.fp8.keep_weights), "false", 0, 0, NULL, "",
+        "cast weights once a step, not in each microbatch, and keep their codes, 2 bytes a parameter, where a step has several "
+        "microbatches "
+        "and weights are whole on each rank",
+        FREE},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
         "layers whose 1 / (1 / in + 1 / out) is less, of experts 2/3 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
         "costs them more than the GEMM gains",
@@ -42,8 +55,9 @@ static const Option rows[] = {
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs",
         CHANGES),
-    CHOICE_OPTION(recompute, "none", "none|norm|attention|block",
-        "activations that the backward pass computes again to save memory: same bits, more time", FREE),
+    CHOICE_OPTION(recompute, "auto", "none|norm|attention|block|auto",
+        "activations that the backward pass computes again to save memory: same bits, more time; auto: the least that fits into memory",
+        FREE),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: name the tensor and stop, or skip the update", CHANGES),
     CHOICE_OPTION(plan, "false", "false|true|program",
         "print a page on memory, speed and settings, with program also each operation, and exit before allocating", ONCE),
@@ -81,7 +95,8 @@ static const Option rows[] = {
         "how documents fill sequences: cut from one stream, or best fit, which cuts only those that are longer and pads the rest"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 
-    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3", STATE),
+    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2|flux",
+        "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux makes images", STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
@@ -92,6 +107,10 @@ static const Option rows[] = {
         "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest", STATE),
     INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "largest number of positions; 0: data.length"),
     INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, the token itself included; 0: none"),
+    INT_OPTION(
+        model.window_period, "1", 1, 4096, "layers", "zaya: one layer of so many has the window, the others see all; 1: each has it"),
+    INT_OPTION(model.window_first, "0", 0, 4095, "layer", "zaya: the first that has it, below model.window_period"),
+    REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "zaya: model.rope_theta of layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
     INT_OPTION(model.router_width, "64", 1, 65536, "channels", "zaya: width of the routers", STATE),
@@ -120,6 +139,14 @@ static const Option rows[] = {
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "added to the mean square or variance in norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
     BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights", STATE),
+    INT_OPTION(model.single_layers, "0", 0, 10000, "layers", "flux: how many of model.layers, the last ones, have one stream", STATE),
+    INT_OPTION(model.channels, "64", 1, 65536, "channels", "flux: of an image token, 2 x 2 latents (in_channels)", STATE),
+    INT_OPTION(model.text_width, "4096", 1, 1 << 20, "channels", "flux: of an encoded text token (joint_attention_dim)", STATE),
+    INT_OPTION(model.pooled_width, "768", 1, 1 << 20, "channels", "flux: of the pooled text (pooled_projection_dim)", STATE),
+    INT_OPTION(model.text_tokens, "512", 1, 1 << 24, "tokens", "flux: text tokens of a sample; data.length counts these and the image's"),
+    INT_OPTION(model.rope_first, "16", 2, 1024, "channels",
+        "flux: channels of a head that the first of three coordinates turns; row and column share the rest (axes_dims_rope)"),
+    BOOL_OPTION(model.guidance, "false", "flux: embeds the guidance scale, as FLUX.1-dev does (guidance_embeds)", STATE),
     INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
@@ -171,7 +198,17 @@ static const Option rows[] = {
 
     INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights", STATE),
     REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
-    CHOICE_OPTION(lora.targets, "all", "attention|mlp|all", "linear layers that get adapters; experts and routers get none", STATE),
+    BOOL_OPTION(lora.rslora, "false", "scale them by lora.alpha / sqrt(lora.rank) instead (rsLoRA)"),
+    STRING_OPTION(lora.targets, "all", "",
+        "modules that get adapters, between commas: groups (attention, mlp, experts, router), names or ends of names (q_proj, "
+        "layers.3.mlp.down_proj); all: all but routers",
+        STATE),
+    CHOICE_OPTION(lora.base, "same", "same|nf4|fp8",
+        "how frozen matrices of linear layers are held; nf4: in 4.13 bits (QLoRA), fp8: in 8, from which each GEMM's are made just before "
+        "it"),
+    STRING_OPTION(lora.start, "", "", "folder of PEFT's (adapter_config.json) with the adapters that a new run begins with", PATH),
+    CHOICE_OPTION(
+        lora.experts, "each", "each|shared", "adapters of experts: one for each of them, or one that all of a layer share", STATE),
 
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
         "groups of ranks (processes with a GPU each) that divide a batch; 0: as many as the run's ranks come to", CHANGES),
@@ -210,8 +247,8 @@ const OptionTable config_table = OPTION_TABLE(rows);
 
 /* Settings that only some families have. */
 static bool check_family(const ModelConfig *model, Error *error) {
-    static const char *const names[] = {"zaya", "llama", "mpt", "gpt2"};
-    enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2 };
+    static const char *const names[] = {"zaya", "llama", "mpt", "gpt2", "flux"};
+    enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2, FLUX = 1 << FAMILY_FLUX };
     const struct {
         const char *setting;
         bool used;
@@ -223,19 +260,39 @@ static bool check_family(const ModelConfig *model, Error *error) {
         {"model.clip_qkv", model->clip_qkv > 0, MPT},
         {"model.softmax_scale", model->softmax_scale > 0, MPT},
         {"model.padding", model->padding >= 0, ZAYA | LLAMA},
+        {"model.window", model->window > 0, ~FLUX},
+        {"model.window_period", model->window_period > 1, ZAYA},
+        {"model.window_rope_theta", model->window_rope_theta > 0, ZAYA},
+        {"model.single_layers", model->single_layers > 0, FLUX},
+        {"model.guidance", model->guidance, FLUX},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         if (settings[i].used && !(settings[i].families >> model->family & 1))
             return error_set(error, ERROR_USAGE, "family %s has no %s: leave it out, or choose another model.family", names[model->family],
                 settings[i].setting);
-    if ((1 << model->family & (MPT | GPT2)) && model->heads * model->head_dim != model->width)
+    if ((1 << model->family & (MPT | GPT2 | FLUX)) && model->heads * model->head_dim != model->width)
         return error_set(error, ERROR_USAGE,
             "model.heads=%lld x model.head_dim=%lld is not model.width=%lld, as family %s has it: leave model.head_dim out",
             (long long)model->heads, (long long)model->head_dim, (long long)model->width, names[model->family]);
-    if (model->family == FAMILY_GPT2 && model->kv_heads != model->heads)
+    if ((1 << model->family & (GPT2 | FLUX)) && model->kv_heads != model->heads)
         return error_set(error, ERROR_USAGE,
-            "model.kv_heads=%lld: family gpt2 has as many key heads as query heads, give model.kv_heads=%lld", (long long)model->kv_heads,
-            (long long)model->heads);
+            "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld", (long long)model->kv_heads,
+            names[model->family], (long long)model->heads);
+    return true;
+}
+
+/* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are turned. */
+static bool check_flux(const ModelConfig *model, Error *error) {
+    int64_t rest = model->head_dim - model->rope_first;
+    if (model->single_layers >= model->layers)
+        return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
+            (long long)model->single_layers, (long long)model->layers);
+    if (model->width % 4 || model->width > 8192)
+        return error_set(error, ERROR_USAGE, "model.width=%lld: family flux takes multiples of 4, at most 8192", (long long)model->width);
+    if (model->rope_first % 2 || rest < 4 || rest % 4)
+        return error_set(error, ERROR_USAGE,
+            "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",
+            (long long)model->rope_first, (long long)model->head_dim);
     return true;
 }
 
@@ -282,6 +339,10 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE,
             "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
             (long long)(model->kv_heads * model->head_dim));
+    if (model->window_period == 0) model->window_period = 1; /* of a folder */
+    if (model->window_first >= model->window_period || (!model->window && (model->window_period > 1 || model->window_rope_theta > 0)))
+        return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: %s", (long long)model->window_first,
+            (long long)model->window_period, model->window ? "the first is below the second" : "they are for layers with a model.window");
     if (model->padding >= model->vocabulary)
         return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
             (long long)model->vocabulary);
@@ -289,6 +350,7 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);
     bool rotates = model->family == FAMILY_ZAYA || model->family == FAMILY_LLAMA;
+    if (model->family == FAMILY_FLUX && !check_flux(model, error)) return false;
     return check_family(model, error) && (!rotates || check_rotation(model, error));
 }
 
@@ -395,14 +457,34 @@ const Option *config_find(const char *name) { return options_find(&config_table,
 
 void config_family_name(const Config *config, char name[16]) { options_format_value(config_find("model.family"), config, name, 16); }
 
+bool config_has_uneven_rows(const Config *config) {
+    enum { UNIT = 16 };
+    return config->batch.sequences * config->data.length / int_max(config->layout.cp, 1) % UNIT;
+}
+
 void config_recipe_name(const Config *config, char name[16]) { options_format_value(config_find("fp8.recipe"), config, name, 16); }
+
+/* Settings that only a run with fp8.recipe, or with delayed scaling, uses. */
+static bool check_idle_fp8(const Config *config, Error *error) {
+    const Fp8Config *fp8 = &config->model.fp8;
+    const char *min_size = config_find("fp8.min_size")->initial, *length = config_find("fp8.amax_history_len")->initial;
+    if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(min_size, NULL))
+        return error_set(
+            error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or fp8.min_size=%s", fp8->min_size, min_size);
+    if (fp8->recipe == FP8_NONE && fp8->keep_weights)
+        return error_set(error, ERROR_USAGE, "fp8.keep_weights=true is for a run with fp8.recipe: give one, or fp8.keep_weights=false");
+    if (fp8->scaling == FP8_DYNAMIC && fp8->amax_history_len != strtoll(length, NULL, 10))
+        return error_set(error, ERROR_USAGE, "fp8.amax_history_len=%lld is for a run with fp8.scaling=delayed: give it, or %s=%s",
+            (long long)fp8->amax_history_len, "fp8.amax_history_len", length);
+    return true;
+}
 
 static bool check_fp8(const Config *config, Error *error) {
     const Fp8Config *fp8 = &config->model.fp8;
-    const char *initial = config_find("fp8.min_size")->initial;
-    if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(initial, NULL))
-        return error_set(
-            error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or fp8.min_size=%s", fp8->min_size, initial);
+    if (!check_idle_fp8(config, error)) return false;
+    if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR)
+        return error_set(error, ERROR_USAGE,
+            "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor with it, or fp8.scaling=dynamic");
     if (fp8->recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;
     return error_set(error, ERROR_USAGE,
         "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
@@ -420,8 +502,17 @@ bool config_check(Config *config, Error *error) {
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
         return error_set(error, ERROR_USAGE,
             "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
-    if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
-        return error_set(
-            error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
-    return check_fp8(config, error) && layout_check(config, 0, error) && check_schedule(config, error);
+    if (config->lora.start[0] && (!config->lora.rank || config->lora.experts == LORA_SHARED))
+        return error_set(error, ERROR_USAGE, "lora.start=%s is for a run with lora.rank%s", config->lora.start,
+            config->lora.rank ? " and lora.experts=each, as PEFT has them" : "");
+    if (config->lora.rank && config->lora.base != LORA_BASE_SAME &&
+        (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
+        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out",
+            config->lora.base == LORA_BASE_NF4 ? "nf4" : "fp8", config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
+    if (config->model.family == FAMILY_FLUX && config->data.length <= config->model.text_tokens)
+        return error_set(error, ERROR_USAGE,
+            "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
+            (long long)config->data.length, (long long)config->model.text_tokens);
+    return lora_check_list(&config->lora, error) && check_fp8(config, error) && layout_check(config, 0, error) &&
+           check_schedule(config, error);
 }

@@ -6,7 +6,7 @@
 #include "base/precision.h"
 #include "device/device.h"
 
-typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
+typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2, FAMILY_FLUX } Family;
 
 /* How positions are stretched by rope_factor (ops/rope/rope.h); a factor of 1: not at all. */
 typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
@@ -14,10 +14,22 @@ typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } R
 typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
 
 /* How GEMMs of linear layers are computed in fp8 (ops/fp8/rule.c). */
-typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK } Fp8Recipe;
+typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK, FP8_MXFP8 } Fp8Recipe;
+typedef enum Fp8Scaling { FP8_DYNAMIC, FP8_DELAYED } Fp8Scaling;
+/* What becomes of the weights of layers in fp8 in a step of training. */
+typedef enum Fp8Weights {
+    FP8_WEIGHTS_CAST,     /* they are cast in each pass of each microbatch */
+    FP8_WEIGHTS_KEPT,     /* they are cast once, and their codes stay until the step ends */
+    FP8_WEIGHTS_GATHERED, /* ranks cast their shards of them, and gather codes (layout/exchange.h) */
+} Fp8Weights;
 typedef struct Fp8Config {
-    int recipe;      /* Fp8Recipe */
-    double min_size; /* of the smallest layer that is computed in it (fp8_layer_size of model/model.h) */
+    int recipe;               /* Fp8Recipe */
+    int scaling;              /* Fp8Scaling */
+    int64_t amax_history_len; /* steps whose largest magnitudes delayed scaling looks at */
+    double min_size;          /* of the smallest layer that is computed in it (fp8_layer_size of model/model.h) */
+    bool keep_weights;        /* FP8_WEIGHTS_KEPT where that saves casts */
+    int weights;              /* Fp8Weights; no setting: the session's choice for the program of a step */
+    bool uneven_rows;         /* no setting: microbatches of training have them, which other programs then heed too */
 } Fp8Config;
 
 typedef struct ModelConfig {
@@ -25,8 +37,10 @@ typedef struct ModelConfig {
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
     int64_t ffn;                                      /* hidden width of an MLP or of one expert */
     int64_t vocabulary;
-    int64_t context; /* most positions that the model is built for */
-    int64_t window;  /* sliding attention window, 0: none */
+    int64_t context;                     /* most positions that the model is built for */
+    int64_t window;                      /* sliding attention window, 0: none */
+    int64_t window_period, window_first; /* zaya: layers i with i % window_period == window_first have it */
+    double window_rope_theta;            /* zaya: rope_theta of these; 0: that of the others */
     int64_t experts, experts_per_token, router_width;
     bool renormalise; /* gates of the chosen experts sum to 1 */
     double auxiliary_loss;
@@ -45,15 +59,25 @@ typedef struct ModelConfig {
     double softmax_scale; /* mpt: of scores, 0: 1 / sqrt(head_dim) */
     double norm_epsilon, init_std;
     bool tied;
+    /* flux: how many of the layers have one stream; channels of an image token; of an embedded text token, and of the pooled
+     * text; text tokens of a sample, which data.length counts too; channels of a head that the first of three coordinates
+     * turns, of which the others share the rest */
+    int64_t single_layers, channels, text_width, pooled_width, text_tokens, rope_first;
+    bool guidance; /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
     Fp8Config fp8; /* not of the model, but of how it is computed */
 } ModelConfig;
 
 /* Adapters in place of full training (model/lora.c). */
-typedef enum LoraTargets { LORA_ATTENTION, LORA_MLP, LORA_ALL } LoraTargets;
+typedef enum LoraBase { LORA_BASE_SAME, LORA_BASE_NF4, LORA_BASE_FP8 } LoraBase;
+typedef enum LoraExperts { LORA_EACH, LORA_SHARED } LoraExperts;
 typedef struct LoraConfig {
     int64_t rank; /* 0: none */
     double alpha;
-    int targets; /* LoraTargets */
+    bool rslora;
+    const char *targets; /* config/lora_targets.h */
+    int experts;         /* LoraExperts */
+    int base;            /* LoraBase */
+    const char *start;   /* a folder of PEFT; empty: none */
 } LoraConfig;
 
 typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
@@ -112,6 +136,9 @@ typedef struct CheckpointConfig {
 /* What a start may find otherwise than the checkpoint that it continues from (train/identity_internal.h). */
 typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 
+/* recompute=auto, until a run's memory is known (train/fit.h). */
+enum { RECOMPUTE_AUTO = 4 };
+
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
@@ -123,7 +150,8 @@ typedef struct Config {
     double epochs; /* with tokens: 0 once steps are known (corpus_resolve_steps) */
     int device;    /* DeviceKind */
     int precision; /* Precision */
-    int recompute, on_nan;
+    int recompute; /* RecomputePolicy of graph/graph.h, or RECOMPUTE_AUTO */
+    int on_nan;
     bool exact_gemm, tensorboard;
     int plan; /* PlanChoice */
     ModelConfig model;
@@ -146,10 +174,18 @@ extern const OptionTable config_table;
 const Option *config_find(const char *name);
 /* Whether another batch.sequences is another objective: a load-balancing loss has the means of one microbatch. */
 bool config_needs_microbatch(const Config *config);
+/* The policy of the configuration; none where it is auto. */
+static inline int config_recompute(const Config *config) { return config->recompute == RECOMPUTE_AUTO ? 0 : config->recompute; }
+/* Whether attention of a layer has the window. */
+static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
+    return model->window && (model->window_period <= 1 || layer % model->window_period == model->window_first);
+}
 /* "llama" */
 void config_family_name(const Config *config, char name[16]);
 /* "tensor" */
 void config_recipe_name(const Config *config, char name[16]);
+/* Whether the rows of a training microbatch that a rank has are no multiple of 16 (fp8_choose). */
+bool config_has_uneven_rows(const Config *config);
 
 /* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
  * was applied to; 0: not given. Where all three are 0, config_check takes the default. ERROR_USAGE when several are

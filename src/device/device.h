@@ -35,6 +35,7 @@ typedef struct DeviceInfo {
     bool records;            /* device_record_begin may succeed */
     unsigned gemm_inputs;    /* bit t: A and B of a GEMM may be of GemmType t */
     bool fp8_fnuz;           /* its fp8 formats are the FNUZ ones (base/float8.h) */
+    bool fp8_mx;             /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */
 } DeviceInfo;
 
 /* Back ends embed it as the first member of their own struct. */

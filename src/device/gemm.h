@@ -30,23 +30,31 @@ static inline bool gemm_is_fp8(GemmType input) { return input == GEMM_E4M3 || in
 static inline Fp8Format gemm_fp8_format(GemmType input, bool fnuz) { return fp8_format(input == GEMM_E5M2 ? FP8_E5M2 : FP8_E4M3, fnuz); }
 
 /* How the elements of an operand in fp8 are scaled: an element is its code's number times its scale. An operand has
- * `lines` of k elements: rows of A, columns of B. Of GROUP and BLOCK scales are powers of two. */
+ * `lines` of k elements: rows of A, columns of B. Of GROUP, BLOCK and MX scales are powers of two. */
 typedef enum GemmScaling {
     GEMM_SCALE_ONE,    /* not at all */
     GEMM_SCALE_TENSOR, /* one scale */
     GEMM_SCALE_LINE,   /* [lines] */
     GEMM_SCALE_GROUP,  /* [lines, k / 128], rounded up: one for each 128 elements along k of a line */
     GEMM_SCALE_BLOCK,  /* [lines / 128, k / 128], rounded up: one for each 128 x 128 elements */
+    GEMM_SCALE_MX,     /* [lines, k / 32], rounded up: as GROUP, of 32 elements (OCP Microscaling Formats 1.0: MXFP8) */
 } GemmScaling;
-enum { GEMM_SCALE_GROUP_SIZE = 128 };
+enum { GEMM_SCALE_GROUP_SIZE = 128, GEMM_SCALE_MX_SIZE = 32 };
+/* Elements along k that share a scale, where not all of a line do. */
+static inline int64_t gemm_scale_size(GemmScaling scaling) { return scaling == GEMM_SCALE_MX ? GEMM_SCALE_MX_SIZE : GEMM_SCALE_GROUP_SIZE; }
+/* Whether each line has scales of its own. */
+static inline bool gemm_scales_lines(GemmScaling scaling) {
+    return scaling == GEMM_SCALE_LINE || scaling == GEMM_SCALE_GROUP || scaling == GEMM_SCALE_MX;
+}
 /* Number of scales of an operand. */
 static inline int64_t gemm_scale_count(GemmScaling scaling, int64_t lines, int64_t k) {
-    const int64_t size = GEMM_SCALE_GROUP_SIZE, groups = (k + size - 1) / size;
+    const int64_t size = gemm_scale_size(scaling), groups = (k + size - 1) / size;
     switch (scaling) {
     case GEMM_SCALE_ONE: return 0;
     case GEMM_SCALE_TENSOR: return 1;
     case GEMM_SCALE_LINE: return lines;
-    case GEMM_SCALE_GROUP: return groups * lines;
+    case GEMM_SCALE_GROUP:
+    case GEMM_SCALE_MX: return groups * lines;
     case GEMM_SCALE_BLOCK: return groups * ((lines + size - 1) / size);
     }
     return 0;

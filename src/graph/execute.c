@@ -74,8 +74,16 @@ void *executor_tensor(const Executor *executor, TensorId id) {
     return in_arena(executor, on_host(graph_get(executor->graph, id)->arena) ? executor->host : executor->arena, id);
 }
 
+void *executor_device_tensor(const Executor *executor, TensorId id) { return in_arena(executor, executor->arena, id); }
+
 void executor_read(const Executor *executor, TensorId id, void *to) {
     device_download(executor->backend.device, to, in_arena(executor, executor->arena, id), graph_bytes(executor->graph, id));
+}
+
+void executor_set_values(Executor *executor, TensorId tensor, int64_t first, const float *values, int64_t count) {
+    size_t bytes = precision_bytes(executor->graph->precision, graph_get(executor->graph, tensor)->type);
+    void *data = executor_tensor(executor, tensor);
+    for (int64_t i = 0; i < count; i++) element_set(bytes, data, first + i, values[i]);
 }
 
 void executor_set_scalar(Executor *executor, TensorId tensor, double value) {
@@ -100,9 +108,7 @@ static OpCall *call_of(const Executor *executor, int node) {
 /* Whether the node has nothing to do in the run that goes on: it did it before. */
 static bool is_done(const Executor *executor, int node) {
     const Node *n = &executor->graph->nodes[node];
-    const Op *op = op_table[n->op];
-    bool lasts = op->once_a_step && graph_get(executor->graph, n->out[MAIN_OUTPUT])->arena == ARENA_STATE;
-    return op->once || (lasts && !executor->overwrite[n->part]);
+    return op_table[n->op]->once || (op_runs_once_a_step(executor->graph, n) && !executor->overwrite[n->part]);
 }
 
 static void run_nodes(Executor *executor, int first, int end) {

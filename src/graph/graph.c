@@ -12,7 +12,7 @@
 #include "graph/op.h"
 
 size_t precision_bytes(Precision precision, TypeClass type) {
-    if (type == TYPE_FP8) return 1;
+    if (type == TYPE_FP8 || type == TYPE_BYTE) return 1;
     if (type == TYPE_INT32) return 4;
     if (precision == PRECISION_FP64) return 8;
     return type == TYPE_COMPUTE && precision_is_bf16(precision) ? 2 : 4;
@@ -26,7 +26,7 @@ const char *precision_name(Precision precision) {
 
 const char *arena_name(Arena arena) {
     static const char *const names[ARENA_COUNT] = {
-        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "host", "activations", "stash"};
+        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "quantized", "host", "activations", "stash"};
     return names[arena];
 }
 
@@ -117,6 +117,16 @@ TensorId graph_parameter(
     return graph_cut_parameter(graph, name, kind, rank, shape, &(Cut){0}, init_mean, init_std, fused);
 }
 
+/* Gives a frozen matrix codes and scales where the graph says so. */
+static void quantize_parameter(Graph *graph, Parameter *p) {
+    int64_t codes = quantized_code_bytes(graph->quantization, p->count),
+            scales = quantized_scale_bytes(graph->quantization, p->count, p->shape[p->rank - 1]);
+    p->quantization = graph->quantization;
+    if (!p->quantization) return;
+    p->codes = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &codes, "codes");
+    p->scales = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &scales, "scales");
+}
+
 TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
     double init_mean, double init_std, bool fused) {
     int64_t shape[TENSOR_MAX_RANK];
@@ -149,8 +159,9 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
             .offset = compute ? precision_weight_offset(graph->precision, offset) : offset,
             .frozen = graph->frozen},
         shape);
+    if (graph->frozen && kind == PARAMETER_MATRIX) quantize_parameter(graph, &parameter);
     array_append(graph->parameters, graph->parameter_count, parameter);
-    graph->parameter_bytes = graph->trained_bytes = offset + count * parameter.element_bytes;
+    graph->parameter_bytes = graph->trained_bytes = graph->stored_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
 }
 
@@ -213,9 +224,9 @@ int graph_find_parameter(const Graph *graph, const char *name) {
 
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     if (parameter == TENSOR_NONE) return TENSOR_NONE;
-    assert(graph_is_parameter(graph, parameter));
     Tensor *tensor = &graph->tensors[parameter];
     if (tensor->gradient || tensor->frozen) return tensor->gradient;
+    assert(graph_is_parameter(graph, parameter));
     Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)),
         .arena = ARENA_GRADIENT,
         .type = precision_state_type(graph->precision, tensor->type),

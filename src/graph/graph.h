@@ -30,6 +30,7 @@
 
 #include "base/error.h"
 #include "base/precision.h"
+#include "base/quantize.h"
 #include "base/slice.h"
 #include "comm/mesh.h"
 #include "device/device.h"
@@ -39,7 +40,7 @@ enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTP
 /* Operands of a node by the enum of its operation; those that are absent are TENSOR_NONE. */
 typedef TensorId Inputs[NODE_MAX_INPUTS], Outputs[NODE_MAX_OUTPUTS];
 
-typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32, TYPE_FP8 } TypeClass; /* FP8: codes of base/float8.h */
+typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32, TYPE_FP8, TYPE_BYTE } TypeClass; /* FP8: codes of base/float8.h */
 size_t precision_bytes(Precision precision, TypeClass type);
 const char *precision_name(Precision precision);
 static inline bool precision_is_bf16(Precision precision) { return precision == PRECISION_BF16 || precision == PRECISION_PURE_BF16; }
@@ -69,6 +70,7 @@ typedef enum Arena {
     ARENA_GRADIENT,   /* in the same types at the same offsets; zeroed at the start of a step, then added to */
     ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,      /* lives from run to run: caches of generation */
+    ARENA_QUANTIZED,  /* codes and scales of frozen matrices (Parameter.quantization): written when weights are loaded */
     ARENA_HOST,       /* made by nodes and read by host and device alike, in pinned host memory: sizes known only then */
     ARENA_ACTIVATION, /* planned: alive from its producer to its last reader, which may put its own output there */
     ARENA_STASH,      /* planned: what one part of a pipeline's program leaves to another, once for each slot */
@@ -142,8 +144,13 @@ typedef struct Parameter {
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
     bool ends;   /* the first and the last stage of a pipeline both have it */
+    bool coded;  /* the program reads its codes of fp8, which ranks gather from their shards (layout/weight_codes_internal.h) */
     /* The folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): reading and writing transpose. */
     bool transposed;
+    /* A frozen matrix that is held as codes and scales, BYTE tensors of ARENA_QUANTIZED (op_dequantize). Its `tensor` then
+     * stands for its place among the parameters, where no memory is. */
+    Quantization quantization;
+    TensorId codes, scales;
     TensorId tensor;
 } Parameter;
 
@@ -192,9 +199,11 @@ typedef struct Graph {
     int tensor_count; /* tensors[TENSOR_NONE] stands for none */
     Parameter *parameters;
     int parameter_count;
-    int64_t parameter_bytes; /* of MASTER for all parameters, gaps included */
-    int64_t trained_bytes;   /* of these, what training changes: a layout puts frozen matrices behind it */
-    bool frozen;             /* given to new parameters */
+    int64_t parameter_bytes;   /* of MASTER for all parameters, gaps included */
+    int64_t trained_bytes;     /* of these, what training changes: a layout puts frozen matrices behind it */
+    int64_t stored_bytes;      /* of these, what has memory: a layout puts quantized matrices last */
+    bool frozen;               /* given to new parameters */
+    Quantization quantization; /* given to new frozen matrices */
     Precision precision;
     const Mesh *mesh; /* of the rank that it is for; mesh_alone unless the builder of a model has another */
     bool training;    /* builders may skip what only gradients need */
@@ -237,7 +246,8 @@ static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return A
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
 /* A view of rows first .. first + count - 1 of a matrix, or of such a view. */
 TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count);
-/* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen. */
+/* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen, which the output
+ * of op_dequantize is too. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
 /* The index of the parameter of this name, or -1. */
@@ -386,8 +396,12 @@ void *executor_arena(const Executor *executor, Arena arena);
 /* The memory of a tensor: of INPUT and METRIC tensors host memory, written before a run and read after executor_finish;
  * of others device memory, valid for activations only while they are alive or kept. */
 void *executor_tensor(const Executor *executor, TensorId tensor);
+/* Its memory of the device, whatever its arena. */
+void *executor_device_tensor(const Executor *executor, TensorId tensor);
 /* Copies any tensor to host memory. */
 void executor_read(const Executor *executor, TensorId tensor, void *to);
+/* Elements first .. first + count - 1 of a real INPUT tensor, rounded to its type. */
+void executor_set_values(Executor *executor, TensorId tensor, int64_t first, const float *values, int64_t count);
 /* An INPUT tensor of one WIDE element; an element of a METRIC tensor. */
 void executor_set_scalar(Executor *executor, TensorId tensor, double value);
 double executor_get_metric(const Executor *executor, TensorId tensor, int64_t index);

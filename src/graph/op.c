@@ -29,6 +29,10 @@ double graph_flops(const Graph *graph) {
     return flops;
 }
 
+bool op_runs_once_a_step(const Graph *graph, const Node *node) {
+    return op_table[node->op]->once_a_step && graph_get(graph, node->out[MAIN_OUTPUT])->arena == ARENA_STATE;
+}
+
 TensorId op_in_place_input(const Node *node) {
     uint32_t mask = op_table[node->op]->in_place;
     return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;

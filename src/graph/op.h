@@ -57,6 +57,9 @@ Cost op_cost(const Graph *graph, const Node *node);
 /* FLOPs of all nodes of a run, recomputed ones too. */
 double graph_flops(const Graph *graph);
 
+/* Whether the node is of Op.once_a_step and runs so. */
+bool op_runs_once_a_step(const Graph *graph, const Node *node);
+
 /* For the recompute policies. What is gathered from other ranks is gathered again under each of them. */
 typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION, OP_CLASS_GATHER } OpClass;
 

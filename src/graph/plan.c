@@ -230,14 +230,14 @@ Plan graph_plan_lasting(Graph *graph) {
         Tensor *tensor = &graph->tensors[i];
         backward |= tensor->arena == ARENA_GRADIENT;
         if (tensor->arena == ARENA_INPUT || tensor->arena == ARENA_CONSTANT || tensor->arena == ARENA_METRIC ||
-            tensor->arena == ARENA_STATE || tensor->arena == ARENA_HOST) {
+            tensor->arena == ARENA_STATE || tensor->arena == ARENA_QUANTIZED || tensor->arena == ARENA_HOST) {
             tensor->offset = plan.bytes[tensor->arena];
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }
     }
     bool copies = graph->precision == PRECISION_BF16; /* weights in an arena of their own */
-    plan.bytes[ARENA_MASTER] = copies ? graph->trained_bytes : graph->parameter_bytes;
-    plan.bytes[ARENA_WEIGHT] = copies ? precision_weight_offset(graph->precision, graph->parameter_bytes) : 0;
+    plan.bytes[ARENA_MASTER] = copies ? graph->trained_bytes : graph->stored_bytes;
+    plan.bytes[ARENA_WEIGHT] = copies ? precision_weight_offset(graph->precision, graph->stored_bytes) : 0;
     plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_bytes : 0;
     return plan;
 }

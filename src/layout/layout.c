@@ -11,11 +11,11 @@
 #include "base/math.h"
 #include "base/scope.h"
 
-typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_COUNT } Class;
+typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_QUANTIZED, CLASS_COUNT } Class;
 
 static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, const Parameter *p) {
     if (graph_get(graph, p->tensor)->arena == ARENA_MASTER) return CLASS_VECTOR;
-    if (p->frozen) return CLASS_FROZEN;
+    if (p->frozen) return p->quantization ? CLASS_QUANTIZED : CLASS_FROZEN;
     return optimizer_uses_muon(optimizer, p) ? CLASS_MUON : CLASS_ADAMW;
 }
 
@@ -68,15 +68,17 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
     return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
 }
 
-static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, MeshAxes axes, int64_t element_bytes) {
+static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, MeshAxes axes, const Parameter *first) {
     MeshAxes sharing = axes & ~MESH(AXIS_REPLICA);
-    bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
+    bool whole = class == CLASS_VECTOR || class >= CLASS_FROZEN;
     LayoutBucket bucket = {.begin = begin,
         .end = begin,
-        .element_bytes = element_bytes,
+        .element_bytes = first->element_bytes,
+        .coded = first->coded,
+        .ends = first->ends,
         .vectors = class == CLASS_VECTOR,
         .sharded = layout->stage && !whole && mesh_size(layout->mesh, sharing) > 1,
-        .frozen = class == CLASS_FROZEN,
+        .frozen = class >= CLASS_FROZEN,
         .axes = axes,
         .size = mesh_size(layout->mesh, sharing),
         .rank = mesh_index(layout->mesh, sharing)};
@@ -88,8 +90,8 @@ static void close_bucket(Layout *layout, LayoutBucket *bucket, int64_t multiple)
     layout->bytes = bucket->end = bucket->begin + round_up(layout->bytes - bucket->begin, multiple);
 }
 
-/* Places the parameters of a class whose gradients are summed over `axes` from layout->bytes on. */
-static void cut_class(Cutting *cutting, Class class, MeshAxes axes) {
+/* Places the parameters of a class whose gradients are summed over `axes`, and which are `coded`, from layout->bytes on. */
+static void cut_class(Cutting *cutting, Class class, MeshAxes axes, bool coded) {
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
     int64_t alignment = cutting->alignment, multiple = alignment;
@@ -98,12 +100,11 @@ static void cut_class(Cutting *cutting, Class class, MeshAxes axes) {
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (class_of(graph, cutting->optimizer, p) != class || parameter_sum_axes(p) != axes) continue;
+        if (class_of(graph, cutting->optimizer, p) != class || parameter_sum_axes(p) != axes || p->coded != coded) continue;
         if (!bucket || closes(cutting, bucket, layout->bytes, previous, i)) {
             if (bucket) close_bucket(layout, bucket, multiple);
-            bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, axes, p->element_bytes);
+            bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, axes, p);
             layout->bytes = bucket->begin;
-            bucket->ends = p->ends;
         }
         assert(p->element_bytes == bucket->element_bytes && (!p->fused || previous == i - 1));
         if (!p->fused) layout->bytes = round_up(layout->bytes, alignment);
@@ -229,12 +230,13 @@ static double balance_of(const double *load, int size) {
     return sum > 0 ? most * size / sum : 0;
 }
 
-/* The parameters of a class whose gradients are summed over `axes`. */
+/* The parameters of a class whose gradients are summed over `axes`; those that are coded in buckets of their own. */
 static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     Layout *layout = cutting->layout;
     int first = layout->bucket_count, size = mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
     SCOPED_FREE double *load = memory_allocate(size * sizeof *load);
-    cut_class(cutting, class, axes);
+    cut_class(cutting, class, axes, false);
+    cut_class(cutting, class, axes, true);
     for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
         layout->buckets[b].shards = memory_allocate((size + 1) * sizeof(int64_t));
         if (class == CLASS_ADAMW) cut_evenly(&layout->buckets[b]);
@@ -248,6 +250,7 @@ static void cut(Cutting *cutting) {
     for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
         bool done[AXES_ALL + 1] = {false};
         if (class == CLASS_FROZEN) cutting->layout->trained_bytes = cutting->layout->bytes;
+        if (class == CLASS_QUANTIZED) cutting->layout->stored_bytes = cutting->layout->bytes;
         for (int i = 0; i < graph->parameter_count; i++) {
             MeshAxes axes = parameter_sum_axes(&graph->parameters[i]);
             if (class_of(graph, cutting->optimizer, &graph->parameters[i]) != class || done[axes]) continue;
@@ -305,5 +308,6 @@ void layout_place(const Layout *layout, Graph *graph) {
     }
     for (int i = 0; i < graph->parameter_count; i++) graph->parameters[i].offset = layout->offsets[i];
     graph->trained_bytes = layout->trained_bytes;
+    graph->stored_bytes = layout->stored_bytes;
     graph->parameter_bytes = layout->bytes;
 }

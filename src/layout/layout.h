@@ -14,7 +14,8 @@
  *   Muon's    shards that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all
  *             buckets together is even;
  *   frozen    matrices (beside adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen
- *             vectors lie among the vectors.
+ *             vectors lie among the vectors;
+ *   quantized frozen matrices that are held as codes (ARENA_QUANTIZED): here they have places and no memory.
  * Which ranks share a bucket out depends on the mesh (comm/mesh.h): those of the axes over which its gradients are summed
  * (parameter_sum_axes), so buckets are of one such set of axes each. The axis REPLICA is no part of that: replicas have
  * shards of their own, between which only gradients are summed.
@@ -43,6 +44,7 @@ typedef struct LayoutBucket {
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds it all */
     bool frozen;           /* nothing in it is trained: it is in the WEIGHT arena alone */
+    bool coded;            /* training gathers its parameters' codes of fp8 (Parameter.coded), a byte an element */
     bool ends;             /* of a parameter that the first and the last stage of a pipeline both hold (Parameter.ends) */
     MeshAxes axes;         /* over which its gradients are summed */
     int size, rank;        /* of the ranks of these axes but REPLICA, which share it out: how many, and this one's number */
@@ -55,6 +57,7 @@ typedef struct Layout {
     int stage;             /* 0 where no ranks share anything out */
     int64_t bytes;         /* of the whole MASTER arena, padding included */
     int64_t trained_bytes; /* of these, what lies before frozen matrices: where arenas of masters, gradients and the optimizer end */
+    int64_t stored_bytes;  /* of these, what lies before quantized matrices: where the arena of weights ends */
     LayoutBucket *buckets;
     int bucket_count;
     bool reduces_in_bf16; /* fp32 gradients of matrices are cast to bf16 before they are sent */

@@ -45,7 +45,7 @@ static void cut_layers(PipelinePlan *plan, const Mesh *mesh, const Config *confi
     whole.size[AXIS_PP] = 1, whole.at[AXIS_PP] = 0;
     SCOPED(model_free)
     Model model = model_build_adapted(&whole, &config->model, &config->lora, config->precision, MODEL_TRAIN, config->batch.sequences,
-        config->data.length, config->recompute);
+        config->data.length, config_recompute(config));
     SCOPED_FREE PieceCost *costs = list_costs(model.graph, count, plan->cut.splits_backward);
     SCOPED_FREE double *layers = memory_allocate((size_t)count * sizeof *layers);
     const PieceCost *embedding = &costs[count], *head = embedding + 1;

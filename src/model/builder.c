@@ -7,6 +7,7 @@
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/dequantize/dequantize.h"
 #include "ops/collective/collective.h"
 #include "ops/embed/embed.h"
 #include "ops/fp8/fp8.h"
@@ -41,11 +42,21 @@ TensorId builder_bias(Builder *b, const char *name, int64_t count, const Cut *cu
     return declare(b, name, ".bias", PARAMETER_BIAS, 1, &count, cut, 0, 0, false);
 }
 
+TensorId builder_read(Builder *b, TensorId weight) { return b->lora ? op_dequantize(b->graph, weight) : weight; }
+
+/* Whether the matrices that are declared next are held as codes beside adapters. */
+static void quantize_next(Builder *b, bool quantized) {
+    static const Quantization kinds[] = {[LORA_BASE_SAME] = QUANTIZE_NONE, [LORA_BASE_NF4] = QUANTIZE_NF4, [LORA_BASE_FP8] = QUANTIZE_FP8};
+    b->graph->quantization = quantized && b->graph->frozen ? kinds[b->lora->base] : QUANTIZE_NONE;
+}
+
 double builder_residual_std(const Builder *b) { return b->config->init_std / sqrt(2.0 * b->config->layers); }
 
 static Linear declare_linear(Builder *b, const char *name, int64_t out, int64_t in, double std, bool biased, const Cut *cut) {
     Linear linear = {.split = cut->dimension == 0 ? SPLIT_OUTPUT : SPLIT_INPUT};
+    quantize_next(b, true);
     linear.parts[0].w = builder_matrix(b, name, out, in, std, cut);
+    quantize_next(b, false);
     if (biased) linear.parts[0].bias = builder_bias(b, name, out, cut->dimension == 0 ? cut : NULL);
     return linear;
 }
@@ -75,6 +86,7 @@ static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_
     TensorId declared[MAX_STACKED];
     int part = 0, first = 0;
     assert(count <= MAX_STACKED);
+    quantize_next(b, !biases);
     for (int i = 0; i < count; i++) {
         Cut cut = {.axes = layers[i].axes, .dimension = 0, .blocks = 1, .rows = {layers[i].out}};
         bool fused = i > 0 && !begins_part(b, layers, i);
@@ -87,6 +99,7 @@ static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_
         views[part++] = graph_fuse(b->graph, declared + first, i + 1 - first);
         first = i + 1;
     }
+    quantize_next(b, false);
 }
 
 Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in, bool biased) {
@@ -151,9 +164,9 @@ Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int6
     return norm;
 }
 
-TensorId builder_rope_table(Builder *b) {
+TensorId builder_rope_table(Builder *b, double theta) {
     const ModelConfig *c = b->config;
-    RopeSpec spec = {.theta = c->rope_theta,
+    RopeSpec spec = {.theta = theta,
         .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
         .positions = c->context,
         .scaling = (RopeScaling)c->rope_scaling,
@@ -176,7 +189,7 @@ TensorId builder_attention(Builder *b, TensorId qkv) {
         .first_head = mesh_index(b->graph->mesh, AXES_TENSOR) * heads.heads,
         .all_heads = c->heads,
         .length = b->length,
-        .window = c->window,
+        .window = model_has_window(c, b->layer) ? c->window : 0,
         .scale = c->softmax_scale,
         .alibi = b->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
@@ -208,7 +221,10 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
 static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in) {
     Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
     int64_t shape[] = {b->config->experts, out, in};
-    return declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
+    quantize_next(b, true);
+    TensorId experts = declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
+    quantize_next(b, false);
+    return experts;
 }
 
 /* The layer [E, out, in] of each row's expert. Where tokens are generated, one at a time or so, their number does not decide
@@ -216,8 +232,8 @@ static TensorId declare_experts(Builder *b, const char *prefix, const char *suff
 static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch *dispatch) {
     const int64_t *shape = graph_get(b->graph, w)->shape;
     double rows = builder_shares_rows(b) ? (double)dispatch->rows / (double)shape[0] : 0;
-    if (!builder_is_fp8(b, 16, rows, shape[1], shape[2])) return op_grouped_linear(b->graph, x, w, dispatch);
-    return op_fp8_grouped_linear(b->graph, x, w, dispatch, (Fp8Recipe)b->config->fp8.recipe);
+    if (!builder_is_fp8(b, 16, rows, shape[1], shape[2])) return op_grouped_linear(b->graph, x, builder_read(b, w), dispatch);
+    return op_fp8_grouped_linear(b->graph, x, w, dispatch, &b->config->fp8);
 }
 
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
@@ -229,8 +245,10 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     TensorId slots = op_moe_permute(graph, x, &dispatch);
     Exchange exchange = op_moe_exchange(graph, &dispatch);
     TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
-    TensorId hidden = op_swiglu(graph, apply_experts(b, arrived, gate_up, &exchange.local));
+    TensorId both = apply_experts(b, arrived, gate_up, &exchange.local);
+    TensorId hidden = op_swiglu(graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local));
     TensorId done = apply_experts(b, hidden, down, &exchange.local);
+    done = builder_adapt_experts(b, graph_get(graph, down)->name, hidden, done, &exchange.local);
     return op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
 }
 

@@ -158,7 +158,7 @@ bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *pat
     SCOPED(gguf_writer_close) GgufWriter writer = {0};
     if (!gguf_check(export->config, error)) return false;
     if (file_exists(path) && !overwrite) return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
-    SCOPED(model_free) Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    SCOPED(model_free) Model model = model_describe(export->config, NULL, export->precision);
     return hf_check_biases(export, model.graph, error) && put_keys(&writer, export, type, error) &&
            write_file(&writer, export, model.graph, type, path, error);
 }

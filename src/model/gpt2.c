@@ -5,9 +5,9 @@
 #include "ops/add/add.h"
 
 /* [R, in] to [R, out]: the linear layer, whose matrix was declared just before its bias. */
-static TensorId apply(Builder *b, TensorId x, const Linear *linear, LoraTargets kind) {
+static TensorId apply(Builder *b, TensorId x, const Linear *linear, LoraGroup group) {
     b->graph->parameters[b->graph->parameter_count - 2].transposed = true;
-    return builder_linear(b, x, linear, kind);
+    return builder_linear(b, x, linear, group);
 }
 
 static TensorId attention(Builder *b, TensorId x) {

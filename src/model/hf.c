@@ -161,9 +161,11 @@ static const char *const copied_files[] = {"tokenizer.json", "tokenizer_config.j
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"};
 enum { COPIED_FILES = sizeof copied_files / sizeof *copied_files, COPY_LIMIT = 1 << 30 };
 
-/* "model.safetensors", its shards and their index. */
+/* STEM.safetensors, its shards and their index, STEM as of hf_stem. */
 static bool is_weights(const char *name) {
+    static const char diffusers[] = "diffusion_pytorch_";
     int used = 0;
+    if (starts_with(name, diffusers)) name += strlen(diffusers);
     return !strcmp(name, "model.safetensors") || !strcmp(name, "model.safetensors.index.json") ||
            (sscanf(name, "model-%*5[0-9]-of-%*5[0-9].safetensors%n", &used), used && !name[used]);
 }
@@ -222,9 +224,9 @@ static json_t *generation_config(const HfExport *export) {
     return object;
 }
 
-static char *shard_name(size_t index, size_t shards) {
-    if (shards == 1) return memory_copy_string("model.safetensors");
-    return memory_format("model-%05zu-of-%05zu.safetensors", index + 1, shards);
+static char *shard_name(const char *stem, size_t index, size_t shards) {
+    if (shards == 1) return memory_format("%s.safetensors", stem);
+    return memory_format("%s-%05zu-of-%05zu.safetensors", stem, index + 1, shards);
 }
 
 static size_t count_shards(const HfWriter *w, const HfTensorList *list) {
@@ -236,13 +238,14 @@ static size_t count_shards(const HfWriter *w, const HfTensorList *list) {
 
 /* Which file holds which tensor, when there are several. */
 static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *folder, Error *error) {
+    const char *stem = hf_stem(w->export->config);
     size_t shards = count_shards(w, list), first = 0;
     json_t *map = json_object();
     int64_t total = 0, bytes;
     bool written = shards < 100000 || error_set(error, ERROR_USAGE, "%zu files are too many: give larger ones", shards);
     for (size_t i = 0; i < shards && written; i++) {
         size_t count = shard_count(w, list, first, &bytes);
-        char *name = shard_name(i, shards), *path = memory_format("%s/%s", folder, name);
+        char *name = shard_name(stem, i, shards), *path = memory_format("%s/%s", folder, name);
         for (size_t j = first; j < first + count; j++) hf_put(map, list->items[j].name, json_string(name));
         written = write_shard(w, &list->items[first], count, bytes, path, error);
         total += bytes;
@@ -250,9 +253,10 @@ static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *fol
         free(path);
         free(name);
     }
+    SCOPED_FREE char *index = memory_format("%s.safetensors.index.json", stem);
     if (shards > 1 && written)
-        written = write_json(folder, "model.safetensors.index.json",
-            json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
+        written =
+            write_json(folder, index, json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
     json_decref(map);
     return written;
 }
@@ -295,7 +299,7 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
         written = copy_file(export->source, folder, copied_files[i], error);
     if (file && !export->bytes && gguf_has_tokenizer(export->source)) written = tokenizer_copy(export->source, folder, error);
-    if ((export->reader && !file) || !written) return written;
+    if ((export->reader && !file) || !written || model_makes_images(export->config)) return written;
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);
     return write_missing(folder, "generation_config.json", generation_config(export), error) &&
@@ -314,7 +318,7 @@ bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error 
         return false;
     char *target = memory_format("%.*s", (int)path_length(folder), folder),
          *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
-    Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    Model model = model_describe(export->config, NULL, export->precision);
     bool written = hf_check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
                    file_replace_folder(temporary, target, error);
     Error ignored = {0};

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/math.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf_fields_internal.h"
@@ -25,17 +26,21 @@ static const Class classes[HF_CLASS_COUNT] = {
     [HF_QWEN3] = {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA},
     [HF_MPT] = {"mpt", "MptForCausalLM", FAMILY_MPT},
     [HF_GPT2] = {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2},
+    [HF_FLUX] = {NULL, "FluxTransformer2DModel", FAMILY_FLUX},
 };
 
 const char *hf_architecture(HfClass class) { return classes[class].architecture; }
 
 const char *hf_model_type(HfClass class) { return classes[class].model_type; }
 
+const char *hf_stem(const ModelConfig *c) { return hf_class(c) == HF_FLUX ? "diffusion_pytorch_model" : "model"; }
+
 /* Llama's class has no window and demands that the heads divide the width; Mistral's is the same model otherwise. */
 HfClass hf_class(const ModelConfig *c) {
     if (c->family == FAMILY_ZAYA) return HF_ZAYA;
     if (c->family == FAMILY_MPT) return HF_MPT;
     if (c->family == FAMILY_GPT2) return HF_GPT2;
+    if (c->family == FAMILY_FLUX) return HF_FLUX;
     if (c->experts) return HF_MIXTRAL;
     if (c->qk_norm) return HF_QWEN3;
     if (c->qkv_bias) return HF_QWEN2;
@@ -64,8 +69,11 @@ bool hf_check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.kv_heads=%lld: %s has as many key heads as query heads", (long long)c->kv_heads, name);
     if (class == HF_MPT && c->alibi_max != 8)
         return error_set(error, ERROR_USAGE, "model.alibi_max=%g: %s computes with 8 always", c->alibi_max, name);
-    if (class == HF_MPT && c->ffn != 4 * c->width)
+    if ((class == HF_MPT || class == HF_FLUX) && c->ffn != 4 * c->width)
         return error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, name);
+    if (class == HF_FLUX && (c->norm_epsilon != 1e-6 || c->rope_theta != 10000))
+        return error_set(error, ERROR_USAGE, "model.norm_epsilon=%g, model.rope_theta=%g: %s computes with 1e-6 and 10000 always",
+            c->norm_epsilon, c->rope_theta, name);
     return true;
 }
 
@@ -159,22 +167,68 @@ void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value
     if (r->model->auxiliary_loss < 0) hf_refuse(r, name, "is below 0");
 }
 
+/* One layer of `window_period` has a window, layer `window_first` first; a period of 0: none has. False after a refusal. */
+static bool read_window_layers(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
+    ModelConfig *c = r->model;
+    int64_t first = -1, second = -1;
+    if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers) {
+        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        return false;
+    }
+    for (int64_t i = 0; i < c->layers && second < 0; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        if (!type || strcmp(type, sliding) != 0) continue;
+        if (first < 0) first = i;
+        else second = i;
+    }
+    c->window_period = first < 0 ? 0 : second < 0 ? c->layers : second - first;
+    c->window_first = int_max(first, 0);
+    for (int64_t i = 0; i < c->layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        bool slides = c->window_period && i % c->window_period == c->window_first;
+        if (type && !strcmp(type, slides ? sliding : full)) continue;
+        if (type && (!strcmp(type, full) || !strcmp(type, sliding))) hf_refuse(r, name, "hold \"%s\" at no even distance", sliding);
+        else hf_refuse(r, name, "holds something else than \"%s\" and \"%s\"", full, sliding);
+        return false;
+    }
+    return true;
+}
+
+/* The base of layers with a window, whose other rotary settings are those of the others. */
+static void read_window_theta(HfFieldReader *r, const json_t *sliding, const json_t *full, bool absent) {
+    const char *key;
+    json_t *value;
+    r->model->window_rope_theta = absent ? 1e4 : json_number_value(json_object_get(sliding, "rope_theta"));
+    if (absent) return;
+    if (!json_is_object(sliding) || !(r->model->window_rope_theta > 0)) {
+        hf_refuse(r, "rope_parameters", "has no rope_theta for \"hybrid_sliding\"");
+        return;
+    }
+    json_object_foreach((json_t *)sliding, key, value) if (strcmp(key, "rope_theta") != 0 && !json_equal(value, json_object_get(full, key)))
+        hf_refuse(r, "rope_parameters", "differ between \"hybrid\" and \"hybrid_sliding\" in more than rope_theta");
+    if (json_object_size(sliding) != json_object_size(full))
+        hf_refuse(r, "rope_parameters", "differ between \"hybrid\" and \"hybrid_sliding\" in more than rope_theta");
+}
+
 /* Rotary positions stand in rope_parameters by type of layer, each with all that it needs. */
 void hf_read_zaya_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const char full[] = "hybrid", sliding[] = "hybrid_sliding";
     ModelConfig *c = r->model;
     const json_t *window = field(r, "sliding_window"), *rope = field(r, "rope_parameters");
-    const char *type = !value || json_is_null(value) ? full : layer_type(r, name, value, full, sliding);
-    if (!type) return;
-    bool slides = !strcmp(type, sliding);
+    c->window_period = 1;
+    if (value && !json_is_null(value) && !read_window_layers(r, name, value, full, sliding)) return;
+    bool given_types = value && !json_is_null(value), slides = given_types && c->window_period > 0, mixed = slides && c->window_period > 1;
+    const char *type = slides && !mixed ? sliding : full;
     int64_t given = json_is_null(window) ? 0 : integer_or(r, "sliding_window", 1, 0);
     if (slides && !given) hf_refuse(r, "sliding_window", "is missing, and layer_types holds \"%s\"", sliding);
     c->window = slides ? given : 0;
+    if (!slides) c->window_period = 1;
     bool scaling = field(r, "rope_scaling") != NULL, absent = !scaling && (!rope || json_is_null(rope));
     if (scaling) rope = field(r, "rope_scaling");
     const json_t *of_type = json_object_get(rope, type);
     if (!absent && !json_is_object(of_type)) hf_refuse(r, scaling ? "rope_scaling" : "rope_parameters", "has no object \"%s\"", type);
-    else hf_read_rope_object(r, "rope_parameters.", of_type, !absent ? NAN : slides ? 1e4 : 5e6, absent ? 0.5 : 1);
+    else hf_read_rope_object(r, "rope_parameters.", of_type, !absent ? NAN : slides && !mixed ? 1e4 : 5e6, absent ? 0.5 : 1);
+    if (mixed && r->good) read_window_theta(r, json_object_get(rope, sliding), of_type, absent);
 }
 
 /* An integer, or the largest of a list with one entry per step: entries are 0 where the field does not apply. */
@@ -286,18 +340,42 @@ void hf_read_mpt_attention(HfFieldReader *r, const char *name, const json_t *val
     json_decref(none);
 }
 
+/* Channels of a head that each of three coordinates turns: ours share what the first leaves. */
+void hf_read_flux_axes(HfFieldReader *r, const char *name, const json_t *value) {
+    static const int64_t initial[] = {16, 56, 56};
+    int64_t axes[3];
+    if (value && (!json_is_array(value) || json_array_size(value) != 3)) hf_refuse(r, name, "is not a list of three numbers");
+    for (size_t i = 0; i < 3; i++) axes[i] = value ? json_integer_value(json_array_get(value, i)) : initial[i];
+    int64_t dim = r->model->head_dim;
+    if (axes[0] < 2 || axes[0] >= dim || axes[1] != axes[2] || axes[1] < 2 || axes[1] >= dim || axes[0] + 2 * axes[1] != dim)
+        hf_refuse(r, name, "are not two equal numbers after a first one, with attention_head_dim as their sum");
+    r->model->rope_first = axes[0];
+}
+
+/* num_layers counts the blocks of two streams alone; the width is that of all heads. */
+void hf_read_flux_sizes(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    (void)value;
+    c->single_layers = integer_or(r, name, 0, 38);
+    if (__builtin_mul_overflow(c->heads, c->head_dim, &c->width)) hf_refuse(r, "num_attention_heads", "is too large");
+    if (__builtin_add_overflow(c->layers, c->single_layers, &c->layers)) hf_refuse(r, name, "is too large");
+    c->norm_epsilon = 1e-6;
+    c->rope_theta = 10000;
+}
+
 /* -- Reading the file ---------------------------------------------------------------------------------------------- */
 
 static bool find_class(const json_t *object, HfClass *class, Error *error) {
     const char *type = json_string_value(json_object_get(object, "model_type"));
-    for (int i = 0; type && i < HF_CLASS_COUNT; i++) {
-        *class = (HfClass)i;
-        if (!strcmp(type, classes[i].model_type)) return true;
-    }
+    const char *architecture = json_string_value(json_object_get(object, "_class_name")); /* as diffusers names it */
     char known[256] = "";
     for (int i = 0; i < HF_CLASS_COUNT; i++) {
+        *class = (HfClass)i;
+        bool diffusers = !classes[i].model_type;
+        const char *given = diffusers ? architecture : type, *name = diffusers ? classes[i].architecture : classes[i].model_type;
+        if (given && !strcmp(given, name)) return true;
         strncat(known, i ? ", " : "", sizeof known - strlen(known) - 1);
-        strncat(known, classes[i].model_type, sizeof known - strlen(known) - 1);
+        strncat(known, name, sizeof known - strlen(known) - 1);
     }
     char *shown = type ? json_dumps(json_object_get(object, "model_type"), JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
     error_set(error, ERROR_CHECKPOINT, "model_type is %.64s; smelt has %s", shown ? shown : "missing", known);
@@ -321,11 +399,12 @@ static bool check_bounds(const Config *config, Error *error) {
 
 /* Bounds, and what config_check demands of models. */
 static bool check_model(ModelConfig *model, Error *error) {
-    Config config;
+    Config config = {0};
     OptionStrings strings = {0};
     options_defaults(&config_table, &config, &strings);
     config.model = *model;
-    config.data.length = config.batch.sequences = config.batch.tokens = 1;
+    config.data.length = config.batch.tokens = model_least_length(model);
+    config.batch.sequences = 1;
     bool good = check_bounds(&config, error) && config_check(&config, error) &&
                 check_bounds(&config, error); /* the second time for what is derived */
     options_free_strings(&strings);
@@ -411,16 +490,24 @@ static void put_rope(json_t *object, const ModelConfig *c) {
     hf_put(object, "rope_scaling", scaling);
 }
 
-static void put_zaya(json_t *object, const ModelConfig *c) {
-    const char *layer_type = c->window ? "hybrid_sliding" : "hybrid";
-    json_t *rope = json_object(), *by_type = json_object(), *types = json_array();
+static json_t *zaya_rope(const ModelConfig *c, bool slides) {
+    json_t *rope = json_object();
     put_string(rope, "rope_type", "default");
     if (hf_is_scaled(c)) hf_put_scaling(rope, c);
-    hf_put(rope, "rope_theta", json_real(c->rope_theta));
+    hf_put(rope, "rope_theta", json_real(slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta));
     hf_put(rope, "partial_rotary_factor", json_real(c->rope_fraction));
-    hf_put(by_type, layer_type, rope);
+    return rope;
+}
+
+static void put_zaya(json_t *object, const ModelConfig *c) {
+    static const char *const names[] = {"hybrid", "hybrid_sliding"};
+    json_t *by_type = json_object(), *types = json_array();
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool slides = model_has_window(c, i);
+        json_array_append_new(types, json_string(names[slides]));
+        if (!json_object_get(by_type, names[slides])) hf_put(by_type, names[slides], zaya_rope(c, slides));
+    }
     hf_put(object, "rope_parameters", by_type);
-    for (int64_t i = 0; i < c->layers; i++) json_array_append_new(types, json_string(layer_type));
     hf_put(object, "layer_types", types);
     hf_put_integer(object, "moe_intermediate_size", c->ffn);
     hf_put_integer(object, "num_experts", c->experts);
@@ -488,6 +575,25 @@ static void put_gpt2(json_t *object, const ModelConfig *c) {
     hf_put(object, "resid_pdrop", json_real(0));
 }
 
+/* As diffusers saves it: the class is named, and types are those of the tensors. */
+static json_t *describe_flux(const ModelConfig *c) {
+    json_t *object = json_object();
+    int64_t other = (c->head_dim - c->rope_first) / 2;
+    put_string(object, "_class_name", hf_architecture(HF_FLUX));
+    hf_put(object, "axes_dims_rope", json_pack("[I, I, I]", (json_int_t)c->rope_first, (json_int_t)other, (json_int_t)other));
+    hf_put_integer(object, "patch_size", 1);
+    hf_put_integer(object, "in_channels", c->channels);
+    hf_put(object, "out_channels", json_null());
+    hf_put_integer(object, "num_layers", c->layers - c->single_layers);
+    hf_put_integer(object, "num_single_layers", c->single_layers);
+    hf_put_integer(object, "attention_head_dim", c->head_dim);
+    hf_put_integer(object, "num_attention_heads", c->heads);
+    hf_put_integer(object, "joint_attention_dim", c->text_width);
+    hf_put_integer(object, "pooled_projection_dim", c->pooled_width);
+    hf_put(object, "guidance_embeds", json_boolean(c->guidance));
+    return object;
+}
+
 static void put_sizes(json_t *object, const ModelConfig *c, HfClass class) {
     hf_put_integer(object, "hidden_size", c->width);
     hf_put_integer(object, "num_hidden_layers", c->layers);
@@ -528,6 +634,7 @@ static json_t *dtype(const HfExport *export) {
 
 static json_t *describe(const HfExport *export, HfClass class) {
     const ModelConfig *c = export->config;
+    if (class == HF_FLUX) return describe_flux(c);
     json_t *object = json_object();
     hf_put(object, "architectures", json_pack("[s]", hf_architecture(class)));
     put_string(object, "model_type", classes[class].model_type);
@@ -550,12 +657,13 @@ static json_t *describe_copy(const HfExport *export) {
     if (!object) memory_refused(sizeof *object);
     if (json_object_get(object, "logit_scale")) hf_put(object, "logit_scale", json_null());
     json_object_del(object, "torch_dtype");
-    hf_put(object, "dtype", dtype(export));
+    if (hf_class(export->config) != HF_FLUX) hf_put(object, "dtype", dtype(export));
     return object;
 }
 
 json_t *hf_config(const HfExport *export) {
-    bool copied = json_object_get(export->origin, "model_type") && !hf_is_first_zaya(export->origin);
+    bool described = json_object_get(export->origin, "model_type") || json_object_get(export->origin, "_class_name");
+    bool copied = described && !hf_is_first_zaya(export->origin);
     json_t *object = copied ? describe_copy(export) : describe(export, hf_class(export->config));
     if (export->fp8) hf_put(object, "quantization_config", hf_fp8_config());
     return object;

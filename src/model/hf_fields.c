@@ -27,12 +27,22 @@
 #define SYNONYM(name, of) {name, FIELD_SYNONYM, of, 0, NULL}
 #define END {NULL, FIELD_NO_EFFECT, "", 0, NULL}
 
+/* Weights that are codes: of FP8 (hf_fp8.c), or another program's. */
+static void read_quantization(HfFieldReader *r, const char *name, const json_t *value) {
+    const char *method = json_string_value(json_object_get(value, "quant_method"));
+    if (!value || json_is_null(value)) return;
+    hf_refuse(r, name,
+        "says that weights are quantized (%.32s), and smelt reads F32, BF16 and F16: give the model that this folder was made of; smelt "
+        "convert with dtype=same writes one from a run",
+        method && name_is_plain(method) ? method : "by no quant_method");
+}
+
 /* Of every class. */
 static const HfField shared[] = {
     INTEGER("vocab_size", vocabulary, "32000"),
     REAL("initializer_range", init_std, "0.02"),
     FIXED("is_causal", "true"),
-    FIXED("quantization_config", "null"),
+    READ("quantization_config", read_quantization),
     FIXED("per_layer_config", "null {}"),
     FIXED("fusion_config", "null"),
     FIXED("transformers_weights", "null"),
@@ -341,6 +351,25 @@ static const HfField gpt2[] = {
     END,
 };
 
+/* FluxTransformer2DModel of diffusers, whose widths of MLPs, epsilon and theta are constants. */
+static const HfField flux[] = {
+    INTEGER("in_channels", channels, "64"),
+    INTEGER("num_layers", layers, "19"),
+    INTEGER("attention_head_dim", head_dim, "128"),
+    INTEGER("num_attention_heads", heads, "24"),
+    INTEGER("joint_attention_dim", text_width, "4096"),
+    INTEGER("pooled_projection_dim", pooled_width, "768"),
+    BOOLEAN("guidance_embeds", guidance, "false"),
+    READ("num_single_layers", hf_read_flux_sizes),
+    READ("axes_dims_rope", hf_read_flux_axes),
+    FIXED("patch_size", "1"),
+    FIXED("out_channels", "null"),
+    FIXED("quantization_config", "null"),
+    NO_EFFECT("_class_name"),
+    NO_EFFECT("_diffusers_version"),
+    END,
+};
+
 static const HfTables tables[HF_CLASS_COUNT] = {
     [HF_ZAYA] = {{zaya, decoder, shared, metadata}},
     [HF_LLAMA] = {{llama, decoder, shared, metadata}},
@@ -350,6 +379,7 @@ static const HfTables tables[HF_CLASS_COUNT] = {
     [HF_QWEN3] = {{qwen3, qwen, decoder, shared, metadata}},
     [HF_MPT] = {{mpt, shared, metadata}},
     [HF_GPT2] = {{gpt2, shared, metadata}},
+    [HF_FLUX] = {{flux, metadata}},
 };
 static const HfTables first_zaya_tables = {{first_zaya, decoder, shared, metadata}};
 static const HfTables mpt_attention_tables = {{mpt_attention, metadata}};

@@ -74,6 +74,8 @@ void hf_read_mpt_logit_scale(HfFieldReader *r, const char *name, const json_t *v
 void hf_read_mpt_attention(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_mpt_scale(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_mpt_alibi(HfFieldReader *r, const char *name, const json_t *value);
+void hf_read_flux_axes(HfFieldReader *r, const char *name, const json_t *value);
+void hf_read_flux_sizes(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_mpt_key_heads(HfFieldReader *r, const char *name, const json_t *value);
 
 /* The rotary positions of one object of them, at `path` (NULL: it is absent); `theta` and `fraction` hold where it has

@@ -1,4 +1,4 @@
-/* What the files that read and write Hugging Face folders and GGUF files share: the classes of transformers that we know,
+/* What the files that read and write Hugging Face folders and GGUF files share: the classes of transformers and diffusers that we know,
  * and under which names and in which parts a class stores our parameters. */
 #pragma once
 
@@ -6,7 +6,7 @@
 #include "gguf/gguf.h"
 #include "model/hf.h"
 
-typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_QWEN3, HF_MPT, HF_GPT2, HF_CLASS_COUNT } HfClass;
+typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_QWEN3, HF_MPT, HF_GPT2, HF_FLUX, HF_CLASS_COUNT } HfClass;
 
 /* -- config.json (hf_config.c) ------------------------------------------------------------------------------------- */
 
@@ -17,9 +17,11 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
 /* What the logits of an mpt are multiplied with (logit_scale): 1 when it is absent, NaN when it makes no sense. */
 double hf_logit_scale(const json_t *object, const ModelConfig *config);
 const char *hf_architecture(HfClass class); /* "ZayaForCausalLM" */
-const char *hf_model_type(HfClass class);   /* "zaya" */
+const char *hf_model_type(HfClass class);   /* "zaya"; of a class of diffusers NULL */
 /* The class that a configuration is written as. */
 HfClass hf_class(const ModelConfig *config);
+/* What files of weights are called: "model", or "diffusion_pytorch_model" in folders of diffusers. */
+const char *hf_stem(const ModelConfig *config);
 /* Whether positions are scaled, and queries and keys with them. */
 static inline bool hf_is_scaled(const ModelConfig *c) { return c->rope_factor > 1 || c->rope_attention_factor != 1; }
 /* Adds the fields of scaled positions (hf_rope.c). */

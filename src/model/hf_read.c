@@ -44,28 +44,7 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
     return content;
 }
 
-/* -- The configuration --------------------------------------------------------------------------------------------- */
-
 bool hf_is_model(const char *folder) { return exists(folder, "config.json") || gguf_is_file(folder); }
-
-bool hf_read(const char *folder, HfModel *model, Error *error) {
-    if (gguf_is_file(folder)) return gguf_read_model(folder, model, error);
-    *model = (HfModel){.content = read_json(folder, "config.json", error)};
-    if (!model->content) return false;
-    if (!hf_parse_config(model->content, &model->config, &model->precision, &model->warnings, error)) {
-        hf_release(model);
-        return error_context(error, "%s/config.json", folder);
-    }
-    model->bytes = byte_tokenizer_is(folder);
-    return true;
-}
-
-void hf_release(HfModel *model) {
-    json_decref(model->content);
-    free(model->warnings);
-    model->content = NULL;
-    model->warnings = NULL;
-}
 
 /* -- The files ----------------------------------------------------------------------------------------------------- */
 
@@ -180,8 +159,7 @@ static bool list_entries(Folder *folder, Error *error) {
     return true;
 }
 
-static bool open_indexed(Folder *folder, const char *name, Error *error) {
-    static const char index_name[] = "model.safetensors.index.json";
+static bool open_indexed(Folder *folder, const char *name, const char *index_name, Error *error) {
     json_t *index = read_json(name, index_name, error);
     const json_t *map = json_object_get(index, "weight_map");
     bool good = index && (json_object_size(map) > 0 || error_set(error, ERROR_CHECKPOINT, "it has no weight_map"));
@@ -209,12 +187,45 @@ static bool open_gguf(Folder *folder, const char *name, Error *error) {
     return true;
 }
 
-static bool folder_open(Folder *folder, const char *name, Error *error) {
+static bool folder_open(Folder *folder, const char *name, const ModelConfig *config, Error *error) {
     *folder = (Folder){0};
     if (gguf_is_file(name)) return open_gguf(folder, name, error);
-    if (exists(name, "model.safetensors")) return open_file(folder, name, "model.safetensors", error) && list_entries(folder, error);
-    if (exists(name, "model.safetensors.index.json")) return open_indexed(folder, name, error);
-    return error_set(error, ERROR_CHECKPOINT, "%s has neither model.safetensors nor model.safetensors.index.json", name);
+    SCOPED_FREE char *file = memory_format("%s.safetensors", hf_stem(config)), *index = memory_format("%s.index.json", file);
+    if (exists(name, file)) return open_file(folder, name, file, error) && list_entries(folder, error);
+    if (exists(name, index)) return open_indexed(folder, name, index, error);
+    return error_set(error, ERROR_CHECKPOINT, "%s has neither %s nor %s", name, file, index);
+}
+
+/* -- The configuration of a folder -------------------------------------------------------------------------------- */
+
+/* diffusers does not write down the type of a folder's tensors. */
+static bool read_stored_precision(const char *name, HfModel *model, Error *error) {
+    Folder folder;
+    bool opened = folder_open(&folder, name, &model->config, error);
+    if (opened) model->precision = folder.entry_count && folder.entries[0].tensor->type != STORED_F32 ? PRECISION_BF16 : PRECISION_FP32;
+    folder_close(&folder);
+    return opened;
+}
+
+bool hf_read(const char *folder, HfModel *model, Error *error) {
+    if (gguf_is_file(folder)) return gguf_read_model(folder, model, error);
+    *model = (HfModel){.content = read_json(folder, "config.json", error)};
+    if (!model->content) return false;
+    if (!hf_parse_config(model->content, &model->config, &model->precision, &model->warnings, error)) {
+        hf_release(model);
+        return error_context(error, "%s/config.json", folder);
+    }
+    model->bytes = byte_tokenizer_is(folder);
+    if (hf_class(&model->config) != HF_FLUX || read_stored_precision(folder, model, error)) return true;
+    hf_release(model);
+    return false;
+}
+
+void hf_release(HfModel *model) {
+    json_decref(model->content);
+    free(model->warnings);
+    model->content = NULL;
+    model->warnings = NULL;
 }
 
 /* -- Converting ---------------------------------------------------------------------------------------------------- */
@@ -396,7 +407,7 @@ static void index_parameters(HfReader *reader) {
 HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Graph *graph, Error *error) {
     HfReader *reader = memory_allocate(sizeof *reader);
     *reader = (HfReader){.graph = graph};
-    bool good = folder_open(&reader->folder, name, error);
+    bool good = folder_open(&reader->folder, name, config, error);
     if (good) {
         bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK),
              bare = find(&reader->folder, HF_BARE_MARK) != NULL;

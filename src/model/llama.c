@@ -22,7 +22,7 @@ static TensorId attention(Builder *b, TensorId x) {
         Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    qkv = op_rope(b->graph, qkv, b->positions, b->rope_table, &heads);
+    qkv = op_rope(b->graph, qkv, b->positions, b->rope_table, &heads, ROPE_HALVES);
     return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
@@ -36,8 +36,7 @@ static TensorId mlp(Builder *b, TensorId x) {
 
 static TensorId experts(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    TensorId gate = builder_matrix(b, "mlp.gate", c->experts, c->width, c->init_std, NULL);
-    TensorId logits = op_linear(b->graph, x, gate, TENSOR_NONE, true); /* [R, E] */
+    TensorId logits = builder_router_linear(b, x, "mlp.gate", c->experts, false, true); /* [R, E] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0, NULL);
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, false));
 }
@@ -45,7 +44,7 @@ static TensorId experts(Builder *b, TensorId x) {
 Trunk llama_build(Builder *b) {
     const Layers layers = {"input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention,
         .mlp = b->config->experts ? experts : mlp};
-    b->rope_table = builder_rope_table(b);
+    b->rope_table = builder_rope_table(b, b->config->rope_theta);
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
     TensorId stream = TENSOR_NONE; /* [R, D] */
     if (embedding)

@@ -218,7 +218,7 @@ static bool put_all(File *file, const ModelConfig *c, Precision precision, const
     int64_t padded = padded_rows(c->vocabulary), padding = (padded - c->vocabulary) * c->width;
     int32_t header[HEADER_INTEGERS] = {MAGIC, precision == PRECISION_BF16 ? VERSION_BF16 : VERSION_FP32, (int32_t)c->context,
         (int32_t)c->vocabulary, (int32_t)c->layers, (int32_t)c->heads, (int32_t)c->width, (int32_t)padded};
-    Model model = model_build(c, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    Model model = model_describe(c, NULL, precision);
     const Parameter **order = in_file_order(model.graph, c->layers);
     float *zeros = memory_allocate((padding + 1) * sizeof *zeros);
     bool good = file_append(file, header, HEADER_BYTES, error);

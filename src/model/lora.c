@@ -14,76 +14,204 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/fp8/fp8.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
-/* The parameters that `weight` is a view of, NAME.weight [out, in], in order; returns their number. Copies: the graph's own
- * move when it grows. */
-static int find_layers(const Graph *graph, TensorId weight, Parameter layers[LORA_MAX_ADAPTERS]) {
+/* A layer with an adapter, one of those that a weight is a view of. */
+typedef struct Adapted {
+    Parameter layer;     /* a copy: the graph's own move when it grows */
+    LoraColumns columns; /* of the output that this rank makes with it; count 0: none */
+    int64_t skipped;     /* rows of its B before those of the columns */
+} Adapted;
+
+/* NAME of NAME.weight, for the caller to free. */
+static char *module_of(const char *parameter) {
+    size_t stem = strlen(parameter) - (ends_with(parameter, ".weight") ? strlen(".weight") : 0);
+    return memory_format("%.*s", (int)stem, parameter);
+}
+
+/* The layers with adapters among those that `weight` is a view of, NAME.weight [out, in], in order; returns their number. This
+ * rank multiplies by `rows` of the view, which make columns of the output from `column` on. */
+static int find_adapted(
+    const Builder *b, TensorId weight, CutShare rows, int64_t column, LoraGroup group, Adapted found[LORA_MAX_ADAPTERS]) {
+    const Graph *graph = b->graph;
     ByteSpan span = graph_state_span(graph, weight);
+    int64_t end_row = 0;
     int count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->offset < span.begin || p->offset >= span.end) continue;
-        assert(count < LORA_MAX_ADAPTERS && strstr(p->name, ".weight"));
-        layers[count++] = *p;
+        SCOPED_FREE char *module = module_of(p->name);
+        int64_t first_row = end_row;
+        end_row += p->shape[0];
+        if (!lora_selects(b->lora, module, group)) continue;
+        int64_t first = int_max(first_row, rows.first), end = int_min(end_row, rows.first + rows.count);
+        assert(count < LORA_MAX_ADAPTERS);
+        found[count++] =
+            (Adapted){.layer = *p, .columns = {column + first - rows.first, int_max(0, end - first)}, .skipped = first - first_row};
     }
-    assert(count > 0);
     return count;
 }
 
 /* Declares NAME.lora_A.weight [rank, in] or NAME.lora_B.weight [out, rank] for each layer, one after another, and views them
  * as one matrix. Ranks share it out as they do the layer, along the dimension that both have. */
-static TensorId declare(Graph *graph, const Parameter *layers, int count, bool down, int64_t rank, double std) {
+static TensorId declare(Graph *graph, const Adapted *adapted, int count, bool down, int64_t rank, double std) {
     TensorId matrices[LORA_MAX_ADAPTERS];
     for (int i = 0; i < count; i++) {
-        const Parameter *layer = &layers[i];
-        int stem = (int)(strlen(layer->name) - strlen(".weight"));
+        const Parameter *layer = &adapted[i].layer;
         int64_t shape[] = {down ? rank : layer->whole[0], down ? layer->whole[1] : rank};
         Cut cut = layer->cut.dimension == down ? layer->cut : (Cut){0};
-        char *name = memory_format("%.*s.%s.weight", stem, layer->name, down ? "lora_A" : "lora_B");
+        SCOPED_FREE char *module = module_of(layer->name), *name = memory_format("%s.%s.weight", module, down ? "lora_A" : "lora_B");
         matrices[i] = graph_cut_parameter(graph, name, PARAMETER_MATRIX, 2, shape, &cut, 0, std, i > 0);
-        free(name);
     }
     return graph_fuse(graph, matrices, count);
 }
 
-/* y with what its adapters add to it. */
-static TensorId adapt(Builder *b, TensorId x, TensorId weight, TensorId y) {
+/* U(-1 / sqrt(in), 1 / sqrt(in)) has this deviation. */
+static double deviation(int64_t in) { return 1 / sqrt(3.0 * (double)in); }
+
+/* (alpha / rank) A x, or what rsLoRA has in place of that factor */
+static TensorId scaled(const Builder *b, TensorId u) {
+    double factor = lora_factor(b->lora);
+    return factor == 1 ? u : op_scale(b->graph, u, factor);
+}
+
+/* y with what the adapters of one part add to its columns, which begin at `column`. A layer of which this rank makes no
+ * columns has an adapter all the same, as on the other ranks. */
+static TensorId adapt(Builder *b, TensorId x, TensorId weight, CutShare rows, int64_t column, TensorId y, LoraGroup group) {
     Graph *graph = b->graph;
-    const LoraConfig *lora = b->lora;
-    Parameter layers[LORA_MAX_ADAPTERS];
-    int64_t outs[LORA_MAX_ADAPTERS];
-    int count = find_layers(graph, weight, layers);
-    for (int i = 0; i < count; i++) outs[i] = layers[i].shape[0];
+    int64_t rank = b->lora ? b->lora->rank : 0;
+    Adapted found[LORA_MAX_ADAPTERS];
+    int count = find_adapted(b, weight, rows, column, group, found), first = 0, used = 0;
+    if (!count) return y;
     graph->frozen = false;
     /* [count * rank, in] and [sum of out, rank] */
-    TensorId down = declare(graph, layers, count, true, lora->rank, 1 / sqrt(3.0 * (double)layers[0].whole[1]));
-    TensorId up = declare(graph, layers, count, false, lora->rank, 0);
+    TensorId down = declare(graph, found, count, true, rank, deviation(found[0].layer.whole[1]));
+    TensorId up = declare(graph, found, count, false, rank, 0);
     graph->frozen = true;
-    TensorId u = op_linear(graph, x, down, TENSOR_NONE, false);
-    double factor = lora->alpha / (double)lora->rank;
-    return op_lora(graph, y, factor == 1 ? u : op_scale(graph, u, factor), up, outs, count);
+    LoraColumns columns[LORA_MAX_ADAPTERS];
+    int64_t before = 0, sum = 0;
+    for (int i = 0; i < count; i++) {
+        if (!used) first = i;
+        if (!found[i].columns.count) {
+            if (!used) before += found[i].layer.shape[0];
+            continue;
+        }
+        if (!used) before += found[i].skipped;
+        columns[used++] = found[i].columns;
+        sum += found[i].columns.count;
+    }
+    if (!used) return y;
+    if (used < count) down = graph_slice(graph, down, first * rank, used * rank);
+    if (sum < graph_rows(graph, up)) up = graph_slice(graph, up, before, sum);
+    return op_lora(graph, y, scaled(b, op_linear(graph, x, down, TENSOR_NONE, false)), up, columns, used);
 }
 
 static TensorId multiply(Builder *b, TensorId x, const Linear *linear) {
     const LinearPart *part = &linear->parts[0];
     MeshAxes sum = linear->split == SPLIT_INPUT ? AXES_TENSOR : 0;
     bool fp8 = builder_is_fp8(b, graph_rows(b->graph, x), 0, graph_rows(b->graph, part->w), graph_columns(b->graph, part->w));
-    if (!fp8 || linear->parts[1].w) return op_linear_parts(b->graph, x, linear->parts, sum);
-    return op_fp8_linear(b->graph, x, part->w, part->bias, sum, (Fp8Recipe)b->config->fp8.recipe);
+    if (!fp8 || linear->parts[1].w) {
+        LinearPart parts[LINEAR_PARTS];
+        for (int i = 0; i < LINEAR_PARTS; i++)
+            parts[i] = (LinearPart){linear->parts[i].w ? builder_read(b, linear->parts[i].w) : TENSOR_NONE, linear->parts[i].bias};
+        return op_linear_parts(b->graph, x, parts, sum);
+    }
+    return op_fp8_linear(b->graph, x, part->w, part->bias, sum, &b->config->fp8);
 }
 
-TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraTargets kind) {
-    const LoraConfig *lora = b->lora;
-    bool adapted = lora && lora->rank && (lora->targets == (int)kind || lora->targets == LORA_ALL);
+TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraGroup group) {
+    Linear own = *linear;
+    int64_t column = 0;
     if (linear->split == SPLIT_OUTPUT) x = builder_gather(b, x);
-    TensorId y = multiply(b, x, linear);
-    assert(!adapted || !linear->parts[1].w);
-    if (adapted) y = adapt(b, x, linear->parts[0].w, y);
+    for (int i = 0; i < LINEAR_PARTS; i++)
+        if (own.rows[i].count) own.parts[i].w = graph_slice(b->graph, own.parts[i].w, own.rows[i].first, own.rows[i].count);
+    TensorId y = multiply(b, x, &own);
+    for (int i = 0; i < LINEAR_PARTS && own.parts[i].w; i++) {
+        int64_t rows = graph_rows(b->graph, own.parts[i].w);
+        y = adapt(b, x, linear->parts[i].w, (CutShare){own.rows[i].first, rows}, column, y, group);
+        column += rows;
+    }
     return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;
+}
+
+/* Declares NAME.lora_A.weight or NAME.lora_B.weight. */
+static TensorId declare_half(Builder *b, const char *name, bool down, int rank, const int64_t *shape, const Cut *cut) {
+    SCOPED_FREE char *full = memory_format("%s.%s.weight", name, down ? "lora_A" : "lora_B");
+    b->graph->frozen = false;
+    TensorId half =
+        graph_cut_parameter(b->graph, full, PARAMETER_MATRIX, rank, shape, cut, 0, down ? deviation(shape[rank - 1]) : 0, false);
+    b->graph->frozen = true;
+    return half;
+}
+
+TensorId builder_router_linear(Builder *b, TensorId x, const char *name, int64_t out, bool biased, bool wide) {
+    Graph *graph = b->graph;
+    int64_t in = graph_columns(graph, x), rank = b->lora ? b->lora->rank : 0;
+    TensorId weight = builder_matrix(b, name, out, in, b->config->init_std, NULL);
+    TensorId y = op_linear(graph, x, weight, biased ? builder_bias(b, name, out, NULL) : TENSOR_NONE, wide);
+    SCOPED_FREE char *module = module_of(graph_get(graph, weight)->name);
+    if (!lora_selects(b->lora, module, LORA_ROUTER)) return y;
+    TensorId down = declare_half(b, module, true, 2, (int64_t[]){rank, in}, &(Cut){0});
+    TensorId up = declare_half(b, module, false, 2, (int64_t[]){out, rank}, &(Cut){0});
+    TensorId u = scaled(b, op_linear(graph, x, down, TENSOR_NONE, false));
+    return op_add(graph, y, op_linear(graph, u, up, TENSOR_NONE, wide));
+}
+
+TensorId builder_adapt_experts(Builder *b, const char *name, TensorId x, TensorId y, const Dispatch *dispatch) {
+    Graph *graph = b->graph;
+    if (!lora_selects(b->lora, name, LORA_EXPERTS)) return y;
+    int64_t experts = b->config->experts, rank = b->lora->rank, in = graph_columns(graph, x), out = graph_columns(graph, y);
+    if (b->lora->experts == LORA_SHARED) {
+        TensorId down = declare_half(b, name, true, 2, (int64_t[]){rank, in}, &(Cut){0});
+        TensorId up = declare_half(b, name, false, 2, (int64_t[]){out, rank}, &(Cut){0});
+        TensorId u = scaled(b, op_linear(graph, x, down, TENSOR_NONE, false));
+        return op_lora(graph, y, u, up, &(LoraColumns){0, out}, 1);
+    }
+    Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {experts}};
+    TensorId down = declare_half(b, name, true, 3, (int64_t[]){experts, rank, in}, &cut);
+    TensorId up = declare_half(b, name, false, 3, (int64_t[]){experts, out, rank}, &cut);
+    return op_grouped_linear_add(graph, y, scaled(b, op_grouped_linear(graph, x, down, dispatch)), up, dispatch);
+}
+
+/* -- The list of targets -------------------------------------------------------------------------------------------- */
+
+static LoraGroup group_of(const char *module) {
+    if (strstr(module, ".mlp.experts.")) return LORA_EXPERTS;
+    if (strstr(module, ".mlp.gate.") || ends_with(module, ".mlp.gate")) return LORA_ROUTER;
+    return strstr(module, "attn.") ? LORA_ATTENTION : LORA_MLP;
+}
+
+static bool chooses_any(const char *target, size_t length, const Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const char *name = graph->parameters[i].name;
+        if (!ends_with(name, ".lora_A.weight")) continue;
+        SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - strlen(".lora_A.weight")), name);
+        if (lora_target_is(target, length, module, group_of(module))) return true;
+    }
+    return false;
+}
+
+bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
+    if (!lora->rank) return true;
+    SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
+    for (const char *at = lora->targets;; at++) {
+        size_t length = strcspn(at, ",");
+        if (!chooses_any(at, length, model.graph))
+            return error_set(error, ERROR_USAGE,
+                "lora.targets: %.*s is no linear layer of this model: `smelt train CONFIG plan=program` names them, and all, attention, "
+                "mlp, "
+                "experts and router choose many",
+                (int)length, at);
+        at += length;
+        if (!*at) return true;
+    }
 }

@@ -17,7 +17,7 @@
 
 /* -- Building ------------------------------------------------------------------------------------------------------ */
 
-static Trunk (*const families[])(Builder *) = {
+static Trunk (*const token_families[])(Builder *) = {
     [FAMILY_ZAYA] = zaya_build,
     [FAMILY_LLAMA] = llama_build,
     [FAMILY_MPT] = mpt_build,
@@ -26,6 +26,56 @@ static Trunk (*const families[])(Builder *) = {
 
 static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
+}
+
+static TensorId real_input(Graph *graph, TypeClass type, int64_t rows, int64_t columns, const char *name) {
+    return graph_tensor(graph, ARENA_INPUT, type, 2, (int64_t[]){rows, columns}, name);
+}
+
+static void declare_tokens(Model *model, bool loss) {
+    model->tokens = integers(model->graph, model->rows, "tokens");
+    model->positions = integers(model->graph, model->rows, "positions");
+    if (loss) model->targets = integers(model->graph, model->rows, "targets");
+}
+
+static void declare_images(Model *model, const ModelConfig *c, bool loss) {
+    Graph *graph = model->graph;
+    int64_t samples = model->sequences, image = samples * (model->length - c->text_tokens);
+    assert(model->length > c->text_tokens);
+    model->image = (ImageInputs){.latents = real_input(graph, TYPE_COMPUTE, image, c->channels, "latents"),
+        .text = real_input(graph, TYPE_COMPUTE, samples * c->text_tokens, c->text_width, "text"),
+        .pooled = real_input(graph, TYPE_COMPUTE, samples, c->pooled_width, "pooled"),
+        .time = real_input(graph, TYPE_COMPUTE, samples, IMAGE_TIME_WIDTH, "time"),
+        .places = integers(graph, model->rows, "places"),
+        .positions = integers(graph, model->rows, "positions")};
+    if (c->guidance) model->image.guidance = real_input(graph, TYPE_COMPUTE, samples, IMAGE_TIME_WIDTH, "guidance");
+    if (loss) model->image.target = real_input(graph, TYPE_WIDE, image, c->channels, "target");
+    if (loss) model->image.weights = real_input(graph, TYPE_WIDE, image, 1, "weights");
+}
+
+/* What follows the last norm: the head, with the loss where there is one. */
+static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
+    Graph *graph = model->graph;
+    if (!trunk.normed) return; /* a stage before the last one */
+    if (loss) {
+        TensorId normed = builder_gather(b, trunk.normed);
+        op_linear_cross_entropy(graph, normed, trunk.head, model->targets, model->scale, model->loss, b->config->vocabulary);
+        return;
+    }
+    TensorId asked = b->mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
+    TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
+    model->logits = op_gather_columns(graph, logits, b->config->vocabulary, AXES_TENSOR);
+    graph->tensors[model->logits].keep = true;
+}
+
+/* The head is the family's. */
+static void append_velocity(Model *model, TensorId velocity, bool loss) {
+    if (loss) {
+        op_squared_error(model->graph, velocity, model->image.target, model->image.weights, model->scale, model->loss);
+        return;
+    }
+    model->velocity = velocity;
+    model->graph->tensors[velocity].keep = true;
 }
 
 static void differentiate(Model *model, RecomputePolicy recompute) {
@@ -50,10 +100,10 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         graph->splits_backward = cut->splits_backward;
         model.chunks = memory_allocate((size_t)cut->chunks * sizeof *model.chunks);
     }
-    model.tokens = integers(graph, rows, "tokens");
-    model.positions = integers(graph, rows, "positions");
+    bool images = model_makes_images(config);
+    if (images) declare_images(&model, config, loss);
+    else declare_tokens(&model, loss);
     if (loss) {
-        model.targets = integers(graph, rows, "targets");
         model.scale = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "loss_scale");
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
@@ -64,25 +114,20 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         .mode = mode,
         .length = length,
         .tokens = model.tokens,
-        .positions = model.positions,
+        .positions = images ? model.image.positions : model.positions,
+        .image = model.image,
         .share = model.share,
         .loss = model.loss,
         .cut = cut,
         .chunks = model.chunks,
         .layer_names = "model.layers",
         .layer = -1};
-    Trunk trunk = families[config->family](&builder);
-    builder_layer(&builder, -1);
-    if (!trunk.normed) {
-        /* a stage before the last one */
-    } else if (loss) {
-        TensorId normed = builder_gather(&builder, trunk.normed);
-        op_linear_cross_entropy(graph, normed, trunk.head, model.targets, model.scale, model.loss, config->vocabulary);
+    if (images) {
+        append_velocity(&model, flux_build(&builder), loss);
     } else {
-        TensorId asked = mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
-        TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
-        model.logits = op_gather_columns(graph, logits, config->vocabulary, AXES_TENSOR);
-        graph->tensors[model.logits].keep = true;
+        Trunk trunk = token_families[config->family](&builder);
+        builder_layer(&builder, -1);
+        append_head(&builder, &model, trunk, loss);
     }
     if (mode == MODEL_TRAIN) differentiate(&model, recompute);
     return model;
@@ -96,6 +141,10 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
 Model model_build(
     const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
     return model_build_adapted(NULL, config, NULL, precision, mode, sequences, length, recompute);
+}
+
+Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision) {
+    return model_build_adapted(NULL, config, lora, precision, MODEL_SCORE, 1, model_least_length(config), RECOMPUTE_NONE);
 }
 
 void model_free(Model *model) {
@@ -171,6 +220,7 @@ void model_initialize_interval(
 static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
+        if (p->quantization) continue; /* model/quantized.h */
         void *to = graph_is_base(graph, p) ? (char *)weights + graph_get(graph, p->tensor)->offset : parameter_in(p, master);
         model_initialize_interval(graph, config, seed, &(ParameterInterval){.parameter = i, .count = p->count}, device, to);
     }

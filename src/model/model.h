@@ -30,6 +30,25 @@ typedef struct ModelCut {
     int *begin;
 } ModelCut;
 
+/* Inputs of a model of images, for S samples of I image and T text tokens; a sample's rows are its image, then its text. An
+ * image of fewer tokens fills the last ones of its I. */
+typedef struct ImageInputs {
+    TensorId latents;           /* COMPUTE [S I, channels]: noised image tokens */
+    TensorId target;            /* WIDE like latents: what the loss compares the velocity with */
+    TensorId weights;           /* WIDE [S I]: of each token in the loss; 0 where there is none */
+    TensorId text;              /* COMPUTE [S T, text_width] */
+    TensorId pooled;            /* COMPUTE [S, pooled_width] */
+    TensorId time, guidance;    /* COMPUTE [S, IMAGE_TIME_WIDTH]: sinusoids; guidance TENSOR_NONE without an embedding */
+    TensorId places, positions; /* INT32 [S (I + T)]: row * IMAGE_GRID + column, text 0; and as attention takes them */
+} ImageInputs;
+enum { IMAGE_TIME_WIDTH = 256, IMAGE_GRID = 128 };
+/* Cosines, then sines, of a time from 0 to 1 or a guidance scale, times 1000, at frequencies 10000^(-i / 128); in fp32, as models
+ * were trained. */
+void image_time_features(double time, float features[IMAGE_TIME_WIDTH]);
+static inline bool model_makes_images(const ModelConfig *config) { return config->family == FAMILY_FLUX; }
+/* Tokens of the shortest sequence. */
+static inline int64_t model_least_length(const ModelConfig *config) { return model_makes_images(config) ? config->text_tokens + 1 : 1; }
+
 /* Inputs and results of a built model; TENSOR_NONE where the mode has none. */
 typedef struct Model {
     Graph *graph;
@@ -38,6 +57,8 @@ typedef struct Model {
     int64_t rows;               /* of a microbatch that this rank has, of all heads: sequences * length / cp */
     TensorId tokens, positions; /* INT32 [rows] */
     TensorId targets;           /* INT32 [rows] */
+    ImageInputs image;          /* of a model of images, in place of these three */
+    TensorId velocity;          /* its result without a loss: WIDE [samples * image tokens, channels] */
     TensorId scale;             /* WIDE [1]: 1 / targets in the step (evaluation: 1) */
     TensorId share;             /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
     TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
@@ -59,6 +80,10 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
  * and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
     ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
+/* ERROR_USAGE naming what lora.targets names and the model lacks (model/lora.c). */
+bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
+/* The smallest program of the whole model, for what its parameters are; `lora` may be NULL. */
+Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision);
 void model_free(Model *model);
 
 /* The rows of a microbatch that this rank has: from one number for each of sequences * length tokens to an input of
@@ -126,6 +151,9 @@ typedef struct Fp8Layer {
 /* The kinds of layers of a graph of this configuration, in the order of their first ones; returns how many. The embedding,
  * which multiplies nothing, is none. */
 int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer layers[FP8_LAYERS]);
-/* Whether any layer is computed in fp8; whether there is a recipe and none is. */
+/* Why a layer is not computed in fp8: "rows or columns that are no multiple of 16". NULL: it is. */
+const char *fp8_reason(Fp8Choice choice);
+/* Whether any layer is computed in fp8. */
 bool fp8_is_used(const Graph *graph);
-bool fp8_is_idle(const ModelConfig *config, const Graph *graph);
+/* Warns where there is a recipe and no layer is computed in fp8 " in this phase", with the reasons. */
+void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where);

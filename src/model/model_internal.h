@@ -8,9 +8,11 @@
  * outside. */
 #pragma once
 
+#include "config/lora_targets.h"
 #include "graph/op.h"
 #include "model/model.h"
 #include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
 #include "ops/norm/norm.h"
 #include "ops/router/router.h"
 
@@ -22,7 +24,9 @@ typedef struct Builder {
     int64_t length;             /* of a whole sequence */
     TensorId tokens, positions; /* INT32 [R] */
     TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
+    ImageInputs image;          /* of families of images, as in Model */
     TensorId rope_table;        /* set by families with rotary positions */
+    TensorId window_rope_table; /* set by zaya: of layers with a window */
     double alibi;               /* set by families with ALiBi: the smallest slope is 2^-this; 0: none */
     TensorId router_state;      /* zaya: of the layer before, [R, router_width] */
     TensorId loads;             /* sums of the routers' loads so far, WIDE [2, classes] */
@@ -39,6 +43,8 @@ Trunk zaya_build(Builder *builder);
 Trunk llama_build(Builder *builder);
 Trunk mpt_build(Builder *builder);
 Trunk gpt2_build(Builder *builder);
+/* The velocity of each image token, WIDE [samples * image tokens, channels]. */
+TensorId flux_build(Builder *builder);
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
@@ -52,6 +58,8 @@ TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, 
 TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std, const Cut *cut);
 /* NAME.bias [count], zeros. */
 TensorId builder_bias(Builder *builder, const char *name, int64_t count, const Cut *cut);
+/* What a GEMM reads of a matrix or a view of several: codes become numbers first. */
+TensorId builder_read(Builder *builder, TensorId weight);
 /* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so
  * that the stream does not grow with depth. */
 double builder_residual_std(const Builder *builder);
@@ -66,6 +74,7 @@ typedef enum LinearSplit { SPLIT_OUTPUT, SPLIT_INPUT } LinearSplit;
 /* A linear layer, or several of one input. */
 typedef struct Linear {
     LinearPart parts[LINEAR_PARTS];
+    CutShare rows[LINEAR_PARTS]; /* of a part's weight that this rank multiplies by; count 0: all */
     LinearSplit split;
 } Linear;
 
@@ -106,14 +115,19 @@ Heads builder_heads(const Builder *builder);
 
 /* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows; SPLIT_INPUT: back. `kind`,
- * LORA_ATTENTION or LORA_MLP, says which adapters the layer gets where the configuration has them: one for each matrix that
- * a weight is a view of. */
-TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraTargets kind);
+/* x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows; SPLIT_INPUT: back. Each matrix that a
+ * weight is a view of gets an adapter where the configuration gives it one (lora_selects): `group` is what the layer is of. */
+TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraGroup group);
+/* A layer of a router, which each rank has whole: x [R, in] NAME.weight [out, in]^T and, if `biased`, + NAME.bias; WIDE where
+ * `wide`, else COMPUTE. With its adapter where it gets one. */
+TensorId builder_router_linear(Builder *builder, TensorId x, const char *name, int64_t out, bool biased, bool wide);
+/* y [slots, out], made of x [slots, in] by the layer NAME [E, out, in] of each slot's expert, with what their adapters add:
+ * NAME.lora_A.weight [E, rank, in] and NAME.lora_B.weight [E, out, rank], or without E where the experts share one. */
+TensorId builder_adapt_experts(Builder *builder, const char *name, TensorId x, TensorId y, const Dispatch *dispatch);
 /* Whether a linear layer [out, in] over so many rows is computed in fp8 (fp8_choose). */
 bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, int64_t out, int64_t in);
-/* Cosines and sines of the configuration's rotary positions. */
-TensorId builder_rope_table(Builder *builder);
+/* Cosines and sines of the configuration's rotary positions, of this base. */
+TensorId builder_rope_table(Builder *builder, double theta);
 /* Attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) * head_dim] to [R, heads *
  * head_dim]; with a cache when generating. */
 TensorId builder_attention(Builder *builder, TensorId qkv);

@@ -1,7 +1,8 @@
 /* ZAYA1 (arXiv 2605.05365 and 2511.17127, in the form of the released code): per layer compressed convolutional
  * attention (CCA) and a top-1 mixture of experts, both merged into an fp32 residual stream by learned scales and
  * biases. The router is a small MLP whose state is averaged over depth; its load-balancing biases are updated from
- * the experts' loads, not by the gradient.
+ * the experts' loads, not by the gradient. Attention of some layers may see a window, with rotary positions of a base of
+ * their own (ZAYA1-74B-preview: every second layer).
  *
  *     h = (embedding[token] + bias) * scale
  *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)
@@ -42,7 +43,7 @@ static void take_values(Builder *b, Linear *input, int64_t values, int64_t *dela
     const Mesh *mesh = b->graph->mesh;
     CutShare share = cut_share(values, mesh_index(mesh, AXES_KEYS), mesh_size(mesh, AXES_KEYS));
     *delayed = int_min(share.count, int_max(0, share.first + share.count - values / 2));
-    if (input->parts[1].w) input->parts[1].w = graph_slice(b->graph, input->parts[1].w, share.first, share.count);
+    if (input->parts[1].w) input->rows[1] = share;
 }
 
 static TensorId attention(Builder *b, TensorId x) {
@@ -72,15 +73,15 @@ static TensorId attention(Builder *b, TensorId x) {
     TensorId halo = b->mode == MODEL_GENERATE
                         ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, columns}, "cca_state")
                         : op_halo(b->graph, u, &halos);
-    TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, halo, &spec);
+    TensorId qkv =
+        op_cca(b->graph, u, b->positions, model_has_window(c, b->layer) ? b->window_rope_table : b->rope_table, &cca, halo, &spec);
     return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
 /* The router's state [R, router_width]; the layers after the first add that of the layer before, scaled. */
 static TensorId router_state(Builder *b, TensorId x) {
     int64_t width = b->config->router_width;
-    TensorId down = builder_matrix(b, "mlp.gate.down_proj", width, b->config->width, b->config->init_std, NULL);
-    TensorId state = op_linear(b->graph, x, down, builder_bias(b, "mlp.gate.down_proj", width, NULL), true);
+    TensorId state = builder_router_linear(b, x, "mlp.gate.down_proj", width, true, true);
     if (b->router_state != TENSOR_NONE) {
         TensorId scale = builder_vector(b, "mlp.gate.router_states_scale", PARAMETER_NORM, width, 1, NULL);
         state = op_scale_add(b->graph, state, b->router_state, scale);
@@ -97,12 +98,8 @@ static TensorId experts(Builder *b, TensorId x) {
     TensorId state = router_state(b, x);
     Norm norm = builder_norm(b, "mlp.gate.router_mlp.norm", NORM_RMS, false, width);
     TensorId hidden = op_norm(graph, state, &norm);
-    for (int i = 0; i < 2; i++) {
-        TensorId weight = builder_matrix(b, hidden_layers[i], width, width, c->init_std, NULL);
-        hidden = op_gelu(graph, op_linear(graph, hidden, weight, builder_bias(b, hidden_layers[i], width, NULL), false), GELU_EXACT);
-    }
-    TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj", classes, width, c->init_std, NULL);
-    TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true); /* [R, E + 1] */
+    for (int i = 0; i < 2; i++) hidden = op_gelu(graph, builder_router_linear(b, hidden, hidden_layers[i], width, true, false), GELU_EXACT);
+    TensorId logits = builder_router_linear(b, hidden, "mlp.gate.router_mlp.out_proj", classes, false, true); /* [R, E + 1] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0, NULL);
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
 }
@@ -110,7 +107,10 @@ static TensorId experts(Builder *b, TensorId x) {
 Trunk zaya_build(Builder *b) {
     static const Layers layers = {
         "input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention, .mlp = experts, .merge = merge};
-    b->rope_table = builder_rope_table(b);
+    const ModelConfig *c = b->config;
+    b->rope_table = b->window_rope_table = builder_rope_table(b, c->rope_theta);
+    if (c->window_rope_theta > 0 && c->window_rope_theta != c->rope_theta)
+        b->window_rope_table = builder_rope_table(b, c->window_rope_theta);
     TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
     TensorId stream = TENSOR_NONE; /* [R, D] */
     if (embedding) {

@@ -1,53 +1,123 @@
-/* Adapters and their base. Checkpoints of such a run hold the adapters alone; the base comes from the folder that
- * the run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then
- * both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under their own names with
- * "base_model.model." before them. */
+/* Adapters and their base. Checkpoints of a run with adapters hold these alone; the base comes from the folder that the
+ * run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then both are
+ * merged. PEFT's folders (model/peft.h) are merged with their base in the same way, and read and written here. */
 #include "train/adapter.h"
 
 #include <assert.h>
-#include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
+#include "backend/cpu/cpu_device.h"
 #include "base/element.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "ckpt/ckpt.h"
+#include "config/lora_targets.h"
+#include "model/peft.h"
+#include "model/quantized.h"
 #include "train/lineage.h"
 #include "train/source.h"
+
+/* -- Names --------------------------------------------------------------------------------------------------------- */
+
+/* The length of the part of a name that is a folder of adapters: all of it, or what is before @BASE; 0: it names none. */
+static size_t folder_length(const char *name) {
+    if (peft_is_folder(name)) return strlen(name);
+    for (const char *at = strchr(name, '@'); at; at = strchr(at + 1, '@')) {
+        SCOPED_FREE char *folder = memory_format("%.*s", (int)(at - name), name);
+        if (*folder && at[1] && peft_is_folder(folder)) return (size_t)(at - name);
+    }
+    return 0;
+}
+
+bool adapter_is_folder(const char *name) { return folder_length(name) > 0; }
+
+char *adapter_folder(const char *name) { return memory_format("%.*s", (int)folder_length(name), name); }
+
+/* The folder of adapters, open, and its base, for the caller to free. */
+static char *open_folder(PeftFolder *peft, const char *name, Error *error) {
+    size_t length = folder_length(name);
+    SCOPED_FREE char *folder = adapter_folder(name);
+    if (!peft_open(peft, folder, error)) return NULL;
+    const char *base = name[length] == '@' ? name + length + 1 : peft->base;
+    if (*base && (file_exists(base) || source_is_run(base))) return memory_copy_string(base);
+    error_set(error, ERROR_CHECKPOINT, "the base of the adapters in %s, %s, is no folder here: give %s@FOLDER", folder,
+        *base ? base : "which they do not name", folder);
+    peft_close(peft);
+    return NULL;
+}
+
+bool adapter_read_config(const char *name, Config *config, OptionStrings *strings, Error *error) {
+    SCOPED(peft_close) PeftFolder peft = {0};
+    SCOPED_FREE char *base = open_folder(&peft, name, error);
+    if (!base || !source_read_config(base, config, strings, error)) return false;
+    if (config->lora.rank || adapter_is_folder(base))
+        return error_set(
+            error, ERROR_USAGE, "the base of %s, %s, has adapters itself: `smelt convert` makes it a model folder", name, base);
+    SCOPED_FREE char *init = memory_format("init=%s", base), *targets = memory_format("lora.targets=%s", peft.targets);
+    if (!options_set(&config_table, config, strings, init, error) || !options_set(&config_table, config, strings, targets, error))
+        return false;
+    config->lora.rank = peft.lora.rank;
+    config->lora.alpha = peft.lora.alpha;
+    config->lora.rslora = peft.lora.rslora;
+    config->lora.experts = LORA_EACH;
+    return lora_check_targets(&config->model, &config->lora, error) || error_context(error, "%s", name);
+}
 
 /* -- The base ------------------------------------------------------------------------------------------------------ */
 
 static bool check_base(const char *folder, const Config *origin, Error *error) {
+    if (adapter_is_folder(folder))
+        return error_set(error, ERROR_USAGE,
+            "%s has adapters: give their base, and them as what training begins with: init=%s lora.start=%s", folder, origin->init, folder);
     return !origin->lora.rank ||
            error_set(error, ERROR_USAGE,
                "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
+/* Rounds a matrix of the source, which has all its parameters whole, to the codes of `p`. */
+static bool take_quantized(const Session *session, const WeightSource *source, const Parameter *p, Error *error) {
+    int index = graph_find_parameter(source->graph, p->name);
+    const Parameter *from = &source->graph->parameters[index];
+    SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
+    if (source->reader) return hf_reader_load(source->reader, index, values), quantized_put(session->executor, p, values, error);
+    for (int64_t i = 0; i < p->count; i++)
+        values[i] = (float)element_get((size_t)from->element_bytes, parameter_in(from, source->master), i);
+    return quantized_put(session->executor, p, values, error);
+}
+
 /* Fills the parameters of the session that the source has; matrices go into the arena of weights, cast to its type. */
-static void take_all(Session *session, const WeightSource *source) {
+static bool take_all(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (graph_find_parameter(source->graph, p->name) < 0) continue; /* an adapter */
+        if (p->quantization) {
+            if (!take_quantized(session, source, p, error)) return false;
+            continue;
+        }
         bool base = graph_is_base(graph, p),
              as_bf16 = precision_is_bf16(graph->precision) && (base || graph_state_type(graph, p) == TYPE_COMPUTE);
         void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
         source_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->backend.device, to);
     }
+    return true;
 }
 
 /* Fills the frozen parameters from a model folder, one after another. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     const Config *config = session->config;
-    SCOPED(model_free) Model base = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    SCOPED(model_free) Model base = model_describe(&config->model, NULL, config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, base.graph, error);
     if (!reader) return false;
-    take_all(session, &(WeightSource){.reader = reader, .graph = base.graph});
+    bool taken = take_all(session, &(WeightSource){.reader = reader, .graph = base.graph}, error);
     hf_reader_close(reader);
-    return true;
+    return taken;
 }
 
 static bool take_source(Session *session, const char *folder, const Config *origin, Error *error) {
@@ -55,8 +125,7 @@ static bool take_source(Session *session, const char *folder, const Config *orig
     if (!host_model_open(&base, &session->config->model, NULL, session->config->precision, error) ||
         !source_load_weights(folder, origin, base.model.graph, base.master, NULL, error))
         return false;
-    take_all(session, &(WeightSource){.graph = base.model.graph, .master = base.master});
-    return true;
+    return take_all(session, &(WeightSource){.graph = base.model.graph, .master = base.master}, error);
 }
 
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error) {
@@ -67,10 +136,44 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 
 /* -- The adapters -------------------------------------------------------------------------------------------------- */
 
-/* The newest adapters of a run. Their graph has the base's parameters too, whose pages are never touched. */
-static bool open_adapters(HostModel *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
-    return host_model_open(adapters, &config->model, &config->lora, config->precision, error) &&
-           session_load_weights(adapters->model.graph, config, run, adapters->master, step, error);
+/* The same adapters beside the base's own values, with which they are merged. */
+static LoraConfig as_it_was(const LoraConfig *lora) {
+    LoraConfig own = *lora;
+    own.base = LORA_BASE_SAME;
+    return own;
+}
+
+/* The newest adapters of a run, or those of a folder. Their graph has the base's parameters too, whose pages are never touched. */
+static bool open_adapters(HostModel *adapters, const char *name, const Config *config, int64_t *step, Error *error) {
+    SCOPED(peft_close) PeftFolder peft = {0};
+    const LoraConfig lora = as_it_was(&config->lora);
+    *step = 0;
+    if (!host_model_open(adapters, &config->model, &lora, config->precision, error)) return false;
+    if (!adapter_is_folder(name)) return session_load_weights(adapters->model.graph, config, name, adapters->master, step, error);
+    SCOPED_FREE char *base = open_folder(&peft, name, error);
+    return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
+}
+
+bool adapter_load_start(Session *session, Error *error) {
+    const Config *config = session->config;
+    const LoraConfig *lora = &config->lora;
+    SCOPED(host_model_close) HostModel start = {0};
+    SCOPED(peft_close) PeftFolder peft = {0};
+    if (!peft_open(&peft, lora->start, error)) return false;
+    if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
+        return error_set(error, ERROR_USAGE,
+            "%s has adapters of lora.rank=%lld lora.alpha=%g%s, and given are lora.rank=%lld lora.alpha=%g: give the former", lora->start,
+            (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank, lora->alpha);
+    if (!host_model_open(&start, &config->model, lora, config->precision, error) ||
+        !peft_load(&peft, start.model.graph, start.master, error))
+        return false;
+    char *master = executor_arena(session->executor, ARENA_MASTER);
+    WeightSource source = {.graph = start.model.graph, .master = start.master};
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *held = &session->layout->shard.intervals[i];
+        source_take(&source, session->model.graph, held->elements, false, session->backend.device, master + held->offset);
+    }
+    return device_ok(session->backend.device, error);
 }
 
 /* A parameter's values in fp32, for the caller to free. */
@@ -83,10 +186,10 @@ static float *copy_to_fp32(const HostModel *adapters, const Parameter *p) {
 
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
 
-/* The adapter's half that belongs to NAME.weight, or -1. */
+/* The adapter's half that belongs to NAME.weight, or to the experts' matrices NAME; -1: there is none. */
 static int find_half(const Graph *graph, const char *weight, const char *which) {
-    if (!ends_with(weight, ".weight")) return -1;
-    SCOPED_FREE char *name = memory_format("%.*s.%s.weight", (int)(strlen(weight) - strlen(".weight")), weight, which);
+    size_t stem = strlen(weight) - (ends_with(weight, ".weight") ? strlen(".weight") : 0);
+    SCOPED_FREE char *name = memory_format("%.*s.%s.weight", (int)stem, weight, which);
     return graph_find_parameter(graph, name);
 }
 
@@ -109,92 +212,138 @@ static void add_lora_update(
     }
 }
 
-static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
-    const Graph *own = adapters->model.graph;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
-        if (down < 0 || up < 0) continue;
-        SCOPED_FREE float *a = copy_to_fp32(adapters, &own->parameters[down]), *b = copy_to_fp32(adapters, &own->parameters[up]);
-        add_lora_update(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
-            lora->alpha / (double)lora->rank);
-    }
+/* Adds the adapter (a, b) of each expert, or the one that they share, to the matrices p [out, in] or [E, out, in]. */
+static void merge_parameter(const HostModel *adapters, const Parameter *p, int down, int up, double factor, bool wide, char *weights) {
+    const Parameter *a = &adapters->model.graph->parameters[down], *b = &adapters->model.graph->parameters[up];
+    SCOPED_FREE float *a_values = copy_to_fp32(adapters, a), *b_values = copy_to_fp32(adapters, b);
+    int64_t experts = p->rank == 3 ? p->shape[0] : 1, out = p->shape[p->rank - 2], in = p->shape[p->rank - 1], rank = a->shape[a->rank - 2];
+    int64_t a_stride = a->rank == 3 ? rank * in : 0, b_stride = b->rank == 3 ? out * rank : 0;
+    for (int64_t e = 0; e < experts; e++)
+        add_lora_update(weights + e * out * in * (int64_t)(wide ? sizeof(double) : sizeof(float)), wide, b_values + e * b_stride,
+            a_values + e * a_stride, out, in, rank, factor);
 }
 
-bool adapter_load_merged(const char *run, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
+    int merged = 0, trained = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        int down = find_half(adapters->model.graph, p->name, "lora_A"), up = find_half(adapters->model.graph, p->name, "lora_B");
+        if (down < 0 || up < 0) continue;
+        merge_parameter(adapters, p, down, up, lora_factor(lora), graph->precision == PRECISION_FP64, parameter_in(p, master));
+        merged += 2;
+    }
+    for (int i = 0; i < adapters->model.graph->parameter_count; i++) trained += !adapters->model.graph->parameters[i].frozen;
+    assert(merged == trained);
+    (void)merged, (void)trained;
+}
+
+bool adapter_load_merged(const char *name, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     Config origin;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     SCOPED(host_model_close) HostModel adapters = {0};
+    bool folder = adapter_is_folder(name);
     if (!source_read_config(config->init, &origin, &strings, error) || !check_base(config->init, &origin, error) ||
-        !source_load_weights(config->init, &origin, graph, master, NULL, error))
-        return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", run, config->init, run);
-    if (!lineage_check_base(run, config, error)) return false;
-    if (!open_adapters(&adapters, run, config, step, error)) return false;
+        !source_load_weights(config->init, &origin, graph, master, NULL, error)) {
+        if (folder) return error_context(error, "%s has adapters of %s", name, config->init);
+        return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", name, config->init, name);
+    }
+    if (!folder && !lineage_check_base(name, config, error)) return false;
+    if (!open_adapters(&adapters, name, config, step, error)) return false;
     merge(&adapters, &config->lora, graph, master);
     return true;
 }
 
+/* -- Comparing the merged model with base and adapters -------------------------------------------------------------- */
+
+enum { COMPARED_TOKENS = 16 };
+
+/* A model of fp32 on the CPU over memory that holds its MASTER arena. */
+typedef struct Compared {
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Compared;
+
+static bool compared_open(Compared *c, const Config *config, const LoraConfig *lora, void *master, Error *error) {
+    Backend backend;
+    void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
+    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, COMPARED_TOKENS, RECOMPUTE_NONE);
+    if (!op_backend(&backend, device_cpu(), PRECISION_FP32, "", error)) return false;
+    c->plan = graph_plan(c->model.graph, &backend);
+    c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
+    return c->executor != NULL;
+}
+
+static void compared_close(Compared *c) {
+    if (c->executor) executor_free(c->executor);
+    model_free(&c->model);
+}
+
+/* Its logits of random tokens, for the caller to free. */
+static float *logits_of(const Compared *c, const Config *config) {
+    int32_t *tokens = executor_tensor(c->executor, c->model.tokens), *positions = executor_tensor(c->executor, c->model.positions);
+    for (int i = 0; i < COMPARED_TOKENS; i++) {
+        tokens[i] = (int32_t)(rng_bits(1, 0, (uint64_t)i).word[0] % (uint64_t)config->model.vocabulary);
+        positions[i] = i;
+    }
+    float *logits = memory_allocate((size_t)(COMPARED_TOKENS * config->model.vocabulary) * sizeof *logits);
+    executor_run(c->executor);
+    executor_read(c->executor, c->model.logits, logits);
+    return logits;
+}
+
+/* Fills the base's parameters of the adapted model. */
+static bool take_base(const HostModel *adapted, const Config *config, Error *error) {
+    Config origin;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED(host_model_close) HostModel base = {0};
+    if (!source_read_config(config->init, &origin, &strings, error) ||
+        !host_model_open(&base, &config->model, NULL, PRECISION_FP32, error) ||
+        !source_load_weights(config->init, &origin, base.model.graph, base.master, NULL, error))
+        return false;
+    for (int i = 0; i < base.model.graph->parameter_count; i++) {
+        const Parameter *p = &base.model.graph->parameters[i];
+        int to = graph_find_parameter(adapted->model.graph, p->name);
+        memcpy(parameter_in(&adapted->model.graph->parameters[to], adapted->master), parameter_in(p, base.master),
+            (size_t)(p->count * p->element_bytes));
+    }
+    return true;
+}
+
+bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error) {
+    const double bound = 1e-3; /* of the largest logit: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
+    Config wide = *config;
+    int64_t step;
+    SCOPED(host_model_close) HostModel adapted = {0};
+    SCOPED(compared_close) Compared one = {0}, other = {0};
+    const LoraConfig lora = as_it_was(&config->lora);
+    wide.precision = PRECISION_FP32;
+    Model size = model_describe(&config->model, &lora, PRECISION_FP32);
+    int64_t bytes = 2 * size.graph->parameter_bytes;
+    Error little;
+    model_free(&size);
+    if (!memory_check(bytes, "comparing the merged model with base and adapters", "", &little)) {
+        log_warn("not compared with base and adapters: %s", little.message);
+        return true;
+    }
+    if (!open_adapters(&adapted, name, &wide, &step, error) || !take_base(&adapted, &wide, error) ||
+        !compared_open(&one, &wide, &lora, adapted.master, error) || !compared_open(&other, &wide, NULL, master, error))
+        return false;
+    SCOPED_FREE float *expected = logits_of(&one, &wide), *merged = logits_of(&other, &wide);
+    double difference = 0, largest = 0;
+    for (int64_t i = 0; i < COMPARED_TOKENS * config->model.vocabulary; i++) {
+        difference = fmax(difference, fabs((double)merged[i] - expected[i]));
+        largest = fmax(largest, fabs((double)expected[i]));
+    }
+    if (!(difference <= bound * largest))
+        return error_set(error, ERROR_NUMERICS, "logits of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
+            difference, name, largest);
+    log_info("merged: logits of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", COMPARED_TOKENS, difference,
+        largest);
+    return true;
+}
+
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
-
-/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.lora_A.weight": what follows the layer's number, for which
- * PEFT looks at the ends of names. */
-static char *module_of(const char *name) {
-    const char *end = strstr(name, ".lora_A.weight"), *begin = name + strcspn(name, "0123456789");
-    begin += strspn(begin, "0123456789.");
-    return memory_format("%.*s", (int)(end - begin), begin);
-}
-
-static bool holds(const json_t *array, const char *text) {
-    for (size_t i = 0; i < json_array_size(array); i++)
-        if (!strcmp(json_string_value(json_array_get(array, i)), text)) return true;
-    return false;
-}
-
-static json_t *peft_config(const Config *config, const Graph *graph) {
-    json_t *modules = json_array();
-    bool transposed = false;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        transposed |= p->transposed;
-        if (p->frozen || !strstr(p->name, ".lora_A.weight")) continue;
-        SCOPED_FREE char *module = module_of(p->name);
-        if (!holds(modules, module)) json_array_append_new(modules, json_string(module));
-    }
-    return json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
-        "base_model_name_or_path", config->init, "r", (json_int_t)config->lora.rank, "lora_alpha", config->lora.alpha, "lora_dropout", 0.0,
-        "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
-}
-
-static bool write_config(const Config *config, const Graph *graph, const char *folder, Error *error) {
-    json_auto_t *content = peft_config(config, graph);
-    SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL;
-    SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
-    if (!text) return error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
-    return file_write(path, text, (int64_t)strlen(text), error);
-}
-
-static bool write_tensors(const HostModel *adapters, const char *folder, Error *error) {
-    const Graph *graph = adapters->model.graph;
-    SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
-    size_t count = 0;
-    bool finite = true;
-    for (int i = 0; i < graph->parameter_count && finite; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (p->frozen) continue;
-        char *name = memory_format("base_model.model.%s", p->name);
-        tensors[count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = p->rank, .data = copy_to_fp32(adapters, p)};
-        memcpy(tensors[count].shape, p->shape, sizeof p->shape);
-        finite = stored_check_finite(&tensors[count++], error);
-    }
-    SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
-    json_auto_t *metadata = json_pack("{s:s}", "format", "pt");
-    bool written = finite && safetensors_write(path, tensors, count, metadata, error);
-    for (size_t i = 0; i < count; i++) {
-        free((char *)tensors[i].name);
-        free((void *)tensors[i].data);
-    }
-    return written;
-}
 
 /* Whether there is nothing in `folder` that would be overwritten. */
 static bool check_empty(const char *folder, Error *error) {
@@ -210,5 +359,5 @@ bool adapter_write(const char *run, const Config *config, const char *folder, in
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
     return check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
-           write_tensors(&adapters, folder, error) && write_config(config, adapters.model.graph, folder, error);
+           peft_write(folder, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error);
 }

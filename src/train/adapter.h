@@ -1,14 +1,28 @@
-/* Runs that train adapters (lora.rank): the base that they share with init=FOLDER, and what becomes of both. */
+/* Adapters beside a frozen base: runs that train them (lora.rank), whose base is that of init=FOLDER, and PEFT's folders of
+ * adapters, whose name is ADAPTER, or ADAPTER@BASE where the base is not in the folder that adapter_config.json names. */
 #pragma once
 
 #include "train/session.h"
 
+/* Whether the name is that of a folder of adapters. */
+bool adapter_is_folder(const char *name);
+/* The folder itself, for the caller to free. */
+char *adapter_folder(const char *name);
+/* The configuration of its base, with the base as init and lora.* as the adapters are. ERROR_CHECKPOINT. */
+bool adapter_read_config(const char *name, Config *config, OptionStrings *strings, Error *error);
+
 /* Fills what is frozen in a session from the model in `folder`, configured so. ERROR_CHECKPOINT, ERROR_USAGE when
  * that has adapters of its own. */
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error);
-/* The weights of such a run as those of an ordinary model: W + (alpha / rank) B A of the base and the newest
- * adapters, in `master`, host memory of the MASTER arena of `graph`, of config->model in fp32 or fp64. */
-bool adapter_load_merged(const char *run, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Writes the newest adapters as PEFT's folder: adapter_config.json and adapter_model.safetensors, in fp32. The
+/* Fills what this rank holds of the adapters from the folder that lora.start names; they are not spread yet. ERROR_USAGE when
+ * they are not as the configuration says. */
+bool adapter_load_start(Session *session, Error *error);
+/* The weights of a run with adapters, or of a folder of them, as those of an ordinary model: W + factor B A of the base and the
+ * newest adapters, in `master`, host memory of the MASTER arena of `graph`, of config->model in fp32 or fp64. */
+bool adapter_load_merged(const char *name, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
+/* Compares the logits that these weights (fp32) give for a few tokens with those of base and adapters, and reports by how much
+ * they differ; where memory for both is lacking it says so. ERROR_NUMERICS when they differ by more than rounding. */
+bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error);
+/* Writes the newest adapters of a run as PEFT's folder: adapter_config.json and adapter_model.safetensors, in fp32. The
  * folder must not exist, or be empty. */
 bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error);

@@ -29,6 +29,12 @@ static bool without_copy(Trial *trial) {
     return had;
 }
 
+static bool without_kept_weights(Trial *trial) {
+    bool had = trial->config.model.fp8.recipe != FP8_NONE && trial->config.model.fp8.keep_weights;
+    trial->config.model.fp8.keep_weights = false;
+    return had;
+}
+
 static bool higher_stage(Trial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
 
 /* Twice as many of the same ranks for each layer. */
@@ -83,7 +89,6 @@ static void most_ranks(Trial *trial) {
 static bool adapters(Trial *trial) {
     bool may = trial->config.lora.rank == 0;
     trial->config.lora.rank = USUAL_LORA_RANK;
-    if (trial->config.model.experts) trial->config.lora.targets = LORA_ATTENTION;
     return may;
 }
 
@@ -96,6 +101,7 @@ typedef struct Kind {
 
 static const Kind kinds[] = {
     {without_copy, "training waits for checkpoints", true},
+    {without_kept_weights, "same results, casts in each microbatch", true},
     {higher_stage, "more communication", true},
     {more_recomputation, "same results, more time", true},
     {more_tensor, "communication in every layer", true},
@@ -182,8 +188,19 @@ static Fit try_kind(const Kind *kind, const Question *question) {
     return best;
 }
 
+int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available) {
+    const double part = 0.97; /* of what is free: libraries take some as they run */
+    if (config->recompute != RECOMPUTE_AUTO) return config->recompute;
+    Trial trial = {.config = *config, .rank = rank, .ranks = ranks};
+    for (trial.config.recompute = RECOMPUTE_NONE; trial.config.recompute < RECOMPUTE_BLOCK; trial.config.recompute++)
+        if (available < 0 || (double)plan_bytes(&trial, device) <= part * (double)available) break;
+    return trial.config.recompute;
+}
+
 int fit_search(const Config *config, Device *device, int rank, int ranks, int64_t available, Fit fits[MOST_FITS]) {
-    const Question question = {config, device, rank, ranks, available};
+    Config settled = *config;
+    settled.recompute = config_recompute(config);
+    const Question question = {&settled, device, rank, ranks, available};
     Trial now = base_trial(&question, 0);
     int64_t before = plan_bytes(&now, device);
     int count = 0;

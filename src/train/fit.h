@@ -12,7 +12,11 @@ typedef struct Fit {
     bool fits;
 } Fit;
 
-enum { MOST_FITS = 8 };
+/* What recompute=auto comes to on rank `rank` of `ranks`: the first policy, from the quickest on, with which a plan leaves a little
+ * of the available bytes (below 0: unknown), else the strongest. Another setting stays. */
+int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available);
+
+enum { MOST_FITS = 9 };
 /* The least change of each kind that brings rank `rank` of `ranks` below `available` bytes, or the largest where none
  * does, from the cheapest kind to the dearest. Kinds that save nothing are left out. Returns how many. */
 int fit_search(const Config *config, Device *device, int rank, int ranks, int64_t available, Fit fits[MOST_FITS]);

@@ -15,6 +15,7 @@
 #include "ckpt/ckpt.h"
 #include "data/pack.h"
 #include "train/lineage.h"
+#include "train/adapter.h"
 #include "train/run.h"
 #include "train/source.h"
 
@@ -123,7 +124,17 @@ static json_t *describe_run(const char *name, Error *error) {
     return json_sprintf("run %s after step %" PRId64, lineage_number(json_object_get(saved, "identity")), step);
 }
 
+static json_t *describe_adapters(const char *name, Error *error) {
+    Config config;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    if (!adapter_read_config(name, &config, &strings, error)) return NULL;
+    SCOPED_FREE char *folder = adapter_folder(name);
+    json_auto_t *adapters = sample_files(folder, error), *base = adapters ? identity_of_source(config.init, error) : NULL;
+    return base ? json_sprintf("%s beside %s", json_string_value(adapters), json_string_value(base)) : NULL;
+}
+
 json_t *identity_of_source(const char *path, Error *error) {
+    if (adapter_is_folder(path)) return describe_adapters(path, error);
     return source_is_run(path) ? describe_run(path, error) : sample_files(path, error);
 }
 
@@ -367,6 +378,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
 
 static void note_model(void *context, const char *name, const char *saved, const char *now) {
     Error *error = context;
+    if (!strcmp(name, "model.context")) return; /* who generates may want fewer; where positions are weights, their shapes tell */
     if (starts_with(name, "model.") || starts_with(name, "lora."))
         error_set(error, ERROR_CHECKPOINT, "its checkpoint was saved with %s=%s, and its config.yaml says %s: mend config.yaml", name,
             saved, now);

@@ -18,6 +18,7 @@
 #include "ckpt/ckpt.h"
 #include "optim/optim.h"
 #include "train/identity_internal.h"
+#include "train/adapter.h"
 #include "train/run.h"
 #include "train/source.h"
 
@@ -225,7 +226,7 @@ static bool check_copies(const Config *config, const Origin *origin, const json_
     return check_copy(config, run, saved, false, error) && check_copy(config, run, saved, true, error);
 }
 
-static bool is_there(const char *path) { return file_exists(path) || source_is_run(path); }
+static bool is_there(const char *path) { return file_exists(path) || source_is_run(path) || adapter_is_folder(path); }
 
 /* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
  * go on with its copy as if it were used. */

@@ -13,7 +13,7 @@
 /* The index of the first NaN or infinity, or -1. */
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
     size_t bytes = precision_bytes(graph->precision, type);
-    for (int64_t i = 0; i < count && type != TYPE_INT32 && type != TYPE_FP8; i++)
+    for (int64_t i = 0; i < count && type != TYPE_INT32 && type != TYPE_FP8 && type != TYPE_BYTE; i++)
         if (!isfinite(element_get(bytes, data, i))) return i;
     return -1;
 }
@@ -71,6 +71,7 @@ static void add_bad_frozen(const Session *session, BadParameters *bad) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool base = graph_is_base(graph, p);
+        if (p->quantization) continue; /* no code is NaN */
         const void *values = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, master);
         int64_t element = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : p->element_bytes;
         if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, values, element, p->count));

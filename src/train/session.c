@@ -12,6 +12,7 @@
 #include "base/scope.h"
 #include "graph/op.h"
 #include "backend/backend.h"
+#include "model/quantized.h"
 #include "train/fit.h"
 #include "train/train.h"
 
@@ -33,10 +34,23 @@ int64_t session_step_rows(const Session *session) {
     return step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
 }
 
+/* With one microbatch a step, weights are cast once by rows and once by columns anyway. Codes that stay of weights that are
+ * sharded would be all that the shards save; they are gathered, where the codes by columns are those by rows. */
+static Fp8Weights fp8_weights(const Session *session) {
+    const Fp8Config *fp8 = &session->config->model.fp8;
+    bool sharded = layout_empty(session->mesh, &session->config->layout, session->config->precision).stage >= 3;
+    bool again = step_microbatches(session) > 1 || session->config->batch.ramp_steps > 0;
+    if (sharded) return fp8->recipe == FP8_TENSOR ? FP8_WEIGHTS_GATHERED : FP8_WEIGHTS_CAST;
+    return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
+}
+
 static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
     const Config *config = session->config;
-    return model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &config->model, &config->lora, config->precision,
-        mode, sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config->recompute : RECOMPUTE_NONE);
+    ModelConfig model = config->model;
+    model.fp8.weights = fp8_weights(session);
+    model.fp8.uneven_rows = config_has_uneven_rows(config);
+    return model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &config->lora, config->precision, mode,
+        sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
 }
 
 /* The plan with the arenas of parameters as large as this rank needs them. */
@@ -63,8 +77,13 @@ static void plan_sampling(Session *session) {
 
 bool session_check_fp8(const Config *config, const Device *device, Error *error) {
     const DeviceInfo *info = device_info(device);
-    return config->model.fp8.recipe == FP8_NONE || info->gemm_inputs >> GEMM_E4M3 & 1 ||
-           error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no GEMMs of fp8: leave it out", info->name, info->target);
+    if (config->model.fp8.recipe == FP8_NONE) return true;
+    if (!(info->gemm_inputs >> GEMM_E4M3 & 1))
+        return error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no GEMMs of fp8: leave it out", info->name, info->target);
+    return config->model.fp8.recipe != FP8_MXFP8 || info->fp8_mx ||
+           error_set(error, ERROR_USAGE,
+               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with scales of 32 elements, which gfx950 and the CPU have: give another recipe",
+               info->name, info->target);
 }
 
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
@@ -79,6 +98,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
             "give layout.zero=2 or less",
             (long long)config->lora.rank);
+    if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!op_backend(&session->backend, device, precision, "", error) || !session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
     session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
@@ -112,9 +132,8 @@ ModelSize session_size(const Session *session) {
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-static int64_t small_arenas(const Plan *plan) {
-    return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC] + plan->bytes[ARENA_STATE];
-}
+/* In the state arena of the training program are codes of weights; in that of others, their largest magnitudes. */
+static int64_t small_arenas(const Plan *plan) { return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC]; }
 
 /* Of a program that runs in the training activations where they are large enough. */
 static int64_t own_activations(const Session *session, const Plan *plan) {
@@ -127,21 +146,25 @@ Budget session_budget(const Session *session) {
     const OptimizerConfig *optimizer = &session->config->optimizer;
     const OptimizerShard *shard = &session->layout->shard;
     int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
+    int64_t history = amax_history_bytes(session->model.graph, session->config->model.fp8.amax_history_len);
+    int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE];
     Budget budget = {
         .host = device_info(session->backend.device)->host_memory,
-        .weights = plan->bytes[ARENA_WEIGHT],
+        .weights = plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_QUANTIZED],
+        .codes = plan->bytes[ARENA_STATE],
         .master = plan->bytes[ARENA_MASTER],
-        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
+        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule, session->model.graph),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
-        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + step_tokens,
+        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + states + step_tokens,
         .activation_floor = plan->activation_floor,
     };
-    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer);
-    budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch +
-                   budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
+    if (budget.host) budget.other += history;
+    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer, history);
+    budget.total = budget.weights + budget.codes + budget.master + budget.gradients + budget.optimizer + budget.activations +
+                   budget.scratch + budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
     return budget;
 }
 
@@ -173,6 +196,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
     print_sum(budget, available, file);
     print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
+    if (budget->codes) print_row(file, "weights in fp8", budget->codes, budget->total, "none with fp8.keep_weights=false");
     print_row(file, "master weights", budget->master, budget->total, "");
     print_row(file, "gradients", budget->gradients, budget->total, "");
     print_row(file, "optimizer state", budget->optimizer, budget->total, "");
@@ -210,6 +234,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 static bool initialize(Session *session, Error *error) {
     void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
+    quantized_fill(session->executor);
     if (!session->layout->stage)
         return model_initialize_on(
             session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
@@ -225,8 +250,9 @@ static bool initialize(Session *session, Error *error) {
 /* The groups of ranks that the buckets and the program communicate in. */
 static bool open_groups(Session *session, Error *error) {
     const Layout *layout = session->layout;
-    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_PROGRAM_GROUPS + 3 * (size_t)layout->bucket_count) * sizeof *axes);
+    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_PROGRAM_GROUPS + 1 + 3 * (size_t)layout->bucket_count) * sizeof *axes);
     int count = 0;
+    axes[count++] = AXES_ALL & ~MESH(AXIS_PP); /* amax_history_agree */
     for (int i = 0; i < LAYOUT_PROGRAM_GROUPS; i++) axes[count++] = layout_program_groups[i];
     for (int b = 0; b < layout->bucket_count; b++) {
         axes[count++] = layout->buckets[b].axes;
@@ -265,6 +291,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     void *shared[ARENA_COUNT] = {
         [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
         [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
+        [ARENA_QUANTIZED] = executor_arena(session->executor, ARENA_QUANTIZED),
     };
     if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
@@ -273,6 +300,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
                                                   session->backend.device, error)
                                             : NULL;
     if (!session->optimizer) return false;
+    session->history = amax_history_create(session->model.graph, config->model.fp8.amax_history_len);
     note_kernels(session);
     session->exchange = exchange_create(session->layout, session->schedule, session->executor, error);
     session->evaluation_exchange = exchange_create(session->layout, session->evaluation_schedule, session->evaluator, error);
@@ -295,6 +323,7 @@ void session_free(Session *session) {
     exchange_free(session->exchange);
     if (session->mesh) mesh_close(session->mesh);
     optimizer_free(session->optimizer);
+    amax_history_free(session->history);
     executor_free(session->sampler);
     executor_free(session->evaluator);
     executor_free(session->executor);

@@ -8,6 +8,7 @@
 #include "layout/pipeline_run.h"
 #include "model/model.h"
 #include "optim/optim.h"
+#include "train/amax_history.h"
 
 typedef struct Saver Saver;
 
@@ -42,6 +43,7 @@ typedef struct Session {
     Exchange *exchange, *evaluation_exchange, *sampling_exchange;
     PipelineRun *run, *evaluation_run, *sampling_run; /* made with the exchanges */
     Optimizer *optimizer;
+    AmaxHistory *history;   /* of fp8.scaling=delayed, NULL: there is none; from session_start on */
     Saver *saver;           /* what saves need (state.c); NULL before session_resume */
     int64_t step;           /* completed */
     int64_t samples;        /* consumed by these steps: the position in the data */
@@ -57,7 +59,7 @@ typedef struct Session {
 
 /* Bytes of a rank's memory that a session takes, by category. */
 typedef struct Budget {
-    int64_t weights, master, gradients, optimizer, activations, scratch, evaluation, other, total;
+    int64_t weights, codes, master, gradients, optimizer, activations, scratch, evaluation, other, total;
     int64_t copy; /* of the state, for asynchronous checkpoints, in host memory: in `total` with `host` only */
     bool host;    /* the device's memory is the host's */
     int64_t activation_floor;
@@ -133,6 +135,7 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
  * `graph`); but for what is frozen, which is in none. */
 bool session_load_weights(const Graph *graph, const Config *config, const char *name, void *master, int64_t *step, Error *error);
 
-/* Host memory for saves of a rank that holds so many bytes; waits for a save under way and gives it back. */
-int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer);
+/* Host memory for saves of a rank that holds so many bytes, `alone` such that only one rank writes; waits for a save under
+ * way and gives it back. */
+int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer, int64_t alone);
 void session_close_saver(Session *session);

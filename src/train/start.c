@@ -19,6 +19,7 @@
 #include "device/gemm.h"
 #include "model/hf.h"
 #include "train/adapter.h"
+#include "train/fit.h"
 #include "train/identity_internal.h"
 #include "train/loop_internal.h"
 #include "train/run.h"
@@ -76,7 +77,7 @@ static bool take_shards(Session *session, const WeightSource *source, Error *err
 
 /* Shards of a model folder's weights, of which one parameter at a time is in memory. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
-    SCOPED(model_free) Model whole = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
     bool taken = reader && take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph}, error);
     hf_reader_close(reader);
@@ -98,20 +99,28 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
            take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master}, error);
 }
 
-/* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any. */
+/* Whether a new run begins with adapters of others. */
+static bool has_start(const Session *session) { return session->config->lora.start[0] && !session->step; }
+
+/* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any; then the
+ * adapters that a run begins with. */
 static bool load_initial(Loop *loop, Error *error) {
     const char *folder = loop->config->init;
     Config origin;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
     Session *session = &loop->session;
-    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(session, folder, &origin, error) &&
-                  numerics_check_parameters(session, error);
+    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(session, folder, &origin, error);
     if (!loaded) error_context(error, "init=%s", folder);
+    if (loaded && has_start(session) && !adapter_load_start(session, error))
+        loaded = error_context(error, "lora.start=%s", session->config->lora.start);
+    if (loaded && !numerics_check_parameters(session, error)) loaded = error_context(error, "init=%s", folder);
     if (!loop_agree(loop, "initial weights", loaded, error)) return false;
-    if (has_shards(session)) session_spread_weights(session);
+    if (has_shards(session) || has_start(session)) session_spread_weights(session);
     if (!comm_ok(loop->comm, error)) return false;
-    if (loop_leads(loop)) log_info("starting from the weights of %s", folder);
+    if (loop_leads(loop))
+        log_info("starting from the weights of %s%s%s", folder, has_start(session) ? " and the adapters of " : "",
+            has_start(session) ? session->config->lora.start : "");
     return true;
 }
 
@@ -123,6 +132,8 @@ int64_t train_memory(const Comm *comm, const Device *device) {
 }
 
 static bool check_settings(const Config *config, int ranks, Error *error) {
+    if (model_makes_images(&config->model))
+        return error_set(error, ERROR_USAGE, "model.family=flux: smelt train reads text only; smelt bench train measures its steps");
     if (config->lora.rank && !config->init[0])
         return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
             (long long)config->lora.rank);
@@ -246,12 +257,27 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
     return session_plan_rank(&loop->session, loop->config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), error);
 }
 
+/* Settles recompute=auto for a phase: all ranks compute again what the fullest of them has to. */
+static bool choose_recompute(Loop *loop, int phase, Error *error) {
+    static const char *const names[] = {"none", "norm", "attention", "block"};
+    Config *config = &loop->phases.items[phase].config;
+    if (config->recompute != RECOMPUTE_AUTO) return true;
+    int64_t policy = fit_recompute(config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), loop->available);
+    if (!comm_host_all_reduce(loop->comm, "recompute", &policy, 1, COMM_I64, COMM_MAX, error)) return false;
+    config->recompute = (int)policy;
+    if (loop_leads(loop) && policy)
+        log_info("recompute=%s, the least that fits into memory%s%s", names[policy], loop->phases.items[phase].name ? ", in phase " : "",
+            loop->phases.items[phase].name ? loop->phases.items[phase].name : "");
+    return true;
+}
+
 /* Every phase must fit before the first step of any: a run is not to be refused after days. */
 static bool plan(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
     for (int i = loop->phases.count; i-- > 0;) {
-        if (plan_phase(loop, i, error) && session_check_memory(&loop->session, loop->available, error)) continue;
+        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error) && session_check_memory(&loop->session, loop->available, error))
+            continue;
         return loop_phase(loop)->name ? error_context(error, "phase %s of data.train=%s", loop_phase(loop)->name, loop->settings.data.train)
                                       : false;
     }
@@ -296,9 +322,7 @@ static void warn_of_export(const Config *config) {
 }
 
 static void warn_of_fp8(const Loop *loop) {
-    if (!fp8_is_idle(&loop->config->model, loop->session.model.graph)) return;
-    log_warn("fp8.recipe: no linear layer is computed in fp8%s; plan=true says for each why not",
-        loop->phases.count > 1 ? " in this phase" : "");
+    fp8_warn_if_idle(&loop->config->model, loop->session.model.graph, loop->phases.count > 1 ? " in this phase" : "");
 }
 
 /* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et

@@ -30,11 +30,12 @@ enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64 };
 
 /* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
-/* Intervals of tensors in memory of a device, and where their data are for the host: views, or the copy of a save. */
+/* Intervals of tensors, and where their data are for the host: views, or the copy of a save. The first `on_device` are in
+ * memory of the device, the others in that of the host. */
 typedef struct IntervalList {
     Interval *items;
     void **memory;
-    size_t count;
+    size_t count, on_device;
 } IntervalList;
 
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
@@ -73,7 +74,26 @@ static void append_held(IntervalList *list, const Session *session, const char *
     if (!writes || !session->layout->stage || holder == 0) append(list, session->model.graph, name, elements, memory);
 }
 
-/* What the session holds of weights and optimizer state on this rank; with `writes`, only what it writes. */
+static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
+    return (Interval){.name = memory_copy_string(tensor->name),
+        .type = STORED_F32,
+        .rank = 2,
+        .shape = {tensor->magnitudes, length},
+        .slice = {.count = tensor->magnitudes * length}};
+}
+
+/* All ranks of a stage have the same history. */
+static void append_history(IntervalList *list, const AmaxHistory *history) {
+    for (int i = 0; i < amax_history_tensors(history); i++) {
+        AmaxTensor tensor = amax_history_tensor(history, i);
+        size_t also = list->count;
+        array_append(list->memory, also, tensor.values);
+        array_append(list->items, list->count, history_interval(&tensor, tensor.length));
+    }
+}
+
+/* What the session holds of weights and optimizer state on this rank; with `writes`, only what it writes, histories of fp8
+ * too. */
 static IntervalList session_intervals(const Session *session, bool writes) {
     const Graph *graph = session->model.graph;
     const OptimizerShard *shard = &session->layout->shard;
@@ -92,6 +112,8 @@ static IntervalList session_intervals(const Session *session, bool writes) {
         SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
         append_held(&list, session, name, state->elements, state->holders, state->holder, state->data, writes);
     }
+    list.on_device = list.count;
+    if (writes && mesh_index(session->mesh, AXES_ALL & ~MESH(AXIS_PP)) == 0) append_history(&list, session->history);
     return list;
 }
 
@@ -103,8 +125,8 @@ static void list_free(IntervalList *list) {
 }
 
 static bool list_view(IntervalList *list, Device *device, ViewAccess access, Error *error) {
-    for (size_t i = 0; i < list->count; i++) list->items[i].data = NULL;
-    for (size_t i = 0; i < list->count; i++) {
+    for (size_t i = 0; i < list->count; i++) list->items[i].data = i < list->on_device ? NULL : list->memory[i];
+    for (size_t i = 0; i < list->on_device; i++) {
         list->items[i].data = device_view(device, list->memory[i], interval_bytes(&list->items[i]), access, error);
         if (!list->items[i].data) return error_context(error, "the host's copy of %s", list->items[i].name);
     }
@@ -113,7 +135,7 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
 
 /* What was loaded goes to the device with VIEW_WRITE. */
 static void list_close_views(IntervalList *list, Device *device, ViewAccess access) {
-    for (size_t i = 0; i < list->count; i++)
+    for (size_t i = 0; i < list->on_device; i++)
         device_view_close(device, list->items[i].data, list->memory[i], interval_bytes(&list->items[i]), access);
 }
 
@@ -141,9 +163,9 @@ static int64_t copy_room(const Interval *interval) {
     return (interval_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT;
 }
 
-int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer) {
+int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer, int64_t alone) {
     int64_t held = master + optimizer, holders = layout->stage ? 1 : mesh_size(layout->mesh, AXES_DATA);
-    return config->checkpoint.async ? divide_up(held, holders) : 0;
+    return config->checkpoint.async ? divide_up(held, holders) + alone : 0;
 }
 
 static void *touch_pages(void *context) {
@@ -203,8 +225,12 @@ void session_close_saver(Session *session) {
 /* Copies the rank's shard of the state; within host memory with all cores, block by block. */
 static bool copy_state(Saver *saver, Error *error) {
     if (!device_info(saver->device)->host_memory) {
-        for (size_t i = 0; i < saver->list.count; i++)
-            device_download(saver->device, saver->list.items[i].data, saver->list.memory[i], interval_bytes(&saver->list.items[i]));
+        for (size_t i = 0; i < saver->list.count; i++) {
+            Interval *interval = &saver->list.items[i];
+            void *from = saver->list.memory[i];
+            if (i < saver->list.on_device) device_download(saver->device, interval->data, from, interval_bytes(interval));
+            else memcpy(interval->data, from, (size_t)interval_bytes(interval));
+        }
         return device_ok(saver->device, error);
     }
 #pragma omp parallel for schedule(dynamic)
@@ -246,6 +272,8 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
 
 /* A checkpoint's metadata, as jansson packs and unpacks it, without the end. */
 #define STATE_FORMAT "{s:I, s:I, s:I, s:{s:I, s:I, s:I}"
+/* Steps of the histories that it has (amax_history.h), if any. */
+static const char history_length[] = "amax_history_len";
 
 /* `loss` is left out where it is not finite, which JSON does not have, and the best where there is none. */
 static json_t *describe_validation(const Validation *validation, int64_t kept) {
@@ -277,11 +305,13 @@ static json_t *describe_phase(const Session *session) {
 }
 
 static json_t *describe_state(const Session *session) {
-    return json_pack(STATE_FORMAT ", s:o*, s:o*, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent,
+    const Fp8Config *fp8 = &session->config->model.fp8;
+    json_t *history = fp8->scaling == FP8_DELAYED ? json_integer(fp8->amax_history_len) : NULL;
+    return json_pack(STATE_FORMAT ", s:o*, s:o*, s:O*, s:o*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent,
         "samples", (json_int_t)session->samples, "skips", "row", (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all,
         "sound", (json_int_t)session->skips.sound, "validation",
         session->validation.step ? describe_validation(&session->validation, session->saver->kept) : NULL, "phase",
-        session->begun ? describe_phase(session) : NULL, "identity", session->identity);
+        session->begun ? describe_phase(session) : NULL, "identity", session->identity, history_length, history);
 }
 
 /* The tokens of a sample when the checkpoint of a run without a mixture was saved; resume.accept allows another length,
@@ -411,10 +441,37 @@ static int64_t newest_step(const char *where, int64_t most) {
     return i < count ? steps[i] : 0;
 }
 
-/* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
- * over. *step is 0 when there is none, else the caller owns *metadata. False when there are some and none is good. */
-static bool load_newest(
-    const char *where, int64_t only, Comm *comm, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
+/* The histories of a checkpoint, of as many steps as they have there. An operand that has none there begins anew. */
+static bool load_history(const char *where, int64_t step, const json_t *metadata, AmaxHistory *history, Error *error) {
+    enum { MOST_STEPS = 65536 }; /* as in the table of settings */
+    json_int_t length = json_integer_value(json_object_get(metadata, history_length));
+    SCOPED(list_free) IntervalList list = {0};
+    if (!history || !length) return true;
+    if (length < 1 || length > MOST_STEPS)
+        return error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld has %s=%lld: another program wrote it", (long long)step,
+            history_length, (long long)length);
+    for (int i = 0; i < amax_history_tensors(history); i++) {
+        AmaxTensor tensor = amax_history_tensor(history, i);
+        Interval interval = history_interval(&tensor, length);
+        interval.optional = true;
+        interval.data = memory_allocate((size_t)interval_bytes(&interval));
+        size_t also = list.count;
+        array_append(list.memory, also, interval.data);
+        array_append(list.items, list.count, interval);
+    }
+    bool loaded = checkpoint_load(where, step, list.items, list.count, NULL, error);
+    for (size_t i = 0; i < list.count; i++) {
+        if (loaded) amax_history_take(history, (int)i, list.memory[i], length, step);
+        free(list.memory[i]);
+    }
+    return loaded;
+}
+
+/* Loads the newest checkpoint that is good in all that any rank needs of it, with `history` unless that is NULL; what is
+ * damaged is reported and passed over. *step is 0 when there is none, else the caller owns *metadata. False when there are
+ * some and none is good. */
+static bool load_newest(const char *where, int64_t only, Comm *comm, const IntervalList *list, AmaxHistory *history, int64_t *step,
+    json_t **metadata, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
     int count = list_steps(where, only, comm, steps, error), i = 0;
     bool good = count >= 0;
@@ -422,7 +479,8 @@ static bool load_newest(
     for (int64_t loaded = 0; good && i < count && !loaded; i += !loaded) {
         json_decref(*metadata);
         *metadata = NULL;
-        loaded = checkpoint_load(where, steps[i], list->items, list->count, metadata, &reason);
+        loaded = checkpoint_load(where, steps[i], list->items, list->count, metadata, &reason) &&
+                 load_history(where, steps[i], *metadata, history, &reason);
         if (!loaded && newest_step(where, steps[i]) == steps[i])
             log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
         good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
@@ -444,10 +502,15 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
     int64_t step = 0;
     /* This process holds the run, so what is half-written is no save in progress. */
     if (comm_rank(session->comm) == 0 && !only) checkpoint_report_leftovers(where);
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(where, only, session->comm, &list, &step, &metadata, error);
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
+                  load_newest(where, only, session->comm, &list, session->history, &step, &metadata, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
     session->step = step;
     loaded = loaded && (!step || take_state(session, metadata, error));
+    bool begins = session->config->model.fp8.scaling == FP8_DELAYED && !json_object_get(metadata, history_length);
+    if (loaded && step && begins && comm_rank(session->comm) == 0)
+        log_info("fp8.scaling=delayed: the checkpoint of step %lld has no history of largest magnitudes, which begins with this start",
+            (long long)step);
     if (loaded && only) session->parent = session->skips.sound = session->validation.kept = 0; /* of the other run */
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
@@ -462,7 +525,7 @@ static bool load_newest_of_living(const char *where, const IntervalList *list, i
     bool loaded;
     do {
         before = newest;
-        loaded = load_newest(where, 0, comm_alone(), list, step, metadata, error);
+        loaded = load_newest(where, 0, comm_alone(), list, NULL, step, metadata, error);
         newest = newest_step(where, INT64_MAX);
     } while (!(loaded && *step) && newest > before);
     return loaded;

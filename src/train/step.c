@@ -112,6 +112,8 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     int64_t at = index * share->rows;
     bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
+    amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
+    exchange_put_magnitudes(loop->session.exchange);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
@@ -166,14 +168,16 @@ void loop_close_loader(Loop *loop) {
 /* The result of a step, over all ranks. */
 typedef struct Outcome { double loss, auxiliary, norm; } Outcome;
 
-/* Adds in the order of the ranks, so that all have the same bits. */
+/* Adds in the order of the ranks, so that all have the same bits. Infinity that casts of fp8 hide shows in the norm. */
 static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
     enum { LOSS, AUXILIARY, SQUARES, VALUES };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
+    if (!amax_history_agree(session->history, session->executor, error)) return false;
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    if (!amax_history_is_finite(session->history)) norm = NAN;
     mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
     mine[SQUARES] = norm * norm;
@@ -214,6 +218,7 @@ static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *
     Session *session = &loop->session;
     Loading loading = {loop, share, 1.0 / (targets ? targets : 1)};
     PipelineWork work = {load, &loading, loop->config->profile ? profile_node : NULL, &loop->profile};
+    if (!exchange_find_magnitudes(session->exchange, error)) return false;
     executor_zero(session->executor);
     if (session->run) pipeline_run_step(session->run, share->rounds, &work);
     else run_rounds(loop, &loading);
@@ -394,6 +399,7 @@ bool loop_step(Loop *loop, Error *error) {
     if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
         return false;
     if (config->profile) device_synchronize(session->backend.device);
+    amax_history_note(session->history, step, is_finite(&outcome));
     double seconds = log_seconds() - start;
     loop->profile.steps++;
     loop->profile.seconds += seconds;

@@ -152,8 +152,8 @@ static void describe_memory(Console *console, const Session *session, int64_t av
     if (available >= 0) snprintf(of, sizeof of, " of %s", bytes(available).text);
     if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", bytes(budget.copy).text);
     console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s", bytes(budget.total).text,
-        of, bytes(budget.weights + budget.master).text, bytes(budget.gradients).text, bytes(budget.optimizer + budget.scratch).text,
-        bytes(budget.activations).text, bytes(budget.evaluation + budget.other).text, copy);
+        of, bytes(budget.weights + budget.codes + budget.master).text, bytes(budget.gradients).text,
+        bytes(budget.optimizer + budget.scratch).text, bytes(budget.activations).text, bytes(budget.evaluation + budget.other).text, copy);
 }
 
 void summary_start(const Loop *loop) {

@@ -555,6 +555,10 @@ static void a_recipe_makes_gemms_as_much_quicker_as_the_processor_gains(void **s
     Error error = {0};
     assert_false(hardware_check_fp8(&without, &fp8.config, &error));
     assert_non_null(strstr(error.message, "MI250 (one of two dies) has no GEMMs of fp8"));
+    fp8.config.model.fp8.recipe = FP8_MXFP8;
+    without = hardware("h200");
+    assert_false(hardware_check_fp8(&without, &fp8.config, &error));
+    assert_non_null(strstr(error.message, "fp8.recipe=mxfp8: NVIDIA H200 SXM has no GEMMs with scales of 32 elements"));
     assert_true(hardware_check_fp8(&without, &plain.config, &error) && hardware_check_fp8(&cluster.hardware, &fp8.config, &error));
     options_free_strings(&plain.strings);
     options_free_strings(&fp8.strings);

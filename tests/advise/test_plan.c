@@ -92,6 +92,7 @@ static void expect_all(const char *text, const char *const *parts) {
 static void the_page_has_model_memory_speed_and_chosen_settings(void **state) {
     (void)state;
     Given given = give("configs/zaya1-8b.yaml");
+    set(&given, "recompute=none");
     SCOPED_FREE char *text = page(&given.config, h100, 80LL << 30);
     expect_all(
         text, (const char *[]){"model       zaya, 40 layers of width 2048\n", "parameters  8840488784, 1290741584 active per token\n",
@@ -128,6 +129,7 @@ static void the_page_of_a_recipe_has_its_layers_with_reasons_and_the_memory_with
     (void)state;
     Given given = give("configs/zaya1-8b.yaml");
     set(&given, "fp8.recipe=tensor");
+    set(&given, "recompute=none");
     SCOPED_FREE char *text = page(&given.config, h100, 80LL << 30);
     expect_all(text, (const char *[]){"  inputs and constants", "\n  without fp8.recipe: 160.64 GiB, activations ",
                          "what would save memory", "\nlinear layers with fp8.recipe=tensor: ", "% of their arithmetic is in fp8\n",
@@ -270,6 +272,29 @@ static void the_cheapest_change_comes_first(void **state) {
     options_free_strings(&given.strings);
 }
 
+/* What is left of 3% of the memory decides, from the quickest policy to the one that keeps least. */
+static void auto_recomputes_the_least_that_fits(void **state) {
+    (void)state;
+    static const char *const names[] = {"none", "norm", "attention", "block"};
+    Given given = give("configs/llama-tiny.yaml");
+    assert_int_equal(given.config.recompute, RECOMPUTE_AUTO);
+    Config chosen = given.config;
+    for (int policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++) {
+        chosen.recompute = policy;
+        int64_t fits = (int64_t)((double)total(&chosen, h100, 1) / 0.97) + 1;
+        assert_int_equal(fit_recompute(&given.config, h100, 0, 1, fits), policy);
+        assert_int_equal(fit_recompute(&given.config, h100, 0, 1, fits - 3), policy < RECOMPUTE_BLOCK ? policy + 1 : policy);
+        SCOPED_FREE char *text = page(&given.config, h100, fits),
+                         *line = memory_format("recompute   %s, as auto comes to here\n", names[policy]);
+        if (!strstr(text, line)) fail_msg("\"%s\" is not in:\n%s", line, text);
+    }
+    assert_int_equal(fit_recompute(&given.config, h100, 0, 1, -1), RECOMPUTE_NONE);
+    assert_int_equal(fit_recompute(&given.config, h100, 0, 1, 1), RECOMPUTE_BLOCK);
+    chosen.recompute = RECOMPUTE_NORM;
+    assert_int_equal(fit_recompute(&chosen, h100, 0, 1, 1), RECOMPUTE_NORM);
+    options_free_strings(&given.strings);
+}
+
 static void a_stage_of_zero_comes_before_recomputation_where_there_are_ranks(void **state) {
     (void)state;
     Given given = give("configs/llama-tiny.yaml");
@@ -293,6 +318,7 @@ int main(void) {
         cmocka_unit_test(every_change_saves_what_it_says),
         cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
         cmocka_unit_test(the_cheapest_change_comes_first),
+        cmocka_unit_test(auto_recomputes_the_least_that_fits),
         cmocka_unit_test(a_stage_of_zero_comes_before_recomputation_where_there_are_ranks),
     };
     Hardware hardware;

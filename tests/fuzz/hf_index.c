@@ -42,7 +42,7 @@ static void write_shard(const HfTensorList *list, size_t first, size_t end, cons
 static const Graph *the_model(void) {
     static Model model;
     if (model.graph) return model.graph;
-    model = model_build(&config, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    model = model_describe(&config, NULL, PRECISION_FP32);
     HfTensorList list = hf_tensors(&config, model.graph, LAYOUT_NATIVE);
     write_shard(&list, 0, 3, "a.safetensors");
     write_shard(&list, 3, list.count, "b.safetensors");

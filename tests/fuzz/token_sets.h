@@ -28,6 +28,12 @@ static inline void require_whole(ShardSet *set) {
         if (end > start) marks[end - 1] = 1;
     }
     require(!verified || (read && walked));
-    for (int64_t i = 0; i < set->token_count && verified; i++)
-        require(tokens[i] >= 0 && tokens[i] <= set->max_token && ends[i] == marks[i]);
+    int64_t trained = 0, counted = 0;
+    for (int64_t i = 0; i < set->token_count && verified; i++) {
+        require(tokens[i] >= 0 && tokens[i] <= set->max_token && (ends[i] & TOKEN_ENDS) == marks[i]);
+        trained += !(ends[i] & TOKEN_UNTRAINED);
+    }
+    bool known = shard_set_trained(set, &counted, &error);
+    if (!known) require_line(&error);
+    require(!verified || (known && counted == trained));
 }

@@ -28,6 +28,10 @@ FAMILIES = {
     "qwen3": dict(model_type="qwen3", intermediate_size=40, head_dim=12),
     "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
     "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+    "zaya-window": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12, sliding_window=6,
+                        layer_types=["hybrid", "hybrid_sliding"],
+                        rope_parameters={"hybrid": dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
+                                         "hybrid_sliding": dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)}),
     "mixtral": dict(model_type="mixtral", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2),
 }
 

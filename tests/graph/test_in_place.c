@@ -46,7 +46,7 @@ static Chain chain(void) {
     c.positions = graph_tensor(c.graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){ROWS}, "positions");
     c.table = op_rope_table(c.graph, &(RopeSpec){.theta = 1e4, .dimensions = 4, .positions = ROWS});
     c.qkv = linear(c.graph, c.x, COLUMNS);
-    c.rotated = op_rope(c.graph, c.qkv, c.positions, c.table, &HEADS);
+    c.rotated = op_rope(c.graph, c.qkv, c.positions, c.table, &HEADS, ROPE_HALVES);
     return c;
 }
 
@@ -111,7 +111,7 @@ static void what_is_not_as_large_gets_its_own_memory(void **state) {
 static void a_chain_of_them_stays_in_one_place(void **state) {
     (void)state;
     Chain c = chain();
-    TensorId again = op_rope(c.graph, c.rotated, c.positions, c.table, &HEADS), clamped = op_clamp(c.graph, again, 3);
+    TensorId again = op_rope(c.graph, c.rotated, c.positions, c.table, &HEADS, ROPE_HALVES), clamped = op_clamp(c.graph, again, 3);
     TensorId other = linear(c.graph, c.x, COLUMNS), sum = op_add(c.graph, clamped, other), out = linear(c.graph, sum, NARROW);
     assert_int_equal(plan_bytes(c.graph), ROWS * 2 * COLUMNS * 2);
     assert_true(same_memory(c.graph, c.qkv, c.rotated) && same_memory(c.graph, c.qkv, again) && same_memory(c.graph, c.qkv, clamped));

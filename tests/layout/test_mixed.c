@@ -66,24 +66,63 @@ MODEL_TESTS(2, mixtral)
 MODEL_TESTS(3, mpt)
 MODEL_TESTS(4, zaya)
 
-/* Scales of lines are the same however lines are shared out, so only a rounding here and there falls the other way, by 1/16 of
- * an element. The projection of zaya that tensor-parallel ranks hold in two parts is not in fp8, so zaya runs on the layouts
+/* Scales of lines, and those of delayed scaling, are the same however lines are shared out, so only a rounding here and there
+ * falls the other way, by 1/16 of an element. The projection of zaya that tensor-parallel ranks hold in two parts is not in fp8, so zaya runs on the layouts
  * of experts alone. A scale of the wrong ranks changes the gradient's norm by parts of ten. */
-static void fp8_on_mixed_layouts(void **state) {
-    (void)state;
+static void check_fp8(const char *recipe) {
     if (!has_mpi()) skip();
     for (int model = 0; model < MODELS; model += MODELS - 1) {
-        train_ranks(0, "%s " SHAPE " fp8.recipe=row fp8.min_size=1 run=one-%d", models[model][1], model);
+        train_ranks(0, "%s " SHAPE " %s fp8.min_size=1 run=one-%d", models[model][1], recipe, model);
         for (int i = 0; i < LAYOUTS; i++) {
             const LayoutRow *row = &layouts[i];
             if (row->ranks > 4 || row->experts != (model > 0)) continue;
             char *one = memory_format("one-%d", model);
-            train_ranks(row->ranks, "%s " SHAPE " fp8.recipe=row fp8.min_size=1 %s run=%s", models[model][1], row->settings, row->name);
+            train_ranks(row->ranks, "%s " SHAPE " %s fp8.min_size=1 %s run=%s", models[model][1], recipe, row->settings, row->name);
             compare_records_within(row->name, one, "step", "loss", 1e-3);
             compare_records_within(row->name, one, "step", "grad_norm", 2e-2);
             free(one);
         }
     }
+}
+
+static void fp8_on_mixed_layouts(void **state) {
+    (void)state;
+    check_fp8("fp8.recipe=row");
+}
+
+static void delayed_fp8_on_mixed_layouts(void **state) {
+    (void)state;
+    check_fp8("fp8.recipe=tensor fp8.scaling=delayed");
+}
+
+/* Magnitudes differ as losses do: by a rounding here and there. */
+static void check_history(const char *name, int64_t magnitudes) {
+    enum { STEPS = 8, LENGTH = 1024 };
+    float *moved = amax_history_of("moved", STEPS, name, magnitudes, LENGTH),
+          *one = amax_history_of("one", STEPS, name, magnitudes, LENGTH);
+    for (int64_t i = 0; i < magnitudes * LENGTH; i++) {
+        bool there = i % LENGTH >= 1 && i % LENGTH <= STEPS;
+        if (!(there ? fabsf(moved[i] - one[i]) <= 0.05f * one[i] && one[i] > 0 : moved[i] == 0 && one[i] == 0))
+            fail_msg("%s: %g instead of %g at %ld", name, moved[i], one[i], (long)i);
+    }
+    free(moved);
+    free(one);
+}
+
+static void histories_of_fp8_go_on_in_any_layout(void **state) {
+    (void)state;
+    static const char settings[] = "model.family=zaya " SHAPE " fp8.recipe=tensor fp8.scaling=delayed fp8.min_size=1 steps=8";
+    static const struct {
+        int ranks;
+        const char *layout;
+    } moves[] = {{4, "layout.cp=2 layout.ep=2"}, {4, "layout.pp=2"}, {2, "layout.zero=3"}, {0, ""}};
+    if (!has_mpi()) skip();
+    train_ranks(0, "%s run=one", settings);
+    for (int i = 0; i < 4; i++) train_ranks(moves[i].ranks, "%s run=moved stop_at=%d %s", settings, 2 * i + 2, moves[i].layout);
+    compare_records_within("moved", "one", "step", "loss", 1e-3);
+    check_history("amax_history/x/model.layers.3.mlp.experts.down_proj", 1);
+    check_history("amax_history/d_y/model.layers.0.self_attn.o_proj.weight", 1);
+    check_history("amax_history/w/model.layers.2.mlp.experts.gate_up_proj", 4);
 }
 
 static void a_mixed_layout_gives_the_same_bits_twice(void **state) {
@@ -105,6 +144,8 @@ int main(int count, char **arguments) {
         MODEL_ROWS(mpt),
         MODEL_ROWS(zaya),
         TRAIN_TEST(fp8_on_mixed_layouts),
+        TRAIN_TEST(delayed_fp8_on_mixed_layouts),
+        TRAIN_TEST(histories_of_fp8_go_on_in_any_layout),
         TRAIN_TEST(a_mixed_layout_gives_the_same_bits_twice),
     };
     by_both = count > 1 && !strcmp(arguments[1], "all");

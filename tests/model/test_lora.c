@@ -4,7 +4,9 @@
 #include "support/train_run.h"
 
 #include "layout/layout.h"
+#include "base/scope.h"
 #include "model/hf.h"
+#include "model/peft.h"
 #include "graph/op.h"
 #include "ops/loss/loss.h"
 #include "train/session.h"
@@ -14,9 +16,18 @@
 /* -- Against PEFT -------------------------------------------------------------------------------------------------- */
 
 enum { STEPS = 10 };
-static const char *const families[] = {"llama", "gpt2", "zaya"};
+/* As in tests/golden/lora.py. */
+static const struct {
+    const char *name, *targets;
+    bool rslora;
+} families[] = {
+    {"llama", "all", false},
+    {"qwen3", "q_proj,v_proj,layers.1.mlp.down_proj", true},
+    {"gpt2", "all", false},
+    {"mixtral", "attention,gate_up_proj,experts.down_proj,mlp.gate", false},
+    {"zaya", "all,router", false},
+};
 enum { FAMILIES = sizeof families / sizeof *families };
-static const LoraConfig golden_lora = {.rank = 3, .alpha = 8, .targets = LORA_ALL};
 
 /* The program of one rank, with the base of a family in place. */
 typedef struct Golden {
@@ -79,7 +90,8 @@ static void load_adapters(const Golden *g, const char *kind) {
     }
 }
 
-static void start(Golden *g, const char *family, ModelMode mode) {
+static void start(Golden *g, int f, ModelMode mode) {
+    const char *family = families[f].name;
     Error error = {0};
     *g = (Golden){0};
     char *folder = memory_format("tests/golden/%s", family), *path = memory_format("tests/golden/lora/%s.safetensors", family);
@@ -87,7 +99,9 @@ static void start(Golden *g, const char *family, ModelMode mode) {
         fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens", "");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    g->model = model_build_adapted(NULL, &g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
+    LoraConfig lora = {.rank = 3, .alpha = 8, .targets = families[f].targets, .rslora = families[f].rslora};
+    if (!lora_check_targets(&g->config.model, &lora, &error)) fail_msg("%s", error.message);
+    g->model = model_build_adapted(NULL, &g->config.model, &lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
     g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
     g->executor = check_executor(g->model.graph, &g->plan);
     put_tokens(g, tokens, sequences, length);
@@ -122,8 +136,8 @@ static double difference(const Golden *g, Arena arena, const char *kind, size_t 
         double sum = 0, norm = 0;
         if (p->frozen) continue;
         const StoredTensor *theirs = expect(g, kind, p->name);
-        assert_int_equal(theirs->shape[0], p->shape[0]);
-        assert_int_equal(theirs->shape[1], p->shape[1]);
+        assert_int_equal(theirs->rank, p->rank);
+        for (int d = 0; d < p->rank; d++) assert_int_equal(theirs->shape[d], p->shape[d]);
         const float *values = parameter_in(p, ours);
         for (int64_t j = 0; j < p->count; j++) {
             double other = value(theirs, j);
@@ -142,11 +156,11 @@ static void the_first_gradients_are_those_of_peft(void **state) {
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
         size_t count, stored = 0;
-        start(&g, families[f], MODEL_TRAIN);
+        start(&g, f, MODEL_TRAIN);
         load_adapters(&g, "start/");
         run(&g);
         double worst = difference(&g, ARENA_GRADIENT, "gradient/", &count);
-        if (!(worst < 1e-4)) fail_msg("%s: a gradient differs by %g of its norm", families[f], worst);
+        if (!(worst < 1e-4)) fail_msg("%s: a gradient differs by %g of its norm", families[f].name, worst);
         for (size_t i = 0; i < g.expected.count; i++) stored += !strncmp(g.expected.tensors[i].name, "gradient/", strlen("gradient/"));
         assert_int_equal(count, stored);
         stop(&g);
@@ -161,7 +175,7 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
         Golden g;
         Error error = {0};
         size_t count;
-        start(&g, families[f], MODEL_TRAIN);
+        start(&g, f, MODEL_TRAIN);
         load_adapters(&g, "start/");
         Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, &g.layout->shard, device_cpu(), &error);
         assert_non_null(optimizer);
@@ -169,11 +183,11 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
         for (int step = 1; step <= STEPS; step++) {
             double loss = run(&g), theirs = value(expect(&g, "losses", ""), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
-                fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f], step, loss, theirs);
+                fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f].name, step, loss, theirs);
             optimizer_step(optimizer, master, master, executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         double worst = difference(&g, ARENA_MASTER, "trained/", &count);
-        if (!(worst < 1e-3)) fail_msg("%s: an adapter differs by %g of its norm", families[f], worst);
+        if (!(worst < 1e-3)) fail_msg("%s: an adapter differs by %g of its norm", families[f].name, worst);
         optimizer_free(optimizer);
         stop(&g);
     }
@@ -183,15 +197,82 @@ static void logits_with_adapters_are_those_of_peft(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
-        start(&g, families[f], MODEL_LOGITS);
+        start(&g, f, MODEL_LOGITS);
         load_adapters(&g, "trained/");
         executor_run(g.executor);
         const float *logits = executor_tensor(g.executor, g.model.logits);
         const StoredTensor *expected = expect(&g, "logits", "");
         double worst = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) worst = fmax(worst, fabs(logits[i] - value(expected, i)));
-        if (!(worst < 2e-5)) fail_msg("%s: logits differ by %g", families[f], worst); /* as in test_golden.c */
+        if (!(worst < 2e-5)) fail_msg("%s: logits differ by %g", families[f].name, worst); /* as in test_golden.c */
         stop(&g);
+    }
+}
+
+/* Elements that PEFT trained, through its folder: what is read has their values, what is written is that folder again. */
+static void folders_of_peft_are_read_and_written_as_they_are(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        Error error = {0};
+        PeftFolder peft = {0};
+        size_t count;
+        char written[] = "/tmp/smelt-peft-XXXXXX";
+        SCOPED_FREE char *folder = memory_format("tests/golden/lora/%s", families[f].name);
+        start(&g, f, MODEL_LOGITS);
+        void *master = executor_arena(g.executor, ARENA_MASTER);
+        if (!peft_open(&peft, folder, &error) || !peft_load(&peft, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        assert_true(difference(&g, ARENA_MASTER, "trained/", &count) == 0);
+        assert_true(peft.lora.rslora == families[f].rslora && peft.lora.rank == 3 && peft.lora.alpha == 8);
+        assert_non_null(mkdtemp(written));
+        if (!peft_write(written, peft.base, &peft.lora, &g.config.model, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        Safetensors ours;
+        SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", written);
+        assert_true(safetensors_open(&ours, path, &error));
+        assert_int_equal(ours.count, peft.file.count);
+        for (size_t i = 0; i < ours.count; i++) {
+            const StoredTensor *a = &ours.tensors[i], *b = &peft.file.tensors[i];
+            assert_string_equal(a->name, b->name);
+            assert_true(a->rank == b->rank && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1]);
+            assert_memory_equal(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * sizeof(float));
+        }
+        safetensors_close(&ours);
+        SCOPED_FREE char *config = memory_format("%s/adapter_config.json", written);
+        unlink(path);
+        unlink(config);
+        rmdir(written);
+        peft_close(&peft);
+        stop(&g);
+    }
+}
+
+/* The merged model has the logits that PEFT has of base and adapters, here with the bound of another order of sums. */
+static void a_folder_of_peft_is_read_as_the_model_that_it_makes_of_its_base(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        Error error = {0};
+        Config config;
+        OptionStrings strings = {0};
+        SCOPED_FREE char *folder = memory_format("tests/golden/lora/%s", families[f].name),
+                         *path = memory_format("tests/golden/lora/%s.safetensors", families[f].name);
+        g = (Golden){0};
+        if (!source_read_config(folder, &config, &strings, &error) || !safetensors_open(&g.expected, path, &error))
+            fail_msg("%s", error.message);
+        const StoredTensor *tokens = expect(&g, "tokens", ""), *expected = expect(&g, "logits", "");
+        g.model = model_build(&config.model, PRECISION_FP32, MODEL_LOGITS, tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
+        g.executor = check_executor(g.model.graph, &g.plan);
+        put_tokens(&g, tokens, tokens->shape[0], tokens->shape[1] - 1);
+        if (!source_load_program(folder, &config, g.executor, &error)) fail_msg("%s", error.message);
+        executor_run(g.executor);
+        const float *logits = executor_tensor(g.executor, g.model.logits);
+        double worst = 0;
+        for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) worst = fmax(worst, fabs(logits[i] - value(expected, i)));
+        if (!(worst < 1e-4)) fail_msg("%s: logits differ by %g", families[f].name, worst);
+        executor_free(g.executor);
+        model_free(&g.model);
+        safetensors_close(&g.expected);
+        options_free_strings(&strings);
     }
 }
 
@@ -219,7 +300,7 @@ static void a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32(
     OptionStrings strings = {0};
     Config config = config_of("configs/llama3.1-8b.yaml", &strings);
     config.batch.sequences = 1;
-    config.lora = (LoraConfig){.rank = 16, .alpha = 16, .targets = LORA_ALL};
+    config.lora = (LoraConfig){.rank = 16, .alpha = 16, .targets = "all"};
     const double base = 8030261248, adapters = 41943040; /* as PEFT counts them */
     config.precision = PRECISION_BF16;
     Budget half = budget_of(&config);
@@ -232,11 +313,28 @@ static void a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32(
     options_free_strings(&strings);
 }
 
+/* As QLoRA was made for: a model of 70 billion parameters on a card of 80 GB. 0.516 bytes an element of the layers, and 2 of
+ * embedding and head. */
+static void a_quantized_model_of_70b_fits_a_card_of_80_gb(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = config_of("configs/llama3.1-70b.yaml", &strings);
+    config.batch.sequences = 1;
+    config.recompute = RECOMPUTE_BLOCK;
+    config.checkpoint.async = false;
+    config.lora = (LoraConfig){.rank = 16, .alpha = 16, .targets = "all", .base = LORA_BASE_NF4, .start = ""};
+    const double tables = 2.0 * 128256 * 8192, layers = 70553706496 - tables, adapters = 207093760, outer = 4.0 / 64 / 256;
+    Budget budget = budget_of(&config);
+    assert_true(fabs((double)budget.weights / (layers * (0.5 + 1.0 / 64 + outer) + 2 * (tables + adapters)) - 1) < 1e-3);
+    assert_true((double)budget.total < 72e9);
+    options_free_strings(&strings);
+}
+
 static void frozen_parameters_have_no_gradient_and_no_gemm_makes_one(void **state) {
     (void)state;
     OptionStrings strings = {0};
     Config config = config_of("configs/llama-tiny.yaml", &strings);
-    LoraConfig lora = {.rank = 4, .alpha = 4, .targets = LORA_ATTENTION};
+    LoraConfig lora = {.rank = 4, .alpha = 4, .targets = "attention"};
     Model model = model_build_adapted(NULL, &config.model, &lora, PRECISION_BF16, MODEL_TRAIN, 1, 16, RECOMPUTE_NONE);
     const Graph *graph = model.graph;
     int gemms = 0;
@@ -406,10 +504,77 @@ static void the_adapters_are_written_as_peft_reads_them(void **state) {
     says(ERROR_USAGE, "trains no adapters", "convert base %s adapter=true", "other");
 }
 
+/* Writes adapters of base as PEFT does, goes on from them, and reads them in every command. */
+static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
+    (void)state;
+    good(ADAPT, "run=adapted precision=fp32 lora.alpha=6 lora.targets=attention");
+    good("convert adapted %s adapter=true", "adapter");
+    double trained = evaluated("adapted");
+    assert_true(fabs(evaluated("adapter") - trained) < 1e-5);
+    says(ERROR_NONE, "merged: logits of 16 tokens differ by at most", "convert adapter %s", "folder");
+    assert_true(fabs(evaluated("folder") - trained) < 1e-5);
+    good("generate adapter %s", "a tokens=2");
+    good(ADAPT, "run=on precision=fp32 lora.start=adapter lora.alpha=6 lora.targets=q_proj,k_proj,v_proj,o_proj");
+    double fresh = recorded("adapted", "step", 0, "loss"), on = recorded("on", "step", 0, "loss");
+    if (!(on < fresh - 1e-3)) fail_msg("the first loss is %g with adapters and %g without", on, fresh);
+    says(ERROR_USAGE, "has adapters of lora.rank=4 lora.alpha=6", ADAPT, "run=other lora.start=adapter lora.targets=attention");
+    says(ERROR_CHECKPOINT, "adapter has no base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight", ADAPT,
+        "run=other lora.start=adapter lora.alpha=6");
+    says(ERROR_CHECKPOINT, "belongs to no layer of the model that has an adapter", ADAPT,
+        "run=other lora.start=adapter lora.alpha=6 lora.targets=q_proj");
+    says(ERROR_USAGE, "lora.start=adapter", ADAPT, "run=other init=adapter");
+    good(ADAPT, "run=full init=adapter lora.rank=0");
+    assert_int_equal(rename("base", "moved"), 0);
+    says(ERROR_CHECKPOINT, "is no folder here: give adapter@FOLDER", "eval %s text", "adapter");
+    assert_true(fabs(evaluated("adapter@moved") - trained) < 1e-5);
+}
+
+/* The base in 8 or 4 bits: rounding moves its loss by a little, training goes on with the same bits, on any number of ranks,
+ * and what is merged is the base as it was. */
+static void a_quantized_base_trains_the_same_adapters_but_for_rounding(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"nf4", "fp8"};
+    good(ADAPT, "run=same precision=bf16");
+    double same = recorded("same", "step", 0, "loss");
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *whole = memory_format("run=whole-%s lora.base=%s precision=bf16", kinds[i], kinds[i]),
+                         *parts = memory_format("run=parts-%s lora.base=%s precision=bf16", kinds[i], kinds[i]),
+                         *ranks = memory_format("run=ranks-%s lora.base=%s precision=bf16 layout.zero=2", kinds[i], kinds[i]),
+                         *first = memory_format("%s stop_at=3", parts), *run = memory_format("whole-%s", kinds[i]),
+                         *other = memory_format("parts-%s", kinds[i]), *shared = memory_format("ranks-%s", kinds[i]);
+        good(ADAPT, whole);
+        good(ADAPT, first);
+        good(ADAPT, parts);
+        assert_true(same_checkpoint(run, other, 8));
+        double moved = fabs(recorded(run, "step", 0, "loss") - same);
+        if (!(moved > 0 && moved < 0.02)) fail_msg("%s moves the loss by %g", kinds[i], moved);
+        assert_true(recorded(run, "evaluation", -1, "loss") < recorded(run, "step", 0, "loss"));
+        good("launch -n 2 -- " ADAPT, ranks);
+        assert_true(fabs(recorded(shared, "evaluation", -1, "loss") - recorded(run, "evaluation", -1, "loss")) < 1e-3);
+        says(ERROR_NONE, "merged: logits of 16 tokens", "convert %s merged overwrite=true", run);
+        assert_true(fabs(evaluated(run) - recorded(run, "evaluation", -1, "loss")) < 0.02);
+    }
+    says(ERROR_USAGE, "lora.base rounds whole matrices", "launch -n 2 -- " ADAPT, "run=tp lora.base=nf4 layout.tp=2");
+    says(ERROR_USAGE, "lora.base=nf4 is not for fp8.recipe", ADAPT, "run=both lora.base=nf4 fp8.recipe=tensor");
+}
+
+/* Experts' matrices too. */
+static void a_quantized_base_of_experts_trains(void **state) {
+    (void)state;
+    train_good("run=moe model.family=zaya precision=fp32 steps=5");
+    good(ADAPT, "run=whole init=moe lora.targets=all,router precision=bf16");
+    good(ADAPT, "run=nf4 init=moe lora.targets=all,router lora.base=nf4 precision=bf16");
+    assert_true(fabs(recorded("nf4", "step", 0, "loss") - recorded("whole", "step", 0, "loss")) < 0.02);
+    assert_true(recorded("nf4", "evaluation", -1, "loss") < recorded("nf4", "step", 0, "loss"));
+}
+
 static void what_cannot_be_adapted_is_refused(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "give its folder, init=FOLDER", "run=alone lora.rank=4");
-    train_says(ERROR_USAGE, "has no layer to adapt in a model with experts", "run=experts lora.rank=4 lora.targets=mlp");
+    train_says(ERROR_USAGE, "give its folder, init=FOLDER", "run=alone lora.rank=4 lora.targets=experts");
+    says(ERROR_USAGE, "lora.targets: experts is no linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
+    says(ERROR_USAGE, "lora.targets: roj is no linear layer of this model", ADAPT, "run=end lora.targets=roj");
+    says(ERROR_USAGE, "lora.targets=q_proj,,mlp is no list", ADAPT, "run=list lora.targets=q_proj,,mlp");
     says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
     says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");
@@ -429,7 +594,10 @@ int main(void) {
         cmocka_unit_test(the_first_gradients_are_those_of_peft),
         cmocka_unit_test(ten_steps_have_the_losses_and_the_adapters_of_peft),
         cmocka_unit_test(logits_with_adapters_are_those_of_peft),
+        cmocka_unit_test(folders_of_peft_are_read_and_written_as_they_are),
+        cmocka_unit_test(a_folder_of_peft_is_read_as_the_model_that_it_makes_of_its_base),
         cmocka_unit_test(a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32),
+        cmocka_unit_test(a_quantized_model_of_70b_fits_a_card_of_80_gb),
         cmocka_unit_test(frozen_parameters_have_no_gradient_and_no_gemm_makes_one),
         LORA_TEST(a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped),
         LORA_TEST(a_model_folder_is_the_base_that_its_run_is),
@@ -437,6 +605,9 @@ int main(void) {
         LORA_TEST(merged_weights_have_the_loss_of_weights_with_adapters),
         LORA_TEST(ranks_share_out_what_is_trained),
         LORA_TEST(the_adapters_are_written_as_peft_reads_them),
+        LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
+        LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
+        LORA_TEST(a_quantized_base_of_experts_trains),
         LORA_TEST(what_cannot_be_adapted_is_refused),
         LORA_TEST(a_run_without_its_base_says_which_is_missing),
     };

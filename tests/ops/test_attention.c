@@ -31,11 +31,13 @@ typedef struct Shape {
 static int64_t shape_rows(const Shape *s) { return s->sequences * s->spec.length; }
 static int64_t shape_columns(const Heads *h) { return (h->heads + 2 * h->kv_heads) * h->head_dim; }
 
-/* Positions that start again with every sequence and document. The caller frees. */
+/* Positions that start again with every sequence and document; of a bidirectional shape the sequence is the last `document`
+ * rows. The caller frees. */
 static int32_t *make_positions(const Shape *s) {
     int32_t *positions = memory_allocate(shape_rows(s) * sizeof *positions);
     for (int64_t r = 0; r < shape_rows(s); r++) {
         int64_t at = r % s->spec.length;
+        if (s->spec.bidirectional && s->document) at = at > s->spec.length - s->document ? at - (s->spec.length - s->document) : 0;
         positions[r] = (int32_t)(s->document ? at % s->document : at);
     }
     return positions;
@@ -189,7 +191,7 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
     RopeSpec spec = {.theta = 100, .dimensions = 4, .positions = 9};
     Run run = run_begin(false);
     TensorId x = input(&run, TYPE_COMPUTE, 1, 24), positions = input(&run, TYPE_INT32, 1, 1);
-    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads);
+    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_HALVES);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
     double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
@@ -206,11 +208,35 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
     run_end(&run);
 }
 
+/* As FLUX turns image tokens: row 3, column 5 of a grid of 8, no third coordinate; the first channels stay. */
+static void rope_over_a_grid_turns_neighbours_by_row_and_column(void **state) {
+    (void)state;
+    Heads heads = {.heads = 1, .kv_heads = 1, .head_dim = 10};
+    RopeSpec spec = {.theta = 100, .dimensions = 10, .positions = 64, .axes = {2, 4, 4}, .grid = 8};
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, 1, 30), positions = input(&run, TYPE_INT32, 1, 1);
+    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_NEIGHBOURS);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    static const double angles[] = {0, 3, 3 * 0.1, 5, 5 * 0.1};
+    for (int i = 0; i < 30; i++) from[i] = random_value(i);
+    *(int32_t *)executor_tensor(run.executor, positions) = 3 * 8 + 5;
+    executor_run(run.executor);
+    for (int i = 0; i < 30; i += 2) {
+        double angle = i < 20 ? angles[i % 10 / 2] : 0;
+        assert_true(fabs(to[i] - (from[i] * cos(angle) - from[i + 1] * sin(angle))) < 1e-12);
+        assert_true(fabs(to[i + 1] - (from[i + 1] * cos(angle) + from[i] * sin(angle))) < 1e-12);
+    }
+    run_end(&run);
+}
+
 typedef struct RopeShape {
     int64_t rows;
     Heads heads;
     int64_t dimensions;
     const int32_t *positions;
+    RopePairs pairs;
 } RopeShape;
 
 static void build_rope(Check *check, const void *argument) {
@@ -218,7 +244,7 @@ static void build_rope(Check *check, const void *argument) {
     RopeSpec spec = {.theta = 10000, .dimensions = s->dimensions, .positions = 80};
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0, 1);
     TensorId positions = check_integers(check, 1, &s->rows, s->positions);
-    check_output(check, op_rope(check->graph, qkv, positions, op_rope_table(check->graph, &spec), &s->heads));
+    check_output(check, op_rope(check->graph, qkv, positions, op_rope_table(check->graph, &spec), &s->heads, s->pairs));
 }
 
 static void rope_gradients_match_central_differences(void **state) {
@@ -229,6 +255,9 @@ static void rope_gradients_match_central_differences(void **state) {
         {7, {2, 1, 8}, 8, positions},
         {7, {4, 2, 34}, 34, positions},
         {5, {3, 3, 20}, 10, positions},
+        {7, {2, 1, 8}, 8, positions, ROPE_NEIGHBOURS},
+        {5, {3, 2, 34}, 18, positions, ROPE_NEIGHBOURS},
+        {3, {2, 2, 24}, 16, positions, ROPE_NEIGHBOURS},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
@@ -309,6 +338,8 @@ static const Shape small_shapes[] = {
     {1, {{1, 1, 64}, 65, 0}, 0},
     {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0},
     {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
+    {2, {{2, 1, 6}, 5, 0, .bidirectional = true}, 0},
+    {1, {{1, 1, 20}, 70, 0, .bidirectional = true}, 66},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and
@@ -332,6 +363,9 @@ static const Shape shapes[] = {
     {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
     {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
     {1, {{2, 1, 8}, 70, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
+    {2, {{2, 1, 8}, 200, 0, .bidirectional = true}, 0},
+    {1, {{60, 30, 4}, 330, 0, .bidirectional = true}, 190},
+    {3, {{4, 4, 16}, 64, 0, .scale = 0.2, .bidirectional = true}, 7},
 };
 
 /* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every
@@ -383,6 +417,8 @@ static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **
         {1, {{2, 1, 128}, 200, 0}, 90},
         {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
         {1, {{1, 1, 256}, 140, 0}, 0},
+        {2, {{2, 1, 64}, 140, 0, .bidirectional = true}, 0},
+        {1, {{2, 2, 128}, 140, 0, .bidirectional = true}, 75},
     };
     for (size_t i = 0; i < COUNT(wide); i++) {
         int32_t *positions = make_positions(&wide[i]);
@@ -414,6 +450,9 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
         {3, {{2, 1, 128}, 65, 7}, 0},
         {2, {{24, 24, 64}, 300, 0}, 0},
         {4, {{12, 12, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
+        {2, {{4, 4, 64}, 640, 0, .bidirectional = true}, 0},
+        {2, {{4, 4, 128}, 777, 0, .bidirectional = true}, 300},
+        {4, {{12, 12, 128}, 330, 0, .bidirectional = true}, 0},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -423,19 +462,19 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     }
 }
 
-/* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the
- * gradients for `d_out`. */
-static void reference_row(
-    const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
+/* One row and head of attention by its definition, over `seen` keys from `low` on; `d_qkv` (may be NULL) gets the gradients
+ * for `d_out`. */
+static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t seen, int64_t head, double *out,
+    const double *d_out, double *d_qkv) {
     const Heads *h = &spec->heads;
-    int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
+    int64_t columns = shape_columns(h), dim = h->head_dim, query = row * columns + head * dim;
     int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
     double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0;
     double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)dim), slope = reference_slope(spec, head);
     for (int64_t k = 0; k < seen; k++) {
         double score = 0;
         for (int64_t j = 0; j < dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
-        total += weight[k] = exp(score * scale - slope * (seen - 1 - k));
+        total += weight[k] = exp(score * scale - slope * (row - low - k));
     }
     memset(out, 0, dim * sizeof *out);
     for (int64_t k = 0; k < seen; k++)
@@ -470,9 +509,11 @@ static void compare_with_reference(
     for (int64_t r = 0; r < shape_rows(s); r++) {
         int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
         if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
+        int64_t after = s->spec.bidirectional ? s->spec.length - 1 - r % s->spec.length : 0;
         for (int64_t head = 0; head < h->heads; head++) {
             int64_t at = (r * h->heads + head) * h->head_dim;
-            reference_row(qkv, &s->spec, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
+            reference_row(
+                qkv, &s->spec, r, r - back, back + 1 + after, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
             assert_true(
                 largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
@@ -1085,6 +1126,7 @@ int main(void) {
         cmocka_unit_test(a_cache_under_dynamic_scaling_has_the_frequencies_of_growing_lengths),
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
+        cmocka_unit_test(rope_over_a_grid_turns_neighbours_by_row_and_column),
         cmocka_unit_test(rope_gradients_match_central_differences),
         cmocka_unit_test(qk_norm_passes),
         cmocka_unit_test(qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values),

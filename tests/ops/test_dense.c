@@ -21,7 +21,7 @@
 
 typedef struct Case {
     int64_t rows, columns, other;
-    bool flag, flag2;
+    bool flag, flag2, flag3;
 } Case;
 #define CHECK_ALL(build, cases) \
     for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], (CheckBounds){0})
@@ -129,22 +129,25 @@ static void linear_passes_with_and_without_bias_and_wide(void **state) {
     CHECK_ALL(build_linear, cases);
 }
 
-/* Adapters of a product of two or three parts, whose other reader keeps y where it is (flag). */
+/* Adapters of a product of two or three parts, or of some of its columns (flag3), whose other reader keeps y where it is (flag). */
 static void build_lora(Check *check, const void *argument) {
     const Case *c = argument;
-    const int64_t rank = c->other, columns[] = {c->columns, 2 * c->columns, 3};
+    const int64_t rank = c->other, n = c->columns;
+    const LoraColumns all[] = {{0, n}, {n, 2 * n}, {3 * n, 3}}, some[] = {{1, n}, {2 * n + 1, n}};
     int parts = c->flag2 ? 3 : 2;
-    int64_t out = 3 * c->columns + (parts == 3 ? 3 : 0);
+    const LoraColumns *columns = c->flag3 ? some : all;
+    int64_t out = 3 * n + (parts == 3 || c->flag3 ? 3 : 0), adapted_out = c->flag3 ? 2 * n : out;
     TensorId y = op_scale(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, 0, 1), 0.5);
     TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, parts * rank}, 0, 1);
-    TensorId b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){out, rank}, 0, 0.5);
+    TensorId b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){adapted_out, rank}, 0, 0.5);
     TensorId adapted = op_lora(check->graph, y, op_scale(check->graph, u, 1.75), b, columns, parts);
     check_output(check, c->flag ? op_add(check->graph, adapted, y) : adapted);
 }
 
 static void lora_and_scale_pass(void **state) {
     (void)state;
-    static const Case cases[] = {{1, 1, 1, false, false}, {67, 5, 3, true, true}, {40, 32, 8, false, true}, {33, 16, 16, true, false}};
+    static const Case cases[] = {{1, 1, 1, false, false}, {67, 5, 3, true, true}, {40, 32, 8, false, true}, {33, 16, 16, true, false},
+        {33, 5, 3, true, false, true}};
     CHECK_ALL(build_lora, cases);
 }
 

@@ -30,6 +30,8 @@ typedef void (*CheckBuild)(Check *check, const void *argument);
 
 /* A differentiable random input, INPUT arena, standard normal times `scale` plus `shift`. */
 TensorId check_input(Check *check, TypeClass type, int rank, const int64_t *shape, double shift, double scale);
+/* The same without a gradient: not perturbed. */
+TensorId check_fixed(Check *check, TypeClass type, int rank, const int64_t *shape, double shift, double scale);
 /* An integer input; the values are used as they are and must outlive the check. */
 TensorId check_integers(Check *check, int rank, const int64_t *shape, const int32_t *values);
 /* A random parameter of the kind; values normal with `shift` and `scale`. */
@@ -62,5 +64,9 @@ Executor *check_executor(Graph *graph, Plan *plan);
 
 /* The median of the seconds that `run(what)` takes on check_device, after one run that is not counted. */
 double check_median_seconds(void (*run)(const void *what), const void *what);
+
+/* Runs the graph once in bf16 on check_device, with integers and scalars as given and all else zero: for what it launches,
+ * not for results. */
+void check_launch(CheckBuild build, const void *argument, bool gradients);
 
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds);

@@ -49,7 +49,8 @@ static inline void golden_put_inputs(const Golden *g, int64_t sequences, int64_t
 }
 
 /* Reads tests/golden/FAMILY. `fp8` NULL: none. */
-static inline void golden_start(Golden *g, const char *family, Precision precision, ModelMode mode, const Fp8Config *fp8) {
+static inline void golden_start_with(
+    Golden *g, const char *family, Precision precision, ModelMode mode, const Fp8Config *fp8, RecomputePolicy recompute) {
     Error error = {0};
     *g = (Golden){.folder = memory_format("tests/golden/%s", family)};
     char *path = memory_format("%s/expected.safetensors", g->folder);
@@ -59,10 +60,14 @@ static inline void golden_start(Golden *g, const char *family, Precision precisi
     if (fp8) g->config.model.fp8 = *fp8;
     const StoredTensor *tokens = golden_expect(g, "tokens");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
+    g->model = model_build(&g->config.model, precision, mode, sequences, length, recompute);
     g->executor = check_executor(g->model.graph, &g->plan);
     if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
     golden_put_inputs(g, sequences, length, tokens);
+}
+
+static inline void golden_start(Golden *g, const char *family, Precision precision, ModelMode mode, const Fp8Config *fp8) {
+    golden_start_with(g, family, precision, mode, fp8, RECOMPUTE_NONE);
 }
 
 static inline void golden_stop(Golden *g) {

@@ -38,7 +38,7 @@ static inline void fixture_start(Fixture *f, const char *const *settings, Precis
     while (count < FIXTURE_SETTINGS && settings[count]) count++;
     Error error = {0};
     if (!random_run_configure(&f->config, &f->strings, settings, count, &error)) fail_msg("%s", error.message);
-    f->model = model_build(&f->config.model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    f->model = model_describe(&f->config.model, NULL, precision);
     float *master = memory_allocate(f->model.graph->parameter_bytes);
     random_run_weights(f->model.graph, &f->config.model, master);
     f->export = (HfExport){.config = &f->config.model, .precision = precision, .master = master, .bytes = true};

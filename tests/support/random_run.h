@@ -40,7 +40,7 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
 
 /* config.yaml and one checkpoint in config->run, which is made. */
 static inline bool random_run_write(const Config *config, Error *error) {
-    Model model = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    Model model = model_describe(&config->model, NULL, config->precision);
     const Graph *graph = model.graph;
     void *master = memory_allocate(graph->parameter_bytes);
     Interval *intervals = memory_allocate(graph->parameter_count * sizeof *intervals);

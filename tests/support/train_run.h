@@ -275,6 +275,20 @@ static inline void assert_same_steps(const char *run, const char *other) {
     free(other_text);
 }
 
+/* Values [magnitudes, length] of a tensor "amax_history/..." in a checkpoint, for the caller to free. */
+static inline float *amax_history_of(const char *run, int64_t step, const char *name, int64_t magnitudes, int64_t length) {
+    Error error = {0};
+    float *values = memory_allocate((size_t)(magnitudes * length) * sizeof *values);
+    Interval interval = {.name = name,
+        .type = STORED_F32,
+        .rank = 2,
+        .shape = {magnitudes, length},
+        .slice = {.count = magnitudes * length},
+        .data = values};
+    if (!checkpoint_load(run, step, &interval, 1, NULL, &error)) fail_msg("%s", error.message);
+    return values;
+}
+
 /* The absolute path of a tokenizer of tests/golden/tokenizers; call it in main, before a test works elsewhere. */
 static inline char *golden_tokenizer(const char *name) {
     char *path = memory_format("tests/golden/tokenizers/%s.json", name), *absolute = realpath(path, NULL);

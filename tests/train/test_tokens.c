@@ -79,7 +79,7 @@ static void a_gguf_file_serves_wherever_a_folder_does(void **state) {
     smelt_good("convert run model.gguf");
     smelt_says(ERROR_USAGE, "model.gguf exists: give another name, or overwrite=true", "convert run model.gguf");
     smelt_says(ERROR_USAGE, "give an OUT that ends in .gguf", "convert run folder dtype=q8_0");
-    smelt_says(ERROR_USAGE, "give an OUT that does not end in .gguf or .bin", "convert run fp8.gguf dtype=fp8");
+    smelt_says(ERROR_USAGE, "give dtype=same, or an OUT that does not end in .gguf or .bin", "convert run fp8.gguf dtype=fp8");
     char *trained = continued("run"), *file = continued("model.gguf");
     assert_string_equal(file, trained);
     smelt_says(ERROR_NONE, "bits per byte", "eval model.gguf text");

@@ -31,8 +31,12 @@ CPU_OP(grouped_linear, workspace) {
     const int32_t *offset = call->in[GROUPED_LINEAR_OFFSET];
     const int64_t *w_shape = call->in_shape[GROUPED_LINEAR_W];
     LinearShape shape = {.rows = call->in_shape[GROUPED_LINEAR_X][0], .out = w_shape[1], .in = w_shape[2]};
+    const T *sum = call->in[GROUPED_LINEAR_SUM];
     T *y = call->out[GROUPED_LINEAR_Y];
-    run_experts(call, linear_gemm(shape, KERNEL_GEMM_COMPUTE, x, w, y), offset, w_shape[0]);
+    Gemm first = linear_gemm(shape, KERNEL_GEMM_COMPUTE, x, w, y);
+    first.accumulate = sum != NULL;
+    if (sum && sum != y) memcpy(y, sum, shape.rows * shape.out * sizeof *y);
+    run_experts(call, first, offset, w_shape[0]);
     kernel_zero_unused(y, offset, w_shape[0], shape.rows, shape.out);
 }
 

@@ -12,12 +12,15 @@ GPU_OP(grouped_linear) {
     const int32_t *offset = call->in[GROUPED_LINEAR_OFFSET];
     const int64_t *w_shape = call->in_shape[GROUPED_LINEAR_W];
     LinearShape shape = {.rows = call->in_shape[GROUPED_LINEAR_X][0], .out = w_shape[1], .in = w_shape[2]};
+    const bf16 *sum = call->in[GROUPED_LINEAR_SUM];
     bf16 *y = call->out[GROUPED_LINEAR_Y];
     GemmGrouped grouped = {
         .first = linear_gemm(shape, GEMM_BF16, call->in[GROUPED_LINEAR_X], call->in[GROUPED_LINEAR_W], y),
         .offset = offset,
         .experts = w_shape[0],
     };
+    grouped.first.accumulate = sum != NULL;
+    if (sum && sum != y) device_copy(call->device, y, sum, shape.rows * shape.out * (int64_t)sizeof *y);
     gpu_gemm_grouped(call->device, &grouped);
     gpu_zero_unused(call->device, y, offset, w_shape[0], shape.rows, shape.out);
 }

@@ -7,11 +7,14 @@
 
 /* y[s] = x[s] w[e]^T for the slots s of each expert e, those from offset[e] to offset[e + 1] - 1. */
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch);
+/* The same, added to `sum` [slots, out], which may lose its memory to y. */
+TensorId op_grouped_linear_add(Graph *graph, TensorId sum, TensorId x_slots, TensorId w, const Dispatch *dispatch);
 
 typedef enum GroupedLinearOperand {
     GROUPED_LINEAR_X,      /* COMPUTE [slots, in] */
     GROUPED_LINEAR_W,      /* COMPUTE [experts, out, in] */
     GROUPED_LINEAR_OFFSET, /* INT32 [experts + 1] */
+    GROUPED_LINEAR_SUM,    /* like y, optional */
     GROUPED_LINEAR_Y = 0,  /* COMPUTE [slots, out] */
 } GroupedLinearOperand;
 

@@ -1,18 +1,23 @@
 /* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, x [slots, in], w [experts, out, in], y
- * [slots, out], for the slots s of each expert e, offset[e] <= s < offset[e + 1]. Offsets are known when the kernel
+ * [slots, out], for the slots s of each expert e, offset[e] <= s < offset[e + 1], or y = sum + x w^T. Offsets are known when the kernel
  * runs only: every operation is one batch of GEMMs, one per expert. Slots from offset[experts] on have no row; y and
  * d_x are zero there. */
 #include "ops/grouped_linear/grouped_linear.h"
 
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch) {
+    return op_grouped_linear_add(graph, TENSOR_NONE, x_slots, w, dispatch);
+}
+
+TensorId op_grouped_linear_add(Graph *graph, TensorId sum, TensorId x_slots, TensorId w, const Dispatch *dispatch) {
     GroupedLinearAttributes attributes = {.rows = dispatch->rows};
     TensorId offset = dispatch->offset;
     const Tensor *weight = graph_get(graph, w);
     assert(weight->rank == 3 && weight->type == TYPE_COMPUTE && graph_get(graph, x_slots)->type == TYPE_COMPUTE);
     assert(weight->shape[2] == graph_columns(graph, x_slots) && weight->shape[0] + 1 == graph_elements(graph, offset));
     TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x_slots), weight->shape[1], "y_slots");
-    graph_node(graph, OP_grouped_linear, (Inputs){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
-        (Outputs){[GROUPED_LINEAR_Y] = y}, &attributes, sizeof attributes);
+    assert(!sum || (graph_get(graph, sum)->type == TYPE_COMPUTE && graph_elements(graph, sum) == graph_elements(graph, y)));
+    Inputs in = {[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset, [GROUPED_LINEAR_SUM] = sum};
+    graph_node(graph, OP_grouped_linear, in, (Outputs){[GROUPED_LINEAR_Y] = y}, &attributes, sizeof attributes);
     return y;
 }
 
@@ -30,6 +35,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId d_y = d_out[GROUPED_LINEAR_Y], x = node->in[GROUPED_LINEAR_X], w = node->in[GROUPED_LINEAR_W];
     if (d_y == TENSOR_NONE) return;
     TensorId d_w = graph_parameter_gradient(graph, w);
+    if (node->in[GROUPED_LINEAR_SUM]) d_in[GROUPED_LINEAR_SUM] = d_y;
     Inputs in = {
         [GROUPED_LINEAR_GRAD_INPUT_D_Y] = d_y,
         [GROUPED_LINEAR_GRAD_INPUT_W] = w,
@@ -60,7 +66,8 @@ static double gemm_flops(const Graph *graph, const Node *node) {
     return 2.0 * s.rows * s.in * s.out;
 }
 
-const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .flops = gemm_flops};
+const Op op_rule_grouped_linear = {
+    .name = "grouped_linear", .in_place = OPERAND(GROUPED_LINEAR_SUM), .gradient = gradient, .flops = gemm_flops};
 const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .flops = gemm_flops};
 const Op op_rule_grouped_linear_grad_weight = {
     .name = "grouped_linear_grad_weight",

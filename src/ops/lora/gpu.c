@@ -13,9 +13,10 @@ GPU_OP(lora) {
     int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1], width = call->in_shape[LORA_U][1];
     int64_t rank = call->in_shape[LORA_B][1];
     if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
-    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
-        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
-        Gemm gemm = linear_gemm(shape, GEMM_BF16, u + i * rank, b + column * rank, adapted + column);
+    for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
+        int64_t column = attributes->columns[i].first;
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+        Gemm gemm = linear_gemm(shape, GEMM_BF16, u + i * rank, b + row * rank, adapted + column);
         gemm.lda = width;
         gemm.ldc = out;
         gemm.accumulate = true;
@@ -29,9 +30,10 @@ GPU_OP(lora_grad_input) {
     bf16 *d_u = call->out[LORA_GRAD_INPUT_D_U];
     int64_t rows = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][1];
     int64_t rank = call->in_shape[LORA_GRAD_INPUT_B][1], width = call->out_shape[LORA_GRAD_INPUT_D_U][1];
-    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
-        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
-        Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + column, b + column * rank, d_u + i * rank);
+    for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
+        int64_t column = attributes->columns[i].first;
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+        Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + column, b + row * rank, d_u + i * rank);
         gemm.lda = out;
         gemm.ldc = width;
         device_gemm(call->device, &gemm);
@@ -45,9 +47,10 @@ GPU_OP(lora_grad_weight) {
     int64_t rows = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][1];
     int64_t width = call->in_shape[LORA_GRAD_WEIGHT_U][1], rank = call->out_shape[LORA_GRAD_WEIGHT_D_B][1];
     int64_t row_bytes = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
-    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
-        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
-        Gemm gemm = linear_grad_weight_gemm(shape, GEMM_BF16, d_adapted + column, u + i * rank, d_b + column * row_bytes, call->overwrite);
+    for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
+        int64_t column = attributes->columns[i].first;
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+        Gemm gemm = linear_grad_weight_gemm(shape, GEMM_BF16, d_adapted + column, u + i * rank, d_b + row * row_bytes, call->overwrite);
         gemm.output = gpu_gradient_type(call);
         gemm.lda = out;
         gemm.ldb = width;

@@ -7,14 +7,17 @@
 
 enum { LORA_MAX_ADAPTERS = 4 };
 
-/* y + [u_1 b_1^T | u_2 b_2^T | ...], for as many adapters, at most LORA_MAX_ADAPTERS, of which adapter i adds to
- * columns[i] columns of y; rank is the width of each u_i. */
-TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters);
+/* Columns of y. */
+typedef struct LoraColumns { int64_t first, count; } LoraColumns;
+
+/* y with u_i b_i^T added to columns[i], for as many adapters, at most LORA_MAX_ADAPTERS, in the order of their columns, of
+ * which no two have the same; rank is the width of each u_i. */
+TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters);
 
 typedef enum LoraOperand {
     LORA_Y,           /* COMPUTE [R, out] */
     LORA_U,           /* COMPUTE [R, adapters * rank] */
-    LORA_B,           /* COMPUTE [out, rank] */
+    LORA_B,           /* COMPUTE [sum of columns, rank] */
     LORA_ADAPTED = 0, /* like y */
 } LoraOperand;
 
@@ -33,5 +36,5 @@ typedef enum LoraGradWeightOperand {
 /* Of all three operations. */
 typedef struct LoraAttributes {
     int adapters;
-    int64_t columns[LORA_MAX_ADAPTERS]; /* of y, by adapter */
+    LoraColumns columns[LORA_MAX_ADAPTERS]; /* by adapter */
 } LoraAttributes;

@@ -1,16 +1,21 @@
 /* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers
- * that share their input are one GEMM (graph_fuse) whose output y [R, out] holds their columns side by side; each
- * has an adapter. Adapter i reads its `rank` columns of u and its columns[i] rows of b. The sum may take y's memory.
+ * that share their input are one GEMM (graph_fuse) whose output y [R, out] holds their columns side by side; some or all
+ * have an adapter. Adapter i reads its `rank` columns of u and columns[i].count rows of b. The sum may take y's memory.
  * The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u = d_y b, d_b += d_y^T u. */
 #include "ops/lora/lora.h"
 
-TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters) {
+TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
     LoraAttributes attributes = {.adapters = adapters};
     int64_t rows = graph_rows(graph, y), out = graph_columns(graph, y), sum = 0;
     assert(adapters > 0 && adapters <= LORA_MAX_ADAPTERS);
     assert(graph_get(graph, y)->type == TYPE_COMPUTE && graph_get(graph, u)->type == TYPE_COMPUTE);
-    for (int i = 0; i < adapters; i++) sum += attributes.columns[i] = columns[i];
-    assert(sum == out && graph_rows(graph, b) == sum && graph_columns(graph, u) == adapters * graph_columns(graph, b));
+    for (int64_t i = 0, end = 0; i < adapters; i++) {
+        assert(columns[i].first >= end && columns[i].count > 0 && columns[i].first + columns[i].count <= out);
+        end = columns[i].first + columns[i].count;
+        attributes.columns[i] = columns[i];
+        sum += columns[i].count;
+    }
+    assert(graph_rows(graph, b) == sum && graph_columns(graph, u) == adapters * graph_columns(graph, b));
     TensorId adapted = graph_activation(graph, TYPE_COMPUTE, rows, out, "adapted");
     graph_node(graph, OP_lora, (Inputs){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, (Outputs){[LORA_ADAPTED] = adapted}, &attributes,
         sizeof attributes);

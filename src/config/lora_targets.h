@@ -1,0 +1,18 @@
+/* Which modules of a model get adapters (lora.targets), for builders, layouts and messages. */
+#pragma once
+
+#include "config/config.h"
+
+/* What a module is part of. Names of groups choose all their modules: attention, mlp, experts and router; `all` chooses the
+ * first three. */
+typedef enum LoraGroup { LORA_ATTENTION, LORA_MLP, LORA_EXPERTS, LORA_ROUTER } LoraGroup;
+
+/* Whether adapters are trained and `module`, a parameter's name without ".weight", gets one: the list has its group, its name,
+ * or an end of that behind a dot, as in PEFT's target_modules. */
+bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group);
+/* Whether one word of the list, `length` bytes of `target`, chooses the module. */
+bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group);
+/* What B A x is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732). */
+double lora_factor(const LoraConfig *lora);
+/* ERROR_USAGE when the list is none. */
+bool lora_check_list(const LoraConfig *lora, Error *error);

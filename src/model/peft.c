@@ -1,0 +1,359 @@
+/* Reads and writes PEFT's folders of adapters (peft/utils/save_and_load.py, peft/tuners/lora/layer.py of 0.21).
+ *
+ * A linear layer's adapter has our names behind "base_model.model.": NAME.lora_A.weight [rank, in] and NAME.lora_B.weight
+ * [out, rank]. The adapters of experts belong to parameters, not to modules (target_parameters): those of a module are
+ * nested, gate_up_proj's inside of down_proj's, so that the former's are called experts.base_layer.lora_A.weight and the
+ * latter's experts.lora_A.weight, as is a single one. Our A [E, rank, in] is theirs [E * rank, in]; our B [E, out, rank] is
+ * theirs [out, rank * E] with the expert as the fastest index. */
+#include "model/peft.h"
+
+#include <assert.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/element.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "config/lora_targets.h"
+#include "model/hf_internal.h"
+
+#define PREFIX "base_model.model."
+#define DOWN ".lora_A.weight"
+#define UP ".lora_B.weight"
+#define GATE_UP ".experts.gate_up_proj"
+#define DOWN_PROJ ".experts.down_proj"
+
+/* -- Names --------------------------------------------------------------------------------------------------------- */
+
+/* The module of an adapter's parameter, for the caller to free; NULL: the name is not one of an adapter. */
+static char *module_of(const char *name) {
+    if (!ends_with(name, DOWN) && !ends_with(name, UP)) return NULL;
+    return memory_format("%.*s", (int)(strlen(name) - strlen(DOWN)), name);
+}
+
+/* PEFT's name of an adapter's parameter, for the caller to free. */
+static char *stored_name(const Graph *graph, const Parameter *p) {
+    SCOPED_FREE char *module = module_of(p->name);
+    const char *half = p->name + strlen(module);
+    bool inner = ends_with(module, GATE_UP), outer = ends_with(module, DOWN_PROJ);
+    if (!inner && !outer) return memory_format(PREFIX "%s", p->name);
+    int stem = (int)(strlen(module) - strlen(inner ? GATE_UP : DOWN_PROJ));
+    SCOPED_FREE char *other = memory_format("%.*s" DOWN_PROJ DOWN, stem, module);
+    return memory_format(
+        PREFIX "%.*s.experts%s%s", stem, module, inner && graph_find_parameter(graph, other) >= 0 ? ".base_layer" : "", half);
+}
+
+/* -- The configuration ---------------------------------------------------------------------------------------------- */
+
+/* Fields that say nothing about what the adapters compute, or are read elsewhere. */
+static const char *const known[] = {"auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size",
+    "r", "revision", "target_modules", "target_parameters", "task_type", "use_rslora", "velora_config"};
+
+static bool is_known(const char *field) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(known[i], field)) return true;
+    return false;
+}
+
+/* null, false, "", [] and {}: the field is not used. */
+static bool is_empty(const json_t *value) {
+    return json_is_null(value) || json_is_false(value) || (json_is_string(value) && !json_string_length(value)) ||
+           (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value));
+}
+
+/* Some initial values come with another base: what PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take out of the weights. */
+static bool changes_base(const json_t *content) {
+    const char *start = json_string_value(json_object_get(content, "init_lora_weights"));
+    return start && strcmp(start, "gaussian") != 0 && strcmp(start, "eva") != 0 && strcmp(start, "orthogonal") != 0;
+}
+
+/* Whether the texts that messages quote have no control characters. */
+static bool check_texts(const json_t *content, const char *path, Error *error) {
+    const char *field;
+    json_t *value;
+    json_object_foreach((json_t *)content, field, value) {
+        const char *text = json_string_value(value);
+        if (!name_is_plain(field) || (text && !name_is_plain(text)))
+            return error_set(error, ERROR_CHECKPOINT, "%s: a field or its value holds a control character", path);
+    }
+    return true;
+}
+
+static bool check_fields(const json_t *content, const char *path, Error *error) {
+    const char *field;
+    json_t *value;
+    const char *type = json_string_value(json_object_get(content, "peft_type")),
+               *bias = json_string_value(json_object_get(content, "bias"));
+    if (!type || strcmp(type, "LORA") != 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s: peft_type is \"%s\", and smelt computes LORA alone", path, type ? type : "");
+    if (bias && strcmp(bias, "none") != 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s: bias is \"%s\", and smelt's adapters have none", path, bias);
+    if (changes_base(content))
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s: init_lora_weights is \"%s\", which is beside changed weights of the base: save it with PEFT's "
+            "path_initial_model_for_weight_conversion",
+            path, json_string_value(json_object_get(content, "init_lora_weights")));
+    json_object_foreach((json_t *)content, field, value) {
+        if (is_known(field) || is_empty(value)) continue;
+        return error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
+    }
+    return true;
+}
+
+static bool read_number(
+    const json_t *content, const char *field, const char *path, double least, double most, double *number, Error *error) {
+    const json_t *value = json_object_get(content, field);
+    *number = json_number_value(value);
+    return (json_is_number(value) && *number >= least && *number <= most) ||
+           error_set(error, ERROR_CHECKPOINT, "%s: %s is no number from %g to %g", path, field, least, most);
+}
+
+static bool take_config(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
+    enum { MOST_RANK = 4096 };
+    double rank = 0;
+    if (!check_texts(content, path, error) || !check_fields(content, path, error) ||
+        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) ||
+        !read_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error))
+        return false;
+    const char *base = json_string_value(json_object_get(content, "base_model_name_or_path"));
+    peft->lora.rank = (int64_t)rank;
+    peft->lora.rslora = json_is_true(json_object_get(content, "use_rslora"));
+    peft->base = memory_copy_string(base ? base : "");
+    return true;
+}
+
+/* -- The tensors ---------------------------------------------------------------------------------------------------- */
+
+static bool names_down_proj(const json_t *content) {
+    const json_t *parameters = json_object_get(content, "target_parameters");
+    for (size_t i = 0; i < json_array_size(parameters); i++) {
+        const char *name = json_string_value(json_array_get(parameters, i));
+        if (name && ends_with(name, "down_proj")) return true;
+    }
+    return false;
+}
+
+/* Our name of the module whose adapter a tensor called PREFIX STEM DOWN is half of, for the caller to free. */
+static char *named_module(const PeftFolder *peft, const json_t *content, const char *stem) {
+    static const char inner[] = ".experts.base_layer";
+    if (ends_with(stem, inner)) return memory_format("%.*s" GATE_UP, (int)(strlen(stem) - strlen(inner)), stem);
+    if (!ends_with(stem, ".experts")) return memory_copy_string(stem);
+    SCOPED_FREE char *other = memory_format(PREFIX "%s.base_layer" DOWN, stem);
+    bool outer = safetensors_find(&peft->file, other) || names_down_proj(content);
+    return memory_format("%.*s%s", (int)(strlen(stem) - strlen(".experts")), stem, outer ? DOWN_PROJ : GATE_UP);
+}
+
+/* Sets the targets to all modules that have an A. */
+static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) {
+    peft->targets = memory_copy_string("");
+    for (size_t i = 0; i < peft->file.count; i++) {
+        const char *name = peft->file.tensors[i].name;
+        SCOPED_FREE char *stem = starts_with(name, PREFIX) ? module_of(name + strlen(PREFIX)) : NULL;
+        if (!stem || strchr(stem, ','))
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s: %s is no adapter of a linear layer (" PREFIX "MODULE" DOWN ")", peft->path, name);
+        if (!ends_with(name, DOWN)) continue;
+        SCOPED_FREE char *module = named_module(peft, content, stem), *before = peft->targets;
+        peft->targets = memory_format("%s%s%s", before, *before ? "," : "", module);
+    }
+    peft->lora.targets = peft->targets;
+    return *peft->targets || error_set(error, ERROR_CHECKPOINT, "%s has no adapters", peft->path);
+}
+
+bool peft_is_folder(const char *folder) {
+    SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
+    return file_exists(path);
+}
+
+bool peft_open(PeftFolder *peft, const char *folder, Error *error) {
+    enum { CONFIG_LIMIT = 1 << 20 };
+    SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder),
+                     *tensors = memory_format("%s/adapter_model.safetensors", folder);
+    SCOPED_FREE char *text = file_read(path, CONFIG_LIMIT, NULL, error);
+    if (!text) return false;
+    json_error_t place;
+    json_auto_t *content = json_loads(text, JSON_REJECT_DUPLICATES, &place);
+    if (!json_is_object(content))
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: line %d: %s", path, content ? 1 : place.line, content ? "not an object" : one_line(place.text));
+    *peft = (PeftFolder){.path = memory_copy_string(folder)};
+    if (take_config(peft, content, path, error) && safetensors_open(&peft->file, tensors, error) && list_targets(peft, content, error) &&
+        lora_check_list(&peft->lora, error))
+        return true;
+    peft_close(peft);
+    return false;
+}
+
+void peft_close(PeftFolder *peft) {
+    safetensors_close(&peft->file);
+    free(peft->path);
+    free(peft->base);
+    free(peft->targets);
+    *peft = (PeftFolder){0};
+}
+
+/* Experts, rows and columns of one half of an adapter; `down`: it is A. */
+typedef struct Half {
+    int64_t experts, rows, columns;
+    bool down;
+} Half;
+
+static Half half_of(const Parameter *p) {
+    return (Half){p->rank == 3 ? p->shape[0] : 1, p->shape[p->rank - 2], p->shape[p->rank - 1], ends_with(p->name, DOWN) != 0};
+}
+
+/* Where PEFT has element (row, column) of an expert's half. */
+static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t column) {
+    return h->down ? (expert * h->rows + row) * h->columns + column : (row * h->columns + column) * h->experts + expert;
+}
+
+/* Calls for each element: `ours` and `theirs` are its places. */
+#define EACH_ELEMENT(h, ours, theirs)                                                                       \
+    for (int64_t e = 0, ours = 0; e < (h).experts; e++)                                                     \
+        for (int64_t r = 0; r < (h).rows; r++)                                                              \
+            for (int64_t c = 0, theirs = stored_at(&(h), e, r, 0); c < (h).columns; c++, ours++, theirs = stored_at(&(h), e, r, c))
+
+static bool load_half(const PeftFolder *peft, const Graph *graph, const Parameter *p, void *master, Error *error) {
+    SCOPED_FREE char *name = stored_name(graph, p);
+    const StoredTensor *stored = safetensors_find(&peft->file, name);
+    Half h = half_of(p);
+    int64_t rows = h.down ? h.experts * h.rows : h.rows, columns = h.down ? h.columns : h.columns * h.experts;
+    if (!stored) return error_set(error, ERROR_CHECKPOINT, "%s has no %s", peft->path, name);
+    if (stored->rank != 2 || stored->shape[0] != rows || stored->shape[1] != columns || stored->type > STORED_F16)
+        return error_set(error, ERROR_CHECKPOINT, "%s: %s is not [%lld, %lld] in F32, BF16 or F16", peft->path, name, (long long)rows,
+            (long long)columns);
+    SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
+    hf_convert(sizeof *values, values, stored->type, stored->data, p->count);
+    EACH_ELEMENT(h, ours, theirs) element_set((size_t)p->element_bytes, parameter_in(p, master), ours, values[theirs]);
+    return true;
+}
+
+bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
+    size_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->frozen) continue;
+        if (!load_half(peft, graph, p, master, error)) return false;
+        count++;
+    }
+    if (count == peft->file.count) return true;
+    for (size_t i = 0; i < peft->file.count; i++) {
+        bool used = false;
+        for (int j = 0; j < graph->parameter_count && !used; j++) {
+            SCOPED_FREE char *name = graph->parameters[j].frozen ? NULL : stored_name(graph, &graph->parameters[j]);
+            used = name && !strcmp(name, peft->file.tensors[i].name);
+        }
+        if (!used)
+            return error_set(error, ERROR_CHECKPOINT, "%s: %s belongs to no layer of the model that has an adapter", peft->path,
+                peft->file.tensors[i].name);
+    }
+    return true;
+}
+
+/* -- Writing -------------------------------------------------------------------------------------------------------- */
+
+/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj": what follows the layer's number, for which PEFT looks at the ends of
+ * names. */
+static const char *end_of(const char *module) {
+    const char *begin = module + strcspn(module, "0123456789");
+    return begin + strspn(begin, "0123456789.");
+}
+
+static bool holds(const json_t *array, const char *text) {
+    for (size_t i = 0; i < json_array_size(array); i++)
+        if (!strcmp(json_string_value(json_array_get(array, i)), text)) return true;
+    return false;
+}
+
+/* How many modules with this end have adapters. */
+static int64_t count_ends(const Graph *graph, const char *end) {
+    int64_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        SCOPED_FREE char *module = p->frozen || !ends_with(p->name, DOWN) ? NULL : module_of(p->name);
+        count += module && !strcmp(end_of(module), end);
+    }
+    return count;
+}
+
+/* What smelt has as a matrix and transformers as a parameter of a module: stacks of experts, and routers of Mixtral. */
+static bool is_parameter(const char *module, Family family) {
+    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (family != FAMILY_ZAYA && ends_with(module, ".mlp.gate"));
+}
+
+static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
+    json_t *modules = json_array(), *parameters = json_array();
+    bool transposed = false;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        transposed |= p->transposed;
+        SCOPED_FREE char *module = p->frozen || !ends_with(p->name, DOWN) ? NULL : module_of(p->name);
+        if (!module) continue;
+        const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
+        bool parameter = is_parameter(module, (Family)model->family);
+        SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ".mlp.gate") ? ".weight" : "");
+        json_t *list = parameter ? parameters : modules;
+        if (!holds(list, target)) json_array_append_new(list, json_string(target));
+    }
+    json_t *content = json_pack("{s:s, s:s, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
+        "base_model_name_or_path", base, "r", (json_int_t)lora->rank, "lora_alpha", lora->alpha, "use_rslora", lora->rslora, "lora_dropout",
+        0.0, "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
+    if (content && json_array_size(parameters)) json_object_set(content, "target_parameters", parameters);
+    json_decref(parameters);
+    return content;
+}
+
+static bool write_config(
+    const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph, Error *error) {
+    json_auto_t *content = describe(base, lora, model, graph);
+    SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL;
+    SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
+    if (!text) return error_set(error, ERROR_USAGE, "%s: the base %s is not UTF-8", path, base);
+    return file_write(path, text, (int64_t)strlen(text), error);
+}
+
+/* One half in fp32 as PEFT has it. `experts`: how many share it, each of which gets a copy; 1 for others. */
+static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
+    Half own = half_of(p), h = own;
+    h.experts *= experts;
+    float *values = memory_allocate((size_t)(p->count * experts) * sizeof *values);
+    const void *from = parameter_in(p, master);
+    EACH_ELEMENT(h, ours, theirs) values[theirs] = (float)element_get((size_t)p->element_bytes, from, ours % p->count);
+    return (StoredTensor){.name = stored_name(graph, p),
+        .type = STORED_F32,
+        .rank = 2,
+        .shape = {h.down ? h.experts * h.rows : h.rows, h.down ? h.columns : h.columns * h.experts},
+        .data = values};
+}
+
+static bool write_tensors(const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
+    SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
+    size_t count = 0;
+    bool finite = true;
+    for (int i = 0; i < graph->parameter_count && finite; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->frozen) continue;
+        bool shared = p->rank == 2 && (strstr(p->name, GATE_UP ".") || strstr(p->name, DOWN_PROJ "."));
+        tensors[count] = store_half(graph, p, master, shared ? experts : 1);
+        finite = stored_check_finite(&tensors[count++], error);
+    }
+    SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
+    json_auto_t *metadata = json_pack("{s:s}", "format", "pt");
+    bool written = finite && safetensors_write(path, tensors, count, metadata, error);
+    for (size_t i = 0; i < count; i++) {
+        free((char *)tensors[i].name);
+        free((void *)tensors[i].data);
+    }
+    return written;
+}
+
+bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
+    const void *master, Error *error) {
+    return write_tensors(folder, model->experts, graph, master, error) && write_config(folder, base, lora, model, graph, error);
+}

@@ -1,0 +1,31 @@
+/* Folders of adapters as PEFT writes them (adapter_config.json, adapter_model.safetensors), for runs that begin with such
+ * adapters or are written as such, and for commands that read a model with them. Adapters' parameters have smelt's names
+ * (model/lora.c) in graphs, and PEFT's in the folder (peft.c). */
+#pragma once
+
+#include "ckpt/ckpt.h"
+#include "model/model.h"
+
+/* An open folder. Zero-initialise. */
+typedef struct PeftFolder {
+    char *path;
+    char *base;       /* base_model_name_or_path: a folder, or a name on Hugging Face; "" where there is none */
+    LoraConfig lora;  /* its targets are the names of all modules that have adapters */
+    char *targets;    /* of `lora` */
+    Safetensors file; /* maps adapter_model.safetensors */
+} PeftFolder;
+
+/* Whether `folder` has an adapter_config.json. */
+bool peft_is_folder(const char *folder);
+/* Reads the configuration and maps the tensors. What changes the model and smelt does not compute is refused by field or
+ * tensor. ERROR_CHECKPOINT. */
+bool peft_open(PeftFolder *peft, const char *folder, Error *error);
+void peft_close(PeftFolder *peft);
+/* Fills the adapters of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of them
+ * must be in the folder in their shapes, and nothing else. ERROR_CHECKPOINT. */
+bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
+
+/* Writes the adapters of `graph`, whose MASTER arena is `master`, in fp32 into an existing folder; `base` is the name of the
+ * base. An adapter that experts share is written for each of them. ERROR_NUMERICS when a value is not finite. */
+bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
+    const void *master, Error *error);

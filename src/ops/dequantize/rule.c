@@ -1,0 +1,28 @@
+/* dequantize: the elements of frozen matrices from codes and scales (base/quantize.h), those of several that one GEMM reads one
+ * after another. Nothing flows back: codes are never trained. Forward and backward passes each make their own, as they do of
+ * what is gathered from other ranks, since a whole model of them is what quantizing avoids. */
+#include "ops/dequantize/dequantize.h"
+
+TensorId op_dequantize(Graph *graph, TensorId weight) {
+    DequantizeAttributes attributes = {0};
+    Inputs in = {0};
+    ByteSpan span = graph_state_span(graph, weight);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->offset < span.begin || p->offset >= span.end) continue;
+        if (!p->quantization) return weight;
+        assert(attributes.parts < DEQUANTIZE_PARTS && (!attributes.parts || attributes.quantization == p->quantization));
+        in[DEQUANTIZE_CODES + attributes.parts] = p->codes;
+        in[DEQUANTIZE_SCALES + attributes.parts] = p->scales;
+        attributes.quantization = p->quantization;
+        attributes.count[attributes.parts++] = p->count;
+    }
+    if (!attributes.parts) return weight; /* rows within a matrix, which tensor-parallel ranks read of whole ones alone */
+    const Tensor *w = graph_get(graph, weight);
+    TensorId made = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, w->rank, w->shape, "dequantized");
+    graph->tensors[made].frozen = true;
+    graph_node(graph, OP_dequantize, in, (Outputs){[DEQUANTIZE_WEIGHT] = made}, &attributes, sizeof attributes);
+    return made;
+}
+
+const Op op_rule_dequantize = {.name = "dequantize", .class = OP_CLASS_GATHER};
