@@ -10,8 +10,13 @@
 #include "base/strings.h"
 #include "chat/encode_internal.h"
 
-/* ChatML, with marks around what the assistant says: for models that bring no template. */
-static const char chatml[] = "{%- for message in messages %}\n"
+/* ChatML, with marks around what the assistant says: for models that bring no template. It has no place for tools and
+ * thoughts, which would be lost without a word. */
+static const char chatml[] = "{%- if tools %}{{ raise_exception('chatml has no place for tools') }}{%- endif %}\n"
+                             "{%- for message in messages %}\n"
+                             "{%- if message.tool_calls or message.reasoning_content %}\n"
+                             "{{- raise_exception('chatml has no place for tool_calls and thoughts') }}\n"
+                             "{%- endif %}\n"
                              "{{- '<|im_start|>' + message.role + '\\n' }}\n"
                              "{%- if message.role == 'assistant' %}\n"
                              "{%- generation %}{{- message.content + '<|im_end|>\\n' }}{%- endgeneration %}\n"

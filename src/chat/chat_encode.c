@@ -246,12 +246,13 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
 static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     ChatText *text = &document->text;
     size_t prompt = json_string_length(record->prompt), completion = json_string_length(record->completion);
-    if (!check_special(encoder, record->prompt, error) || !check_special(encoder, record->completion, error)) return false;
     array_reserve(text->bytes, text->capacity, prompt + completion + 1);
     memcpy(text->bytes, json_string_value(record->prompt), prompt);
     memcpy(text->bytes + prompt, json_string_value(record->completion), completion);
     text->size = prompt + completion;
     text->bytes[text->size] = '\0';
+    json_auto_t *whole = json_stringn(text->bytes, text->size); /* the two may spell a special token together */
+    if (!check_special(encoder, whole, error)) return false;
     add_span(encoder, prompt, text->size);
     return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
