@@ -3,6 +3,7 @@
 
 #include "base/math.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "config/layout_rules.h"
 #include "config/lora_targets.h"
 
@@ -490,6 +491,37 @@ static bool check_fp8(const Config *config, Error *error) {
         "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
 }
 
+/* Without lora.rank all weights are trained, which is not what someone wants who gives another setting of adapters. */
+static bool check_idle_lora(const Config *config, Error *error) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config initial;
+    if (config->lora.rank) return true;
+    options_defaults(&config_table, &initial, &strings);
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *option = &config_table.rows[i];
+        char value[64], usual[64];
+        if (!starts_with(option->name, "lora.")) continue;
+        options_format_value(option, config, value, sizeof value);
+        options_format_value(option, &initial, usual, sizeof usual);
+        if (strcmp(value, usual) != 0)
+            return error_set(error, ERROR_USAGE,
+                "%s=%s is for a run with lora.rank, and without it all weights are trained: give it, or leave %s%s%s", option->name, value,
+                option->name, *usual ? "=" : " out", usual);
+    }
+    return true;
+}
+
+static bool check_lora(const Config *config, Error *error) {
+    const LoraConfig *lora = &config->lora;
+    if (!check_idle_lora(config, error)) return false;
+    if (lora->start[0] && lora->experts == LORA_SHARED)
+        return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
+    if (lora->rank && lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
+        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
+            config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
+    return lora_check_list(lora, error);
+}
+
 bool config_check(Config *config, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
@@ -502,17 +534,9 @@ bool config_check(Config *config, Error *error) {
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
         return error_set(error, ERROR_USAGE,
             "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
-    if (config->lora.start[0] && (!config->lora.rank || config->lora.experts == LORA_SHARED))
-        return error_set(error, ERROR_USAGE, "lora.start=%s is for a run with lora.rank%s", config->lora.start,
-            config->lora.rank ? " and lora.experts=each, as PEFT has them" : "");
-    if (config->lora.rank && config->lora.base != LORA_BASE_SAME &&
-        (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
-        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out",
-            config->lora.base == LORA_BASE_NF4 ? "nf4" : "fp8", config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
     if (config->model.family == FAMILY_FLUX && config->data.length <= config->model.text_tokens)
         return error_set(error, ERROR_USAGE,
             "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
             (long long)config->data.length, (long long)config->model.text_tokens);
-    return lora_check_list(&config->lora, error) && check_fp8(config, error) && layout_check(config, 0, error) &&
-           check_schedule(config, error);
+    return check_lora(config, error) && check_fp8(config, error) && layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -575,6 +575,14 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     says(ERROR_USAGE, "lora.targets: experts is no linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
     says(ERROR_USAGE, "lora.targets: roj is no linear layer of this model", ADAPT, "run=end lora.targets=roj");
     says(ERROR_USAGE, "lora.targets=q_proj,,mlp is no list", ADAPT, "run=list lora.targets=q_proj,,mlp");
+    says(ERROR_USAGE, "lora.experts=shared is for adapters of experts", ADAPT, "run=shared lora.experts=shared");
+    static const char *const idle[] = {
+        "lora.alpha=6", "lora.rslora=true", "lora.targets=mlp", "lora.base=nf4", "lora.start=adapter", "lora.experts=shared"};
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        SCOPED_FREE char *message = memory_format("%s is for a run with lora.rank, and without it all weights are trained", idle[i]),
+                         *settings = memory_format("run=idle lora.rank=0 %s", idle[i]);
+        says(ERROR_USAGE, message, ADAPT, settings);
+    }
     says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
     says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");
