@@ -238,7 +238,7 @@ static bool eval_input(
         .bytes = data->bytes && data->set.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
     Evaluation result;
-    if (!evaluate_set(&input, &result, error)) return false;
+    if (!evaluate_set(&input, &result, error)) return error_context(error, "%s", data->set.path);
     if (!isfinite(result.loss))
         return error_set(error, ERROR_NUMERICS,
             "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
