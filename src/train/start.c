@@ -259,16 +259,21 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
 
 /* Settles recompute=auto for a phase: all ranks compute again what the fullest of them has to. */
 static bool choose_recompute(Loop *loop, int phase, Error *error) {
-    static const char *const names[] = {"none", "norm", "attention", "block"};
     Config *config = &loop->phases.items[phase].config;
     if (config->recompute != RECOMPUTE_AUTO) return true;
     int64_t policy = fit_recompute(config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), loop->available);
     if (!comm_host_all_reduce(loop->comm, "recompute", &policy, 1, COMM_I64, COMM_MAX, error)) return false;
     config->recompute = (int)policy;
-    if (loop_leads(loop) && policy)
-        log_info("recompute=%s, the least that fits into memory%s%s", names[policy], loop->phases.items[phase].name ? ", in phase " : "",
-            loop->phases.items[phase].name ? loop->phases.items[phase].name : "");
     return true;
+}
+
+/* What recompute=auto came to for the phase that is planned. */
+static void say_recompute(const Loop *loop) {
+    static const char *const names[] = {"none", "norm", "attention", "block"};
+    const Phase *phase = loop_phase(loop);
+    if (!loop_leads(loop) || loop->settings.recompute != RECOMPUTE_AUTO || phase->config.recompute == RECOMPUTE_NONE) return;
+    log_info("recompute=%s, the least that fits into memory%s%s", names[phase->config.recompute], phase->name ? ", in phase " : "",
+        phase->name ? phase->name : "");
 }
 
 /* Every phase must fit before the first step of any: a run is not to be refused after days. */
@@ -276,8 +281,10 @@ static bool plan(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
     for (int i = loop->phases.count; i-- > 0;) {
-        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error) && session_check_memory(&loop->session, loop->available, error))
-            continue;
+        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error)) {
+            say_recompute(loop);
+            if (session_check_memory(&loop->session, loop->available, error)) continue;
+        }
         return loop_phase(loop)->name ? error_context(error, "phase %s of data.train=%s", loop_phase(loop)->name, loop->settings.data.train)
                                       : false;
     }
