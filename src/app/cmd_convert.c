@@ -136,11 +136,26 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     return fits || error_context(error, "%s", run);
 }
 
-static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {
+/* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
+static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
+    ConvertOptions usual = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    options_defaults(&table, &usual, &strings);
+    if (out_kind(out) != OUT_FOLDER)
+        return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
+    if (options->dtype != usual.dtype) return error_set(error, ERROR_USAGE, "adapter=true writes fp32: leave dtype out");
+    if (options->tokenizer != usual.tokenizer)
+        return error_set(error, ERROR_USAGE, "adapter=true writes no tokenizer, which is the base's: leave tokenizer out");
+    return options->shard_bytes == usual.shard_bytes ||
+           error_set(error, ERROR_USAGE, "adapter=true writes one file: leave shard_bytes out");
+}
+
+static bool convert_adapters(const char *in, const char *out, const Config *config, const ConvertOptions *options, Error *error) {
     int64_t step;
     if (!source_is_run(in))
         return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
-    bool written = adapter_write(in, config, out, &step, error);
+    if (!check_adapter_options(out, options, error)) return false;
+    bool written = adapter_write(in, config, out, options->overwrite, &step, error);
     if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
     return written;
 }
@@ -152,7 +167,7 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(hf_release) HfModel origin = {0};
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
-    if (options->adapter) return convert_adapters(in, out, &config, error);
+    if (options->adapter) return convert_adapters(in, out, &config, options, error);
     if (!check_out(out, &config, options->dtype, error)) return false;
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;

@@ -4,9 +4,11 @@
 #include "train/adapter.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_device.h"
@@ -345,19 +347,32 @@ bool adapter_check_merged(const char *name, const Config *config, void *master, 
 
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
-/* Whether there is nothing in `folder` that would be overwritten. */
-static bool check_empty(const char *folder, Error *error) {
+static bool is_ours(const char *name) { return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors"); }
+
+/* Whether `folder` may be replaced. */
+static bool check_folder(const char *folder, bool overwrite, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
-    Error ignored;
-    if (!file_list(folder, &list, &ignored)) return true;
-    for (size_t i = 0; i < list.count; i++)
-        if (list.entries[i].name[0] != '.') return error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
+    if (!file_list(folder, &list, error)) return errno == ENOENT;
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.entries[i].name;
+        if (!overwrite)
+            return error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace adapters", folder);
+        if (!is_ours(name))
+            return error_set(error, ERROR_USAGE, "%s holds %s, which is none of adapters: give another folder", folder, name);
+    }
     return true;
 }
 
-bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error) {
+bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    return check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
-           peft_write(folder, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error);
+    if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, step, error)) return false;
+    SCOPED_FREE char *target = memory_format("%.*s", (int)path_length(folder), folder),
+                     *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
+    bool written = file_make_folder(temporary, error) &&
+                   peft_write(temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&
+                   file_replace_folder(temporary, target, error);
+    Error ignored = {0};
+    if (!written) file_remove(temporary, &ignored);
+    return written;
 }
