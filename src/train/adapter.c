@@ -156,6 +156,23 @@ static bool open_adapters(HostModel *adapters, const char *name, const Config *c
     return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
 }
 
+/* Whether the last parts of two paths of folders, or of names on Hugging Face, are equal. */
+static bool same_name(const char *a, const char *b) {
+    size_t a_end = path_length(a), b_end = path_length(b), a_begin = a_end, b_begin = b_end;
+    while (a_begin > 0 && a[a_begin - 1] != '/') a_begin--;
+    while (b_begin > 0 && b[b_begin - 1] != '/') b_begin--;
+    return a_end - a_begin == b_end - b_begin && !memcmp(a + a_begin, b + b_begin, a_end - a_begin);
+}
+
+/* What a training that goes on from the folder does not take over from the one that made it. */
+static void name_differences(const PeftFolder *peft, const Config *config) {
+    if (peft->dropout > 0)
+        log_warn("lora.start=%s was trained with lora_dropout=%g, and here there is no dropout", config->lora.start, peft->dropout);
+    if (*peft->base && !same_name(peft->base, config->init))
+        log_warn("lora.start=%s was trained beside %s, and init is %s: adapters of another model start from nonsense", config->lora.start,
+            peft->base, config->init);
+}
+
 bool adapter_load_start(Session *session, Error *error) {
     const Config *config = session->config;
     const LoraConfig *lora = &config->lora;
@@ -169,6 +186,7 @@ bool adapter_load_start(Session *session, Error *error) {
     if (!host_model_open(&start, &config->model, lora, config->precision, error) ||
         !peft_load(&peft, start.model.graph, start.master, error))
         return false;
+    if (comm_rank(session->comm) == 0) name_differences(&peft, config);
     char *master = executor_arena(session->executor, ARENA_MASTER);
     WeightSource source = {.graph = start.model.graph, .master = start.master};
     for (int i = 0; i < session->layout->shard.interval_count; i++) {

@@ -529,6 +529,26 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     says(ERROR_CHECKPOINT, "belongs to no layer of the model that has an adapter", ADAPT,
         "run=other lora.start=adapter lora.alpha=6 lora.targets=q_proj");
     says(ERROR_USAGE, "lora.start=adapter", ADAPT, "run=other init=adapter");
+    json_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
+    json_object_set_new(fields, "lora_dropout", json_real(0.25));
+    json_object_set_new(fields, "base_model_name_or_path", json_string("owner/elsewhere"));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+#define ON "precision=fp32 lora.start=adapter lora.alpha=6 lora.targets=q_proj,k_proj,v_proj,o_proj"
+    says(ERROR_NONE, "was trained with lora_dropout=0.25", ADAPT, "run=dropout " ON);
+    says(ERROR_NONE, "was trained beside owner/elsewhere, and init is ", ADAPT, "run=beside " ON);
+    char *base = realpath("base", NULL);
+    json_object_set_new(fields, "base_model_name_or_path", json_string(base));
+    json_object_set_new(fields, "use_rslora", json_string("false"));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT, "use_rslora is neither true nor false", ADAPT, "run=truth " ON);
+    json_object_set_new(fields, "use_rslora", json_false());
+    json_object_set_new(fields, "r", json_real(4.5));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT, "r is no whole number", "eval %s text", "adapter");
+    json_object_set_new(fields, "r", json_integer(4));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    json_decref(fields);
+    free(base);
     good(ADAPT, "run=full init=adapter lora.rank=0");
     assert_int_equal(rename("base", "moved"), 0);
     says(ERROR_CHECKPOINT, "is no folder here: give adapter@FOLDER", "eval %s text", "adapter");
