@@ -32,6 +32,7 @@ static bool add_template(Chat *chat, ChatTemplate **to, const char *source, size
     const uint64_t parts[] = {chat->identity, hash_bytes(source, size)};
     chat->identity = hash_bytes(parts, sizeof parts);
     *to = chat_template_parse(source, size, name, error);
+    if (to == &chat->plain) chat->source = memory_format("%.*s", (int)size, source);
     return *to != NULL;
 }
 
@@ -100,9 +101,12 @@ void chat_free(Chat *chat) {
     chat_template_free(chat->plain);
     chat_template_free(chat->tools);
     json_decref(chat->tokens);
+    free(chat->source);
     free(chat);
 }
 
 bool chat_has_template(const Chat *chat) { return chat->plain != NULL; }
+
+const char *chat_template_source(const Chat *chat) { return chat->source && !chat->tools ? chat->source : ""; }
 
 uint64_t chat_identity(const Chat *chat) { return chat->identity; }

@@ -34,6 +34,8 @@ typedef struct Chat Chat;
 Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *error);
 void chat_free(Chat *chat); /* NULL is fine */
 bool chat_has_template(const Chat *chat);
+/* The source of the one template that renders every conversation; "": there is none, or one more for tools. */
+const char *chat_template_source(const Chat *chat);
 uint64_t chat_identity(const Chat *chat); /* of templates and options: another one gives other tokens */
 
 /* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */

@@ -64,15 +64,19 @@ static int64_t *part_shards(Packer *packer, const Part *part) {
     return part == &packer->train ? &packer->report.result.shards : &packer->report.valid_shards;
 }
 
+static const char *tokenizer_name(const Packer *packer) { return packer->options.tokenizer ? packer->options.tokenizer : ""; }
+
+/* What conversations are rendered by, which the shards record; "" of text. */
+static const char *template_source(const Packer *packer) { return packer->chat ? chat_template_source(packer->chat) : ""; }
+
 static bool part_open(Packer *packer, Part *part, Error *error) {
     if (part->writer) return true;
     int64_t number = *part_shards(packer, part);
     SCOPED_FREE char *prefix =
         in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
-    const char *tokenizer = packer->options.tokenizer;
     part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
     if (part->writer && packer->chat) shard_writer_mask(part->writer);
-    if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
+    if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer_name(packer), template_source(packer));
     return part->writer;
 }
 
@@ -141,8 +145,8 @@ static bool clear_part(const Part *part, Error *error) {
 static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error) {
     if (!part->name) return true;
     SCOPED_FREE char *draft = part_path(part, "tokenizer.partial"), *folder = part_path(part, "tokenizer");
-    const char *tokenizer = packer->options.tokenizer;
-    return shard_tokenizer_write(tokenizer ? tokenizer : "", draft, error) && file_replace_folder(draft, folder, error);
+    return shard_tokenizer_write(tokenizer_name(packer), template_source(packer), draft, error) &&
+           file_replace_folder(draft, folder, error);
 }
 
 static bool begin_folder(Packer *packer, Error *error) {
@@ -406,7 +410,20 @@ static bool take_block(void *context, Block *block, Error *error) {
 
 /* -- The job --------------------------------------------------------------------------------------------------------- */
 
+/* Settings of conversations beside text, and the other way about, would have no effect. */
+static bool check_idle(const PackOptions *options, Error *error) {
+    bool chat = options->format == PACK_CHAT, field = options->field && strcmp(options->field, "text") != 0;
+    const char *idle = chat && field                                      ? "field"
+                       : chat && *options->separator                      ? "separator"
+                       : !chat && options->template && *options->template ? "template"
+                       : !chat && options->turns != CHAT_TURNS_ALL        ? "turns"
+                                                                          : NULL;
+    return !idle || error_set(error, ERROR_USAGE, "%s is %s format=chat: leave it out, or give %s", idle, chat ? "not for" : "for",
+                        chat ? "another format" : "that");
+}
+
 static bool check_options(const PackOptions *options, Error *error) {
+    if (!check_idle(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(
             error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);

@@ -35,23 +35,6 @@ static bool check_rows(const Corpus *corpus, const Config *config, Error *error)
     return !is_known(config) || source_check_rows(config->model.vocabulary, corpus->tokenizer, name, cure, error);
 }
 
-/* RUN/tokenizer follows the settings. */
-static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
-    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
-    if (!file_remove(copy, error)) return false;
-    if (!names_tokenizer(config)) return file_remove(folder, error);
-    return tokenizer_copy(config->data.tokenizer, copy, error) && file_replace_folder(copy, folder, error);
-}
-
-/* `*path` receives that of the copy, for the caller to free; "" without one. */
-static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
-    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
-    *path = memory_copy_string(given ? folder : "");
-    corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
-    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
-}
-
 /* -- Sources in object stores -------------------------------------------------------------------------------------- */
 
 static char *cache_folder(const Config *config) {
@@ -78,6 +61,57 @@ static bool fetch_sources(const Config *config, Error *error) {
     for (int i = 0; i < mixture.source_count && good; i++) good = fetch_source(config, mixture.sources[i].path, error);
     if (!good || (!mixed && !fetch_source(config, data->train, error))) return error_context(error, "data.train=%s", data->train);
     return fetch_source(config, data->valid, error) || error_context(error, "data.valid=%s", data->valid);
+}
+
+/* -- RUN/tokenizer ------------------------------------------------------------------------------------------------- */
+
+/* Copies the chat template by which the conversations of a source were packed, if they were, in place of the tokenizer's own:
+ * it is the one that the model learns. `*taken` holds the first one of a run's sources, for the caller to free. */
+static bool take_template(const Config *config, const char *path, const char *folder, char **taken, Error *error) {
+    enum { TEMPLATE_LIMIT = 1 << 24 };
+    SCOPED(shard_set_close) ShardSet set = {0};
+    SCOPED_FREE char *place = place_of(config, path), *record = shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
+    SCOPED_FREE char *file = record && *record ? tokenizer_chat_template(record) : NULL;
+    if (!file) return true;
+    if (!shard_set_open(&set, place, error)) return false;
+    SCOPED_FREE char *template = set.masked ? file_read(file, TEMPLATE_LIMIT, NULL, error) : NULL;
+    if (!template) return !set.masked || error_recode(error, ERROR_DATA);
+    if (*taken && strcmp(*taken, template) != 0)
+        log_warn("%s was packed by another chat template than the data before it: smelt chat uses that of the former", path);
+    if (*taken) return true;
+    SCOPED_FREE char *own_file = tokenizer_chat_template(folder), *own = own_file ? file_read(own_file, TEMPLATE_LIMIT, NULL, error) : NULL;
+    if (own && strcmp(own, template) != 0)
+        log_info("the chat template is that of data.train=%s, by which it was packed, and not that of data.tokenizer", path);
+    *taken = memory_copy_string(template);
+    return tokenizer_put_template(folder, template, error);
+}
+
+static bool take_templates(const Config *config, const char *folder, Error *error) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    SCOPED_FREE char *taken = NULL;
+    const char *train = config->data.train;
+    if (!mixture_is(train)) return take_template(config, train, folder, &taken, error);
+    bool good = mixture_read(&mixture, train, error);
+    for (int i = 0; good && i < mixture.source_count; i++) good = take_template(config, mixture.sources[i].path, folder, &taken, error);
+    return good;
+}
+
+/* RUN/tokenizer follows the settings. */
+static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
+    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
+    if (!file_remove(copy, error)) return false;
+    if (!names_tokenizer(config)) return file_remove(folder, error);
+    return tokenizer_copy(config->data.tokenizer, copy, error) && take_templates(config, copy, error) &&
+           file_replace_folder(copy, folder, error);
+}
+
+/* `*path` receives that of the copy, for the caller to free; "" without one. */
+static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
+    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
+    *path = memory_copy_string(given ? folder : "");
+    corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
+    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
 }
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
