@@ -71,6 +71,8 @@ static bool open_chat(Talk *talk, const char *folder, const Config *config, Erro
     talk->chat = chat_open(&options, talk->text.tokenizer, error);
     if (!talk->chat) return false;
     talk->encoder = chat_encoder_open(talk->chat);
+    int32_t end = chat_answer_end(talk->encoder);
+    if (end >= 0 && !model_text_stops(&talk->text, end)) token_ids_append(&talk->text.ends, end);
     return chat_has_template(talk->chat) || error_set(error, ERROR_USAGE,
                                                 "%s brings no chat template: give template=FILE, or template=chatml if it was trained with "
                                                 "that; smelt generate continues text",

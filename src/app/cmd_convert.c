@@ -9,6 +9,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "app/command.h"
+#include "chat/chat.h"
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
@@ -95,13 +96,27 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     return written;
 }
 
-/* The token that ends documents: eos_token_id, and eos_token where its bytes are a text. */
-static json_t *describe_end(const Tokenizer *tokenizer) {
+/* The token that ends an answer in the run's chat template; -1: it has none. */
+static int32_t answer_end(const char *file, const Tokenizer *tokenizer) {
+    ChatOptions options = {.source = file, .template = "", .end_token = -1};
+    Error ignored;
+    Chat *chat = chat_open(&options, tokenizer, &ignored);
+    ChatEncoder *encoder = chat ? chat_encoder_open(chat) : NULL;
+    int32_t end = encoder ? chat_answer_end(encoder) : -1;
+    chat_encoder_free(encoder);
+    chat_free(chat);
+    return end;
+}
+
+/* The tokens that end documents, and answers: eos_token_id; and eos_token, the former where its bytes are a text. */
+static json_t *describe_end(const char *file, const Tokenizer *tokenizer) {
     int32_t id = tokenizer_end_of_text(tokenizer);
     TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
     size_t length;
     const char *text = tokenizer_decode(&decoder, id, &length);
-    json_t *end = json_pack("{s:i}", "eos_token_id", (int)id);
+    int32_t answer = answer_end(file, tokenizer);
+    bool both = answer >= 0 && answer != id;
+    json_t *end = both ? json_pack("{s:[i, i]}", "eos_token_id", (int)id, (int)answer) : json_pack("{s:i}", "eos_token_id", (int)id);
     json_object_set_new(end, "eos_token", json_stringn(text, length));
     return end;
 }
@@ -129,7 +144,7 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
-    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(tokenizer);
+    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(file, tokenizer);
     bool fits = source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
         "it is another model's tokenizer; give tokenizer=none", error);
     tokenizer_free(tokenizer);

@@ -55,5 +55,8 @@ void chat_encoder_free(ChatEncoder *encoder); /* NULL is fine */
  * perhaps `input`, and `output`; with `tools` and `chat_template_kwargs` where the template takes them. ERROR_DATA: the
  * record is no conversation, or not one for this template. ERROR_USAGE: the template does not fit what is asked. */
 bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *document, Error *error);
+/* The special token that the template puts behind an answer, such as <|im_end|>; -1: there is none, so that nothing tells
+ * where an answer ends. It need not be the one that ends documents. */
+int32_t chat_answer_end(ChatEncoder *encoder);
 /* The tokens after which the model answers a list of messages. */
 bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);

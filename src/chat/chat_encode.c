@@ -292,3 +292,29 @@ bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *doc
     return check_special(encoder, messages, error) && render(encoder->chat, &record, json_array_size(messages), true, text, error) &&
            encode(encoder, text->bytes, text->size, 0, &document->ids, error);
 }
+
+/* Whether a token is one that texts do not have: decoding can leave it out. */
+static bool is_special(const Tokenizer *tokenizer, int32_t id) {
+    TokenizerDecoder all = tokenizer_decoder(tokenizer, false), texts = tokenizer_decoder(tokenizer, true);
+    size_t length, text_length;
+    tokenizer_decode(&all, id, &length);
+    tokenizer_decode(&texts, id, &text_length);
+    return length > 0 && text_length == 0;
+}
+
+int32_t chat_answer_end(ChatEncoder *encoder) {
+    static const char answer[] = "smelt-answers-so", spaces[] = " \t\r\n";
+    const Chat *chat = encoder->chat;
+    ChatText *text = &encoder->behind;
+    TokenIds *ids = &encoder->scratch;
+    Error ignored;
+    json_auto_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "a", "role", "assistant", "content", answer);
+    ChatRecord record = {.messages = messages};
+    if (!encoder->encoder || !chat->plain || !render(chat, &record, 2, false, text, &ignored)) return -1;
+    const char *end = memmem(text->bytes, text->size, answer, sizeof answer - 1);
+    if (!end) return -1;
+    end += sizeof answer - 1;
+    end += strspn(end, spaces);
+    if (!encode(encoder, end, text->size - (size_t)(end - text->bytes), 0, ids, &ignored) || !ids->count) return -1;
+    return is_special(chat->tokenizer, ids->items[0]) ? ids->items[0] : -1;
+}

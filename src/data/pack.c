@@ -457,6 +457,15 @@ static bool open_tokenizer(Packer *packer, Error *error) {
                    "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
 }
 
+/* ChatML beside a tokenizer without <|im_end|>, for one: what generates would go on behind each answer. */
+static void warn_endless(const Packer *packer) {
+    ChatEncoder *encoder = chat_encoder_open(packer->chat);
+    if (packer->tokenizer && chat_has_template(packer->chat) && chat_answer_end(encoder) < 0)
+        log_warn("the chat template puts no special token of the tokenizer behind an answer: a model that learns it cannot tell where to "
+                 "stop");
+    chat_encoder_free(encoder);
+}
+
 /* The templates of conversations, of which the tokenizer has the special tokens. */
 static bool open_chat(Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
@@ -468,6 +477,7 @@ static bool open_chat(Packer *packer, Error *error) {
     if (options->format != PACK_CHAT) return true;
     packer->chat = chat_open(&chat, packer->tokenizer, error);
     if (packer->chat) packer->report.chat = chat_identity(packer->chat);
+    if (packer->chat) warn_endless(packer);
     return packer->chat != NULL;
 }
 

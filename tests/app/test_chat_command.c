@@ -66,8 +66,15 @@ static char *kept_template(const char *folder) {
 static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void **state) {
     (void)state;
     static const char other[] =
-        "{% for m in messages %}{{ m.role[0] + '=' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}";
+        "{% for m in messages %}{{ m.role[0] + '=' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}";
     smelt_good("data train-tokenizer text tok/tokenizer.json vocabulary=270");
+    json_auto_t *tokenizer = json_load_file("tok/tokenizer.json", 0, NULL);
+    json_t *added = json_object_get(tokenizer, "added_tokens"), *end = json_deep_copy(json_array_get(added, 0));
+    json_int_t first = json_integer_value(json_object_get(end, "id"));
+    json_object_set_new(end, "id", json_integer(300));
+    json_object_set_new(end, "content", json_string("<|im_end|>"));
+    json_array_append_new(added, end);
+    assert_int_equal(json_dump_file(tokenizer, "tok/tokenizer.json", 0), 0);
     write_text("tok/chat_template.jinja", "{{ 'the tokenizer has its own' }}");
     write_text("other.jinja", other);
     write_text("chats.jsonl",
@@ -84,6 +91,12 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     smelt_good("convert r model");
     SCOPED_FREE char *written = kept_template("model");
     assert_string_equal(written, other);
+    json_auto_t *generation = json_load_file("model/generation_config.json", 0, NULL); /* an answer ends where the template ends it */
+    const json_t *ends = json_object_get(generation, "eos_token_id");
+    assert_int_equal(json_array_size(ends), 2);
+    assert_int_equal(json_integer_value(json_array_get(ends, 0)), first);
+    assert_int_equal(json_integer_value(json_array_get(ends, 1)), 300);
+    assert_int_equal(json_integer_value(json_object_get(generation, "pad_token_id")), first);
 }
 
 /* Reads until the terminal has shown the text; what comes within a minute. */

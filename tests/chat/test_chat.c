@@ -222,6 +222,25 @@ static void what_is_no_conversation_is_refused(void **state) {
     close_chat(&fixture);
 }
 
+static void the_token_that_ends_an_answer_is_the_templates(void **state) {
+    (void)state;
+    static const struct {
+        const char *template, *token;
+    } ends[] = {{"templates/system.jinja", "<|im_end|>"}, {"templates/brackets.jinja", "</s>"}, {"templates/headers.jinja", "<|im_end|>"},
+        {"templates/thinking.jinja", "<|im_end|>"}, {"templates/marked.jinja", "<|im_end|>"}, {"templates/turns.jinja", "<|im_end|>"}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        SCOPED_FREE char *path = golden(ends[i].template);
+        Fixture fixture;
+        open_chat(&fixture, path, CHAT_TURNS_ALL, false);
+        assert_int_equal(chat_answer_end(fixture.encoder), tokenizer_id(fixture.tokenizer, ends[i].token));
+        close_chat(&fixture);
+    }
+    Fixture fixture;
+    open_chat(&fixture, "", CHAT_TURNS_ALL, false);
+    assert_int_equal(chat_answer_end(fixture.encoder), -1);
+    close_chat(&fixture);
+}
+
 /* Each of these was trained, and not as the record says. */
 static void members_that_would_be_lost_are_refused(void **state) {
     (void)state;
@@ -258,6 +277,7 @@ int main(void) {
         cmocka_unit_test(answers_are_trained_with_their_stop_token),
         cmocka_unit_test(texts_need_no_template_and_end),
         cmocka_unit_test(what_is_no_conversation_is_refused),
+        cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),
         cmocka_unit_test(members_that_would_be_lost_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
