@@ -386,6 +386,15 @@ static void pass(Loop *loop, int64_t step, int64_t samples) {
     if (loop_phase(loop)->name) session->begun = loop->phase + 1;
 }
 
+/* Long prompts can fill a batch: the step then has no gradient, and the mean over no token is written as 0. */
+static void report_untrained(Loop *loop, int64_t step) {
+    if (loop->untrained || !loop_leads(loop)) return;
+    loop->untrained = true;
+    log_warn("step %lld: no token of its batch is trained, so that its loss of 0 is no loss; there may be more such steps: give more "
+             "batch.tokens, or conversations with shorter prompts",
+        (long long)step);
+}
+
 bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
@@ -395,6 +404,7 @@ bool loop_step(Loop *loop, Error *error) {
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
+    if (!targets) report_untrained(loop, step);
     double executed = log_seconds();
     if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
         return false;

@@ -77,7 +77,8 @@ static void an_evaluation_without_a_trained_token_is_refused_before_the_first_st
     smelt_good("data pack chats.jsonl chats format=chat template=chatml");
     train_says(ERROR_DATA, "data.valid=chats: its first 4 sequences", CHAT_RUN "run=none data.packing=cut data.length=64 eval.sequences=4");
     assert_int_not_equal(access("none/checkpoints", F_OK), 0);
-    train_good(CHAT_RUN "run=some data.packing=cut data.length=64 eval.sequences=6");
+    train_says(ERROR_NONE, "no token of its batch is trained",
+        CHAT_RUN "run=some data.packing=cut data.length=64 batch.sequences=1 batch.tokens=64 steps=2 eval.sequences=6");
     assert_true(result_of("some").valid > 0);
     ProcessResult result = smelt("eval some chats length=64 sequences=4");
     expect_code(&result, ERROR_DATA, "eval");
