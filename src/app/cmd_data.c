@@ -131,7 +131,7 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     int64_t tokens = result->train_tokens + result->valid_tokens;
     bool split = options->valid > 0;
     if (result->resumed) printf("packed the rest of %s in %s", size, duration);
-    else printf("packed %s of text in %s (%s/s)", size, duration, rate);
+    else printf("packed %s of input in %s (%s/s)", size, duration, rate);
     printf(": %" PRId64 " file%s, %" PRId64 " document%s%s\n", result->files, plural(result->files), result->documents,
         plural(result->documents), split ? " (a divided one counts twice)" : "");
     print_lengths(result);
@@ -204,7 +204,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     char size[32], duration[32];
     log_format_bytes((double)result.bytes, size);
     log_format_duration(log_seconds() - start, duration);
-    printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", output, learned, size, duration);
+    printf("%s: %" PRId32 " tokens, learned from %s of input in %s\n", output, learned, size, duration);
     if (learned < training.vocabulary)
         log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned,
             training.vocabulary);
