@@ -170,6 +170,9 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     if (!source_is_run(in))
         return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
     if (!check_adapter_options(out, options, error)) return false;
+    if (!source_is_model_folder(config->init) || gguf_is_file(config->init))
+        log_warn("the base, %s, is no model folder, which PEFT needs: write one with smelt convert, and name it as base_model_name_or_path",
+            config->init);
     bool written = adapter_write(in, config, out, options->overwrite, &step, error);
     if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
     return written;
