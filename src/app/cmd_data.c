@@ -286,13 +286,26 @@ static void print_part(Utf8Stream *stream, const char *text, size_t length) {
     }
 }
 
+/* How many of the tokens [start, end) are trained, of which a part is read at a time into `tokens` and `marks`. */
+static bool count_trained(
+    const ShardSet *set, int64_t start, int64_t end, int32_t *tokens, uint8_t *marks, int64_t *trained, Error *error) {
+    *trained = 0;
+    for (int64_t count; start < end; start += count) {
+        count = int_min(end - start, MOST_SHOWN);
+        if (!shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
+        for (int64_t i = 0; i < count; i++) *trained += !(marks[i] & TOKEN_UNTRAINED);
+    }
+    return true;
+}
+
 /* One document as text, with what of it is trained. */
 static bool print_document(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
-    int64_t start, end, number = int_max(options->document, 0), trained = 0;
+    int64_t start, end, number = int_max(options->document, 0), trained;
     if (!find_shown(set, number, &start, &end, error)) return false;
     int64_t count = int_min(end - start, MOST_SHOWN);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)(count + 1) * sizeof *tokens);
     SCOPED_FREE uint8_t *marks = memory_allocate((size_t)(count + 1));
+    if (!count_trained(set, start, end, tokens, marks, &trained, error)) return false;
     if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
     Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
     if (record && *record && !tokenizer) return false;
@@ -300,7 +313,6 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
     bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
     Utf8Stream stream = {0};
-    for (int64_t i = 0; i < count; i++) trained += !(marks[i] & TOKEN_UNTRAINED);
     printf("document %" PRId64 ": %" PRId64 " tokens, %" PRId64 " trained\n", number, end - start, trained);
     for (int64_t i = 0; i < count; i++) {
         bool now = !(marks[i] & TOKEN_UNTRAINED);

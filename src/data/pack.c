@@ -566,7 +566,7 @@ static const char *first_bad(const Packer *packer, PackBad kind, const json_t **
 
 static void warn_bad(const Packer *packer) {
     static const char *const became[] = {"U+FFFD took the place of what is not UTF-8 (invalid=replace)",
-        "their bytes were kept (invalid=keep)", "they were left out (invalid=skip)", ""};
+        "their bytes were kept, but for U+FFFD in JSON (invalid=keep)", "they were left out (invalid=skip)", ""};
     const PackResult *result = &packer->report.result;
     for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
         const json_t *first = NULL;
@@ -613,6 +613,9 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
             options->inputs[0], first_bad(packer, PACK_BAD_FIELD, NULL));
+    if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_JSON])
+        return error_set(
+            error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
         "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
         " bad records; name a file or folder with text",

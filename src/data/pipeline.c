@@ -87,10 +87,11 @@ static void encode_chat(ChatEncoder *encoder, ChatDocument *document, Block *blo
     Error error = {0};
     json_auto_t *json = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
     bool object = json_is_object(json);
+    if (!object) record_mark_json(record, json ? "not an object" : fault.text);
     record->text_size = 0;
     record->ids = block->ids.count;
-    if (!object) record_mark(record, PACK_BAD_JSON, json ? "not an object" : fault.text);
-    else if (!chat_encode(encoder, json, document, &error)) {
+    if (!object) return;
+    if (!chat_encode(encoder, json, document, &error)) {
         record_mark(record, PACK_BAD_CHAT, error.message);
         record->fatal = error.code == ERROR_USAGE;
     } else {
