@@ -190,7 +190,8 @@ static bool run(Invocation *invocation, Error *error) {
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
-    if (trained && given && !find_tokenizer(base, &config, &own, error)) return false;
+    bool text = !model_makes_images(&config.model);
+    if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,

@@ -68,7 +68,7 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 /* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come
  * from elsewhere; text is never bytes to a model that is not known to read them. */
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
-    if (config->data.tokenizer[0]) return true;
+    if (config->data.tokenizer[0] || model_makes_images(&config->model)) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
     if (!path && corpus_has_text(config))
         return error_set(error, ERROR_USAGE,
@@ -104,6 +104,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
     wanted.model.auxiliary_scope = config->model.auxiliary_scope;
     wanted.model.padding = config->model.padding;
+    wanted.model.text_tokens = config->model.text_tokens; /* as the encodings have them */
     wanted.model.fp8 = config->model.fp8;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
         return take_tokenizer(folder, &origin, config, strings, error);

@@ -98,7 +98,7 @@ void console_open_log(Console *console, const char *run) {
 
 /* -- Columns ------------------------------------------------------------------------------------------------------- */
 
-enum { STEP, LOSS, SMOOTH, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
+enum { STEP, LOSS, SMOOTH, NORM, LR, MILLISECONDS, SPEED, IMAGES, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
 
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
@@ -115,6 +115,7 @@ static const Column columns[COLUMNS] = {
     [LR] = {"lr", 9, 0},
     [MILLISECONDS] = {"ms", 9, 120},
     [SPEED] = {"tok/s", 9, 0},
+    [IMAGES] = {"img/s", 9, 0},
     [FLOPS] = {"TFLOP/s", 9, 120},
     [PEAK] = {"%peak", 7, 120},
     [BEST] = {"%best", 7, 120},
@@ -127,13 +128,13 @@ static int column_width(int column, int64_t steps) {
     return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
 }
 
-/* The columns for lines of `width` characters. */
-static unsigned choose_columns(int width, int64_t steps, bool peak) {
+/* The columns for lines of `width` characters. Of images their rate takes the place of that of tokens. */
+static unsigned choose_columns(int width, const StepMetrics *step, bool peak) {
     unsigned chosen = 0;
     int used = MARK;
     for (int i = 0; i < COLUMNS; i++) {
-        int more = column_width(i, steps) + (i > 0);
-        if (columns[i].least > width || used + more > width || (i == PEAK && !peak)) continue;
+        int more = column_width(i, step->steps) + (i > 0);
+        if (columns[i].least > width || used + more > width || (i == PEAK && !peak) || i == (step->images ? SPEED : IMAGES)) continue;
         chosen |= 1u << i;
         used += more;
     }
@@ -162,6 +163,7 @@ static void format_cell(const Console *console, const StepMetrics *step, int col
     case LR: snprintf(text, 48, "%.3e", step->lr); break;
     case MILLISECONDS: format_number(text, width, 1, step->seconds * 1e3, step->seconds > 0); break;
     case SPEED: format_number(text, width, 0, rates.tokens_per_second, !isnan(rates.tokens_per_second)); break;
+    case IMAGES: format_number(text, width, 3, rates.images_per_second, !isnan(rates.images_per_second)); break;
     case FLOPS: format_number(text, width, 3, rates.tflops, !isnan(rates.tflops)); break;
     case PEAK: format_number(text, width, 1, rates.peak_percent, !isnan(rates.peak_percent)); break;
     case BEST: format_number(text, width, 1, rates.best_percent, !isnan(rates.best_percent)); break;
@@ -199,7 +201,7 @@ static void show_line(Console *console, const char *line) {
 static void show_step(Console *console, const StepMetrics *step) {
     char line[512];
     unsigned chosen = choose_columns(
-        console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step->steps, !console->terminal || step->peak_flops > 0);
+        console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step, !console->terminal || step->peak_flops > 0);
     bool header = chosen != console->columns || (console->terminal && console->below >= HEADER_EVERY);
     if (header) {
         format_line(NULL, step, chosen, line, sizeof line);
@@ -218,10 +220,11 @@ static void draw_status(Console *console, const StepMetrics *step) {
     char speed[32], left[32], loss[32], text[256], bar[MOST_BAR + 1];
     int width = wrap_columns(STDOUT_FILENO) - 1;
     double part = (double)step->step / (double)step->steps;
-    log_format_count(metrics_rates(step).tokens_per_second, speed);
+    StepRates rates = metrics_rates(step);
+    log_format_count(step->images ? rates.images_per_second : rates.tokens_per_second, speed);
     log_format_duration(step->seconds_left, left);
     format_number(loss, 9, 4, console->smooth, console->smoothed > 0);
-    int length = snprintf(text, sizeof text, " %3d%%  loss %s  %s tok/s  %s left", (int)(100 * part), loss, speed, left);
+    int length = snprintf(text, sizeof text, " %3d%%  loss %s  %s %s/s  %s left", (int)(100 * part), loss, speed, step->images ? "img" : "tok", left);
     int cells = width - length - 2 < MOST_BAR ? width - length - 2 : MOST_BAR;
     for (int i = 0; i < cells; i++) bar[i] = i < (int)(part * cells) ? '#' : '.';
     bar[cells > 0 ? cells : 0] = '\0';
@@ -251,7 +254,7 @@ static bool step_due(const Console *console, const StepMetrics *step, double now
 
 static void log_step(Console *console, const StepMetrics *step) {
     char line[512];
-    unsigned chosen = choose_columns(FIXED_WIDTH, step->steps, true);
+    unsigned chosen = choose_columns(FIXED_WIDTH, step, true);
     for (int i = console->logged_header; i < 2; i++) {
         format_line(i ? console : NULL, step, chosen, line, sizeof line);
         log_line(console, line);

@@ -254,6 +254,7 @@ static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases
 }
 
 int64_t corpus_inputs(const Corpus *corpus, int source) {
+    if (corpus->image_length) return corpus->images.samples * corpus->image_length;
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
     return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
 }
@@ -347,6 +348,7 @@ static bool take_vocabulary(Config *config, Error *error) {
 }
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
+    if (model_makes_images(&config->model)) return true;
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
     return fetch_sources(config, error) && take_tokenizers(config, strings, error) &&
            check_record(config, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
@@ -432,6 +434,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     *corpus = (Corpus){0};
     if (state != CORPUS_MADE) remove_leftovers(config);
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
+    if (model_makes_images(&config->model)) return image_corpus_open(corpus, config, error);
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
@@ -460,6 +463,8 @@ void corpus_close(Corpus *corpus) {
     free(corpus->bins);
     free(corpus->train);
     shard_set_close(&corpus->valid);
+    encodings_close(&corpus->images);
+    encodings_close(&corpus->valid_images);
     tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};
 }

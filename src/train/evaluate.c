@@ -245,7 +245,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
         return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
-    if (!corpus->has_valid) return true;
+    if (!corpus->has_valid || corpus->image_length) return true;
     const Model shape = {.sequences = config->batch.sequences, .length = config->data.length};
     EvaluationInput input = input_of(config, corpus, &shape);
     SCOPED(close_reading) Reading reading;
@@ -253,6 +253,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
 }
 
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
+    if (corpus->image_length) return evaluate_images(session, corpus, watchdog, stop, result, error);
     EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
     input.executor = session->evaluator;
     input.run = session->evaluation_run;

@@ -99,6 +99,9 @@ void loop_close(Loop *loop);
 /* Prepares the data of the rank's steps, from the session's step on. */
 bool loop_open_loader(Loop *loop, Error *error);
 void loop_close_loader(Loop *loop); /* also where none is open */
+/* Fills the program with images: those of a microbatch of the next step, which has so many samples; the rest of the last
+ * microbatch is empty, and so are those behind it (image_training.c). */
+void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Makes the next step and reports it. Afterwards the session is that of a whole step. */
 bool loop_step(Loop *loop, Error *error);
 /* The error of a run that skips too many updates. */

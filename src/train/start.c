@@ -132,8 +132,6 @@ int64_t train_memory(const Comm *comm, const Device *device) {
 }
 
 static bool check_settings(const Config *config, int ranks, Error *error) {
-    if (model_makes_images(&config->model))
-        return error_set(error, ERROR_USAGE, "model.family=flux: smelt train reads text only; smelt bench train measures its steps");
     if (config->lora.rank && !config->init[0])
         return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
             (long long)config->lora.rank);
@@ -188,7 +186,7 @@ static bool check_steps(const Config *config, int64_t done, bool forked, Error *
 
 static bool make_order(Loop *loop, Error *error) {
     int64_t inputs[MIXTURE_MOST_SOURCES];
-    for (int i = 0; i < loop->corpus.train_count; i++) inputs[i] = corpus_inputs(&loop->corpus, i);
+    for (int i = 0; i < loop->phases.mixture.source_count; i++) inputs[i] = corpus_inputs(&loop->corpus, i);
     loop->order = phases_order(&loop->phases, inputs, loop->settings.steps, error);
     return loop->order != NULL;
 }
@@ -337,6 +335,7 @@ static void warn_of_fp8(const Loop *loop) {
 static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
+    if (model_makes_images(&config->model)) return; /* each reading has other noise */
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
     if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture says how often its sources may be read */
@@ -359,7 +358,8 @@ static char *advise_valid(const char *train) {
 
 static void warn_of_settings_without_effect(const Loop *loop) {
     const Config *config = loop->config;
-    SCOPED_FREE char *cure = advise_valid(config->data.train);
+    bool images = model_makes_images(&config->model);
+    SCOPED_FREE char *cure = images ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);
     if (config->eval.every && !loop->corpus.has_valid)
         log_warn("eval.every=%lld has no effect without validation data: give %s", (long long)config->eval.every, cure);
     if (config->schedule.kind == SCHEDULE_WSD && !config->schedule.decay)

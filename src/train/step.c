@@ -76,6 +76,8 @@ static void note_wait(DataWait *wait, double seconds) {
  * its data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
+    *targets = share->samples; /* of images, whose losses are means */
+    if (loop->corpus.image_length) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     bool counts = mesh_index(loop->session.mesh, AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same sequences */
@@ -114,6 +116,11 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
     exchange_put_magnitudes(loop->session.exchange);
+    if (loop->corpus.image_length) {
+        const Mesh *mesh = loop->session.mesh;
+        loop_put_images(loop, index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA), share->samples);
+        return;
+    }
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
@@ -132,6 +139,7 @@ static void allocate_inputs(Loop *loop) {
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const Corpus *corpus = &loop->corpus;
+    if (corpus->image_length) return true; /* images are read as they are needed */
     SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
     for (int i = 0; i < corpus->train_count; i++)
         sources[i] = (LoaderSource){.set = &corpus->train[i], .bins = corpus->bins ? &corpus->bins[i] : NULL};
@@ -355,6 +363,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .lr = lr,
         .seconds = seconds,
         .tokens = share_tokens(loop, share),
+        .images = loop->corpus.image_length ? share->samples : 0,
         .tokens_seen = phases_tokens(&loop->phases, loop->session.samples),
         .flops = flops,
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
