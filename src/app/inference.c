@@ -34,7 +34,7 @@ void inference_check_fp8(const Inference *inference, const Config *config, const
 
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
     Comm *comm = inference->comm;
-    if (model_makes_images(&config->model))
+    if (model_makes_images(&config->model) && !inference->images)
         return error_set(error, ERROR_USAGE, "model.family=flux makes images: this command is for models of text");
     process_set_threads(threads, comm_local_size(comm));
     gemm_exact(config->exact_gemm);

@@ -7,6 +7,7 @@
 #include "graph/graph.h"
 
 typedef struct Inference {
+    bool images; /* set by a command that can use a model of images */
     Comm *comm;
     Device *device;
     Precision precision;

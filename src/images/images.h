@@ -119,3 +119,15 @@ typedef struct Picture {
 /* Writes pictures of one number of channels as one PNG, `columns` beside each other, each in a cell as large as the
  * largest of them. ERROR_CHECKPOINT. */
 bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t columns, Error *error);
+
+/* A decoder of latents: diffusers' AutoencoderKL. */
+typedef struct Vae Vae;
+enum { VAE_COLOURS = 3 };
+/* Opens a folder with config.json and diffusion_pytorch_model.safetensors, which decodes latents of so many channels.
+ * ERROR_CHECKPOINT, ERROR_USAGE. */
+Vae *vae_open(const char *folder, int64_t channels, Error *error);
+void vae_free(Vae *vae); /* NULL is allowed */
+/* Pixels of a latent's side. */
+int64_t vae_scale(const Vae *vae);
+/* From latents [channels, height, width] to pixels [VAE_COLOURS, scale x height, scale x width], about -1 to 1. */
+bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *latents, float *pixels, Error *error);
