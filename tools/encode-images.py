@@ -3,7 +3,7 @@
 
     tools/encode-images.py digits OUT
         The handwritten digits of scikit-learn, 8 x 8 pixels: latents are the pixels from -1 to 1, the text is which digit it is. Writes
-        OUT/train.safetensors (1,500), OUT/valid.safetensors (297), and OUT/digits.safetensors, ten texts for smelt generate.
+        OUT/train.safetensors (1,500), OUT/valid.safetensors (297), and OUT/digits.safetensors, each text six times, for smelt generate.
     tools/encode-images.py flux MODEL PICTURES OUT [--size 512] [--tokens 512] [--batch 64]
         Pictures, each NAME.png or NAME.jpg with its text in NAME.txt, through the VAE, CLIP and T5 of a FLUX.1 folder as diffusers saves it, which
         must be on this disk. A picture is cut to the resolution nearest to its shape among those of about size x size pixels; OUT gets files
@@ -21,7 +21,7 @@ import os
 import numpy as np
 from safetensors.numpy import save_file
 
-DIGITS, LABEL_WIDTH, TRAIN = 10, 16, 1500
+DIGITS, LABEL_WIDTH, TRAIN, ROWS = 10, 16, 1500, 6
 PATCH = 16  # pixels of an image token's side: 8 of a latent, 2 latents
 
 
@@ -39,7 +39,7 @@ def encode_digits(out):
     texts = labels[data.target]
     write("train.safetensors", pixels[:TRAIN], texts[:TRAIN])
     write("valid.safetensors", pixels[TRAIN:], texts[TRAIN:])
-    write("digits.safetensors", None, labels)
+    write("digits.safetensors", None, np.tile(labels, (ROWS, 1)))
 
 
 class Encoders:

@@ -116,8 +116,8 @@ typedef struct Picture {
     int64_t channels, height, width;
     const float *pixels;
 } Picture;
-/* Writes pictures of one number of channels as one PNG, `columns` beside each other, each in a cell as large as the
- * largest of them. ERROR_CHECKPOINT. */
+/* Writes pictures of one number of channels as one PNG, `columns` beside each other with a gray line between, each in a cell
+ * as large as the largest of them. ERROR_CHECKPOINT. */
 bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t columns, Error *error);
 
 /* A decoder of latents: diffusers' AutoencoderKL. */

@@ -40,6 +40,8 @@ static void append_chunk(Bytes *bytes, const char name[4], const void *data, siz
     append(bytes, number, sizeof number);
 }
 
+enum { GAP = 1, GAP_LEVEL = 128 }; /* pixels between pictures */
+
 /* Where pictures stand. */
 typedef struct Sheet {
     int64_t channels, columns, cell_height, cell_width, height, width;
@@ -49,7 +51,7 @@ typedef struct Sheet {
 static unsigned char level(float value) { return (unsigned char)lround(fmin(fmax((value + 1) * 127.5, 0), 255)); }
 
 static void draw(const Sheet *sheet, const Picture *picture, int64_t index) {
-    int64_t top = index / sheet->columns * sheet->cell_height, left = index % sheet->columns * sheet->cell_width;
+    int64_t top = index / sheet->columns * (sheet->cell_height + GAP), left = index % sheet->columns * (sheet->cell_width + GAP);
     int64_t stride = 1 + sheet->width * sheet->channels;
     for (int64_t c = 0; c < picture->channels; c++)
         for (int64_t y = 0; y < picture->height; y++)
@@ -64,8 +66,8 @@ static Sheet lay_out(const Picture *pictures, int64_t count, int64_t columns) {
         sheet.cell_height = int_max(sheet.cell_height, pictures[i].height);
         sheet.cell_width = int_max(sheet.cell_width, pictures[i].width);
     }
-    sheet.height = divide_up(count, sheet.columns) * sheet.cell_height;
-    sheet.width = sheet.columns * sheet.cell_width;
+    sheet.height = divide_up(count, sheet.columns) * (sheet.cell_height + GAP) - GAP;
+    sheet.width = sheet.columns * (sheet.cell_width + GAP) - GAP;
     return sheet;
 }
 
@@ -94,7 +96,8 @@ bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t
     if (bytes > most)
         return error_set(error, ERROR_USAGE, "%s: a picture of %lld x %lld pixels is too large: make fewer or smaller images", path,
             (long long)sheet.width, (long long)sheet.height);
-    sheet.lines = memory_allocate((size_t)bytes);
+    sheet.lines = memset(memory_allocate((size_t)bytes), GAP_LEVEL, (size_t)bytes);
+    for (int64_t y = 0; y < sheet.height; y++) sheet.lines[y * (1 + sheet.width * sheet.channels)] = 0;
     for (int64_t i = 0; i < count; i++) draw(&sheet, &pictures[i], i);
     bool written = write_sheet(path, &sheet, (size_t)bytes, error);
     free(sheet.lines);

@@ -310,7 +310,8 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         json_t *list = parameter ? parameters : modules;
         if (!holds(list, target)) json_array_append_new(list, json_string(target));
     }
-    json_t *content = json_pack("{s:s, s:s, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
+    const char *task = model_makes_images(model) ? NULL : "CAUSAL_LM";
+    json_t *content = json_pack("{s:s, s:s?, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", task,
         "base_model_name_or_path", base, "r", (json_int_t)lora->rank, "lora_alpha", lora->alpha, "use_rslora", lora->rslora, "lora_dropout",
         0.0, "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
     if (content && json_array_size(parameters)) json_object_set(content, "target_parameters", parameters);

@@ -20,6 +20,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/lora_targets.h"
+#include "images/images.h"
 #include "model/peft.h"
 #include "model/quantized.h"
 #include "train/lineage.h"
@@ -277,7 +278,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
 
 enum { COMPARED_TOKENS = 16 };
 
-/* A model of fp32 on the CPU over memory that holds its MASTER arena. */
+/* A model of fp32 on the CPU over memory that holds its MASTER arena; of images, of one such sample. */
 typedef struct Compared {
     Model model;
     Plan plan;
@@ -287,7 +288,8 @@ typedef struct Compared {
 static bool compared_open(Compared *c, const Config *config, const LoraConfig *lora, void *master, Error *error) {
     Backend backend;
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
-    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, COMPARED_TOKENS, RECOMPUTE_NONE);
+    int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
+    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, device_cpu(), PRECISION_FP32, "", error)) return false;
     c->plan = graph_plan(c->model.graph, &backend);
     c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
@@ -299,17 +301,25 @@ static void compared_close(Compared *c) {
     model_free(&c->model);
 }
 
-/* Its logits of random tokens, for the caller to free. */
-static float *logits_of(const Compared *c, const Config *config) {
+/* What it makes of random inputs: logits of tokens, or velocities of image tokens. */
+static TensorId result_of(const Compared *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
+
+static void put_tokens(const Compared *c, const Config *config) {
     int32_t *tokens = executor_tensor(c->executor, c->model.tokens), *positions = executor_tensor(c->executor, c->model.positions);
     for (int i = 0; i < COMPARED_TOKENS; i++) {
         tokens[i] = (int32_t)(rng_bits(1, 0, (uint64_t)i).word[0] % (uint64_t)config->model.vocabulary);
         positions[i] = i;
     }
-    float *logits = memory_allocate((size_t)(COMPARED_TOKENS * config->model.vocabulary) * sizeof *logits);
+}
+
+/* For the caller to free. */
+static float *compute(const Compared *c, const Config *config) {
+    float *result = memory_allocate((size_t)graph_elements(c->model.graph, result_of(c)) * sizeof *result);
+    if (c->model.velocity) image_put_synthetic(&c->model, c->executor);
+    else put_tokens(c, config);
     executor_run(c->executor);
-    executor_read(c->executor, c->model.logits, logits);
-    return logits;
+    executor_read(c->executor, result_of(c), result);
+    return result;
 }
 
 /* Fills the base's parameters of the adapted model. */
@@ -331,7 +341,7 @@ static bool take_base(const HostModel *adapted, const Config *config, Error *err
 }
 
 bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error) {
-    const double bound = 1e-3; /* of the largest logit: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
+    const double bound = 1e-3; /* of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
     Config wide = *config;
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
@@ -349,16 +359,17 @@ bool adapter_check_merged(const char *name, const Config *config, void *master, 
     if (!open_adapters(&adapted, name, &wide, &step, error) || !take_base(&adapted, &wide, error) ||
         !compared_open(&one, &wide, &lora, adapted.master, error) || !compared_open(&other, &wide, NULL, master, error))
         return false;
-    SCOPED_FREE float *expected = logits_of(&one, &wide), *merged = logits_of(&other, &wide);
+    SCOPED_FREE float *expected = compute(&one, &wide), *merged = compute(&other, &wide);
+    const char *what = one.model.velocity ? "velocities" : "logits";
     double difference = 0, largest = 0;
-    for (int64_t i = 0; i < COMPARED_TOKENS * config->model.vocabulary; i++) {
+    for (int64_t i = 0; i < graph_elements(one.model.graph, result_of(&one)); i++) {
         difference = fmax(difference, fabs((double)merged[i] - expected[i]));
         largest = fmax(largest, fabs((double)expected[i]));
     }
     if (!(difference <= bound * largest))
-        return error_set(error, ERROR_NUMERICS, "logits of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
-            difference, name, largest);
-    log_info("merged: logits of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", COMPARED_TOKENS, difference,
+        return error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
+            what, difference, name, largest);
+    log_info("merged: %s of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", what, COMPARED_TOKENS, difference,
         largest);
     return true;
 }
