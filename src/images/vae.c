@@ -332,6 +332,8 @@ static bool check_fixed(const json_t *config, const char *folder, Error *error) 
     for (size_t i = 0; i < json_array_size(types); i++)
         if (!json_is_string(json_array_get(types, i)) || strcmp(json_string_value(json_array_get(types, i)), "UpDecoderBlock2D") != 0)
             return refuse_config(folder, "up_block_types", "UpDecoderBlock2D", error);
+    const json_t *mean = json_object_get(config, "latents_mean");
+    if (mean && !json_is_null(mean)) return refuse_config(folder, "latents_mean", "null", error);
     return !json_is_false(attention) || refuse_config(folder, "mid_block_add_attention", "true", error);
 }
 
