@@ -355,7 +355,7 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
-    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
     config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);

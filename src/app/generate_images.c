@@ -176,8 +176,9 @@ bool generate_images(
     if (comm_size(inference->comm) > 1)
         return error_set(error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
     config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
-    return gallery_open(&gallery, encodings, &config->model, error) &&
-           inference_open(inference, config, options->device, options->precision, options->threads, error) &&
+    if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
+    config->model.text_tokens = gallery.set.text_tokens; /* no weight depends on how many there are */
+    return inference_open(inference, config, options->device, options->precision, options->threads, error) &&
            painter_open(&painter, inference, folder, config, &gallery, error) && make_images(&painter, &gallery, error) &&
            write_latents(&gallery, error) && write_pictures(&gallery, error);
 }

@@ -35,12 +35,12 @@ static const StoredTensor *find_tensor(
     return NULL;
 }
 
-static bool take_text(EncodingFile *file, const char *path, const ModelConfig *model, Error *error) {
-    char wanted[128];
-    snprintf(wanted, sizeof wanted, "[samples, %" PRId64 ", %" PRId64 "] (model.text_tokens, model.text_width)", model->text_tokens,
-        model->text_width);
-    file->text = find_tensor(
-        file, path, ENCODING_TEXT, 3, (const int64_t[]){-1, model->text_tokens, model->text_width}, wanted, error);
+/* `tokens` -1: as many as there are. */
+static bool take_text(EncodingFile *file, const char *path, const ModelConfig *model, int64_t tokens, Error *error) {
+    char wanted[128], length[32] = "tokens";
+    if (tokens >= 0) snprintf(length, sizeof length, "%" PRId64, tokens);
+    snprintf(wanted, sizeof wanted, "[samples, %s, %" PRId64 "] (text tokens, model.text_width)", length, model->text_width);
+    file->text = find_tensor(file, path, ENCODING_TEXT, 3, (const int64_t[]){-1, tokens, model->text_width}, wanted, error);
     if (!file->text) return false;
     file->samples = file->text->shape[0];
     snprintf(wanted, sizeof wanted, "[%" PRId64 ", %" PRId64 "] (samples, model.pooled_width)", file->samples, model->pooled_width);
@@ -64,10 +64,10 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     return true;
 }
 
-static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, Error *error) {
+static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
     if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
     bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
-    return take_text(file, path, model, error) && (!latents || take_latents(file, path, model, error));
+    return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error));
 }
 
 /* The paths of the set's files. */
@@ -94,13 +94,15 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
     set->first_sample = memory_allocate((paths.count + 1) * sizeof *set->first_sample);
     for (size_t i = 0; i < paths.count; i++) {
         EncodingFile *file = &set->files[set->file_count++];
-        if (!open_file(file, paths.entries[i].name, model, use, error)) {
+        int64_t text = use == ENCODINGS_TRAIN ? model->text_tokens : i ? set->text_tokens : -1;
+        if (!open_file(file, paths.entries[i].name, model, use, text, error)) {
             encodings_close(set);
             return false;
         }
         int64_t tokens = file->height / 2 * (file->width / 2);
         if (tokens > set->most_tokens) set->most_tokens = tokens;
         set->samples += file->samples;
+        set->text_tokens = file->text->shape[1];
         set->first_sample[set->file_count] = set->samples;
     }
     return true;

@@ -35,11 +35,12 @@ typedef struct EncodingSet {
     int64_t file_count, samples;
     int64_t *first_sample; /* [file_count + 1]: of each file in the set */
     int64_t most_tokens;   /* of an image; 0 where no file has latents */
+    int64_t text_tokens;   /* of every sample */
 } EncodingSet;
 
 typedef enum EncodingUse {
-    ENCODINGS_TRAIN, /* every file has latents */
-    ENCODINGS_PROMPT /* texts alone will do */
+    ENCODINGS_TRAIN, /* every file has latents, and texts of model.text_tokens */
+    ENCODINGS_PROMPT /* texts alone will do, of any length that all files have */
 } EncodingUse;
 /* Opens a .safetensors file or a folder of them, whose shapes must be those that the model takes. ERROR_DATA names file,
  * tensor, and what it should be. */
