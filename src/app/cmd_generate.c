@@ -175,7 +175,8 @@ static bool check_idle(const GenerationOptions *options, const ModelConfig *mode
     static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp"};
     static const char *const of_images[] = {"guidance", "out", "png", "vae", "steps", "shift", "height", "width"};
     if (!model_makes_images(model))
-        return refuse_given(options, of_images, sizeof of_images / sizeof *of_images, "it is for models of images, and this one makes text", error);
+        return refuse_given(
+            options, of_images, sizeof of_images / sizeof *of_images, "it is for models of images, and this one makes text", error);
     return refuse_given(options, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and this one makes images", error) &&
            (model->guidance || refuse_given(options, of_images, 1, "this model embeds no guidance", error));
 }

@@ -51,16 +51,17 @@ static bool choose_size(Gallery *gallery, Error *error) {
 static bool check_outputs(const Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
     bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
-    if (!images->out[0] && !images->png[0])
+    if (!*images->out && !*images->png)
         return error_set(error, ERROR_USAGE, "nothing would be written: give out=FILE.safetensors for latents, or png=FILE.png");
-    if (images->vae[0] && !images->png[0]) return error_set(error, ERROR_USAGE, "vae=%s makes pictures: give png=FILE.png with it", images->vae);
-    if (images->png[0] && !images->vae[0] && !pixels)
+    if (*images->vae && !*images->png)
+        return error_set(error, ERROR_USAGE, "vae=%s makes pictures: give png=FILE.png with it", images->vae);
+    if (*images->png && !*images->vae && !pixels)
         return error_set(error, ERROR_USAGE,
             "png=%s: latents of %" PRId64 " channels are no pixels: give vae=FOLDER, which decodes them, or out=FILE.safetensors alone",
             images->png, gallery->channels);
     const char *const files[] = {images->out, images->png};
     for (int i = 0; i < 2; i++)
-        if (files[i][0] && !file_can_output(files[i])) return file_fail(error, "write", files[i]);
+        if (*files[i] && !file_can_output(files[i])) return file_fail(error, "write", files[i]);
     return true;
 }
 
@@ -70,7 +71,7 @@ static bool gallery_open(Gallery *gallery, const char *encodings, const ModelCon
     if (!encodings_open(&gallery->set, encodings, model, ENCODINGS_PROMPT, error) || !choose_size(gallery, error) ||
         !check_outputs(gallery, error))
         return false;
-    if (vae[0] && !(gallery->vae = vae_open(vae, gallery->channels, error))) return error_context(error, "vae=%s", vae);
+    if (*vae && !(gallery->vae = vae_open(vae, gallery->channels, error))) return error_context(error, "vae=%s", vae);
     gallery->latents = memory_allocate((size_t)(gallery->set.samples * image_values(gallery)) * sizeof *gallery->latents);
     return true;
 }
@@ -93,8 +94,7 @@ static bool painter_open(
     Painter *painter, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
     Backend backend;
     int64_t tokens = gallery->height / 2 * (gallery->width / 2);
-    painter->model = model_build(
-        &config->model, inference->precision, MODEL_SCORE, 1, config->model.text_tokens + tokens, RECOMPUTE_NONE);
+    painter->model = model_build(&config->model, inference->precision, MODEL_SCORE, 1, config->model.text_tokens + tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, inference->device, inference->precision, "", error)) return false;
     painter->plan = graph_plan(painter->model.graph, &backend);
     painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
@@ -113,8 +113,8 @@ static bool make_images(const Painter *painter, const Gallery *gallery, Error *e
     for (int64_t i = 0; i < samples && good; i++) {
         float *latents = gallery->latents + i * image_values(gallery);
         image_noise((NoiseKey){.seed = (uint64_t)options->seed, .sample = i}, image_values(gallery), latents);
-        good = image_sample(
-            &painter->model, painter->executor, &gallery->set, i, &sampling, gallery->height, gallery->width, latents, error);
+        good =
+            image_sample(&painter->model, painter->executor, &gallery->set, i, &sampling, gallery->height, gallery->width, latents, error);
         progress_update(&progress, i + good);
     }
     progress_finish(&progress);
@@ -134,7 +134,7 @@ static bool write_latents(const Gallery *gallery, Error *error) {
         .rank = 4,
         .shape = {gallery->set.samples, gallery->channels, gallery->height, gallery->width},
         .data = gallery->latents};
-    return !out[0] || safetensors_write(out, &tensor, 1, NULL, error);
+    return !*out || safetensors_write(out, &tensor, 1, NULL, error);
 }
 
 /* Decodes the latents of all images into `pixels`. */
@@ -157,7 +157,7 @@ static bool write_pictures(const Gallery *gallery, Error *error) {
     int64_t samples = gallery->set.samples, scale = gallery->vae ? vae_scale(gallery->vae) : 1;
     Picture form = {gallery->vae ? VAE_COLOURS : gallery->channels, scale * gallery->height, scale * gallery->width, NULL};
     int64_t area = form.channels * form.height * form.width;
-    if (!png[0]) return true;
+    if (!*png) return true;
     SCOPED_FREE float *decoded = gallery->vae ? memory_allocate((size_t)(samples * area) * sizeof *decoded) : NULL;
     SCOPED_FREE Picture *pictures = memory_allocate((size_t)samples * sizeof *pictures);
     if (decoded && !decode(gallery, decoded, error)) return false;
@@ -174,7 +174,8 @@ bool generate_images(
     SCOPED(painter_close) Painter painter = {0};
     inference->images = true;
     if (comm_size(inference->comm) > 1)
-        return error_set(error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
+        return error_set(
+            error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
     config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
     if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
     config->model.text_tokens = gallery.set.text_tokens; /* no weight depends on how many there are */

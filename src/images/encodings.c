@@ -51,8 +51,9 @@ static bool take_text(EncodingFile *file, const char *path, const ModelConfig *m
 static bool take_latents(EncodingFile *file, const char *path, const ModelConfig *model, Error *error) {
     char wanted[160];
     int64_t channels = model->channels / 4, most = 2 * (int64_t)IMAGE_GRID;
-    snprintf(wanted, sizeof wanted, "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4), both even and at most %" PRId64,
-        file->samples, channels, most);
+    snprintf(wanted, sizeof wanted,
+        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4), both even and at most %" PRId64, file->samples, channels,
+        most);
     const StoredTensor *latents =
         find_tensor(file, path, ENCODING_LATENTS, 4, (const int64_t[]){file->samples, channels, -1, -1}, wanted, error);
     if (!latents) return false;
@@ -88,7 +89,8 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
     SCOPED(file_list_free) FileList paths = {0};
     *set = (EncodingSet){.path = memory_copy_string(path)};
     if (model->channels % 4)
-        return error_set(error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
+        return error_set(
+            error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
     if (!list_files(path, &paths, error)) return error_recode(error, ERROR_DATA);
     set->files = memory_allocate(paths.count * sizeof *set->files);
     set->first_sample = memory_allocate((paths.count + 1) * sizeof *set->first_sample);

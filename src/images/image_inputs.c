@@ -90,7 +90,9 @@ static void put_features(Executor *executor, TensorId tensor, int64_t at, double
     executor_set_values(executor, tensor, at * IMAGE_TIME_WIDTH, features, IMAGE_TIME_WIDTH);
 }
 
-void image_put_time(const Model *model, Executor *executor, int64_t at, double time) { put_features(executor, model->image.time, at, time); }
+void image_put_time(const Model *model, Executor *executor, int64_t at, double time) {
+    put_features(executor, model->image.time, at, time);
+}
 
 static void put_guidance(const Model *model, Executor *executor, int64_t at, double guidance) {
     if (model->image.guidance) put_features(executor, model->image.guidance, at, guidance);

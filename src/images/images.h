@@ -84,14 +84,13 @@ void image_put_sample(const Model *model, Executor *executor, int64_t at, const 
 void image_put_nothing(const Model *model, Executor *executor, int64_t at);
 /* Puts text, guidance and the grid of an image of height x width latents, for sampling: latents and time come step by
  * step. */
-void image_put_prompt(
-    const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample, int64_t height, int64_t width, double guidance);
+void image_put_prompt(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample, int64_t height,
+    int64_t width, double guidance);
 /* Puts the time of sample `at`. */
 void image_put_time(const Model *model, Executor *executor, int64_t at, double time);
 /* Puts latents [C, height, width] as image tokens, and reads them back from rows of channels like those of the program. */
 void image_put_latents(const Model *model, Executor *executor, int64_t at, int64_t height, int64_t width, const float *latents);
-void image_take_latents(
-    const Model *model, const float *rows, int64_t at, int64_t height, int64_t width, float *latents);
+void image_take_latents(const Model *model, const float *rows, int64_t at, int64_t height, int64_t width, float *latents);
 /* Normal values in all real inputs, half of the way from noise, and images as square as their tokens allow: for
  * measuring and comparing programs. */
 void image_put_synthetic(const Model *model, Executor *executor);

@@ -21,11 +21,11 @@ enum { MOST_BLOCKS = 8, NAME_BYTES = 128 };
 struct Vae {
     char *folder;
     Safetensors file;
-    int64_t channels;          /* of latents */
-    int64_t blocks, layers;    /* of layers + 1 residual blocks each, all but the last followed by twice as many pixels */
-    int64_t groups;            /* of channels in a norm */
-    double scaling, shift;     /* latents are (what the encoder makes - shift) x scaling */
-    bool post_convolution;     /* 1 x 1, before the decoder */
+    int64_t channels;       /* of latents */
+    int64_t blocks, layers; /* of layers + 1 residual blocks each, all but the last followed by twice as many pixels */
+    int64_t groups;         /* of channels in a norm */
+    double scaling, shift;  /* latents are (what the encoder makes - shift) x scaling */
+    bool post_convolution;  /* 1 x 1, before the decoder */
 };
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
@@ -94,7 +94,8 @@ static float *vector_of(Decoding *d, const char *prefix, const char *name, int64
 
 /* y [rows, out] = x [rows, in] w [out, in]^T + bias */
 static void multiply(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
-    gemm(&(Gemm){.transpose_b = true, .m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .bias = bias});
+    gemm(
+        &(Gemm){.transpose_b = true, .m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .bias = bias});
 }
 
 /* The neighbours of `rows` lines of pixels from `first` on, [rows x width, size x size x channels], zeros around the map. */
@@ -233,8 +234,15 @@ static void attend(Map *q, const Map *k, const Map *v) {
         multiply(q->values + first * channels, k->values, NULL, some, channels, count, scores);
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < some; i++) softmax(scores + i * count, count, 1 / sqrtf((float)channels));
-        gemm(&(Gemm){.m = some, .n = channels, .k = count, .a = scores, .lda = count, .b = v->values, .ldb = channels,
-            .c = q->values + first * channels, .ldc = channels});
+        gemm(&(Gemm){.m = some,
+            .n = channels,
+            .k = count,
+            .a = scores,
+            .lda = count,
+            .b = v->values,
+            .ldb = channels,
+            .c = q->values + first * channels,
+            .ldc = channels});
     }
 }
 
@@ -242,7 +250,9 @@ static void attention_block(Decoding *d, const char *name, Map *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
     SCOPED(map_free) Map normed = normalise(d, name_of(part, "%s.group_norm", name), map, false);
-    SCOPED(map_free) Map q = project(d, name, "to_q", &normed), k = project(d, name, "to_k", &normed), v = project(d, name, "to_v", &normed);
+    SCOPED(map_free)
+    Map q = project(d, name, "to_q", &normed),
+        k = project(d, name, "to_k", &normed), v = project(d, name, "to_v", &normed);
     if (d->failed) return;
     attend(&q, &k, &v);
     replace(&q, project(d, name, "to_out.0", &q));
@@ -288,11 +298,11 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
     Decoding d = {.vae = vae, .error = error};
     SCOPED(map_free) Map map = new_map(height, width, vae->channels);
     for (int64_t c = 0; c < vae->channels; c++)
-        for (int64_t i = 0; i < height * width; i++)
-            map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
+        for (int64_t i = 0; i < height * width; i++) map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
     run_decoder(&d, &map);
     if (!d.failed && map.channels != VAE_COLOURS)
-        return error_set(error, ERROR_CHECKPOINT, "%s makes pictures of %lld colours in place of %d", vae->folder, (long long)map.channels, VAE_COLOURS);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s makes pictures of %lld colours in place of %d", vae->folder, (long long)map.channels, VAE_COLOURS);
     for (int64_t c = 0; !d.failed && c < VAE_COLOURS; c++)
         for (int64_t i = 0; i < pixels_of(&map); i++) *pixels++ = map.values[i * VAE_COLOURS + c];
     return !d.failed;
@@ -301,8 +311,8 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool refuse_config(const char *folder, const char *field, const char *wanted, Error *error) {
-    return error_set(error, ERROR_CHECKPOINT, "%s/config.json: %s is not %s, which this decoder needs: give the folder vae of a FLUX.1", folder,
-        field, wanted);
+    return error_set(error, ERROR_CHECKPOINT, "%s/config.json: %s is not %s, which this decoder needs: give the folder vae of a FLUX.1",
+        folder, field, wanted);
 }
 
 static bool read_integer(const json_t *config, const char *folder, const char *field, int64_t most, int64_t *value, Error *error) {
@@ -321,9 +331,7 @@ static bool read_number(const json_t *config, const char *folder, const char *fi
 
 /* Fields that change what a decoder computes, with the value that it is written for. */
 static bool check_fixed(const json_t *config, const char *folder, Error *error) {
-    static const struct {
-        const char *field, *value;
-    } fixed[] = {{"_class_name", "AutoencoderKL"}, {"act_fn", "silu"}};
+    static const struct { const char *field, *value; } fixed[] = {{"_class_name", "AutoencoderKL"}, {"act_fn", "silu"}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
         const char *value = json_string_value(json_object_get(config, fixed[i].field));
         if (!value || strcmp(value, fixed[i].value) != 0) return refuse_config(folder, fixed[i].field, fixed[i].value, error);
@@ -369,8 +377,8 @@ Vae *vae_open(const char *folder, int64_t channels, Error *error) {
     vae->folder = memory_copy_string(folder);
     bool good = read_config(vae, error) && safetensors_open(&vae->file, path, error);
     if (good && vae->channels != channels)
-        good = error_set(error, ERROR_USAGE, "%s decodes latents of %lld channels, and the model makes %lld", folder, (long long)vae->channels,
-            (long long)channels);
+        good = error_set(error, ERROR_USAGE, "%s decodes latents of %lld channels, and the model makes %lld", folder,
+            (long long)vae->channels, (long long)channels);
     if (good && check_tensors(vae, error)) return vae;
     vae_free(vae);
     return NULL;

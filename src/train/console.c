@@ -200,8 +200,8 @@ static void show_line(Console *console, const char *line) {
 
 static void show_step(Console *console, const StepMetrics *step) {
     char line[512];
-    unsigned chosen = choose_columns(
-        console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step, !console->terminal || step->peak_flops > 0);
+    unsigned chosen =
+        choose_columns(console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step, !console->terminal || step->peak_flops > 0);
     bool header = chosen != console->columns || (console->terminal && console->below >= HEADER_EVERY);
     if (header) {
         format_line(NULL, step, chosen, line, sizeof line);
@@ -224,7 +224,8 @@ static void draw_status(Console *console, const StepMetrics *step) {
     log_format_count(step->images ? rates.images_per_second : rates.tokens_per_second, speed);
     log_format_duration(step->seconds_left, left);
     format_number(loss, 9, 4, console->smooth, console->smoothed > 0);
-    int length = snprintf(text, sizeof text, " %3d%%  loss %s  %s %s/s  %s left", (int)(100 * part), loss, speed, step->images ? "img" : "tok", left);
+    int length = snprintf(
+        text, sizeof text, " %3d%%  loss %s  %s %s/s  %s left", (int)(100 * part), loss, speed, step->images ? "img" : "tok", left);
     int cells = width - length - 2 < MOST_BAR ? width - length - 2 : MOST_BAR;
     for (int i = 0; i < cells; i++) bar[i] = i < (int)(part * cells) ? '#' : '.';
     bar[cells > 0 ? cells : 0] = '\0';

@@ -65,7 +65,8 @@ static bool describe_set(json_t *identity, const char *name, const ShardSet *set
 static bool describe_images(json_t *identity, const char *name, const EncodingSet *set, Error *error) {
     uint64_t checksum;
     return encodings_checksum(set, &checksum, error) &&
-           json_object_set_new(identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
+           json_object_set_new(
+               identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
 }
 
 /* The files of a folder that decide what a model or a tokenizer computes, in order of name. */

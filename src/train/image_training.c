@@ -30,7 +30,8 @@ bool image_corpus_open(Corpus *corpus, const Config *config, Error *error) {
     const DataConfig *data = &config->data;
     corpus->image_length = data->length;
     if (!data->train[0])
-        return error_set(error, ERROR_USAGE, "data.train is not set: give a .safetensors file of encodings, or a folder of them (docs/flux.md)");
+        return error_set(
+            error, ERROR_USAGE, "data.train is not set: give a .safetensors file of encodings, or a folder of them (docs/flux.md)");
     bool opened = open_set(&corpus->images, config, data->train, error) || error_context(error, "data.train=%s", data->train);
     corpus->has_valid = data->valid[0];
     if (opened && corpus->has_valid)
@@ -109,7 +110,8 @@ static bool add_up(Comm *comm, double *sum, Error *error) {
     return done;
 }
 
-bool evaluate_images(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
+bool evaluate_images(
+    Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
     const Config *config = session->config;
     const EncodingSet *set = &corpus->valid_images;
     int64_t sequences = config->batch.sequences, samples = set->samples, stopped = 0;

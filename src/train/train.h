@@ -36,8 +36,8 @@ typedef struct Corpus {
     bool has_valid;
     EncodingSet images, valid_images; /* of a model of images, in place of train and valid; owned */
     int64_t image_length;             /* tokens that an image and its text take of the order: data.length; 0: text */
-    Tokenizer *tokenizer; /* of data.tokenizer; NULL: bytes, or it is not known */
-    bool bytes;           /* made by the byte tokenizer */
+    Tokenizer *tokenizer;             /* of data.tokenizer; NULL: bytes, or it is not known */
+    bool bytes;                       /* made by the byte tokenizer */
 } Corpus;
 
 /* What data.tokenizer is called where shards do not record theirs. */

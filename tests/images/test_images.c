@@ -44,8 +44,7 @@ static void latents_become_the_tokens_of_diffusers_and_back(void **state) {
         stored_to_floats(golden_expect(&g, "noise"), 0, VALUES, noise);
         image_put_latents(&g.model, g.executor, 0, HEIGHT, WIDTH, noise);
         const float *rows = executor_tensor(g.executor, g.model.image.latents);
-        for (int64_t i = 0; i < VALUES; i++)
-            assert_true(rows[spare * 4 * CHANNELS + i] == golden_value(golden_expect(&g, "packed"), i));
+        for (int64_t i = 0; i < VALUES; i++) assert_true(rows[spare * 4 * CHANNELS + i] == golden_value(golden_expect(&g, "packed"), i));
         image_take_latents(&g.model, rows, 0, HEIGHT, WIDTH, back);
         assert_memory_equal(back, noise, sizeof noise);
     }
@@ -65,7 +64,8 @@ static void sampling_is_that_of_the_pipeline(void **state) {
         Error error = {0};
         double times[STEPS + 1];
         ImageSampling sampling = {.steps = STEPS, .guidance = 3.5, .shift = schedulers[s % 2].shift};
-        SCOPED_FREE char *end = memory_format("%s_latents", schedulers[s % 2].name), *names = memory_format("%s_times", schedulers[s % 2].name);
+        SCOPED_FREE char *end = memory_format("%s_latents", schedulers[s % 2].name),
+                         *names = memory_format("%s_times", schedulers[s % 2].name);
         image_sampling_times(&sampling, TOKENS, times);
         for (int i = 0; i <= STEPS; i++) assert_float_equal(times[i], golden_value(golden_expect(&g, names), i), 1e-6);
         for (int64_t sample = 0; sample < 2; sample++) {
@@ -109,7 +109,8 @@ static void a_decoder_of_another_kind_is_refused(void **state) {
     Error error = {0};
     SCOPED_FREE char *from = realpath("tests/golden/flux_vae/diffusion_pytorch_model.safetensors", NULL);
     assert_true(file_make_folder(folder, &error));
-    SCOPED_FREE char *config = memory_format("%s/config.json", folder), *tensors = memory_format("%s/diffusion_pytorch_model.safetensors", folder);
+    SCOPED_FREE char *config = memory_format("%s/config.json", folder),
+                     *tensors = memory_format("%s/diffusion_pytorch_model.safetensors", folder);
     assert_true(file_remove(tensors, &error) && file_link(from, tensors, &error));
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         json_auto_t *content = json_load_file("tests/golden/flux_vae/config.json", 0, NULL);
@@ -217,7 +218,8 @@ static void noise_depends_on_seed_sample_and_epoch(void **state) {
         image_noise(keys[i], COUNT, noise[i]);
         for (int j = 0; j < COUNT; j++) sum += noise[i][j], squares += noise[i][j] * noise[i][j];
         assert_true(fabs(sum / COUNT) < 0.15 && fabs(squares / COUNT - 1) < 0.2); /* four deviations of these means */
-        for (int j = 0; j < i; j++) assert_true(noise[j][0] != noise[i][0] && image_training_time(&flow, keys[j]) != image_training_time(&flow, keys[i]));
+        for (int j = 0; j < i; j++)
+            assert_true(noise[j][0] != noise[i][0] && image_training_time(&flow, keys[j]) != image_training_time(&flow, keys[i]));
     }
     assert_memory_equal(again, noise[0], sizeof again);
 }

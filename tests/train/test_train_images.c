@@ -115,6 +115,12 @@ static void a_run_goes_on_with_other_ranks(void **state) {
     assert_same_losses("changed", "one");
 }
 
+static void all_layers_may_have_two_streams(void **state) {
+    (void)state;
+    train_images(0, "run=r model.single_layers=0");
+    assert_true(recorded("r", "step", -1, "loss") < recorded("r", "step", 0, "loss"));
+}
+
 /* -- What it learns ------------------------------------------------------------------------------------------------ */
 
 /* Half of the loss is that of noise, which no model removes at all times; a guess of zero has about 2. */
@@ -142,7 +148,8 @@ static void a_model_goes_out_and_comes_back(void **state) {
     assert_true(same_bytes("run.safetensors", "folder.safetensors"));
     smelt_good("generate r images/8x6.safetensors out=other.safetensors seed=2" GENERATE);
     assert_false(same_bytes("run.safetensors", "other.safetensors"));
-    smelt_good("train init=folder run=tuned steps=2 data.train=images data.length=15 model.text_tokens=3 batch.sequences=2 batch.tokens=30 precision=fp32");
+    smelt_good("train init=folder run=tuned steps=2 data.train=images data.length=15 model.text_tokens=3 batch.sequences=2 batch.tokens=30 "
+               "precision=fp32");
 }
 
 static void adapters_train_beside_a_folder(void **state) {
@@ -172,7 +179,8 @@ static void what_images_have_no_use_for_is_refused(void **state) {
         "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "it is for models of text");
     says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2: model.guidance=false embeds no guidance");
-    says(ERROR_USAGE, "layout.tp=2", "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
+    says(ERROR_USAGE, "layout.tp=2",
+        "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
     says(ERROR_USAGE, "data.length=14 batch.tokens=84",
         "its largest image has 12 tokens, and data.length=14 less model.text_tokens=3 leaves 11: give data.length=15");
     says(ERROR_USAGE, "data.train=m.yaml", "m.yaml");
@@ -197,9 +205,9 @@ static void generation_refuses_what_it_cannot_write(void **state) {
     train_images(0, "run=r steps=1");
     static const struct {
         const char *options, *fragment;
-    } wrong[] = {{"", "nothing would be written"}, {"png=x.png", "latents of 2 channels are no pixels"}, {"out=x vae=y", "give png=FILE.png"},
-        {"out=x height=3", "even numbers"}, {"out=absent/x", "absent/x"}, {"out=x temperature=0.5", "it is for models of text"},
-        {"out=x png=x.png vae=absent", "absent/config.json"}};
+    } wrong[] = {{"", "nothing would be written"}, {"png=x.png", "latents of 2 channels are no pixels"},
+        {"out=x vae=y", "give png=FILE.png"}, {"out=x height=3", "even numbers"}, {"out=absent/x", "absent/x"},
+        {"out=x temperature=0.5", "it is for models of text"}, {"out=x png=x.png vae=absent", "absent/config.json"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         SCOPED_FREE char *words = memory_format("generate r images/4x6.safetensors device=cpu %s", wrong[i].options);
         ProcessResult result = smelt(words);
@@ -216,6 +224,7 @@ int main(void) {
         IMAGES_TEST(a_killed_run_ends_like_an_unbroken_one),
         IMAGES_TEST(ranks_and_microbatches_learn_the_same),
         IMAGES_TEST(a_run_goes_on_with_other_ranks),
+        IMAGES_TEST(all_layers_may_have_two_streams),
         IMAGES_TEST(the_loss_falls_in_each_precision),
         IMAGES_TEST(a_model_goes_out_and_comes_back),
         IMAGES_TEST(adapters_train_beside_a_folder),
