@@ -312,7 +312,7 @@ const Command command_train = {
                    "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
                    "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
                    "same, where what is not known is called unknown.\n\n"
-                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
+                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2, flux and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,

@@ -251,8 +251,7 @@ static void attention_block(Decoding *d, const char *name, Map *map) {
     if (d->failed) return;
     SCOPED(map_free) Map normed = normalise(d, name_of(part, "%s.group_norm", name), map, false);
     SCOPED(map_free)
-    Map q = project(d, name, "to_q", &normed),
-        k = project(d, name, "to_k", &normed), v = project(d, name, "to_v", &normed);
+    Map q = project(d, name, "to_q", &normed), k = project(d, name, "to_k", &normed), v = project(d, name, "to_v", &normed);
     if (d->failed) return;
     attend(&q, &k, &v);
     replace(&q, project(d, name, "to_out.0", &q));

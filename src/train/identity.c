@@ -184,13 +184,17 @@ static bool describe_data(json_t *identity, const Config *config, const Phases *
     return good && (!corpus->has_valid || describe_set(identity, valid, &corpus->valid, error));
 }
 
+static bool describe_tokenizer(json_t *identity, const Config *config, const Corpus *corpus, Error *error) {
+    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
+    return json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
+}
+
 json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error) {
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
     bool good = describe_data(identity, config, phases, corpus, error);
-    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
-    good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0 && good;
+    good = (corpus->image_length || describe_tokenizer(identity, config, corpus, error)) && good;
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
         good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;

@@ -190,14 +190,16 @@ void summary_start(const Loop *loop) {
 
 /* -- End ----------------------------------------------------------------------------------------------------------- */
 
-static void print_result(Console *console, const SummaryEnd *end) {
+static void print_result(const Loop *loop, const SummaryEnd *end) {
+    Console *console = loop->host->console;
+    int64_t image = loop->corpus.image_length, amount = image ? end->tokens / image : end->tokens;
     const Validation *last = &end->validation;
     char text[32], best[96] = "";
     ConsoleLoss loss = console_loss(console);
     int64_t done = end->step - end->first;
     log_format_duration(end->seconds, text);
-    console_print(console, "done     %lld step%s, %s tokens in %s: %s tok/s", (long long)done, plural(done), count(end->tokens).text, text,
-        count((int64_t)((double)end->tokens / end->seconds)).text);
+    console_print(console, "done     %lld step%s, %s %s in %s: %s %s/s", (long long)done, plural(done), count(amount).text,
+        image ? "images" : "tokens", text, count((int64_t)((double)amount / end->seconds)).text, image ? "img" : "tok");
     if (loss.steps)
         console_print(console, "loss     %.5f at step %lld; %.5f smoothed over %lld step%s", loss.last, (long long)end->step, loss.smooth,
             (long long)loss.steps, plural(loss.steps));
@@ -253,7 +255,7 @@ static void print_mixture(const Loop *loop) {
 void summary_end(const Loop *loop, const SummaryEnd *end) {
     Console *console = loop->host->console;
     const Config *config = &loop->settings;
-    print_result(console, end);
+    print_result(loop, end);
     print_mixture(loop);
     if (end->step < config->steps && end->step == config->stop_at)
         console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,

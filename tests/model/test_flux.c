@@ -204,7 +204,8 @@ static void check_steps_of_adamw(Device *device, Precision precision, double bou
             executor_zero(g.executor);
             executor_run(g.executor);
             assert_true(executor_finish(g.executor, &error));
-            double loss = executor_get_metric(g.executor, g.model.loss, 0), theirs = golden_value(golden_expect(&g, "adamw_losses"), step - 1);
+            double loss = executor_get_metric(g.executor, g.model.loss, 0),
+                   theirs = golden_value(golden_expect(&g, "adamw_losses"), step - 1);
             if (!(fabs(loss - theirs) < bound))
                 fail_msg("%s: the loss before step %d is %.7f, and PyTorch has %.7f", g.folder, step, loss, theirs);
             optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
