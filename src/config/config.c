@@ -158,9 +158,11 @@ static const Option rows[] = {
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
 
-    REAL_OPTION(flow.mean, "0", -20, 20, "", "flux: mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))", CHANGES),
+    REAL_OPTION(flow.mean, "0", -20, 20, "",
+        "flux: mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))", CHANGES),
     REAL_OPTION(flow.deviation, "1", 0, 20, "", "flux: its standard deviation", CHANGES),
-    REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "flux: shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all", CHANGES),
+    REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "flux: shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all",
+        CHANGES),
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "flux with model.guidance: the guidance scale that training tells the model", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters", STATE),
@@ -330,8 +332,10 @@ static bool check_images(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
             (long long)config->data.length, (long long)config->model.text_tokens);
-    if (!config->model.guidance && !check_idle_settings(config, &guidance, 1, "model.guidance=false embeds no guidance", error)) return false;
-    return check_idle_settings(config, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and model.family=flux makes images", error);
+    if (!config->model.guidance && !check_idle_settings(config, &guidance, 1, "model.guidance=false embeds no guidance", error))
+        return false;
+    return check_idle_settings(
+        config, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and model.family=flux makes images", error);
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {

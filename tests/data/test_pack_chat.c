@@ -125,7 +125,8 @@ static void bad_records_are_counted_and_left_out(void **state) {
     PackOptions options = chat_options("in");
     options.invalid = PACK_INVALID_STOP;
     assert_refused(options, ERROR_DATA, "line 1 of in is a bad record");
-    write_text("in", "[{\"instruction\": \"a\", \"output\": \"b\"},\n{\"instruction\": \"c\", \"output\": \"d\"}]\n"); /* as Alpaca is distributed */
+    write_text("in",
+        "[{\"instruction\": \"a\", \"output\": \"b\"},\n{\"instruction\": \"c\", \"output\": \"d\"}]\n"); /* as Alpaca is distributed */
     assert_refused(chat_options("in"), ERROR_DATA, "jq -c '.[]' FILE");
 }
 
