@@ -53,5 +53,8 @@ void chat_encoder_free(ChatEncoder *encoder); /* NULL is fine */
  * perhaps `input`, and `output`; with `tools` and `chat_template_kwargs` where the template takes them. ERROR_DATA: the
  * record is no conversation, or not one for this template. ERROR_USAGE: the template does not fit what is asked. */
 bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *document, Error *error);
+/* The records of the two answers of a record of preferences, `prompt`, `chosen` and `rejected` (chat_pair.c), for chat_encode and
+ * json_decref. ERROR_DATA: it is none. */
+bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);
 /* The tokens after which the model answers a list of messages. */
 bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);
