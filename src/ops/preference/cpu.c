@@ -7,7 +7,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return graph_rows(graph, node->in[PREFERENCE_PAIRS]) * PAIR_NUMBERS * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-/* The log-probability of an answer, and what it is divided by. */
+/* The log-probability of an answer, and its factor in the margin. */
 typedef struct Answer { W sum, share; } Answer;
 
 static Answer add_tokens(const W *losses, const int32_t *targets, int64_t first, int64_t end, bool mean) {
@@ -48,11 +48,11 @@ static void finish_pair(const OpCall *call, const int32_t *pair, const W *refere
     bool mean = config->loss == PREFERENCE_IPO;
     Answer chosen = add_tokens(losses, targets, pair[PAIR_FIRST], pair[PAIR_MIDDLE], mean);
     Answer rejected = add_tokens(losses, targets, pair[PAIR_MIDDLE], pair[PAIR_END], mean);
-    double slope, chosen_reward = config->beta * chosen.share * (chosen.sum - reference[0]),
-                  rejected_reward = config->beta * rejected.share * (rejected.sum - reference[1]);
+    double chosen_reward = config->beta * (chosen.sum - reference[0]), rejected_reward = config->beta * (rejected.sum - reference[1]);
+    double slope, margin = chosen_reward * chosen.share - rejected_reward * rejected.share;
     result->answers[0] = chosen.sum;
     result->answers[1] = rejected.sum;
-    result->numbers[PAIR_LOSS] = (W)pair_loss(config, chosen_reward - rejected_reward, &slope);
+    result->numbers[PAIR_LOSS] = (W)pair_loss(config, margin, &slope);
     result->numbers[REWARD_CHOSEN] = (W)chosen_reward;
     result->numbers[REWARD_REJECTED] = (W)rejected_reward;
     result->numbers[REWARD_WINS] = chosen_reward > rejected_reward;

@@ -16,7 +16,7 @@ typedef struct PreferenceArguments {
 
 #ifdef GPU_DEVICE
 
-/* The log-probability of an answer, and what it is divided by. */
+/* The log-probability of an answer, and its factor in the margin. */
 typedef struct Answer { float sum, share; } Answer;
 
 /* Of rows [first, end), in every thread. */
@@ -52,9 +52,8 @@ KERNEL(preference_pair, PreferenceArguments) {
     const float GLOBAL *reference = a.reference + block_x() * 2;
     if (pair[PAIR_END] <= pair[PAIR_FIRST]) return;
     Answer chosen = add_tokens(&a, pair[PAIR_FIRST], pair[PAIR_MIDDLE]), rejected = add_tokens(&a, pair[PAIR_MIDDLE], pair[PAIR_END]);
-    float chosen_reward = a.beta * chosen.share * (chosen.sum - reference[0]);
-    float rejected_reward = a.beta * rejected.share * (rejected.sum - reference[1]);
-    float slope, loss = pair_loss(&a, chosen_reward - rejected_reward, &slope), weight = slope * a.beta * *a.scale;
+    float chosen_reward = a.beta * (chosen.sum - reference[0]), rejected_reward = a.beta * (rejected.sum - reference[1]);
+    float slope, loss = pair_loss(&a, chosen_reward * chosen.share - rejected_reward * rejected.share, &slope), weight = slope * a.beta * *a.scale;
     if (thread_id() == 0) {
         answers[0] = chosen.sum;
         answers[1] = rejected.sum;
