@@ -112,8 +112,9 @@ static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPa
 static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart *part, Error *error) {
     int64_t middle = row + 1, end = row + part->count;
     while (middle < end && slot->positions[middle] != 0) middle++;
-    if (middle == end)
-        return error_set(error, ERROR_DATA, "%s has one document at token %" PRId64 ", where a pair of answers should be: pack it again", set->path,
+    if (end - middle < 2 || middle - row < 2)
+        return error_set(error, ERROR_DATA,
+            "%s has no two documents of two tokens or more at token %" PRId64 ", where a pair of answers should be: pack it again", set->path,
             part->start);
     array_reserve(slot->pairs, slot->pair_capacity, slot->pair_count + 1);
     slot->pairs[slot->pair_count++] = (BatchPair){(int32_t)row, (int32_t)middle, (int32_t)end, part->start};

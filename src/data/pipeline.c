@@ -93,13 +93,18 @@ static bool encode_conversation(ChatEncoder *encoder, const json_t *json, ChatDo
     return true;
 }
 
+/* Each token of an answer must be a target, which the first token of a document is not. */
+static bool has_prompt(const ChatDocument *document, Error *error) {
+    return !document->trained[0] || error_set(error, ERROR_DATA, "no token comes before the answer: its prompt is empty");
+}
+
 /* The chosen answer, then the rejected one. */
 static bool encode_pair(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
     json_t *chosen, *rejected;
     if (!chat_split_pair(json, &chosen, &rejected, error)) return false;
-    bool good = encode_conversation(encoder, chosen, document, block, record, error);
+    bool good = encode_conversation(encoder, chosen, document, block, record, error) && has_prompt(document, error);
     record->chosen_spans = record->span_count;
-    good = good && encode_conversation(encoder, rejected, document, block, record, error);
+    good = good && encode_conversation(encoder, rejected, document, block, record, error) && has_prompt(document, error);
     json_decref(chosen);
     json_decref(rejected);
     return good;
