@@ -46,6 +46,7 @@ typedef struct Group {
     const EvaluationInput *input;
     int64_t size;
     StepInputs inputs; /* rows of all sequences */
+    int64_t pairs;     /* of the last batch, without those of samples that were dropped */
 } Group;
 
 static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
@@ -55,7 +56,7 @@ static Group allocate_group(const EvaluationInput *input) {
     bool together = input->run && !input->take_answers; /* each run's answers are taken before the next one */
     int64_t size = together ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
-    Group group = {input, size, {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
+    Group group = {.input = input, .size = size, .inputs = {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
     pairs_allocate(&group.inputs, input->model, size);
     return group;
 }
@@ -72,7 +73,8 @@ static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t 
     int32_t *target = group->inputs.targets + at;
     int64_t known = batch ? (samples - batch->first_sample) * group->input->model->length : 0;
     memset(target, -1, rows * sizeof *target);
-    counts->pairs += pairs_take(&group->inputs, group->input->model, index, batch, known, group->input->reference);
+    group->pairs = pairs_take(&group->inputs, group->input->model, index, batch, known, group->input->reference);
+    counts->pairs += group->pairs;
     if (!batch) return;
     memcpy(group->inputs.tokens + at, batch->tokens, rows * sizeof(int32_t));
     memcpy(group->inputs.positions + at, batch->positions, rows * sizeof(int32_t));
@@ -113,14 +115,15 @@ static bool run_group(Group *group, Sums *sums, Error *error) {
 }
 
 /* What the last run, of this batch, made of its pairs. */
-static void give_answers(const EvaluationInput *input, const Batch *batch) {
+static void give_answers(const Group *group, const Batch *batch) {
+    const EvaluationInput *input = group->input;
     const Graph *graph = input->model->graph;
     TensorId answers = input->model->answers;
     if (!batch || !input->take_answers || !answers) return;
     size_t bytes = precision_bytes(graph->precision, TYPE_WIDE);
     SCOPED_FREE void *values = memory_allocate((size_t)graph_bytes(graph, answers));
     executor_read(input->executor, answers, values);
-    for (int64_t i = 0; i < batch->pair_count; i++)
+    for (int64_t i = 0; i < group->pairs; i++)
         input->take_answers(
             input->take_context, batch->pairs[i].token, element_get(bytes, values, 2 * i), element_get(bytes, values, 2 * i + 1));
 }
@@ -222,7 +225,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
         }
         if (!(done = agree_to_go_on(input, &unread, &stop, error)) || stop) break;
         if (!(done = run_group(&group, &sums, error))) break;
-        give_answers(input, batch);
+        give_answers(&group, batch);
         if (comm_rank(input->comm) == 0) progress_update(&progress, int_min(first + group.size * size, batches));
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
@@ -284,7 +287,8 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
 
 /* -- Of a reference ------------------------------------------------------------------------------------------------ */
 
-/* The pairs of a set by token, and the log-probabilities that are known of them, two of each; 0: not on this rank. */
+/* The pairs of a set by token, and the log-probabilities that this rank knows of them, two of each. */
+static const double unknown = 1; /* above all log-probabilities */
 typedef struct Answers {
     ReferencePair *pairs;
     int64_t count;
@@ -300,6 +304,7 @@ static Answers list_pairs(const BinPlan *bins) {
     Answers answers = {.count = bins->part_count};
     answers.pairs = memory_allocate((size_t)answers.count * sizeof *answers.pairs);
     answers.values = memory_allocate((size_t)answers.count * 2 * sizeof *answers.values);
+    for (int64_t i = 0; i < 2 * answers.count; i++) answers.values[i] = unknown;
     for (int64_t i = 0; i < answers.count; i++) answers.pairs[i].token = bins->parts[i].start;
     qsort(answers.pairs, (size_t)answers.count, sizeof *answers.pairs, by_token);
     return answers;
@@ -314,10 +319,11 @@ static void take_pair(void *context, int64_t token, double chosen, double reject
     answers->values[2 * (pair - answers->pairs) + 1] = rejected;
 }
 
-/* Log-probabilities are negative, and 0 where a rank knows none: the least of all ranks' are those that are known. */
+/* The least of all ranks' are those that one knows. */
 static bool share_answers(Answers *answers, Comm *comm, Error *error) {
     if (!comm_host_all_reduce(comm, "reference", answers->values, 2 * answers->count, COMM_F64, COMM_MIN, error)) return false;
     for (int64_t i = 0; i < answers->count; i++) {
+        assert(!(answers->values[2 * i] > 0 || answers->values[2 * i + 1] > 0)); /* each pair was in a batch */
         answers->pairs[i].chosen = answers->values[2 * i];
         answers->pairs[i].rejected = answers->values[2 * i + 1];
         if (!isfinite(answers->pairs[i].chosen) || !isfinite(answers->pairs[i].rejected))
