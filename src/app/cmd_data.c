@@ -46,9 +46,10 @@ static const Option pack_rows[] = {
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false",
         "special tokens spelled out in the text become those tokens; false: they stay text, and conversations with them are left out"),
-    STRING_OPTION(
-        template, "", "", "format=chat and preference: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
-    CHOICE_OPTION(turns, "all", CHAT_TURNS, "format=chat and preference: which answers are trained on, where the template does not mark them"),
+    STRING_OPTION(template, "", "",
+        "format=chat and preference: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
+    CHOICE_OPTION(
+        turns, "all", CHAT_TURNS, "format=chat and preference: which answers are trained on, where the template does not mark them"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,

@@ -64,7 +64,8 @@ static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const jso
     if (prompt && *common == 0) return json_pack("[{ss sO}]", "role", "user", "content", prompt);
     const json_t *last = lists && *common ? json_array_get(chosen, *common - 1) : NULL;
     if (prompt && !json_equal(json_object_get(last, "content"), prompt))
-        return error_set(error, ERROR_DATA, "chosen and rejected begin alike, but not with prompt as the last message before they differ"), NULL;
+        return error_set(error, ERROR_DATA, "chosen and rejected begin alike, but not with prompt as the last message before they differ"),
+               NULL;
     if (*common == 0) return error_set(error, ERROR_DATA, "it has no prompt, and chosen and rejected begin with none alike"), NULL;
     return start_of(chosen, *common);
 }

@@ -544,6 +544,6 @@ bool config_check(Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
             (long long)config->data.length, (long long)config->model.text_tokens);
-    return lora_check_list(&config->lora, error) && check_fp8(config, error) && check_preference(config, error) && layout_check(config, 0, error) &&
-           check_schedule(config, error);
+    return lora_check_list(&config->lora, error) && check_fp8(config, error) && check_preference(config, error) &&
+           layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -70,7 +70,7 @@ typedef struct ModelConfig {
      * text; text tokens of a sample, which data.length counts too; channels of a head that the first of three coordinates
      * turns, of which the others share the rest */
     int64_t single_layers, channels, text_width, pooled_width, text_tokens, rope_first;
-    bool guidance; /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
+    bool guidance;               /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
     Fp8Config fp8;               /* not of the model, but of how it is computed */
     PreferenceConfig preference; /* nor is this, but of what its loss is */
 } ModelConfig;

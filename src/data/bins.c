@@ -260,8 +260,8 @@ static bool check_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
     int64_t length = plan->length;
     if (!set->pairs || plan->bins > 0) return true;
     bin_plan_close(plan);
-    return error_set(error, ERROR_DATA, "each pair of answers of %s has more than data.length=%" PRId64 " tokens: give a longer one", set->path,
-        length);
+    return error_set(
+        error, ERROR_DATA, "each pair of answers of %s has more than data.length=%" PRId64 " tokens: give a longer one", set->path, length);
 }
 
 bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error) {

@@ -178,7 +178,7 @@ typedef struct Batch {
     /* Position inside its document, counted from the sequence start where the document began earlier. The document of
      * token t starts at t - positions[t], so this is document mask and RoPE position at once. */
     const int32_t *positions;
-    int64_t first_sample; /* number of the first sequence in the order */
+    int64_t first_sample;   /* number of the first sequence in the order */
     const BatchPair *pairs; /* [pair_count], of sets of pairs */
     int64_t pair_count;
 } Batch; /* padding is token 0, target -1, position 0 */

@@ -114,8 +114,8 @@ static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart
     while (middle < end && slot->positions[middle] != 0) middle++;
     if (end - middle < 2 || middle - row < 2)
         return error_set(error, ERROR_DATA,
-            "%s has no two documents of two tokens or more at token %" PRId64 ", where a pair of answers should be: pack it again", set->path,
-            part->start);
+            "%s has no two documents of two tokens or more at token %" PRId64 ", where a pair of answers should be: pack it again",
+            set->path, part->start);
     array_reserve(slot->pairs, slot->pair_capacity, slot->pair_count + 1);
     slot->pairs[slot->pair_count++] = (BatchPair){(int32_t)row, (int32_t)middle, (int32_t)end, part->start};
     return true;
@@ -315,8 +315,8 @@ const Batch *loader_next(Loader *loader, Error *error) {
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
     const Slot *slot = &loader->slots[number % LOADER_RING];
-    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number), slot->pairs,
-        (int64_t)slot->pair_count};
+    loader->batch =
+        (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number), slot->pairs, (int64_t)slot->pair_count};
     return &loader->batch;
 }
 

@@ -582,8 +582,8 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     int64_t bad = 0;
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_CHAT])
-        return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0], options->format == PACK_PREFERENCE ? "pair of answers" : "conversation",
-            first_bad(packer, PACK_BAD_CHAT, NULL));
+        return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
+            options->format == PACK_PREFERENCE ? "pair of answers" : "conversation", first_bad(packer, PACK_BAD_CHAT, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",

@@ -76,8 +76,8 @@ const char *pack_bad_name(PackBad kind); /* "invalid UTF-8" */
 
 enum { PACK_LENGTHS = 40 };
 typedef struct PackResult {
-    int64_t documents;                    /* of both parts, a pair of answers being one, those of zero bytes and those left out not counted */
-    int64_t train_tokens, valid_tokens;   /* tokens that end documents included */
+    int64_t documents;                  /* of both parts, a pair of answers being one, those of zero bytes and those left out not counted */
+    int64_t train_tokens, valid_tokens; /* tokens that end documents included */
     int64_t trained_train, trained_valid; /* of them, of conversations, what the model is to say */
     int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
     int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */

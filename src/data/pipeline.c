@@ -82,7 +82,8 @@ static void take_spans(Record *record, const ChatDocument *document) {
 }
 
 /* Adds the tokens of a conversation to the record. */
-static bool encode_conversation(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
+static bool encode_conversation(
+    ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
     if (!chat_encode(encoder, json, document, error)) return false;
     array_reserve(block->ids.items, block->ids.capacity, block->ids.count + document->ids.count);
     memcpy(block->ids.items + block->ids.count, document->ids.items, document->ids.count * sizeof *document->ids.items);

@@ -188,8 +188,8 @@ static bool index_record(Shard *shard, Error *error) {
     shard->pairs = left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_PAIRS_MAGIC, 8);
     shard->masked = shard->pairs || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_MASKED_MAGIC, 8));
     if (shard->pairs && shard->document_count % 2)
-        return error_set(error, ERROR_DATA, "%s.idx is of pairs of documents and has %" PRId64 " of them: pack the corpus again", shard->prefix,
-            shard->document_count);
+        return error_set(error, ERROR_DATA, "%s.idx is of pairs of documents and has %" PRId64 " of them: pack the corpus again",
+            shard->prefix, shard->document_count);
     if (shard->masked || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8)))
         return read_trailer(shard, trailer_of(shard), error);
     const ShardSums *sums = (const ShardSums *)(end - sizeof *sums);

@@ -208,8 +208,8 @@ static void show_line(Console *console, const char *line) {
 
 static void show_step(Console *console, const StepMetrics *step) {
     char line[512];
-    unsigned chosen = choose_columns(
-        console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step, !console->terminal || step->peak_flops > 0);
+    unsigned chosen =
+        choose_columns(console->terminal ? wrap_columns(STDOUT_FILENO) : FIXED_WIDTH, step, !console->terminal || step->peak_flops > 0);
     bool header = chosen != console->columns || (console->terminal && console->below >= HEADER_EVERY);
     if (header) {
         format_line(NULL, step, chosen, line, sizeof line);

@@ -232,7 +232,9 @@ static bool check_pairs(const Config *config, const char *setting, const char *p
 static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *error) {
     const DataConfig *data = &config->data;
     if (config->model.preference.loss != PREFERENCE_NONE && mixture_is(data->train))
-        return error_set(error, ERROR_USAGE, "preference.loss takes one source of pairs: give data.train a shard or a folder of shards in place of the mixture %s", data->train);
+        return error_set(error, ERROR_USAGE,
+            "preference.loss takes one source of pairs: give data.train a shard or a folder of shards in place of the mixture %s",
+            data->train);
     for (int i = 0; i < corpus->train_count; i++)
         if (!check_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
     return !corpus->has_valid || check_pairs(config, "data.valid", data->valid, &corpus->valid, error);
@@ -242,8 +244,8 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
 static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
     int64_t pairs = set->document_count / 2, left_out = pairs - bins->part_count;
     if (left_out > 0)
-        log_warn("%lld of the %lld pairs of %s have more than data.length=%lld tokens and are left out", (long long)left_out, (long long)pairs,
-            set->path, (long long)bins->length);
+        log_warn("%lld of the %lld pairs of %s have more than data.length=%lld tokens and are left out", (long long)left_out,
+            (long long)pairs, set->path, (long long)bins->length);
 }
 
 /* The bins of a validation part of pairs, and the references that were computed. */
@@ -251,7 +253,8 @@ static bool open_pairs(Corpus *corpus, const Config *config, bool made, Error *e
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     if (!check_all_pairs(corpus, config, error)) return false;
     if (config->model.preference.loss == PREFERENCE_NONE) return true;
-    if (corpus->has_valid && !bin_plan_open(&corpus->valid_bins, folder, "bins-valid", &corpus->valid, config->data.length, error)) return false;
+    if (corpus->has_valid && !bin_plan_open(&corpus->valid_bins, folder, "bins-valid", &corpus->valid, config->data.length, error))
+        return false;
     if (!made) warn_of_long_pairs(corpus->train, corpus->bins);
     if (!made && corpus->has_valid) warn_of_long_pairs(&corpus->valid, &corpus->valid_bins);
     return corpus_open_references(corpus, config, error);

@@ -52,7 +52,7 @@ typedef struct Group {
 static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
 
 static Group allocate_group(const EvaluationInput *input) {
-    enum { EACH = 4 }; /* the bubble takes a fifth */
+    enum { EACH = 4 };                                  /* the bubble takes a fifth */
     bool together = input->run && !input->take_answers; /* each run's answers are taken before the next one */
     int64_t size = together ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
@@ -327,8 +327,9 @@ static bool share_answers(Answers *answers, Comm *comm, Error *error) {
         answers->pairs[i].chosen = answers->values[2 * i];
         answers->pairs[i].rejected = answers->values[2 * i + 1];
         if (!isfinite(answers->pairs[i].chosen) || !isfinite(answers->pairs[i].rejected))
-            return error_set(error, ERROR_NUMERICS, "the log-probability of an answer is NaN or infinite with the weights that the run begins "
-                                                    "with, that of the pair at token %lld: are they those of this data's tokenizer?",
+            return error_set(error, ERROR_NUMERICS,
+                "the log-probability of an answer is NaN or infinite with the weights that the run begins "
+                "with, that of the pair at token %lld: are they those of this data's tokenizer?",
                 (long long)answers->pairs[i].token);
     }
     return true;
@@ -353,7 +354,8 @@ ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool v
     exchange_finish_weights(session->exchange);
     bool good = evaluate_set(&input, &result, error);
     if (good && result.stopped)
-        good = error_set(error, ERROR_PREEMPTED, "a stop was asked for before the first step: nothing is lost, the same command starts again");
+        good =
+            error_set(error, ERROR_PREEMPTED, "a stop was asked for before the first step: nothing is lost, the same command starts again");
     good = good && share_answers(&answers, session->comm, error);
     free(answers.values);
     if (!good) free(answers.pairs);

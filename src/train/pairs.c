@@ -20,7 +20,8 @@ void pairs_free(StepInputs *inputs) {
     free(inputs->reference);
 }
 
-int64_t pairs_take(StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference) {
+int64_t pairs_take(
+    StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference) {
     if (!model->rewards) return 0;
     int64_t most = preference_most_pairs(model->rows), taken = 0;
     int32_t *pairs = inputs->pairs + microbatch * most * PAIR_BOUNDS;

@@ -20,12 +20,13 @@ static bool hash_weights(const Config *config, uint64_t *weights, Error *error) 
     const char *name;
     json_t *value;
     json_auto_t *settings = identity_settings(config, false), *facts = json_object();
-    json_object_foreach(settings, name, value) for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
-        if (starts_with(name, groups[i])) json_object_set(facts, name, value);
+    json_object_foreach(settings, name, value) for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) if (starts_with(name, groups[i]))
+        json_object_set(facts, name, value);
     const char *const sources[] = {config->init, config->lora.start};
     for (int i = 0; i < 2; i++) {
         json_t *content = sources[i][0] ? identity_of_source(sources[i], error) : json_string("");
-        if (!content) return error_context(error, "%s=%s, from whose weights the reference is computed", i ? "lora.start" : "init", sources[i]);
+        if (!content)
+            return error_context(error, "%s=%s, from whose weights the reference is computed", i ? "lora.start" : "init", sources[i]);
         json_object_set_new(facts, i ? "start.content" : "init.content", content);
     }
     SCOPED_FREE char *text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
@@ -100,7 +101,8 @@ bool loop_make_reference(Loop *loop, Error *error) {
     }
     bool opened = corpus_open_references(&loop->corpus, &loop->settings, error);
     if (opened && drop_others(loop, weights))
-        opened = error_set(error, ERROR_DATA, "the reference in %s/data does not hold what was just written: check the disk", loop->settings.run);
+        opened = error_set(
+            error, ERROR_DATA, "the reference in %s/data does not hold what was just written: check the disk", loop->settings.run);
     if (!loop_agree(loop, "reference", opened, error)) return false;
     identity_put_reference(loop->identity, &loop->corpus.reference);
     if (loop_leads(loop)) log_info("the reference of %lld pairs was computed in %.1f s", (long long)pairs, log_seconds() - start);

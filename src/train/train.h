@@ -105,7 +105,7 @@ typedef struct EvaluationInput {
     /* Is given the log-probabilities of each pair of answers on the ranks that have them; NULL: nobody asks. */
     void (*take_answers)(void *context, int64_t token, double chosen, double rejected);
     void *take_context;
-    const char *label; /* of the progress; NULL: "evaluating" */
+    const char *label;             /* of the progress; NULL: "evaluating" */
     int64_t vocabulary, sequences; /* the first ones of the set; sequences 0: all */
     Comm *comm;                    /* the ranks of the model's mesh; all of them get the result */
     const Tokenizer *tokenizer;    /* of the set; NULL: with `bytes` the byte tokenizer, else unknown */
@@ -173,7 +173,8 @@ void pairs_allocate(StepInputs *inputs, const Model *model, int64_t microbatches
 void pairs_free(StepInputs *inputs);
 /* Takes the pairs of a batch (NULL: none) that begin before `rows`, with what a reference (NULL: zeros) knows of them; how
  * many there are. */
-int64_t pairs_take(StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference);
+int64_t pairs_take(
+    StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference);
 /* Hands those of a microbatch to the program; -1: none. */
 void pairs_load(const StepInputs *inputs, const Model *model, Executor *executor, int64_t microbatch);
 /* Adds what the program's runs came to. */

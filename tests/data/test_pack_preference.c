@@ -101,7 +101,8 @@ static void records_that_are_no_pairs_are_refused(void **state) {
 
 static void bad_pairs_leave_nothing_behind(void **state) {
     (void)state;
-    write_text("in", TEXTS("a", "b", "b") TEXTS("a=", "b", "c") "{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n");
+    write_text("in", TEXTS("a", "b", "b") TEXTS("a=", "b", "c") "{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER(
+                         "a") "], \"rejected\": [" USER("b") "]}\n");
     PackResult result = pack_with(options_for("in"));
     assert_int_equal(result.documents, 1);
     assert_int_equal(result.bad[PACK_BAD_CHAT], 2);
@@ -118,7 +119,9 @@ enum { PAIRS = 40 };
 static void write_pairs(void) {
     FILE *file = fopen("in", "w");
     assert_non_null(file);
-    for (int i = 1; i <= PAIRS; i++) fprintf(file, TEXTS("%02d=", "%.*s", "%.*s"), i, i, "cccccccccccccccccccccccccccccccccccccccc", PAIRS + 1 - i, "rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr");
+    for (int i = 1; i <= PAIRS; i++)
+        fprintf(file, TEXTS("%02d=", "%.*s", "%.*s"), i, i, "cccccccccccccccccccccccccccccccccccccccc", PAIRS + 1 - i,
+            "rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr");
     assert_int_equal(fclose(file), 0);
 }
 

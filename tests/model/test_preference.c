@@ -60,7 +60,8 @@ static void put_pairs(const Golden *g, int64_t first, int64_t count) {
     memset(executor_tensor(g->executor, g->model.positions), 0, (size_t)rows * sizeof(int32_t));
     memset(pairs, 0, (size_t)(preference_most_pairs(rows) * PAIR_BOUNDS) * sizeof *pairs);
     for (int64_t p = 0; p < count; p++) {
-        int32_t begin = (int32_t)(p * LENGTH), middle = put_answer(g, 2 * (first + p), begin), end = put_answer(g, 2 * (first + p) + 1, middle);
+        int32_t begin = (int32_t)(p * LENGTH), middle = put_answer(g, 2 * (first + p), begin),
+                end = put_answer(g, 2 * (first + p) + 1, middle);
         assert_true(end <= begin + LENGTH);
         memcpy(pairs + p * PAIR_BOUNDS, (int32_t[]){begin, middle, end}, PAIR_BOUNDS * sizeof *pairs);
         for (int i = 0; i < 2; i++) reference[2 * p + i] = golden_value(golden_expect(g, "reference"), 2 * (first + p) + i);

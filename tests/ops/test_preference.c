@@ -111,8 +111,9 @@ static void check_definition(PreferenceConfig config) {
         double rejected = log_probability(targets, pair[1], pair[2], &rejected_tokens);
         double gain = chosen - reference[2 * p], other = rejected - reference[2 * p + 1], margin = config.beta * (gain - other);
         double distance = gain / chosen_tokens - other / rejected_tokens - 1 / (2 * config.beta);
-        expected += config.loss == PREFERENCE_IPO ? distance * distance
-                                                  : (1 - config.label_smoothing) * log(1 + exp(-margin)) + config.label_smoothing * log(1 + exp(margin));
+        expected += config.loss == PREFERENCE_IPO
+                        ? distance * distance
+                        : (1 - config.label_smoothing) * log(1 + exp(-margin)) + config.label_smoothing * log(1 + exp(margin));
         chosen_sum += config.beta * gain;
         rejected_sum += config.beta * other;
         wins += gain > other;

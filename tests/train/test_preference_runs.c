@@ -10,7 +10,8 @@ enum { PAIRS = 24, SEED_PAIRS = 5 };
  * tokens are all of one size. */
 static void write_answer(FILE *file, int pair, int which) {
     int chosen = 1 + (int)(rng_bits(SEED_PAIRS, 1, (uint64_t)pair).word[0] % 30), length = which ? 31 - chosen : chosen;
-    for (int i = 0; i < length; i++) fputc((which ? 'n' : 'a') + (int)(rng_bits(SEED_PAIRS, 2, (uint64_t)(pair * 100 + which * 50 + i)).word[0] % 13), file);
+    for (int i = 0; i < length; i++)
+        fputc((which ? 'n' : 'a') + (int)(rng_bits(SEED_PAIRS, 2, (uint64_t)(pair * 100 + which * 50 + i)).word[0] % 13), file);
 }
 
 static void write_pairs(const char *name, int first, int count) {
@@ -58,8 +59,8 @@ static void ranks_learn_what_one_process_learns(void **state) {
     static const struct {
         int ranks;
         const char *settings;
-    } layouts[] = {{2, "layout.zero=0"}, {2, "layout.zero=1"}, {2, "layout.zero=2"}, {2, "layout.zero=3"}, {3, "layout.zero=3"}, {2, "layout.tp=2"},
-        {4, "layout.pp=2"}, {2, "layout.pp=2 layout.pp_schedule=zero-bubble"}};
+    } layouts[] = {{2, "layout.zero=0"}, {2, "layout.zero=1"}, {2, "layout.zero=2"}, {2, "layout.zero=3"}, {3, "layout.zero=3"},
+        {2, "layout.tp=2"}, {4, "layout.pp=2"}, {2, "layout.pp=2 layout.pp_schedule=zero-bubble"}};
     if (!has_mpi()) skip();
     train_good(PREFER LLAMA "run=one");
     assert_true(fabs(recorded("one", "step", 0, "loss") - log(2)) < 1e-12); /* the model is its reference */
@@ -94,7 +95,7 @@ static void a_step_is_the_mean_over_its_pairs(void **state) {
     assert_same_training("each", "some");
     assert_same_training("all", "some");
     assert_same_training("recomputed", "some");
-    compare_records_within("longer", "some", "step", "loss", 1e-9); /* with four pairs in a sequence */
+    compare_records_within("longer", "some", "step", "loss", 1e-9);                   /* with four pairs in a sequence */
     assert_true(same_bytes("each/data/reference-valid", "all/data/reference-valid")); /* one batch that is not full */
 }
 
@@ -177,11 +178,13 @@ static void what_pairs_cannot_be_is_refused(void **state) {
     train_says(ERROR_USAGE, "give layout.cp=1", PREFER LLAMA "run=r layout.cp=2");
     train_says(ERROR_USAGE, "leave out fp8.recipe", PREFER LLAMA "run=r precision=bf16 fp8.recipe=row");
     train_says(ERROR_USAGE, "holds pairs of answers: give preference.loss=dpo", PREFER LLAMA "run=r preference.loss=none");
-    train_says(ERROR_USAGE, "preference.beta=0.5 is for a run with preference.loss", PREFER LLAMA "run=r preference.loss=none preference.beta=0.5");
+    train_says(ERROR_USAGE, "preference.beta=0.5 is for a run with preference.loss",
+        PREFER LLAMA "run=r preference.loss=none preference.beta=0.5");
     train_says(ERROR_USAGE, "is for preference.loss=dpo", PREFER LLAMA "run=r preference.loss=ipo preference.label_smoothing=0.1");
     train_says(ERROR_USAGE, "data.train=text holds none", PREFER LLAMA "run=r data.train=text");
     train_says(ERROR_USAGE, "data.valid=text holds none", PREFER LLAMA "run=r data.valid=text");
-    train_says(ERROR_DATA, "each pair of answers of pairs has more than data.length=16 tokens", PREFER LLAMA "run=r data.length=16 batch.tokens=1536");
+    train_says(ERROR_DATA, "each pair of answers of pairs has more than data.length=16 tokens",
+        PREFER LLAMA "run=r data.length=16 batch.tokens=1536");
     write_text("mixed.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"a long answer\"}\n"
                               "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
     smelt_good("data pack mixed.jsonl mixed format=preference");

@@ -53,7 +53,8 @@ KERNEL(preference_pair, PreferenceArguments) {
     if (pair[PAIR_END] <= pair[PAIR_FIRST]) return;
     Answer chosen = add_tokens(&a, pair[PAIR_FIRST], pair[PAIR_MIDDLE]), rejected = add_tokens(&a, pair[PAIR_MIDDLE], pair[PAIR_END]);
     float chosen_reward = a.beta * (chosen.sum - reference[0]), rejected_reward = a.beta * (rejected.sum - reference[1]);
-    float slope, loss = pair_loss(&a, chosen_reward * chosen.share - rejected_reward * rejected.share, &slope), weight = slope * a.beta * *a.scale;
+    float slope, loss = pair_loss(&a, chosen_reward * chosen.share - rejected_reward * rejected.share, &slope),
+                 weight = slope * a.beta * *a.scale;
     if (thread_id() == 0) {
         answers[0] = chosen.sum;
         answers[1] = rejected.sum;

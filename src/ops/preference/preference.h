@@ -23,8 +23,8 @@ TensorId op_preference(Graph *graph, TensorId x, TensorId w, const PreferenceInp
     TensorId rewards, int64_t vocabulary);
 
 typedef enum PreferenceOperand {
-    PREFERENCE_LOSSES,    /* WIDE [R]: -log-probabilities of tokens, 0 where there is no target */
-    PREFERENCE_TARGETS,   /* as in PreferenceInputs, like the next three */
+    PREFERENCE_LOSSES,  /* WIDE [R]: -log-probabilities of tokens, 0 where there is no target */
+    PREFERENCE_TARGETS, /* as in PreferenceInputs, like the next three */
     PREFERENCE_PAIRS,
     PREFERENCE_REFERENCE,
     PREFERENCE_SCALE,
