@@ -46,9 +46,10 @@ static const Option pack_rows[] = {
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false",
         "special tokens spelled out in the text become those tokens; false: they stay text, and conversations with them are left out"),
-    STRING_OPTION(
-        template, "", "", "format=chat: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
-    CHOICE_OPTION(turns, "all", CHAT_TURNS, "format=chat: which answers are trained on, where the template does not mark them"),
+    STRING_OPTION(template, "", "",
+        "format=chat and preference: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
+    CHOICE_OPTION(
+        turns, "all", CHAT_TURNS, "format=chat and preference: which answers are trained on, where the template does not mark them"),
     INT_OPTION(
         shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
@@ -96,14 +97,14 @@ static bool refuse_existing_shards(const DataOptions *options, const char *outpu
 }
 
 /* Lengths of documents as bars, a row for each power of two from the shortest to the longest. */
-static void print_lengths(const PackResult *result) {
+static void print_lengths(const PackResult *result, bool pairs) {
     enum { WIDTH = 40 };
     int first = 0, last = PACK_LENGTHS - 1;
     int64_t most = 1;
     while (first < last && !result->lengths[first]) first++;
     while (last > first && !result->lengths[last]) last--;
     for (int i = first; i <= last; i++) most = result->lengths[i] > most ? result->lengths[i] : most;
-    printf("tokens of a document:\n");
+    printf("tokens of a %s:\n", pairs ? "pair" : "document");
     for (int i = first; i <= last; i++) {
         char low[32], count[32];
         log_format_count((double)((int64_t)1 << i), low);
@@ -129,18 +130,18 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     log_format_duration(seconds, duration);
     log_format_bytes((double)result->bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
     int64_t tokens = result->train_tokens + result->valid_tokens;
-    bool split = options->valid > 0;
+    bool split = options->valid > 0, pairs = options->format == PACK_PREFERENCE;
     if (result->resumed) printf("packed the rest of %s in %s", size, duration);
     else printf("packed %s of input in %s (%s/s)", size, duration, rate);
-    printf(": %" PRId64 " file%s, %" PRId64 " document%s%s\n", result->files, plural(result->files), result->documents,
-        plural(result->documents), split ? " (a divided one counts twice)" : "");
-    print_lengths(result);
+    printf(": %" PRId64 " file%s, %" PRId64 " %s%s%s\n", result->files, plural(result->files), result->documents,
+        pairs ? "pair" : "document", plural(result->documents), split && !pairs ? " (a divided one counts twice)" : "");
+    print_lengths(result, pairs);
     printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with a text that was there before", tokens,
         (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates));
     if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
-    if (options->format == PACK_CHAT) print_trained(result->trained_train + result->trained_valid, tokens);
+    if (pack_is_chat((PackFormat)options->format)) print_trained(result->trained_train + result->trained_valid, tokens);
     printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
     if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));
     printf("\n");
@@ -313,7 +314,11 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
     bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
     Utf8Stream stream = {0};
-    printf("document %" PRId64 ": %" PRId64 " tokens, %" PRId64 " trained\n", number, end - start, trained);
+    printf("document %" PRId64 "%s: %" PRId64 " tokens, %" PRId64 " trained\n", number,
+        !set->pairs       ? ""
+        : number % 2 == 0 ? ", chosen"
+                          : ", rejected",
+        end - start, trained);
     for (int64_t i = 0; i < count; i++) {
         bool now = !(marks[i] & TOKEN_UNTRAINED);
         char byte = (char)tokens[i];
@@ -356,7 +361,7 @@ static bool print_documents(const ShardSet *set, const DataOptions *options, Err
         return true;
     }
     if (!measure_documents(set, &documents, &longest, error)) return false;
-    printf("documents:        %" PRId64 "\n", documents);
+    printf("documents:        %" PRId64 "%s\n", documents, set->pairs ? ", in pairs of a chosen answer and a rejected one" : "");
     printf("longest document: %" PRId64 " tokens\n", longest);
     printf("mean document:    %.1f tokens\n", (double)set->token_count / (double)documents);
     return true;
@@ -375,8 +380,13 @@ static bool print_set(const ShardSet *set, const char *tokenizer, const DataOpti
     printf("tokens:           %" PRId64 "\n", set->token_count);
     printf("size:             %" PRId64 " bytes (%s)\n", bytes, size);
     bool document = options->document >= 0 || (set->masked && options->sample == 0);
-    return print_mask(set, error) && print_documents(set, options, error) &&
-           (document ? print_document : print_tokens)(set, tokenizer, options, error);
+    DataOptions second = *options;
+    second.document = 1;
+    if (!print_mask(set, error) || !print_documents(set, options, error) ||
+        !(document ? print_document : print_tokens)(set, tokenizer, options, error))
+        return false;
+    bool pair = document && set->pairs && options->document < 0;
+    return !pair || print_document(set, tokenizer, &second, error);
 }
 
 static bool print_check(ShardSet *set, Error *error) {
@@ -427,7 +437,7 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "text, JSON lines or conversations to token shards",
+        .summary = "text, JSON lines, conversations or preferences to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
         .explanation =

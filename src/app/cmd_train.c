@@ -92,7 +92,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
         folder = config->run; /* which remembers its model */
     if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
     options_defaults(&config_table, config, strings);
-    origin.model.fp8 = config->model.fp8; /* which is no part of a model */
+    origin.model.fp8 = config->model.fp8; /* which is no part of a model, nor is the loss */
+    origin.model.preference = config->model.preference;
     config->model = origin.model;
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
@@ -106,6 +107,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model.padding = config->model.padding;
     wanted.model.text_tokens = config->model.text_tokens; /* as the encodings have them */
     wanted.model.fp8 = config->model.fp8;
+    wanted.model.preference = config->model.preference;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
         return take_tokenizer(folder, &origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);

@@ -54,6 +54,22 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
 }
 
+/* With a loss over pairs, a sequence is a pair of answers of half its length, and their reference is 0. */
+static void fill_pairs(const Session *session) {
+    const Model *model = &session->model;
+    int32_t length = (int32_t)model->length, half = length / 2;
+    if (!model->rewards) return;
+    int32_t *pairs = executor_tensor(session->executor, model->preference.pairs),
+            *positions = executor_tensor(session->executor, model->positions);
+    for (int32_t s = 0; s < (int32_t)model->sequences && s < preference_most_pairs(model->rows); s++) {
+        int32_t *pair = pairs + (int64_t)s * PAIR_BOUNDS, first = s * length;
+        pair[PAIR_FIRST] = first;
+        pair[PAIR_MIDDLE] = first + half;
+        pair[PAIR_END] = first + length;
+        for (int32_t i = half; i < length; i++) positions[first + i] = i - half;
+    }
+}
+
 /* Random tokens; each one's target is the next. */
 static void fill_tokens(const Session *session) {
     const Config *config = session->config;
@@ -66,6 +82,7 @@ static void fill_tokens(const Session *session) {
         positions[i] = (int32_t)(i % config->data.length);
     }
     for (int64_t i = 0; i < rows; i++) targets[i] = tokens[(i + 1) % rows];
+    fill_pairs(session);
 }
 
 /* close_session after both answers. */

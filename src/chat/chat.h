@@ -58,5 +58,8 @@ bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *docum
 /* The special token that the template puts behind an answer, such as <|im_end|>; -1: there is none, so that nothing tells
  * where an answer ends. It need not be the one that ends documents. */
 int32_t chat_answer_end(ChatEncoder *encoder);
+/* The records of the two answers of a record of preferences, `prompt`, `chosen` and `rejected` (chat_pair.c), for chat_encode and
+ * json_decref. ERROR_DATA: it is none. */
+bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);
 /* The tokens after which the model answers a list of messages. */
 bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);

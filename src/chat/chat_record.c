@@ -124,6 +124,8 @@ bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
     if (json_object_get(json, "messages")) return read_messages(record, json_object_get(json, "messages"), error);
     if (json_object_get(json, "completion")) return read_completion(record, json, error);
     if (json_object_get(json, "instruction")) return read_instruction(record, json, error);
+    if (json_object_get(json, "chosen"))
+        return error_set(error, ERROR_DATA, "it has two answers, one chosen, one rejected: format=preference takes these");
     return error_set(error, ERROR_DATA, "it has no messages, prompt and completion, or instruction and output");
 }
 

@@ -218,6 +218,14 @@ static const Option rows[] = {
     CHOICE_OPTION(
         lora.experts, "each", "each|shared", "adapters of experts: one for each of them, or one that all of a layer share", STATE),
 
+    {"preference.loss", OPTION_CHOICE, FIELD(model.preference.loss), "none", 0, 0, "none|dpo|ipo", "",
+        "loss over pairs of answers, one preferred to the other (smelt data pack format=preference), beside log-probabilities of the "
+        "weights that the run begins with"},
+    {"preference.beta", OPTION_REAL, FIELD(model.preference.beta), "0.1", 1e-6, 1e6, NULL, "",
+        "how much a preference weighs against staying with these weights: rewards are beta times the gain in log-probability"},
+    {"preference.label_smoothing", OPTION_REAL, FIELD(model.preference.label_smoothing), "0", 0, 0.5, NULL, "",
+        "preference.loss=dpo: part of the preferences that are taken to be wrong (cDPO)"},
+
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
         "groups of ranks (processes with a GPU each) that divide a batch; 0: as many as the run's ranks come to", CHANGES),
     INT_OPTION(
@@ -563,6 +571,29 @@ static bool check_lora(const Config *config, Error *error) {
     return lora_check_list(lora, error);
 }
 
+/* What pairs of answers need, and settings that only they use. */
+static bool check_preference(const Config *config, Error *error) {
+    const PreferenceConfig *preference = &config->model.preference;
+    const char *beta = config_find("preference.beta")->initial;
+    bool none = preference->loss == PREFERENCE_NONE;
+    if (none && preference->beta != strtod(beta, NULL))
+        return error_set(error, ERROR_USAGE, "preference.beta=%g is for a run with preference.loss: give one, or preference.beta=%s",
+            preference->beta, beta);
+    if (preference->loss != PREFERENCE_DPO && preference->label_smoothing > 0)
+        return error_set(error, ERROR_USAGE,
+            "preference.label_smoothing=%g is for preference.loss=dpo: give it, or preference.label_smoothing=0",
+            preference->label_smoothing);
+    if (none) return true;
+    if (config->data.packing != PACKING_BEST_FIT)
+        return error_set(error, ERROR_USAGE, "preference.loss keeps the answers of a pair in one sequence: give data.packing=best_fit");
+    if (config->layout.cp > 1)
+        return error_set(error, ERROR_USAGE, "preference.loss adds up whole answers on one rank: give layout.cp=1, not %lld",
+            (long long)config->layout.cp);
+    return config->model.fp8.recipe == FP8_NONE ||
+           error_set(error, ERROR_USAGE,
+               "preference.loss compares log-probabilities, which fp8 rounds too much: leave out fp8.recipe or preference.loss");
+}
+
 bool config_check(Config *config, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
@@ -575,6 +606,6 @@ bool config_check(Config *config, Error *error) {
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
         return error_set(error, ERROR_USAGE,
             "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
-    return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && layout_check(config, 0, error) &&
-           check_schedule(config, error);
+    return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
+           layout_check(config, 0, error) && check_schedule(config, error);
 }

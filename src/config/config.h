@@ -32,6 +32,13 @@ typedef struct Fp8Config {
     bool uneven_rows;         /* no setting: microbatches of training have them, which other programs then heed too */
 } Fp8Config;
 
+/* Training on pairs of answers (ops/preference/rule.c). */
+typedef enum PreferenceLoss { PREFERENCE_NONE, PREFERENCE_DPO, PREFERENCE_IPO } PreferenceLoss;
+typedef struct PreferenceConfig {
+    int loss; /* PreferenceLoss */
+    double beta, label_smoothing;
+} PreferenceConfig;
+
 typedef struct ModelConfig {
     int family;                                       /* Family */
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
@@ -63,8 +70,9 @@ typedef struct ModelConfig {
      * text; text tokens of a sample, which data.length counts too; channels of a head that the first of three coordinates
      * turns, of which the others share the rest */
     int64_t single_layers, channels, text_width, pooled_width, text_tokens, rope_first;
-    bool guidance; /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
-    Fp8Config fp8; /* not of the model, but of how it is computed */
+    bool guidance;               /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
+    Fp8Config fp8;               /* not of the model, but of how it is computed */
+    PreferenceConfig preference; /* nor is this, but of what its loss is */
 } ModelConfig;
 
 /* Adapters in place of full training (model/lora.c). */

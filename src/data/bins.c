@@ -182,13 +182,21 @@ static bool add_document(Plan *plan, int64_t start, int64_t end, Error *error) {
     return true;
 }
 
+/* The tokens [*start, *end) of the next document or pair; *end is -1 behind the last one. */
+static bool next_unit(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
+    int64_t middle;
+    if (!document_cursor_next(cursor, start, end, error)) return false;
+    return !cursor->set->pairs || *end < 0 || document_cursor_next(cursor, &middle, end, error);
+}
+
 static bool add_documents(Plan *plan, const ShardSet *set, Error *error) {
     DocumentCursor cursor = {.set = set};
     int64_t start, end;
     Progress progress = progress_start("packing documents", "tokens", set->token_count);
     bool good = true;
-    while ((good = document_cursor_next(&cursor, &start, &end, error)) && end >= 0) {
-        if (!add_document(plan, start, end, error)) return false;
+    while ((good = next_unit(&cursor, &start, &end, error)) && end >= 0) {
+        bool fits = !set->pairs || end - start <= plan->window.length;
+        if (fits && !add_document(plan, start, end, error)) return false;
         progress_update(&progress, end);
     }
     progress_finish(&progress);
@@ -240,10 +248,20 @@ static bool map_plan(BinPlan *plan, const char *path, uint64_t content, int64_t 
     plan->length = length;
     plan->bins = footer.bins;
     plan->inputs = footer.inputs;
+    plan->part_count = footer.parts;
     plan->parts = (const BinPart *)plan->map.bytes;
     plan->first_part = (const int64_t *)(plan->parts + footer.parts);
     assert(size == (size_t)footer.parts * sizeof(BinPart) + (size_t)(footer.bins + 1) * sizeof(int64_t) + sizeof footer);
     return true;
+}
+
+/* Of a set of pairs that are all too long nothing is left. */
+static bool check_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
+    int64_t length = plan->length;
+    if (!set->pairs || plan->bins > 0) return true;
+    bin_plan_close(plan);
+    return error_set(
+        error, ERROR_DATA, "each pair of answers of %s has more than data.length=%" PRId64 " tokens: give a longer one", set->path, length);
 }
 
 bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error) {
@@ -251,10 +269,10 @@ bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const Sh
     uint64_t content;
     *plan = (BinPlan){0};
     if (!shard_set_checksum(set, &content, error)) return false;
-    if (map_plan(plan, path, content, length)) return true;
+    if (map_plan(plan, path, content, length)) return check_pairs(plan, set, error);
     bin_plan_close(plan);
     if (!file_make_folder(folder, error) || !make_plan(path, folder, set, content, length, error)) return error_recode(error, ERROR_DATA);
-    if (map_plan(plan, path, content, length)) return true;
+    if (map_plan(plan, path, content, length)) return check_pairs(plan, set, error);
     bin_plan_close(plan);
     return error_set(error, ERROR_DATA, "%s does not hold what was just written: check the disk", path);
 }

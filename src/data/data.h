@@ -42,6 +42,7 @@ typedef struct ShardSet {
     int64_t token_count;
     int64_t document_count; /* -1: not all shards have an index of documents */
     bool masked;            /* a shard has a loss mask */
+    bool pairs;             /* documents 2 i and 2 i + 1 are the chosen and the rejected answer of a pair; all are masked */
     int32_t end_token;      /* for the owner to set: where there is no index, a document ends with it; -1: nowhere */
     struct Remote *remote;  /* of a folder of remote_mirror; else NULL */
     int64_t max_token;      /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
@@ -128,6 +129,9 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 bool shard_writer_end_document(ShardWriter *writer, Error *error);
+/* A shard of pairs, with a loss mask: of each two documents the first is an answer that was preferred to the second. Before the
+ * first token. */
+void shard_writer_pairs(ShardWriter *writer);
 /* A shard with a loss mask: of each document the tokens up to the first shard_writer_end_span are untrained, those up to
  * the second are trained, and so on in turn. Before the first token. */
 void shard_writer_mask(ShardWriter *writer);
@@ -141,15 +145,16 @@ void shard_writer_cancel(ShardWriter *writer);
 
 /* -- Best-fit packing (bins.c) ------------------------------------------------------------------------------------- */
 
-/* A part of one document: the tokens [start, start + count) of the stream. */
+/* A part of one document, or a pair of two: the tokens [start, start + count) of the stream. */
 typedef struct BinPart { int64_t start, count; } BinPart;
 
 /* Documents of a set in bins of `length` tokens: each token of a document is in one bin, documents longer than a bin are
- * cut, and what is left of a bin is padding. The plan is a mapped file, so nothing is allocated for a document. */
+ * cut, and what is left of a bin is padding. Of a set of pairs a part is a whole pair, and those longer than a bin are left out. The plan is a mapped file, so nothing is allocated for a document. */
 typedef struct BinPlan {
     FileMap map;
     int64_t length, bins;
     int64_t inputs;            /* tokens in all bins; the others of bins * length are padding */
+    int64_t part_count;        /* in all bins */
     const BinPart *parts;      /* bin by bin */
     const int64_t *first_part; /* [bins + 1] */
 } BinPlan;
@@ -161,6 +166,12 @@ void bin_plan_close(BinPlan *plan); /* also of a zeroed or failed one */
 
 /* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
 
+/* A pair of answers: rows [first, middle) of the batch are the chosen one, [middle, end) the rejected. */
+typedef struct BatchPair {
+    int32_t first, middle, end;
+    int64_t token; /* of the set, which the pair begins with */
+} BatchPair;
+
 /* `sequences` x the phase's length tokens each; arrays are owned by the loader and valid until the batch is released. */
 typedef struct Batch {
     const int32_t *tokens;  /* [sequences][length] */
@@ -168,8 +179,10 @@ typedef struct Batch {
     /* Position inside its document, counted from the sequence start where the document began earlier. The document of
      * token t starts at t - positions[t], so this is document mask and RoPE position at once. */
     const int32_t *positions;
-    int64_t first_sample; /* number of the first sequence in the order */
-} Batch;                  /* padding is token 0, target -1, position 0 */
+    int64_t first_sample;   /* number of the first sequence in the order */
+    const BatchPair *pairs; /* [pair_count], of sets of pairs */
+    int64_t pair_count;
+} Batch; /* padding is token 0, target -1, position 0 */
 
 /* A source of the order. */
 typedef struct LoaderSource {

@@ -70,6 +70,7 @@ struct Shard {
     int64_t token_count, document_count; /* documents -1: the format has no index of them */
     ShardRecord record;
     bool masked;        /* documents are sequences that are untrained and trained in turn */
+    bool pairs;         /* and each two of them a pair */
     int64_t max_token;  /* with SHARD_BLOCKS, and after shard_verify; else -1 */
     uint64_t checksum;  /* but for SHARD_BARE: XXH3 of PREFIX.bin */
     uint64_t documents; /* with SHARD_BLOCKS: XXH3 of the ends of documents in tokens, an i64 each; `masked`: and of sequences */
@@ -122,6 +123,7 @@ bool shard_index_marks(const Shard *shard, int64_t first, int64_t count, uint8_t
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
 #define SHARD_TRAILER_MAGIC "SMELTBLK"
 #define SHARD_MASKED_MAGIC "SMELTMSK" /* of a shard with a loss mask */
+#define SHARD_PAIRS_MAGIC "SMELTPRF"  /* and of pairs of documents */
 #define SHARD_SUMS_MAGIC "SMELTSUM"
 enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9, SHARD_BLOCK_BYTES = 4096 /* a page of memory */ };
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/math.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -23,6 +24,8 @@ enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 /* The writable side of a Batch. */
 typedef struct Slot {
     int32_t *tokens, *targets, *positions;
+    BatchPair *pairs; /* [pair_capacity] */
+    size_t pair_count, pair_capacity;
     int64_t number; /* of its batch among all batches from the first sample on */
 } Slot;
 
@@ -105,18 +108,34 @@ static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPa
     return bins->parts + first[0];
 }
 
-static bool fill_sequence(Loader *loader, int64_t sample, const Slot *row, Error *error) {
+/* Takes note of the pair that lies in the slot from `row` on: its first document ends where the second begins. */
+static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart *part, Error *error) {
+    int64_t middle = row + 1, end = row + part->count;
+    while (middle < end && slot->positions[middle] != 0) middle++;
+    if (end - middle < 2 || middle - row < 2)
+        return error_set(error, ERROR_DATA,
+            "%s has no two documents of two tokens or more at token %" PRId64 ", where a pair of answers should be: pack it again",
+            set->path, part->start);
+    array_reserve(slot->pairs, slot->pair_capacity, slot->pair_count + 1);
+    slot->pairs[slot->pair_count++] = (BatchPair){(int32_t)row, (int32_t)middle, (int32_t)end, part->start};
+    return true;
+}
+
+/* The rows of the slot from `first` on. */
+static bool fill_sequence(Loader *loader, int64_t sample, Slot *slot, int64_t first, Error *error) {
     int64_t filled = 0, count = 0;
     if (sample < loader->end) {
         BinPart cut;
         Draw draw = order_draw(loader->options.order, sample);
         const BinPart *parts = sample_parts(loader, &draw, &cut, &count);
         for (int64_t i = 0; i < count; filled += parts[i++].count) {
-            Slot at = slot_at(row, filled);
-            if (!fill_tokens(loader, loader->options.sources[draw.source].set, parts[i].start, parts[i].count, &at, error)) return false;
+            const ShardSet *set = loader->options.sources[draw.source].set;
+            Slot at = slot_at(slot, first + filled);
+            if (!fill_tokens(loader, set, parts[i].start, parts[i].count, &at, error)) return false;
+            if (set->pairs && !add_pair(set, slot, first + filled, &parts[i], error)) return false;
         }
     }
-    Slot rest = slot_at(row, filled);
+    Slot rest = slot_at(slot, first + filled);
     fill_padding(&rest, loader->length - filled);
     return true;
 }
@@ -148,10 +167,9 @@ static bool fill_batch(Loader *loader, int64_t batch, Error *error) {
     Slot *slot = &loader->slots[batch % LOADER_RING];
     request_batches(loader, batch);
     slot->number = loader->numbers[batch % loader->ahead];
-    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
-        Slot row = slot_at(slot, i * loader->length);
-        if (!fill_sequence(loader, first_of_batch(loader, slot->number) + i, &row, error)) return false;
-    }
+    slot->pair_count = 0;
+    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++)
+        if (!fill_sequence(loader, first_of_batch(loader, slot->number) + i, slot, i * loader->length, error)) return false;
     return true;
 }
 
@@ -206,6 +224,9 @@ static bool check_sources(const LoaderOptions *options, Error *error) {
     for (int i = 0; i < order_sources(options->order); i++) {
         const ShardSet *set = options->sources[i].set;
         assert(!options->sources[i].bins || options->document_mask);
+        if (set->pairs && !options->sources[i].bins)
+            return error_set(error, ERROR_DATA,
+                "%s holds pairs of answers, which smelt train preference.loss=dpo reads, and nothing else: give other data", set->path);
         if (set->max_token >= options->vocabulary)
             return error_set(error, ERROR_DATA,
                 "%s has tokens up to %" PRId64 " but the vocabulary has %" PRId32
@@ -246,6 +267,7 @@ static void loader_free(Loader *loader) {
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->mutex);
     if (loader->arena) memory_unmap(loader->arena, loader->arena_bytes);
+    for (int i = 0; i < LOADER_RING; i++) free(loader->slots[i].pairs);
     free(loader->sources);
     free(loader->numbers);
     free(loader->read);
@@ -293,7 +315,8 @@ const Batch *loader_next(Loader *loader, Error *error) {
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
     const Slot *slot = &loader->slots[number % LOADER_RING];
-    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number)};
+    loader->batch =
+        (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number), slot->pairs, (int64_t)slot->pair_count};
     return &loader->batch;
 }
 

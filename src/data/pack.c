@@ -76,6 +76,7 @@ static bool part_open(Packer *packer, Part *part, Error *error) {
         in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
     part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
     if (part->writer && packer->chat) shard_writer_mask(part->writer);
+    if (part->writer && packer->options.format == PACK_PREFERENCE) shard_writer_pairs(part->writer);
     if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer_name(packer), template_source(packer));
     return part->writer;
 }
@@ -300,13 +301,14 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
     return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
 }
 
-/* The tokens of a conversation, span by span. */
+/* The tokens of a conversation, span by span; the chosen answer of a pair becomes a document of its own. */
 static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
     for (size_t i = 0; i < record->span_count; i++) {
         if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
         tokens += record->spans[i];
-        if (i % 2) *trained += record->spans[i];
+        if ((i - (i < record->chosen_spans ? 0 : record->chosen_spans)) % 2) *trained += record->spans[i];
+        if (i + 1 == record->chosen_spans && !shard_writer_end_document(part->writer, error)) return false;
     }
     return true;
 }
@@ -474,7 +476,7 @@ static bool open_chat(Packer *packer, Error *error) {
         .turns = options->turns,
         .special = options->special,
         .end_token = packer->tokenizer ? tokenizer_end_of_text(packer->tokenizer) : BYTE_SEPARATOR};
-    if (options->format != PACK_CHAT) return true;
+    if (!pack_is_chat(options->format)) return true;
     packer->chat = chat_open(&chat, packer->tokenizer, error);
     if (packer->chat) packer->report.chat = chat_identity(packer->chat);
     if (packer->chat) warn_endless(packer);
@@ -582,7 +584,7 @@ static void warn_bad(const Packer *packer) {
 
 static bool read_all(Packer *packer, Error *error) {
     packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
-        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat};
+        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
@@ -607,8 +609,8 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     int64_t bad = 0;
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_CHAT])
-        return error_set(error, ERROR_DATA, "no record of %s is a conversation that can be packed: %s", options->inputs[0],
-            first_bad(packer, PACK_BAD_CHAT, NULL));
+        return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
+            options->format == PACK_PREFERENCE ? "pair of answers" : "conversation", first_bad(packer, PACK_BAD_CHAT, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",

@@ -16,9 +16,11 @@
 #include "chat/chat.h"
 #include "token/tokenizer.h"
 
-/* PACK_CHAT: JSON lines of conversations (chat/chat.h), of which what is trained becomes a loss mask. */
-typedef enum PackFormat { PACK_AUTO, PACK_TEXT, PACK_JSON, PACK_CHAT } PackFormat;
-#define PACK_FORMATS "auto|text|jsonl|chat"
+/* PACK_CHAT: JSON lines of conversations (chat/chat.h), of which what is trained becomes a loss mask. PACK_PREFERENCE: of prompts
+ * with a chosen and a rejected answer, which become two documents with such a mask, one behind the other. */
+typedef enum PackFormat { PACK_AUTO, PACK_TEXT, PACK_JSON, PACK_CHAT, PACK_PREFERENCE } PackFormat;
+#define PACK_FORMATS "auto|text|jsonl|chat|preference"
+static inline bool pack_is_chat(PackFormat format) { return format == PACK_CHAT || format == PACK_PREFERENCE; }
 
 /* What becomes of a document that is not UTF-8. */
 typedef enum PackInvalid {
@@ -49,7 +51,7 @@ typedef struct PackOptions {
     const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
     const char *field;     /* of JSON lines: the name of the text; NULL: "text" */
     PackFormat format;
-    const char *template; /* of PACK_CHAT, as in ChatOptions; NULL: the tokenizer's */
+    const char *template; /* of conversations, as in ChatOptions; NULL: the tokenizer's */
     ChatTurns turns;
     PackInvalid invalid;
     PackDedup dedup;
@@ -74,9 +76,9 @@ const char *pack_bad_name(PackBad kind); /* "invalid UTF-8" */
 
 enum { PACK_LENGTHS = 40 };
 typedef struct PackResult {
-    int64_t documents;                    /* of both parts, those of zero bytes and those left out not counted */
-    int64_t train_tokens, valid_tokens;   /* tokens that end documents included */
-    int64_t trained_train, trained_valid; /* of them, with PACK_CHAT, what the model is to say */
+    int64_t documents;                  /* of both parts, a pair of answers being one, those of zero bytes and those left out not counted */
+    int64_t train_tokens, valid_tokens; /* tokens that end documents included */
+    int64_t trained_train, trained_valid; /* of them, of conversations, what the model is to say */
     int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
     int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */
     int64_t shards;                       /* of the training part */

@@ -78,6 +78,7 @@ typedef struct Record {
     bool fatal;             /* it is not the record that is bad, but what is asked for: the packing ends */
     int32_t *spans;         /* of a conversation: lengths of what is untrained and trained, in turn; owned */
     size_t span_count;
+    size_t chosen_spans; /* of a pair of answers: how many of them are of the chosen one; else 0 */
     size_t text_size, ids, id_count;
     uint64_t hash;  /* XXH3 of a document of one piece */
     uint64_t *keys; /* of such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */
@@ -126,6 +127,7 @@ typedef struct PipelineOptions {
     bool text_only;             /* nothing is encoded */
     bool near;                  /* keys are made */
     const Chat *chat;           /* records are conversations; or NULL */
+    bool pairs;                 /* of a chosen and a rejected answer */
 } PipelineOptions;
 /* Receives the blocks in their order, on the calling thread; it may take what a block owns. False ends the run. */
 typedef bool TakeBlock(void *context, Block *block, Error *error);

@@ -68,9 +68,9 @@ static bool encode_record(const PipelineOptions *options, TokenizerEncoder *enco
     return true;
 }
 
-/* Lengths of what is untrained and trained, in turn, of the tokens of a conversation. */
+/* Adds lengths of what is untrained and trained, in turn, of the tokens of a conversation. */
 static void take_spans(Record *record, const ChatDocument *document) {
-    size_t count = document->ids.count, capacity = 0;
+    size_t count = document->ids.count, capacity = record->span_count;
     uint8_t trained = 0;
     for (size_t i = 0, from = 0; i <= count; i++) {
         if (i < count && document->trained[i] == trained) continue;
@@ -81,8 +81,46 @@ static void take_spans(Record *record, const ChatDocument *document) {
     }
 }
 
-/* The tokens of a line of JSON that is a conversation; none where it is bad. */
-static void encode_chat(ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
+/* Adds the tokens of a conversation to the record. */
+static bool encode_conversation(
+    ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
+    if (!chat_encode(encoder, json, document, error)) return false;
+    array_reserve(block->ids.items, block->ids.capacity, block->ids.count + document->ids.count);
+    memcpy(block->ids.items + block->ids.count, document->ids.items, document->ids.count * sizeof *document->ids.items);
+    block->ids.count += document->ids.count;
+    record->id_count += document->ids.count;
+    record->text_size += document->text.size;
+    take_spans(record, document);
+    return true;
+}
+
+/* Each token of an answer must be a target, which the first token of a document is not. */
+static bool has_prompt(const ChatDocument *document, Error *error) {
+    return !document->trained[0] || error_set(error, ERROR_DATA, "no token comes before the answer: its prompt is empty");
+}
+
+/* The chosen answer, then the rejected one. */
+static bool encode_pair(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
+    json_t *chosen, *rejected;
+    if (!chat_split_pair(json, &chosen, &rejected, error)) return false;
+    bool good = encode_conversation(encoder, chosen, document, block, record, error) && has_prompt(document, error);
+    record->chosen_spans = record->span_count;
+    good = good && encode_conversation(encoder, rejected, document, block, record, error) && has_prompt(document, error);
+    json_decref(chosen);
+    json_decref(rejected);
+    return good;
+}
+
+/* Takes back what was added of a record that is bad. */
+static void drop_tokens(Block *block, Record *record) {
+    block->ids.count = record->ids;
+    free(record->spans);
+    record->spans = NULL;
+    record->id_count = record->text_size = record->span_count = record->chosen_spans = 0;
+}
+
+/* The tokens of a line of JSON that is a conversation or a pair of them; none where it is bad. */
+static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
     json_error_t fault;
     Error error = {0};
     json_auto_t *json = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
@@ -91,16 +129,10 @@ static void encode_chat(ChatEncoder *encoder, ChatDocument *document, Block *blo
     record->text_size = 0;
     record->ids = block->ids.count;
     if (!object) return;
-    if (!chat_encode(encoder, json, document, &error)) {
+    if (!(options->pairs ? encode_pair : encode_conversation)(encoder, json, document, block, record, &error)) {
+        drop_tokens(block, record);
         record_mark(record, PACK_BAD_CHAT, error.message);
         record->fatal = error.code == ERROR_USAGE;
-    } else {
-        array_reserve(block->ids.items, block->ids.capacity, block->ids.count + document->ids.count);
-        memcpy(block->ids.items + block->ids.count, document->ids.items, document->ids.count * sizeof *document->ids.items);
-        block->ids.count += document->ids.count;
-        record->id_count = document->ids.count;
-        record->text_size = document->text.size;
-        take_spans(record, document);
     }
 }
 
@@ -127,7 +159,7 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
         record_text(record, block->text, options->chat ? NULL : options->field, options->invalid);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
         mark_record(options, record);
-        if (!lost && options->chat) encode_chat(encoders->chat, &encoders->document, block, record);
+        if (!lost && options->chat) encode_chat(options, encoders->chat, &encoders->document, block, record);
         else if (!lost && !options->text_only) good = encode_record(options, encoders->text, block, record);
     }
 }

@@ -378,7 +378,7 @@ static bool take_text(RecordReader *reader, const char *path, bool *text, Error 
 static bool is_json(const RecordReader *reader, const char *path) {
     static const char *const names[] = {".jsonl", ".ndjson"}, *const packed[] = {"", ".gz", ".zst", ".xz"};
     PackFormat format = reader->options->format;
-    bool json = format == PACK_JSON || format == PACK_CHAT ||
+    bool json = format == PACK_JSON || pack_is_chat(format) ||
                 (format == PACK_AUTO && is_json_lines(reader->window + reader->begin,
                                             (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES)));
     for (size_t i = 0; i < 8 && format == PACK_AUTO && !json; i++) {

@@ -154,9 +154,10 @@ static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
 }
 
 bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {
+    const uint64_t PAIRS = 1 << 8;
     uint64_t documents = shard->documents;
     if (shard->record == SHARD_SUMS && !shard_index_verify(shard, &documents, error)) return false;
-    const uint64_t parts[] = {shard->checksum, documents, (uint64_t)shard->token_bytes};
+    const uint64_t parts[] = {shard->checksum, documents, (uint64_t)shard->token_bytes | (shard->pairs ? PAIRS : 0)};
     *checksum = hash_bytes(parts, sizeof parts);
     if (shard->record != SHARD_BARE) return true;
     XXH3_state_t *hash = XXH3_createState();

@@ -6,7 +6,8 @@
  * each 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token,
  * u64 XXH3 of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the
  * trailer up to here. "SMELTMSK" in its place says that the sequences of each document are untrained and trained in turn,
- * which is a loss mask; their ends are then in the checksum too. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
+ * which is a loss mask; their ends are then in the checksum too. "SMELTPRF" says the same, and that of each two documents the
+ * first is an answer that was preferred to the second. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
  * field.
  *
  * Sequences must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one
@@ -184,7 +185,11 @@ static bool index_record(Shard *shard, Error *error) {
     int64_t blocks = divide_up(shard->file.bytes, SHARD_BLOCK_BYTES) + divide_up(index->bytes, SHARD_BLOCK_BYTES);
     int64_t trailer = blocks * (int64_t)sizeof *index->blocks + (int64_t)sizeof(ShardTrailer);
     if (left == 0) return true;
-    shard->masked = left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_MASKED_MAGIC, 8);
+    shard->pairs = left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_PAIRS_MAGIC, 8);
+    shard->masked = shard->pairs || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_MASKED_MAGIC, 8));
+    if (shard->pairs && shard->document_count % 2)
+        return error_set(error, ERROR_DATA, "%s.idx is of pairs of documents and has %" PRId64 " of them: pack the corpus again",
+            shard->prefix, shard->document_count);
     if (shard->masked || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8)))
         return read_trailer(shard, trailer_of(shard), error);
     const ShardSums *sums = (const ShardSums *)(end - sizeof *sums);

@@ -126,6 +126,11 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
         set->count++;
         set->max_token = int_max(set->max_token, shard->max_token);
         set->masked = set->masked || shard->masked;
+        set->pairs = set->pairs || shard->pairs;
+        if (shard->pairs != set->shards[0].pairs)
+            return error_set(error, ERROR_DATA,
+                "of %s and %s one is of pairs of answers and one is not: put them into folders of their own", set->shards[0].prefix,
+                shard->prefix);
         set->first_token[i + 1] = set->token_count += shard->token_count;
         bool indexed = shard->document_count >= 0 && set->document_count >= 0;
         set->first_document[i + 1] = set->document_count = indexed ? set->document_count + shard->document_count : -1;

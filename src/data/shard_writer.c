@@ -47,7 +47,7 @@ struct ShardWriter {
     Spool lengths, ends; /* i32 of each sequence, i64 of each document (in sequences) */
     Spool token_blocks, index_blocks;
     XXH3_state_t *document_hash; /* of the ends of documents in tokens, an i64 each; `masked`: and of sequences */
-    bool masked;
+    bool masked, pairs;
     int64_t sequence_count, document_count, token_count;
     int64_t open_tokens; /* of the sequence being written */
     uint32_t max_token;
@@ -272,6 +272,11 @@ void shard_writer_mask(ShardWriter *writer) {
     writer->masked = true;
 }
 
+void shard_writer_pairs(ShardWriter *writer) {
+    shard_writer_mask(writer);
+    writer->pairs = true;
+}
+
 bool shard_writer_end_span(ShardWriter *writer, Error *error) {
     assert(writer->masked);
     return writer_end_sequence(writer, error);
@@ -317,7 +322,9 @@ static bool write_offsets(OutputFile *file, const Spool *lengths, int token_byte
 static bool write_trailer(const ShardWriter *writer, OutputFile *file, Error *error) {
     ShardTrailer trailer = {{0}, writer->max_token, XXH3_64bits_digest(writer->tokens.hash), XXH3_64bits_digest(writer->document_hash),
         XXH3_64bits_digest(file->hash), 0};
-    memcpy(trailer.magic, writer->masked ? SHARD_MASKED_MAGIC : SHARD_TRAILER_MAGIC, sizeof trailer.magic);
+    const char *magic = writer->pairs ? SHARD_PAIRS_MAGIC : writer->masked ? SHARD_MASKED_MAGIC : SHARD_TRAILER_MAGIC;
+    assert(!writer->pairs || writer->document_count % 2 == 0);
+    memcpy(trailer.magic, magic, sizeof trailer.magic);
     trailer.self = hash_bytes(&trailer, offsetof(ShardTrailer, self));
     return output_write(file, &trailer, sizeof trailer, error) && output_sync(file, error);
 }

@@ -38,6 +38,15 @@ static void declare_tokens(Model *model, bool loss) {
     if (loss) model->targets = integers(model->graph, model->rows, "targets");
 }
 
+static void declare_pairs(Model *model) {
+    int64_t pairs = preference_most_pairs(model->rows), sums = REWARD_COUNT;
+    model->preference = (PreferenceInputs){.targets = model->targets,
+        .pairs = graph_tensor(model->graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){pairs, PAIR_BOUNDS}, "pairs"),
+        .reference = real_input(model->graph, TYPE_WIDE, pairs, 2, "reference"),
+        .scale = model->scale};
+    model->rewards = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "rewards");
+}
+
 static void declare_images(Model *model, const ModelConfig *c, bool loss) {
     Graph *graph = model->graph;
     int64_t samples = model->sequences, image = samples * (model->length - c->text_tokens);
@@ -57,6 +66,11 @@ static void declare_images(Model *model, const ModelConfig *c, bool loss) {
 static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
     if (!trunk.normed) return; /* a stage before the last one */
+    if (loss && model->rewards) {
+        model->answers = op_preference(graph, builder_gather(b, trunk.normed), trunk.head, &model->preference, &b->config->preference,
+            model->loss, model->rewards, b->config->vocabulary);
+        return;
+    }
     if (loss) {
         TensorId normed = builder_gather(b, trunk.normed);
         op_linear_cross_entropy(graph, normed, trunk.head, model->targets, model->scale, model->loss, b->config->vocabulary);
@@ -108,6 +122,7 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     }
+    if (loss && config->preference.loss != PREFERENCE_NONE) declare_pairs(&model);
     Builder builder = {.graph = graph,
         .config = config,
         .lora = lora,

@@ -6,6 +6,7 @@
 
 #include "config/config.h"
 #include "graph/graph.h"
+#include "ops/preference/preference.h"
 
 typedef enum ModelMode {
     MODEL_TRAIN,    /* loss and its gradients */
@@ -54,16 +55,19 @@ typedef struct Model {
     Graph *graph;
     ModelMode mode;
     int64_t sequences, length;
-    int64_t rows;               /* of a microbatch that this rank has, of all heads: sequences * length / cp */
-    TensorId tokens, positions; /* INT32 [rows] */
-    TensorId targets;           /* INT32 [rows] */
-    ImageInputs image;          /* of a model of images, in place of these three */
-    TensorId velocity;          /* its result without a loss: WIDE [samples * image tokens, channels] */
-    TensorId scale;             /* WIDE [1]: 1 / targets in the step (evaluation: 1) */
-    TensorId share;             /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
-    TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
-    TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [rows, vocabulary] */
-    ModelChunk *chunks;         /* of a pipeline's stage; NULL: the model is whole */
+    int64_t rows;                /* of a microbatch that this rank has, of all heads: sequences * length / cp */
+    TensorId tokens, positions;  /* INT32 [rows] */
+    TensorId targets;            /* INT32 [rows] */
+    ImageInputs image;           /* of a model of images, in place of these three */
+    TensorId velocity;           /* its result without a loss: WIDE [samples * image tokens, channels] */
+    PreferenceInputs preference; /* of a loss over pairs of answers: what it takes, with targets and scale */
+    TensorId rewards;            /* its sums, WIDE [REWARD_COUNT]; TENSOR_NONE: the loss is one of tokens */
+    TensorId answers;            /* and log-probabilities of answers, WIDE [preference_most_pairs(rows), 2]; on the stage with the head */
+    TensorId scale;              /* WIDE [1]: 1 / targets in the step, or 1 / pairs (evaluation: 1) */
+    TensorId share;              /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
+    TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
+    TensorId logits;             /* WIDE [1, vocabulary]; MODEL_LOGITS: [rows, vocabulary] */
+    ModelChunk *chunks;          /* of a pipeline's stage; NULL: the model is whole */
     int chunk_count;
 } Model;
 

@@ -98,7 +98,7 @@ void console_open_log(Console *console, const char *run) {
 
 /* -- Columns ------------------------------------------------------------------------------------------------------- */
 
-enum { STEP, LOSS, SMOOTH, NORM, LR, MILLISECONDS, SPEED, IMAGES, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
+enum { STEP, LOSS, SMOOTH, MARGIN, ACCURACY, NORM, LR, MILLISECONDS, SPEED, IMAGES, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
 
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
@@ -111,6 +111,8 @@ static const Column columns[COLUMNS] = {
     [STEP] = {"step/steps", 15, 0},
     [LOSS] = {"loss", 9, 0},
     [SMOOTH] = {"smooth", 9, 140},
+    [MARGIN] = {"margin", 8, 0},
+    [ACCURACY] = {"accuracy", 8, 0},
     [NORM] = {"grad_norm", 9, 0},
     [LR] = {"lr", 9, 0},
     [MILLISECONDS] = {"ms", 9, 120},
@@ -128,13 +130,19 @@ static int column_width(int column, int64_t steps) {
     return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
 }
 
-/* The columns for lines of `width` characters. Of images their rate takes the place of that of tokens. */
+/* Runs on pairs of answers have two columns more, which take the place of others; of images their rate takes that of tokens. */
+static bool is_shown(int column, const StepMetrics *step, bool peak) {
+    bool of_pairs = column == MARGIN || column == ACCURACY, gives_way = column == FLOPS || column == PEAK || column == MEMORY;
+    return (step->rewards.pairs ? !gives_way : !of_pairs) && (column != PEAK || peak) && column != (step->images ? SPEED : IMAGES);
+}
+
+/* The columns for lines of `width` characters. */
 static unsigned choose_columns(int width, const StepMetrics *step, bool peak) {
     unsigned chosen = 0;
     int used = MARK;
     for (int i = 0; i < COLUMNS; i++) {
         int more = column_width(i, step->steps) + (i > 0);
-        if (columns[i].least > width || used + more > width || (i == PEAK && !peak) || i == (step->images ? SPEED : IMAGES)) continue;
+        if (columns[i].least > width || used + more > width || !is_shown(i, step, peak)) continue;
         chosen |= 1u << i;
         used += more;
     }
@@ -159,6 +167,8 @@ static void format_cell(const Console *console, const StepMetrics *step, int col
     case STEP: snprintf(text, 48, "%lld/%lld", (long long)step->step, (long long)step->steps); break;
     case LOSS: format_number(text, width, 5, step->loss, true); break;
     case SMOOTH: format_number(text, width, 5, console->smooth, console->smoothed > 0); break;
+    case MARGIN: format_number(text, width, 4, step->rewards.chosen - step->rewards.rejected, true); break;
+    case ACCURACY: format_number(text, width, 4, step->rewards.accuracy, true); break;
     case NORM: format_number(text, width, 4, step->gradient_norm, true); break;
     case LR: snprintf(text, 48, "%.3e", step->lr); break;
     case MILLISECONDS: format_number(text, width, 1, step->seconds * 1e3, step->seconds > 0); break;

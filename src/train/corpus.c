@@ -253,6 +253,66 @@ static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases
     return true;
 }
 
+/* Pairs of answers go with a loss over pairs, and nothing else does. */
+static bool check_pairs(const Config *config, const char *setting, const char *path, const ShardSet *set, Error *error) {
+    bool wanted = config->model.preference.loss != PREFERENCE_NONE;
+    if (set->pairs == wanted) return true;
+    return error_set(error, ERROR_USAGE,
+        wanted ? "preference.loss is over pairs of answers, and %s=%s holds none: pack them with smelt data pack format=preference"
+               : "%s=%s holds pairs of answers: give preference.loss=dpo, or conversations to train on",
+        setting, path);
+}
+
+static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *error) {
+    const DataConfig *data = &config->data;
+    if (config->model.preference.loss != PREFERENCE_NONE && mixture_is(data->train))
+        return error_set(error, ERROR_USAGE,
+            "preference.loss takes one source of pairs: give data.train a shard or a folder of shards in place of the mixture %s",
+            data->train);
+    for (int i = 0; i < corpus->train_count; i++)
+        if (!check_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
+    return !corpus->has_valid || check_pairs(config, "data.valid", data->valid, &corpus->valid, error);
+}
+
+/* Says how many pairs a sequence has no room for. */
+static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
+    int64_t pairs = set->document_count / 2, left_out = pairs - bins->part_count;
+    if (left_out > 0)
+        log_warn("%lld of the %lld pairs of %s have more than data.length=%lld tokens and are left out", (long long)left_out,
+            (long long)pairs, set->path, (long long)bins->length);
+}
+
+/* The bins of a validation part of pairs, and the references that were computed. */
+static bool open_pairs(Corpus *corpus, const Config *config, bool made, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/data", config->run);
+    if (!check_all_pairs(corpus, config, error)) return false;
+    if (config->model.preference.loss == PREFERENCE_NONE) return true;
+    if (corpus->has_valid && !bin_plan_open(&corpus->valid_bins, folder, "bins-valid", &corpus->valid, config->data.length, error))
+        return false;
+    if (!made) warn_of_long_pairs(corpus->train, corpus->bins);
+    if (!made && corpus->has_valid) warn_of_long_pairs(&corpus->valid, &corpus->valid_bins);
+    return corpus_open_references(corpus, config, error);
+}
+
+char *corpus_reference_path(const Config *config, bool valid) {
+    return memory_format("%s/data/reference-%s", config->run, valid ? "valid" : "train");
+}
+
+bool corpus_open_references(Corpus *corpus, const Config *config, Error *error) {
+    for (int valid = 0; valid <= corpus->has_valid; valid++) {
+        const BinPlan *bins = valid ? &corpus->valid_bins : corpus->bins;
+        Reference *reference = valid ? &corpus->valid_reference : &corpus->reference;
+        SCOPED_FREE char *path = corpus_reference_path(config, valid);
+        ReferenceKey key = {.length = config->data.length};
+        reference_close(reference);
+        if (!shard_set_checksum(valid ? &corpus->valid : corpus->train, &key.content, error)) return false;
+        bool there = reference_open(reference, path, &key);
+        for (int64_t i = 0; there && i < bins->part_count; i++) there = reference_find(reference, bins->parts[i].start);
+        if (!there) reference_close(reference);
+    }
+    return true;
+}
+
 int64_t corpus_inputs(const Corpus *corpus, int source) {
     if (corpus->image_length) return corpus->images.samples * corpus->image_length;
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
@@ -441,7 +501,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
-    opened = opened && open_shards(corpus, &kept, phases, made, error);
+    opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error);
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
     for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
     corpus->valid.end_token = end_token;
@@ -460,6 +520,9 @@ void corpus_close(Corpus *corpus) {
         if (corpus->bins) bin_plan_close(&corpus->bins[i]);
         shard_set_close(&corpus->train[i]);
     }
+    bin_plan_close(&corpus->valid_bins);
+    reference_close(&corpus->reference);
+    reference_close(&corpus->valid_reference);
     free(corpus->bins);
     free(corpus->train);
     shard_set_close(&corpus->valid);

@@ -1,10 +1,12 @@
 /* Loss on token shards, in order, every sample once. Bits per byte divide all bits, those of separators included,
  * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
  * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/element.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -32,32 +34,47 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 }
 
 /* Integers only, as one collective has one type. */
-typedef struct Counts { int64_t targets, bytes; } Counts;
+typedef struct Counts { int64_t targets, bytes, pairs; } Counts;
+
+/* What all runs came to. */
+enum { SUM_REWARDS = 1, SUM_COUNT = SUM_REWARDS + REWARD_COUNT };
+typedef struct Sums { double loss, rewards[REWARD_COUNT]; } Sums;
+static_assert(sizeof(Sums) == SUM_COUNT * sizeof(double), "ranks exchange it as numbers");
 
 /* Batches that run together: one, or in a pipeline as many as keep its stages busy. */
 typedef struct Group {
     const EvaluationInput *input;
     int64_t size;
     StepInputs inputs; /* rows of all sequences */
+    int64_t pairs;     /* of the last batch, without those of samples that were dropped */
 } Group;
 
 static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
 
 static Group allocate_group(const EvaluationInput *input) {
-    enum { EACH = 4 }; /* the bubble takes a fifth */
-    int64_t size = input->run ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
+    enum { EACH = 4 };                                  /* the bubble takes a fifth */
+    bool together = input->run && !input->take_answers; /* each run's answers are taken before the next one */
+    int64_t size = together ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
-    return (Group){input, size, {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
+    Group group = {.input = input, .size = size, .inputs = {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
+    pairs_allocate(&group.inputs, input->model, size);
+    return group;
 }
 
-static void free_group(Group *group) { free(group->inputs.tokens); }
+static void free_group(Group *group) {
+    free(group->inputs.tokens);
+    pairs_free(&group->inputs);
+}
 
 /* Copies a batch as number `index` of the group, dropping the samples from number `samples` on; counts targets and, with
  * `text`, the bytes that they stand for. NULL: a batch without targets. */
 static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     int64_t rows = batch_rows(group->input->model), at = index * rows;
     int32_t *target = group->inputs.targets + at;
+    int64_t known = batch ? (samples - batch->first_sample) * group->input->model->length : 0;
     memset(target, -1, rows * sizeof *target);
+    group->pairs = pairs_take(&group->inputs, group->input->model, index, batch, known, group->input->reference);
+    counts->pairs += group->pairs;
     if (!batch) return;
     memcpy(group->inputs.tokens + at, batch->tokens, rows * sizeof(int32_t));
     memcpy(group->inputs.positions + at, batch->positions, rows * sizeof(int32_t));
@@ -79,10 +96,11 @@ static void load(void *context, int64_t index) {
     model_take_rows(model, executor_tensor(input->executor, model->tokens), group->inputs.tokens + at);
     model_take_rows(model, executor_tensor(input->executor, model->targets), group->inputs.targets + at);
     model_take_rows(model, executor_tensor(input->executor, model->positions), group->inputs.positions + at);
+    pairs_load(&group->inputs, model, input->executor, index);
 }
 
 /* Runs the group and adds its losses up. */
-static bool run_group(Group *group, double *sum, Error *error) {
+static bool run_group(Group *group, Sums *sums, Error *error) {
     const EvaluationInput *input = group->input;
     executor_zero(input->executor);
     if (input->run) pipeline_run_step(input->run, group->size, &(PipelineWork){.load = load, .context = group});
@@ -91,8 +109,23 @@ static bool run_group(Group *group, double *sum, Error *error) {
         executor_run(input->executor);
     }
     if (!executor_finish(input->executor, error)) return false;
-    *sum += executor_get_metric(input->executor, input->model->loss, 0);
+    sums->loss += executor_get_metric(input->executor, input->model->loss, 0);
+    pairs_add_rewards(input->model, input->executor, sums->rewards);
     return true;
+}
+
+/* What the last run, of this batch, made of its pairs. */
+static void give_answers(const Group *group, const Batch *batch) {
+    const EvaluationInput *input = group->input;
+    const Graph *graph = input->model->graph;
+    TensorId answers = input->model->answers;
+    if (!batch || !input->take_answers || !answers) return;
+    size_t bytes = precision_bytes(graph->precision, TYPE_WIDE);
+    SCOPED_FREE void *values = memory_allocate((size_t)graph_bytes(graph, answers));
+    executor_read(input->executor, answers, values);
+    for (int64_t i = 0; i < group->pairs; i++)
+        input->take_answers(
+            input->take_context, batch->pairs[i].token, element_get(bytes, values, 2 * i), element_get(bytes, values, 2 * i + 1));
 }
 
 /* The ranks that the model is for. */
@@ -120,21 +153,29 @@ static void close_reading(Reading *reading) {
 }
 
 /* Adds over the ranks, in rank order. */
-static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
-    SCOPED_FREE double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
-    sums[comm_rank(comm)] = *sum;
-    bool done = comm_host_all_gather(comm, "evaluation", sums, 1, COMM_F64, error) &&
+static bool sum_up(Comm *comm, Sums *sums, Counts *counts, Error *error) {
+    SCOPED_FREE Sums *all = memory_allocate((size_t)comm_size(comm) * sizeof *all);
+    all[comm_rank(comm)] = *sums;
+    bool done = comm_host_all_gather(comm, "evaluation", all, SUM_COUNT, COMM_F64, error) &&
                 comm_host_all_reduce(comm, "evaluation", counts, sizeof *counts / sizeof(int64_t), COMM_I64, COMM_SUM, error);
-    *sum = 0;
-    for (int r = 0; r < comm_size(comm); r++) *sum += sums[r];
+    *sums = (Sums){0};
+    for (int r = 0; r < comm_size(comm); r++) {
+        sums->loss += all[r].loss;
+        for (int i = 0; i < REWARD_COUNT; i++) sums->rewards[i] += all[r].rewards[i];
+    }
     return done;
+}
+
+/* Tokens of the data that can be inputs: its stream, or its bins with their padding. */
+static int64_t input_tokens(const EvaluationInput *input) {
+    return input->bins ? input->bins->bins * input->bins->length : input->set->token_count - 1;
 }
 
 /* The caller closes it in any case; it must not move meanwhile. */
 static bool open_reading(Reading *reading, const EvaluationInput *input, Error *error) {
     const ShardSet *set = input->set;
-    *reading = (Reading){.order = order_of_one(0, false, set->path, set->token_count - 1, input->model->length, error),
-        .source = {.set = set},
+    *reading = (Reading){.order = order_of_one(0, false, set->path, input_tokens(input), input->model->length, error),
+        .source = {.set = set, .bins = input->bins},
         .next = mesh_index(mesh_of(input), AXES_DATA),
         .size = mesh_size(mesh_of(input), AXES_DATA)};
     LoaderOptions options = {.order = reading->order,
@@ -161,7 +202,7 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
 
 /* How many of the first sequences are evaluated. */
 static int64_t count_samples(const EvaluationInput *input) {
-    int64_t samples = order_sequences(input->set->token_count, input->model->length);
+    int64_t samples = order_sequences(input_tokens(input) + 1, input->model->length);
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
 
@@ -180,29 +221,33 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     bool counted = mesh_index(mesh_of(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
     int64_t samples = count_samples(input), batches = divide_up(samples, model->sequences);
     Counts counts = {0};
-    SCOPED_FREE uint32_t *text = list_text_bytes(input);
-    double sum = 0, start = log_seconds();
-    Progress progress = progress_start("evaluating", "batches", batches);
+    SCOPED_FREE uint32_t *text = model->rewards ? NULL : list_text_bytes(input);
+    Sums sums = {0};
+    double start = log_seconds();
+    Progress progress = progress_start(input->label ? input->label : "evaluating", "batches", batches);
     bool done = true, stop = false;
     SCOPED(free_group) Group group = allocate_group(input);
     for (int64_t first = index; first - index < batches; first += group.size * size) {
         Error unread = {0};
+        const Batch *batch = NULL;
         for (int64_t g = 0, i = first; g < group.size; g++, i += size) {
-            const Batch *batch = i < batches && !unread.code ? loader_next(reading.loader, &unread) : NULL;
+            batch = i < batches && !unread.code ? loader_next(reading.loader, &unread) : NULL;
             take_batch(&group, g, batch, samples, text, &counts);
         }
         if (!(done = agree_to_go_on(input, &unread, &stop, error)) || stop) break;
-        if (!(done = run_group(&group, &sum, error))) break;
+        if (!(done = run_group(&group, &sums, error))) break;
+        give_answers(&group, batch);
         if (comm_rank(input->comm) == 0) progress_update(&progress, int_min(first + group.size * size, batches));
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
     progress_finish(&progress);
     if (!counted) counts = (Counts){0};
-    done = done && sum_up(input->comm, &sum, &counts, error);
+    done = done && sum_up(input->comm, &sums, &counts, error);
     if (done && !stop && !counts.targets) done = refuse_untrained(samples, error);
-    *result = (Evaluation){.loss = sum / counts.targets,
-        .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN,
+    *result = (Evaluation){.loss = sums.loss / (double)(model->rewards ? counts.pairs : counts.targets),
+        .bits_per_byte = counts.bytes ? sums.loss / M_LN2 / counts.bytes : NAN,
         .tokens = counts.targets,
+        .rewards = pairs_mean(sums.rewards, counts.pairs),
         .seconds = log_seconds() - start,
         .stopped = stop};
     return done;
@@ -213,6 +258,8 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
 static EvaluationInput input_of(const Config *config, const Corpus *corpus, const Model *model) {
     return (EvaluationInput){.model = model,
         .set = &corpus->valid,
+        .bins = corpus->valid.pairs ? &corpus->valid_bins : NULL,
+        .reference = &corpus->valid_reference,
         .vocabulary = config->model.vocabulary,
         .sequences = config->eval.sequences,
         .comm = comm_alone(),
@@ -263,4 +310,81 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
     input.step = session->step;
     exchange_finish_weights(session->exchange);
     return evaluate_set(&input, result, error) || name_source(session->config, error);
+}
+
+/* -- Of a reference ------------------------------------------------------------------------------------------------ */
+
+/* The pairs of a set by token, and the log-probabilities that this rank knows of them, two of each. */
+static const double unknown = 1; /* above all log-probabilities */
+typedef struct Answers {
+    ReferencePair *pairs;
+    int64_t count;
+    double *values;
+} Answers;
+
+static int by_token(const void *a, const void *b) {
+    const ReferencePair *x = a, *y = b;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+static Answers list_pairs(const BinPlan *bins) {
+    Answers answers = {.count = bins->part_count};
+    answers.pairs = memory_allocate((size_t)answers.count * sizeof *answers.pairs);
+    answers.values = memory_allocate((size_t)answers.count * 2 * sizeof *answers.values);
+    for (int64_t i = 0; i < 2 * answers.count; i++) answers.values[i] = unknown;
+    for (int64_t i = 0; i < answers.count; i++) answers.pairs[i].token = bins->parts[i].start;
+    qsort(answers.pairs, (size_t)answers.count, sizeof *answers.pairs, by_token);
+    return answers;
+}
+
+static void take_pair(void *context, int64_t token, double chosen, double rejected) {
+    Answers *answers = context;
+    const ReferencePair *pair =
+        bsearch(&(ReferencePair){.token = token}, answers->pairs, (size_t)answers->count, sizeof *answers->pairs, by_token);
+    assert(pair);
+    answers->values[2 * (pair - answers->pairs)] = chosen;
+    answers->values[2 * (pair - answers->pairs) + 1] = rejected;
+}
+
+/* The least of all ranks' are those that one knows. */
+static bool share_answers(Answers *answers, Comm *comm, Error *error) {
+    if (!comm_host_all_reduce(comm, "reference", answers->values, 2 * answers->count, COMM_F64, COMM_MIN, error)) return false;
+    for (int64_t i = 0; i < answers->count; i++) {
+        assert(!(answers->values[2 * i] > 0 || answers->values[2 * i + 1] > 0)); /* each pair was in a batch */
+        answers->pairs[i].chosen = answers->values[2 * i];
+        answers->pairs[i].rejected = answers->values[2 * i + 1];
+        if (!isfinite(answers->pairs[i].chosen) || !isfinite(answers->pairs[i].rejected))
+            return error_set(error, ERROR_NUMERICS,
+                "the log-probability of an answer is NaN or infinite with the weights that the run begins "
+                "with, that of the pair at token %lld: are they those of this data's tokenizer?",
+                (long long)answers->pairs[i].token);
+    }
+    return true;
+}
+
+ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool valid, const StopRequest *stop, Error *error) {
+    const BinPlan *bins = valid ? &corpus->valid_bins : corpus->bins;
+    EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
+    Answers answers = list_pairs(bins);
+    Evaluation result = {0};
+    input.set = valid ? &corpus->valid : corpus->train;
+    input.bins = bins;
+    input.reference = NULL;
+    input.sequences = 0;
+    input.take_answers = take_pair;
+    input.take_context = &answers;
+    input.label = "computing the reference";
+    input.executor = session->evaluator;
+    input.run = session->evaluation_run;
+    input.comm = session->comm;
+    input.stop = stop;
+    exchange_finish_weights(session->exchange);
+    bool good = evaluate_set(&input, &result, error);
+    if (good && result.stopped)
+        good =
+            error_set(error, ERROR_PREEMPTED, "a stop was asked for before the first step: nothing is lost, the same command starts again");
+    good = good && share_answers(&answers, session->comm, error);
+    free(answers.values);
+    if (!good) free(answers.pairs);
+    return good ? answers.pairs : NULL;
 }

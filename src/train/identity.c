@@ -189,12 +189,17 @@ static bool describe_tokenizer(json_t *identity, const Config *config, const Cor
     return json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
 }
 
+void identity_put_reference(json_t *identity, const Reference *reference) {
+    json_object_set_new(identity, "preference.reference", json_sprintf("xxh3 %016" PRIx64, reference->checksum));
+}
+
 json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error) {
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
     bool good = describe_data(identity, config, phases, corpus, error);
     good = (corpus->image_length || describe_tokenizer(identity, config, corpus, error)) && good;
+    if (started && reference_is_open(&corpus->reference)) identity_put_reference(identity, &corpus->reference);
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
         good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;
@@ -278,7 +283,7 @@ static bool is_accepted(const char *list, const char *name) {
 bool identity_check_words(const char *accepted, Error *error) {
     json_auto_t *names = identity_saved_settings(NULL);
     static const char *const others[] = {"run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content",
-        "init.content", "data.train.text", "data.valid.text"};
+        "init.content", "data.train.text", "data.valid.text", "preference.reference"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) json_object_set_new(names, others[i], json_null());
     for (const char *word = accepted; *word; word += strcspn(word, ","), word += *word == ',') {
         const char *name;

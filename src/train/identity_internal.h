@@ -38,6 +38,8 @@ json_t *identity_of_tokenizer(const char *run, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so
  * that the weights of init= are read no more, unless adapters train beside them. NULL on failure. */
 json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error);
+/* Puts the checksum of the reference of data.train into an identity, so that checkpoints go on with no other. */
+void identity_put_reference(json_t *identity, const Reference *reference);
 /* Takes differences between `saved`, the identity of a checkpoint before which the first `begun` phases had begun, and
  * `now` out of `saved`, where they are of phases that had not, of batches, or of sources that nothing was read of; and
  * appends each to `changes`. */

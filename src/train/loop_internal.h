@@ -84,7 +84,7 @@ void loop_note_record(Loop *loop, bool written, Error *error);
  * to the checkpoint. */
 bool loop_owes_evaluation(const Loop *loop);
 
-/* -- Start and end (start.c) --------------------------------------------------------------------------------------- */
+/* -- Start and end (start.c, start_reference.c) --------------------------------------------------------------------------------------- */
 
 /* Everything up to the first step: all ranks agree on settings and data, the run folder is opened, the newest
  * checkpoint or the weights of init= are loaded. */
@@ -93,6 +93,12 @@ bool loop_start(Loop *loop, Error *error);
 bool loop_next_phase(Loop *loop, Error *error);
 /* Frees everything in the loop, also of one that did not start. */
 void loop_close(Loop *loop);
+
+/* Whether the references of the run's pairs of answers are there (also where it has none), computed with its first weights. Sets
+ * what checkpoints are to know of them. On all ranks the same. */
+bool loop_has_reference(Loop *loop, bool *has, Error *error);
+/* Computes those that are not, with the weights of the session, which are the first ones. Collective. */
+bool loop_make_reference(Loop *loop, Error *error);
 
 /* -- Steps (step.c) ------------------------------------------------------------------------------------------------ */
 

@@ -205,6 +205,27 @@ StepRates metrics_rates(const StepMetrics *step) {
     };
 }
 
+/* -- Pairs of answers ------------------------------------------------------------------------------------------------ */
+
+/* The tags are TRL's. */
+static bool write_rewards(Metrics *metrics, int64_t step, double time, const Rewards *rewards, bool validation, Error *error) {
+    static const char *const tags[2][4] = {{"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"},
+        {"rewards/chosen/validation", "rewards/rejected/validation", "rewards/margins/validation", "rewards/accuracies/validation"}};
+    const double values[] = {rewards->chosen, rewards->rejected, rewards->chosen - rewards->rejected, rewards->accuracy};
+    TensorboardScalar scalars[4];
+    for (int i = 0; i < 4; i++) scalars[i] = (TensorboardScalar){tags[validation][i], values[i]};
+    return !rewards->pairs || tensorboard_write(metrics->tensorboard, step, time, scalars, 4, error);
+}
+
+static void put_rewards(json_t *record, const Rewards *rewards) {
+    if (!rewards->pairs) return;
+    put_integer(record, "pairs", rewards->pairs);
+    put_finite(record, "reward_chosen", rewards->chosen);
+    put_finite(record, "reward_rejected", rewards->rejected);
+    put_finite(record, "reward_margin", rewards->chosen - rewards->rejected);
+    put_finite(record, "reward_accuracy", rewards->accuracy);
+}
+
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
@@ -227,6 +248,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     json_object_set_new(record, "memory_bytes", step->memory > 0 ? json_integer(step->memory) : json_null());
     put_known(record, "waiting_milliseconds", round(step->waiting * 1e6) * 1e-3);
     json_object_set_new(record, "skipped", json_boolean(step->skipped));
+    put_rewards(record, &step->rewards);
     const TensorboardScalar scalars[] = {
         {"loss/train", step->loss},
         {"grad_norm", step->gradient_norm},
@@ -234,7 +256,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
         {"tokens_per_second", rates.tokens_per_second},
     };
     return record_write(metrics, record, time, error) &&
-           tensorboard_write(metrics->tensorboard, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error);
+           tensorboard_write(metrics->tensorboard, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error) &&
+           write_rewards(metrics, step->step, time, &step->rewards, false, error);
 }
 
 static bool write_imbalance(
@@ -280,10 +303,12 @@ bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, E
     put_known(record, "bits_per_byte", bits);
     put_integer(record, "tokens", evaluation->tokens);
     put_integer(record, "length", evaluation->length);
+    put_rewards(record, &evaluation->rewards);
     put_known(record, "milliseconds", round(evaluation->seconds * 1e6) * 1e-3);
     const TensorboardScalar scalars[] = {{"loss/validation", evaluation->loss}, {"bits_per_byte/validation", bits}};
     return record_write(metrics, record, time, error) &&
-           tensorboard_write(metrics->tensorboard, evaluation->step, time, scalars, isnan(bits) ? 1 : 2, error);
+           tensorboard_write(metrics->tensorboard, evaluation->step, time, scalars, isnan(bits) ? 1 : 2, error) &&
+           write_rewards(metrics, evaluation->step, time, &evaluation->rewards, true, error);
 }
 
 /* As a block of code, whose lines stay as they are: they are indented, so that no text of the model ends it. */

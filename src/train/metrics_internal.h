@@ -7,10 +7,11 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "train/reference.h"
 
 typedef struct StepMetrics {
     int64_t step, steps; /* from 1 */
-    double loss;         /* cross-entropy per token, nats; of images the squared error of a velocity's value */
+    double loss;         /* cross-entropy per token, nats; of images the squared error of a velocity's value; or per pair of answers */
     double auxiliary;    /* load-balancing loss, 0 if none */
     double gradient_norm, lr;
     double seconds;        /* of the step */
@@ -22,6 +23,7 @@ typedef struct StepMetrics {
     double measured_flops; /* per second, best GEMM measured on this machine; 0: unknown */
     int64_t memory;        /* bytes in use */
     double waiting;        /* seconds for which rank 0 waited for collectives; NaN: one rank */
+    Rewards rewards;       /* of a loss over pairs of answers */
     bool skipped;          /* the update was skipped (NaN) */
     double seconds_left;   /* estimate for the rest of the run */
 } StepMetrics;
@@ -49,6 +51,7 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
 typedef struct EvaluationMetrics {
     int64_t step, tokens, length; /* targets, and tokens of the sequences that they were in */
     double loss, bits_per_byte, seconds;
+    Rewards rewards;
 } EvaluationMetrics;
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error);
 /* `prompt` and `text` are UTF-8. */

@@ -145,7 +145,10 @@ Budget session_budget(const Session *session) {
     const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan, *sampling = &session->sampling_plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
     const OptimizerShard *shard = &session->layout->shard;
-    int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
+    int64_t rows = session_step_rows(session), step_tokens = rows * 3 * (int64_t)sizeof(int32_t);
+    if (session->model.rewards)
+        step_tokens += rows / session->model.rows * preference_most_pairs(session->model.rows) *
+                       (int64_t)(PAIR_BOUNDS * sizeof(int32_t) + 2 * sizeof(double));
     int64_t history = amax_history_bytes(session->model.graph, session->config->model.fp8.amax_history_len);
     int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE];
     Budget budget = {

@@ -54,9 +54,12 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     SCOPED(hf_release) HfModel model = {0};
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     if (adapter_is_folder(folder)) return adapter_read_config(folder, config, strings, error);
-    if (source_is_run(point.run))
-        return run_read_config(point.run, config, strings, error) &&
-               (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
+    if (source_is_run(point.run)) {
+        bool read = run_read_config(point.run, config, strings, error) &&
+                    (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
+        config->model.preference.loss = PREFERENCE_NONE; /* which is no part of the model */
+        return read;
+    }
     if (hf_is_model(folder)) {
         bool read = hf_read(folder, &model, error);
         if (model.warnings) log_warn("%s%s: %s", folder, gguf_is_file(folder) ? "" : "/config.json", model.warnings);

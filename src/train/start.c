@@ -396,7 +396,11 @@ static bool start_phase(Loop *loop, int phase, Error *error) {
     if (!fresh && !plan_phase(loop, phase, error)) return false;
     session->identity = loop->identity;
     session->lease = loop->lease;
-    return session_start(session, loop->comm, error) && resume(loop, error) && load_initial(loop, error);
+    bool has_reference;
+    if (!session_start(session, loop->comm, error) || !loop_has_reference(loop, &has_reference, error)) return false;
+    bool late = !has_reference && loop->origin.step; /* the checkpoint holds the first weights no more */
+    if (late && !(load_initial(loop, error) && loop_make_reference(loop, error))) return false;
+    return resume(loop, error) && load_initial(loop, error) && (has_reference || late || loop_make_reference(loop, error));
 }
 
 /* A session with the state of the newest good checkpoint, for the phase of its next sample. That is the phase of

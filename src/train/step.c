@@ -72,9 +72,10 @@ static void note_wait(DataWait *wait, double seconds) {
     if (wait->steps > 1 && seconds > wait->longest) wait->longest = seconds;
 }
 
-/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. Where a rank cannot read
+/* Copies the rank's microbatches out of the loader; sets how many targets, or pairs of answers, the whole step has. Where a rank cannot read
  * its data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
+    const Model *model = &loop->session.model;
     int64_t rows = share->rows;
     *targets = share->samples; /* of images, whose losses are means */
     if (loop->corpus.image_length) return true;
@@ -95,7 +96,9 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
         memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
         memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
-        for (int64_t j = 0; j < rows; j++) *counted += counts && batch->targets[j] >= 0;
+        int64_t pairs = pairs_take(&loop->inputs, model, i, batch, rows, &loop->corpus.reference);
+        if (counts && model->rewards) *counted += pairs;
+        for (int64_t j = 0; j < rows && !model->rewards; j++) *counted += counts && batch->targets[j] >= 0;
     }
     note_wait(&loop->data_wait, waited);
     if (!comm_host_all_reduce(loop->comm, "targets", sums, 2, COMM_I64, COMM_SUM, error)) return false;
@@ -121,6 +124,7 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
         loop_put_images(loop, index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA), share->samples);
         return;
     }
+    pairs_load(inputs, model, executor, empty ? -1 : index);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
@@ -134,6 +138,7 @@ static void allocate_inputs(Loop *loop) {
     int64_t rows = session_step_rows(&loop->session);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
     loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
+    pairs_allocate(&loop->inputs, &loop->session.model, rows / microbatch_rows(loop->config));
 }
 
 bool loop_open_loader(Loop *loop, Error *error) {
@@ -167,6 +172,7 @@ bool loop_open_loader(Loop *loop, Error *error) {
 void loop_close_loader(Loop *loop) {
     loader_close(loop->loader);
     free(loop->inputs.tokens);
+    pairs_free(&loop->inputs);
     loop->loader = NULL;
     loop->inputs = (StepInputs){0};
 }
@@ -174,12 +180,15 @@ void loop_close_loader(Loop *loop) {
 /* -- One step ------------------------------------------------------------------------------------------------------ */
 
 /* The result of a step, over all ranks. */
-typedef struct Outcome { double loss, auxiliary, norm; } Outcome;
+typedef struct Outcome {
+    double loss, auxiliary, norm;
+    double rewards[REWARD_COUNT]; /* sums over pairs of answers */
+} Outcome;
 
 /* Adds in the order of the ranks, so that all have the same bits. Infinity that casts of fp8 hide shows in the norm. */
 static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
-    enum { LOSS, AUXILIARY, SQUARES, VALUES };
+    enum { LOSS, AUXILIARY, SQUARES, REWARDS, VALUES = REWARDS + REWARD_COUNT };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
@@ -189,9 +198,11 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
     mine[SQUARES] = norm * norm;
+    pairs_add_rewards(&session->model, session->executor, mine + REWARDS);
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
-    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES])};
+    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES]), {0}};
+    memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
     return done;
 }
 
@@ -349,7 +360,7 @@ static double step_waiting(Loop *loop) {
 
 /* The record and the printed line of a step that took `seconds`. What a step reaches, the machine can: a GEMM that was
  * measured in a bad moment is no best. */
-static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
+static void report_step(Loop *loop, const Share *share, int64_t targets, const Outcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
     Error error = {0};
@@ -371,6 +382,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .memory = memory_used(&loop->session),
         .waiting = step_waiting(loop),
         .skipped = !is_finite(outcome),
+        .rewards = pairs_mean(outcome->rewards, loop->session.model.rewards ? targets : 0),
         .seconds_left = time_left(loop)};
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
@@ -425,6 +437,6 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.optimizer += log_seconds() - executed;
     pace_step(&loop->pace, share_tokens(loop, &share), seconds);
     pass(loop, step, share.samples);
-    report_step(loop, &share, &outcome, lr, seconds);
+    report_step(loop, &share, targets, &outcome, lr, seconds);
     return true;
 }

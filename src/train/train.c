@@ -152,11 +152,15 @@ static void report_evaluation(Loop *loop, const Evaluation *result) {
     Error error = {0};
     int64_t step = loop->session.step;
     int64_t length = loop->config->data.length;
-    char bits[64] = "", where[64] = "";
+    const Rewards *rewards = &result->rewards;
+    char bits[128] = "", where[64] = "";
     if (!isnan(result->bits_per_byte)) snprintf(bits, sizeof bits, ", %.4f bits per byte", result->bits_per_byte);
+    if (rewards->pairs)
+        snprintf(bits, sizeof bits, ", margin %.4f, chosen preferred in %.1f%% of %lld pairs", rewards->chosen - rewards->rejected,
+            100 * rewards->accuracy, (long long)rewards->pairs);
     if (loop->phases.count > 1) snprintf(where, sizeof where, " in sequences of %lld tokens", (long long)length);
     console_print(loop->host->console, "validation at step %lld%s: loss %.5f%s", (long long)step, where, result->loss, bits);
-    EvaluationMetrics metrics = {step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds};
+    EvaluationMetrics metrics = {step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds, *rewards};
     loop_note_record(loop, metrics_evaluation(loop->metrics, &metrics, &error), &error);
 }
 

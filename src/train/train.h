@@ -7,6 +7,7 @@
 #include "launch/watchdog.h"
 #include "train/console.h"
 #include "train/phases.h"
+#include "train/reference.h"
 #include "train/session.h"
 
 /* What training needs of its process. */
@@ -33,6 +34,8 @@ typedef struct Corpus {
     BinPlan *bins;   /* [train_count], with data.packing=best_fit; else NULL; owned */
     int train_count; /* 0 where the model makes images */
     ShardSet valid;
+    BinPlan valid_bins;                   /* of a validation part of pairs */
+    Reference reference, valid_reference; /* of pairs; not open until it was computed (loop_make_reference) */
     bool has_valid;
     EncodingSet images, valid_images; /* of a model of images, in place of train and valid; owned */
     int64_t image_length;             /* tokens that an image and its text take of the order: data.length; 0: text */
@@ -68,6 +71,10 @@ bool corpus_map_train(ShardSet *train, const Config *config);
 bool corpus_has_text(const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */
 bool corpus_fork(const Config *config, Error *error);
+/* The files of the references of data.train and data.valid in RUN/data, for the caller to free. */
+char *corpus_reference_path(const Config *config, bool valid);
+/* Opens those of them that are there. */
+bool corpus_open_references(Corpus *corpus, const Config *config, Error *error);
 /* Sets config->steps from config->tokens, or from config->epochs over training data of so many inputs, which are 0
  * afterwards; then config_check. Without inputs epochs stay. ERROR_USAGE. */
 bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error);
@@ -85,6 +92,7 @@ void corpus_close(Corpus *corpus);
 typedef struct Evaluation {
     double loss, bits_per_byte;
     int64_t tokens;
+    Rewards rewards;
     double seconds;
     bool stopped;
 } Evaluation;
@@ -95,6 +103,12 @@ typedef struct EvaluationInput {
     Executor *executor;
     PipelineRun *run; /* of a stage of a pipeline; NULL: the executor's program is the whole model */
     const ShardSet *set;
+    const BinPlan *bins;        /* of a set of pairs; else NULL */
+    const Reference *reference; /* of these; NULL: log-probabilities of 0 */
+    /* Is given the log-probabilities of each pair of answers on the ranks that have them; NULL: nobody asks. */
+    void (*take_answers)(void *context, int64_t token, double chosen, double rejected);
+    void *take_context;
+    const char *label;             /* of the progress; NULL: "evaluating" */
     int64_t vocabulary, sequences; /* the first ones of the set; sequences 0: all */
     Comm *comm;                    /* the ranks of the model's mesh; all of them get the result */
     const Tokenizer *tokenizer;    /* of the set; NULL: with `bytes` the byte tokenizer, else unknown */
@@ -105,6 +119,9 @@ typedef struct EvaluationInput {
 } EvaluationInput;
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error);
 
+/* The log-probabilities of all pairs of a set with the session's weights, in the order of their tokens, on all ranks; the caller
+ * frees. Collective. NULL: failure, or a request to stop (ERROR_PREEMPTED). */
+ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool valid, const StopRequest *stop, Error *error);
 /* A session's model on the validation part of its corpus. */
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: data that is too short or of another tokenizer is refused before
@@ -146,10 +163,13 @@ void text_sample_free(TextSample *sample);
 
 /* -- Dumps (dump.c) ------------------------------------------------------------------------------------------------ */
 
-/* All rows of a step, microbatch after microbatch. */
+/* All rows of a step, microbatch after microbatch; of a loss over pairs also, of each microbatch, PreferenceInputs.pairs and
+ * .reference. */
 typedef struct StepInputs {
     int32_t *tokens, *targets, *positions;
     int64_t rows;
+    int32_t *pairs;
+    double *reference;
 } StepInputs;
 /* Logits of every row, WIDE [inputs->rows, vocabulary], with the session's weights. ERROR_MEMORY. */
 bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error);
@@ -157,6 +177,20 @@ bool compute_logits(const Session *session, const StepInputs *inputs, char *logi
  * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT,
  * ERROR_MEMORY. */
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error);
+
+/* -- Pairs of answers (pairs.c); of other losses these do nothing ---------------------------------------------------- */
+
+void pairs_allocate(StepInputs *inputs, const Model *model, int64_t microbatches);
+void pairs_free(StepInputs *inputs);
+/* Takes the pairs of a batch (NULL: none) that begin before `rows`, with what a reference (NULL: zeros) knows of them; how
+ * many there are. */
+int64_t pairs_take(
+    StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference);
+/* Hands those of a microbatch to the program; -1: none. */
+void pairs_load(const StepInputs *inputs, const Model *model, Executor *executor, int64_t microbatch);
+/* Adds what the program's runs came to. */
+void pairs_add_rewards(const Model *model, const Executor *executor, double sums[REWARD_COUNT]);
+Rewards pairs_mean(const double sums[REWARD_COUNT], int64_t pairs);
 
 /* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
 

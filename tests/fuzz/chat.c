@@ -1,5 +1,5 @@
 /* Chat templates, and the records that they render: the bytes up to the first zero are a template, which renders the rest,
- * a line of JSON, as a conversation. A mask covers the tokens, and the same bytes give the same text twice. */
+ * a line of JSON, as a conversation or a pair of answers. A mask covers the tokens, and the same bytes give the same text twice. */
 #include "fuzz.h"
 
 #include "base/memory.h"
@@ -36,6 +36,22 @@ static void encode(const json_t *record) {
     chat_free(chat);
 }
 
+/* As a pair of answers: two records of a prompt and a completion. */
+static void split(const json_t *record) {
+    Error error = {0};
+    json_t *chosen, *rejected;
+    if (!chat_split_pair(record, &chosen, &rejected, &error)) {
+        require_line(&error);
+        return;
+    }
+    require(json_equal(json_object_get(chosen, "prompt"), json_object_get(rejected, "prompt")));
+    require(!json_equal(json_object_get(chosen, "completion"), json_object_get(rejected, "completion")));
+    encode(chosen);
+    encode(rejected);
+    json_decref(chosen);
+    json_decref(rejected);
+}
+
 FUZZ(chat) {
     const uint8_t *zero = size ? memchr(data, 0, size) : NULL;
     size_t template = zero ? (size_t)(zero - data) : size, rest = zero ? size - template - 1 : 0;
@@ -48,4 +64,5 @@ FUZZ(chat) {
     require(render(source, template, object, &again) == good);
     require(!good || (text.size == again.size && !memcmp(text.bytes, again.bytes, text.size)));
     encode(object);
+    split(object);
 }

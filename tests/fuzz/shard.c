@@ -13,6 +13,7 @@ FUZZ(shard) {
     SCOPED_FREE char *prefix = memory_format("%s/shard", fuzz_folder());
     if (shard_set_open(&set, prefix, &error)) {
         require_whole(&set);
+        require(!set.pairs || (set.masked && set.document_count % 2 == 0));
         shard_set_close(&set);
     } else {
         require_line(&error);

@@ -66,14 +66,15 @@ typedef struct Chunk {
     T *d_logits; /* NULL: not wanted */
     const int32_t *targets;
     int64_t rows, vocabulary, first_token;
-    W scale;
+    const W *scale; /* of row r: scale[r * scale_step] */
+    int scale_step;
 } Chunk;
 
 static void finish_row(const Chunk *c, int64_t r, const Peak *own, const Peak *all) {
     c->losses[r] = (W)log(all->sum) - (all->picked - all->most);
     if (c->d_logits)
-        row_gradient(c->d_logits + r * c->vocabulary, c->logits + r * c->vocabulary, own, all, c->targets[r] - c->first_token, c->scale,
-            c->vocabulary);
+        row_gradient(c->d_logits + r * c->vocabulary, c->logits + r * c->vocabulary, own, all, c->targets[r] - c->first_token,
+            c->scale[r * c->scale_step], c->vocabulary);
 }
 
 /* A row without a target. */
@@ -125,8 +126,10 @@ CPU_OP(linear_cross_entropy, workspace) {
     int ranks = mesh_size(call->mesh, AXES_TENSOR);
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks);
     int64_t first_token = cut_share(attributes->vocabulary, mesh_index(call->mesh, AXES_TENSOR), ranks).first;
-    W *logits = call->workspace, *row_losses = logits + chunk * vocabulary;
-    Peak *peaks = (Peak *)(row_losses + rows);
+    int scale_step = call->in_shape[LOSS_SCALE][0] > 1;
+    W *logits = call->workspace, *scratch = logits + chunk * vocabulary;
+    W *row_losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch;
+    Peak *peaks = (Peak *)(scratch + rows);
     T *d_logits = (T *)(peaks + ranks * chunk);
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = int_min(chunk, rows - first), .in = columns, .out = vocabulary};
@@ -134,7 +137,8 @@ CPU_OP(linear_cross_entropy, workspace) {
         Gemm forward = linear_gemm(shape, KERNEL_GEMM_COMPUTE, x_chunk, w, logits);
         forward.output = KERNEL_GEMM_WIDE;
         gemm(&forward);
-        Chunk work = {logits, row_losses + first, d_x ? d_logits : NULL, targets + first, shape.rows, vocabulary, first_token, *scale};
+        Chunk work = {logits, row_losses + first, d_x ? d_logits : NULL, targets + first, shape.rows, vocabulary, first_token,
+            scale + first * scale_step, scale_step};
         if (ranks == 1) finish_chunk(&work);
         else finish_shared_chunk(&work, call->mesh, peaks);
         if (!d_x) continue;
@@ -145,9 +149,10 @@ CPU_OP(linear_cross_entropy, workspace) {
         grad_weight.output = kernel_gradient_type(call);
         gemm(&grad_weight);
     }
+    if (!loss || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += row_losses[r];
-    if (mesh_index(call->mesh, AXES_TENSOR) == 0) *loss += (W)(sum * *scale);
+    *loss += (W)(sum * *scale);
 }
 
 CPU_OP(last_row) {

@@ -25,10 +25,10 @@ enum {
 typedef struct RowLossArguments {
     bf16 GLOBAL *logits;
     const int32_t GLOBAL *targets;
-    const float GLOBAL *scale;
+    const float GLOBAL *scale; /* of row i: scale[i * scale_step] */
     float GLOBAL *losses;
     int64_t count, stride;
-    int32_t vocabulary, gradient, blocks;
+    int32_t vocabulary, gradient, blocks, scale_step;
 } RowLossArguments;
 
 /* What ranks that share the vocabulary out tell each other of a row: log2 of the sum of e^x over their logits, and the
@@ -183,7 +183,7 @@ KERNEL(row_loss, RowLossArguments) {
         if (target >= 0) {
             float x_target = to_float(row.logits[target]), log2_sum = row_log2(&row);
             loss = (log2_sum - x_target * LOG2_E) * LN_2;
-            if (a.gradient) write_gradient(&row, a.vocabulary, log2_sum, *a.scale, target, x_target);
+            if (a.gradient) write_gradient(&row, a.vocabulary, log2_sum, a.scale[i * a.scale_step], target, x_target);
         } else if (a.gradient) {
             write_zeros(&row);
         }
@@ -221,7 +221,8 @@ KERNEL(shared_row_loss, SharedLossArguments) {
         Peak all = merge_peaks(&a, i);
         int32_t target = a.row.targets[i];
         if (thread_id() == 0) a.row.losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
-        if (a.row.gradient && target >= 0) write_gradient(&row, a.row.vocabulary, all.log2_sum, *a.row.scale, target - a.first, all.target);
+        if (a.row.gradient && target >= 0)
+            write_gradient(&row, a.row.vocabulary, all.log2_sum, a.row.scale[i * a.row.scale_step], target - a.first, all.target);
         else if (a.row.gradient) write_zeros(&row);
     }
 }
@@ -274,9 +275,11 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
 
 static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, int64_t first, int64_t count, int64_t vocabulary) {
     int64_t blocks = blocks_of(device_info(call->device), stride_of(vocabulary) * (int64_t)sizeof *logits);
+    int32_t scale_step = call->in_shape[LOSS_SCALE][0] > 1;
     return (RowLossArguments){.logits = logits,
         .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
-        .scale = call->in[LOSS_SCALE],
+        .scale = (const float *)call->in[LOSS_SCALE] + first * scale_step,
+        .scale_step = scale_step,
         .losses = losses + first,
         .count = count,
         .stride = stride_of(vocabulary),
@@ -322,7 +325,7 @@ GPU_OP(linear_cross_entropy, workspace) {
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks), stride = stride_of(vocabulary);
     Peak *peaks = (Peak *)(logits + chunk * stride);
-    float *losses = (float *)(peaks + (ranks > 1 ? ranks * chunk : 0));
+    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(peaks + (ranks > 1 ? ranks * chunk : 0));
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
         const bf16 *x_chunk = x + first * columns;
@@ -341,7 +344,7 @@ GPU_OP(linear_cross_entropy, workspace) {
         grad_weight.lda = stride;
         device_gemm(call->device, &grad_weight);
     }
-    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return;
+    if (!call->out[LOSS_LOSS] || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
         &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }

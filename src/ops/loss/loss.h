@@ -11,6 +11,13 @@
  * its part of the sum that d_x is; the first of them adds to the loss. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary);
 
+/* The two halves of a loss that needs -log softmax(x w^T)[target] of all rows before it knows their weights. The first
+ * makes them, WIDE [R], 0 without a target; nothing flows back through it. The second, in training, makes the gradients of
+ * their sum over rows, each times its weight, WIDE [R]: d_x, and an addition to w's gradient. Ranks share w out as above,
+ * and all have all rows. */
+TensorId op_token_losses(Graph *graph, TensorId x, TensorId w, TensorId targets, int64_t vocabulary);
+void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId weights, int64_t vocabulary);
+
 /* loss[0] += scale[0] * sum over rows of weight * mean over columns of (x - target)^2. In training d_x is made in the same
  * pass. */
 void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss);
@@ -22,10 +29,11 @@ typedef enum LossOperand {
     LOSS_X,        /* COMPUTE [R, D] */
     LOSS_W,        /* COMPUTE [this rank's vocabulary, D] */
     LOSS_TARGETS,  /* INT32 [R]; negative: none */
-    LOSS_SCALE,    /* INPUT WIDE [1] */
-    LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
+    LOSS_SCALE,    /* INPUT WIDE [1], or WIDE [R], one of each row; absent where rows are all that is made */
+    LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to; absent with op_token_losses */
     LOSS_D_X,      /* like x; in training */
     LOSS_D_W,      /* gradient of w, added to; in training, unless w is frozen */
+    LOSS_ROWS,     /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
 } LossOperand;
 
 typedef struct LossAttributes { int64_t vocabulary; } LossAttributes; /* of all ranks */

@@ -1,0 +1,85 @@
+/* Preferences: a record of a prompt and two answers, of which one was chosen over the other, as two records of a prompt and its
+ * completion, which chat_encode takes. Data sets hold the prompt in one of these forms:
+ *
+ *     three texts, or three lists of messages;
+ *     no prompt: it is what chosen and rejected, two texts or two lists, begin with alike, as in TRL;
+ *     a text beside two lists, which begin with it as a question, or with the answer alone.
+ *
+ * Called when records are encoded; what it makes belongs to the caller. */
+#include <string.h>
+
+#include "base/error.h"
+#include "chat/chat.h"
+
+/* Messages, or bytes, that two lists or two texts begin with alike. A text is cut before a blank, which tokenizers take as part
+ * of the word behind it, and not inside of a character. */
+static size_t common_messages(const json_t *a, const json_t *b) {
+    size_t count = 0;
+    while (count < json_array_size(a) && json_equal(json_array_get(a, count), json_array_get(b, count))) count++;
+    return count;
+}
+
+static size_t common_bytes(const json_t *a, const json_t *b) {
+    const char *first = json_string_value(a), *second = json_string_value(b);
+    size_t count = 0, size = json_string_length(a) < json_string_length(b) ? json_string_length(a) : json_string_length(b);
+    while (count < size && first[count] == second[count]) count++;
+    while (count > 0 && ((first[count] & 0xc0) == 0x80 || (second[count] & 0xc0) == 0x80)) count--;
+    if (count > 0 && first[count - 1] == ' ') count--;
+    return count;
+}
+
+static json_t *messages_from(const json_t *list, size_t first, size_t end) {
+    json_t *part = json_array();
+    for (size_t i = first; i < end; i++) json_array_append(part, json_array_get(list, i));
+    return part;
+}
+
+/* The record of a prompt and one answer; takes both. */
+static json_t *answer_record(const json_t *record, json_t *prompt, json_t *completion) {
+    static const char *const kept[] = {"tools", "chat_template_kwargs"};
+    json_t *answer = json_pack("{so so}", "prompt", prompt, "completion", completion);
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (json_object_get(record, kept[i])) json_object_set(answer, kept[i], json_object_get(record, kept[i]));
+    return answer;
+}
+
+/* What comes behind the first `common` messages or bytes of an answer. */
+static json_t *rest_of(const json_t *answer, size_t common) {
+    if (json_is_array(answer)) return messages_from(answer, common, json_array_size(answer));
+    return json_stringn(json_string_value(answer) + common, json_string_length(answer) - common);
+}
+
+static json_t *start_of(const json_t *answer, size_t common) {
+    return json_is_array(answer) ? messages_from(answer, 0, common) : json_stringn(json_string_value(answer), common);
+}
+
+/* The prompt, for the caller to release, and how many messages or bytes of the answers belong to it. NULL: ERROR_DATA. */
+static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const json_t *rejected, size_t *common, Error *error) {
+    bool lists = json_is_array(chosen);
+    *common = 0;
+    if (prompt && (json_is_array(prompt) ? lists : !lists)) return json_incref((json_t *)prompt);
+    if (prompt && !json_is_string(prompt))
+        return error_set(error, ERROR_DATA, "prompt, chosen and rejected must be three texts or three lists of messages"), NULL;
+    *common = lists ? common_messages(chosen, rejected) : common_bytes(chosen, rejected);
+    if (prompt && *common == 0) return json_pack("[{ss sO}]", "role", "user", "content", prompt);
+    const json_t *last = lists && *common ? json_array_get(chosen, *common - 1) : NULL;
+    if (prompt && !json_equal(json_object_get(last, "content"), prompt))
+        return error_set(error, ERROR_DATA, "chosen and rejected begin alike, but not with prompt as the last message before they differ"),
+               NULL;
+    if (*common == 0) return error_set(error, ERROR_DATA, "it has no prompt, and chosen and rejected begin with none alike"), NULL;
+    return start_of(chosen, *common);
+}
+
+bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error) {
+    const json_t *first = json_object_get(record, "chosen"), *second = json_object_get(record, "rejected");
+    bool texts = json_is_string(first) && json_is_string(second), lists = json_is_array(first) && json_is_array(second);
+    size_t common;
+    *chosen = *rejected = NULL;
+    if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
+    if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
+    json_auto_t *prompt = find_prompt(json_object_get(record, "prompt"), first, second, &common, error);
+    if (!prompt) return false;
+    *chosen = answer_record(record, json_incref(prompt), rest_of(first, common));
+    *rejected = answer_record(record, json_incref(prompt), rest_of(second, common));
+    return true;
+}

@@ -1,0 +1,36 @@
+/* Losses over pairs of answers, of which one is preferred; the builder, and the operands that rule and kernels share. */
+#pragma once
+
+#include "config/config.h"
+#include "graph/op.h"
+#include "ops/preference/pair.h"
+
+/* A microbatch of R rows holds at most R / 4 pairs: an answer has a token before its first trained one. */
+static inline int64_t preference_most_pairs(int64_t rows) { return rows < 8 ? 1 : rows / 4; }
+
+/* What the caller gives for P = preference_most_pairs(R) pairs, of which those that are not there are empty. */
+typedef struct PreferenceInputs {
+    TensorId targets;   /* INT32 [R]; negative: not a token of an answer */
+    TensorId pairs;     /* INT32 [P, PAIR_BOUNDS] */
+    TensorId reference; /* WIDE [P, 2]: log-probabilities of chosen and rejected answer in the reference model */
+    TensorId scale;     /* WIDE [1] */
+} PreferenceInputs;
+
+/* The head and the loss: loss[0] += scale[0] * sum over pairs of the loss of `config` on x w^T, x COMPUTE [R, D] and w
+ * [vocabulary, D], and their sums of rewards are added to `rewards`, METRIC WIDE [REWARD_COUNT]; with gradients in training.
+ * Returns the log-probabilities of all answers, WIDE [P, 2], which stay until the program ends. */
+TensorId op_preference(Graph *graph, TensorId x, TensorId w, const PreferenceInputs *inputs, const PreferenceConfig *config, TensorId loss,
+    TensorId rewards, int64_t vocabulary);
+
+typedef enum PreferenceOperand {
+    PREFERENCE_LOSSES,  /* WIDE [R]: -log-probabilities of tokens, 0 where there is no target */
+    PREFERENCE_TARGETS, /* as in PreferenceInputs, like the next three */
+    PREFERENCE_PAIRS,
+    PREFERENCE_REFERENCE,
+    PREFERENCE_SCALE,
+    PREFERENCE_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
+    PREFERENCE_REWARDS,  /* METRIC WIDE [REWARD_COUNT], added to */
+    PREFERENCE_ANSWERS,  /* WIDE [P, 2] */
+    PREFERENCE_WEIGHTS,  /* WIDE [R]: the gradient of the scaled loss by each token's loss; in training */
+} PreferenceOperand;
+/* The attributes are a PreferenceConfig. */

@@ -1,0 +1,110 @@
+/* The references of a run on pairs of answers: whether the files in RUN/data are those of its first weights, and making them.
+ *
+ * Which weights a file is of is told by what init= names, or by the seed. A run without steps compares that with its settings.
+ * Checkpoints know the checksum of the file by which they were made, and a run that goes on from one compares that
+ * (identity.c); so it does not need init= any more. Rank 0 decides and writes; all ranks compute. Called when a run starts. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "train/identity_internal.h"
+#include "train/loop_internal.h"
+
+/* What the first weights follow from. */
+static bool hash_weights(const Config *config, uint64_t *weights, Error *error) {
+    static const char *const groups[] = {"model.", "lora.", "seed", "precision"};
+    const char *name;
+    json_t *value;
+    json_auto_t *settings = identity_settings(config, false), *facts = json_object();
+    json_object_foreach(settings, name, value) for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) if (starts_with(name, groups[i]))
+        json_object_set(facts, name, value);
+    const char *const sources[] = {config->init, config->lora.start};
+    for (int i = 0; i < 2; i++) {
+        json_t *content = sources[i][0] ? identity_of_source(sources[i], error) : json_string("");
+        if (!content)
+            return error_context(error, "%s=%s, from whose weights the reference is computed", i ? "lora.start" : "init", sources[i]);
+        json_object_set_new(facts, i ? "start.content" : "init.content", content);
+    }
+    SCOPED_FREE char *text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
+    *weights = hash_bytes(text, strlen(text));
+    return true;
+}
+
+/* The first weights of the run, on all ranks alike. */
+static bool find_weights(const Loop *loop, uint64_t *weights, Error *error) {
+    bool found = !loop_leads(loop) || hash_weights(&loop->settings, weights, error);
+    return loop_agree(loop, "first weights", found, error) &&
+           comm_host_broadcast(loop->comm, "first weights", weights, sizeof *weights, COMM_U8, 0, error);
+}
+
+static Reference *reference_of(Loop *loop, bool valid) { return valid ? &loop->corpus.valid_reference : &loop->corpus.reference; }
+
+/* Forgets files of other weights; whether one is missing then. */
+static bool drop_others(Loop *loop, uint64_t weights) {
+    bool missing = false;
+    for (int valid = 0; valid <= loop->corpus.has_valid; valid++) {
+        Reference *reference = reference_of(loop, valid);
+        if (reference->weights != weights) reference_close(reference);
+        missing = missing || !reference_is_open(reference);
+    }
+    return missing;
+}
+
+static bool trains_on_pairs(const Loop *loop) { return loop->settings.model.preference.loss != PREFERENCE_NONE; }
+
+bool loop_has_reference(Loop *loop, bool *has, Error *error) {
+    uint64_t weights = loop->corpus.reference.weights;
+    *has = true;
+    if (!trains_on_pairs(loop)) return true;
+    if (!loop->origin.step && !find_weights(loop, &weights, error)) return false;
+    int64_t missing = drop_others(loop, weights);
+    if (!comm_host_all_reduce(loop->comm, "reference", &missing, 1, COMM_I64, COMM_MAX, error)) return false;
+    *has = !missing;
+    if (*has) identity_put_reference(loop->identity, &loop->corpus.reference);
+    return true;
+}
+
+static bool make_file(Loop *loop, bool valid, uint64_t weights, Error *error) {
+    const Corpus *corpus = &loop->corpus;
+    const BinPlan *bins = valid ? &corpus->valid_bins : corpus->bins;
+    ReferenceKey key = {.length = bins->length};
+    SCOPED_FREE char *path = corpus_reference_path(&loop->settings, valid);
+    SCOPED_FREE ReferencePair *pairs = evaluate_reference(&loop->session, corpus, valid, loop->host->stop, error);
+    bool made = pairs && shard_set_checksum(valid ? &corpus->valid : corpus->train, &key.content, error) &&
+                (!loop_leads(loop) || reference_write(path, &key, weights, pairs, bins->part_count, error));
+    return loop_agree(loop, "reference", made, error);
+}
+
+/* A run that has steps computes what is missing with the weights of init=, which must be those of its other reference. */
+static bool check_weights(const Loop *loop, uint64_t weights, Error *error) {
+    const Reference *train = &loop->corpus.reference;
+    return !reference_is_open(train) || train->weights == weights ||
+           error_set(error, ERROR_USAGE,
+               "the reference of data.valid=%s is not there, and init=%s does not hold the weights that %s began with, from which it is "
+               "computed: give them, or the validation data of before",
+               loop->settings.data.valid, loop->settings.init, loop->settings.run);
+}
+
+bool loop_make_reference(Loop *loop, Error *error) {
+    uint64_t weights = 0;
+    double start = log_seconds();
+    int64_t pairs = 0;
+    if (!find_weights(loop, &weights, error) || !check_weights(loop, weights, error)) return false;
+    for (int valid = 0; valid <= loop->corpus.has_valid; valid++) {
+        if (reference_is_open(reference_of(loop, valid))) continue;
+        if (!make_file(loop, valid, weights, error)) return false;
+        pairs += valid ? loop->corpus.valid_bins.part_count : loop->corpus.bins->part_count;
+    }
+    bool opened = corpus_open_references(&loop->corpus, &loop->settings, error);
+    if (opened && drop_others(loop, weights))
+        opened = error_set(
+            error, ERROR_DATA, "the reference in %s/data does not hold what was just written: check the disk", loop->settings.run);
+    if (!loop_agree(loop, "reference", opened, error)) return false;
+    identity_put_reference(loop->identity, &loop->corpus.reference);
+    if (loop_leads(loop)) log_info("the reference of %lld pairs was computed in %.1f s", (long long)pairs, log_seconds() - start);
+    return true;
+}
