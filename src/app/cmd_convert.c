@@ -165,6 +165,29 @@ static bool check_adapter_options(const char *out, const ConvertOptions *options
            error_set(error, ERROR_USAGE, "adapter=true writes one file: leave shard_bytes out");
 }
 
+/* The chat template of a model; NULL where it is not known. The caller frees. */
+static Chat *template_of(const char *model, const Config *config) {
+    SCOPED_FREE char *file = source_tokenizer(model, config);
+    ChatOptions options = {.source = file ? file : "", .template = "", .end_token = -1};
+    Error ignored;
+    return chat_open(&options, NULL, &ignored);
+}
+
+/* Adapters are used in the template of their base, which need not be the one that they were trained in. */
+static void warn_of_template(const char *run, const Config *config) {
+    Config origin;
+    Error ignored;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Chat *own = template_of(run, config), *base = NULL;
+    if (own && source_read_config(config->init, &origin, &strings, &ignored)) base = template_of(config->init, &origin);
+    if (own && *chat_template_source(own) && (!base || strcmp(chat_template_source(own), chat_template_source(base)) != 0))
+        log_warn("the chat template of %s is not that of its base, which those who use the adapters read: give them that in the run's "
+                 "folder tokenizer, template=FILE",
+            run);
+    chat_free(own);
+    chat_free(base);
+}
+
 static bool convert_adapters(const char *in, const char *out, const Config *config, const ConvertOptions *options, Error *error) {
     int64_t step;
     if (!source_is_run(in))
@@ -173,9 +196,10 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     if (!source_is_model_folder(config->init) || gguf_is_file(config->init))
         log_warn("the base, %s, is no model folder, which PEFT needs: write one with smelt convert, and name it as base_model_name_or_path",
             config->init);
-    bool written = adapter_write(in, config, out, options->overwrite, &step, error);
-    if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
-    return written;
+    if (!adapter_write(in, config, out, options->overwrite, &step, error)) return false;
+    warn_of_template(in, config);
+    log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
+    return true;
 }
 
 static bool run(Invocation *invocation, Error *error) {

@@ -97,6 +97,11 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     assert_int_equal(json_integer_value(json_array_get(ends, 0)), first);
     assert_int_equal(json_integer_value(json_array_get(ends, 1)), 300);
     assert_int_equal(json_integer_value(json_object_get(generation, "pad_token_id")), first);
+    smelt_good("data pack chats.jsonl ml format=chat tokenizer=model template=chatml");
+    smelt_good(
+        "train run=l init=model lora.rank=2 data.train=ml data.length=16 batch.sequences=2 batch.tokens=32 steps=1 schedule.warmup=0 "
+        "eval.sample_tokens=0 tensorboard=false device=cpu");
+    smelt_says(ERROR_NONE, "the chat template of l is not that of its base", "convert l adapter adapter=true");
 }
 
 /* Reads until the terminal has shown the text; what comes within a minute. */
