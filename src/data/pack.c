@@ -414,14 +414,14 @@ static bool take_block(void *context, Block *block, Error *error) {
 
 /* Settings of conversations beside text, and the other way about, would have no effect. */
 static bool check_idle(const PackOptions *options, Error *error) {
-    bool chat = options->format == PACK_CHAT, field = options->field && strcmp(options->field, "text") != 0;
+    bool chat = pack_is_chat(options->format), field = options->field && strcmp(options->field, "text") != 0;
     const char *idle = chat && field                                      ? "field"
                        : chat && *options->separator                      ? "separator"
                        : !chat && options->template && *options->template ? "template"
                        : !chat && options->turns != CHAT_TURNS_ALL        ? "turns"
                                                                           : NULL;
-    return !idle || error_set(error, ERROR_USAGE, "%s is %s format=chat: leave it out, or give %s", idle, chat ? "not for" : "for",
-                        chat ? "another format" : "that");
+    return !idle || error_set(error, ERROR_USAGE, "%s is %s conversations: leave it out, or give %s", idle, chat ? "not for" : "for",
+                        chat ? "another format" : "format=chat or preference");
 }
 
 static bool check_options(const PackOptions *options, Error *error) {

@@ -207,15 +207,15 @@ static void settings_of_the_other_kind_are_refused(void **state) {
     write_text("in", three);
     PackOptions chat = chat_options("in"), text = chat_options("in");
     chat.field = "answer";
-    assert_refused(chat, ERROR_USAGE, "field is not for format=chat");
+    assert_refused(chat, ERROR_USAGE, "field is not for conversations");
     chat.field = NULL;
     chat.separator = "%";
-    assert_refused(chat, ERROR_USAGE, "separator is not for format=chat");
+    assert_refused(chat, ERROR_USAGE, "separator is not for conversations");
     text.format = PACK_AUTO;
-    assert_refused(text, ERROR_USAGE, "template is for format=chat");
+    assert_refused(text, ERROR_USAGE, "template is for conversations");
     text.template = "";
     text.turns = CHAT_TURNS_LAST;
-    assert_refused(text, ERROR_USAGE, "turns is for format=chat");
+    assert_refused(text, ERROR_USAGE, "turns is for conversations");
 }
 
 static void a_spoiled_mask_is_noticed(void **state) {
