@@ -168,6 +168,10 @@ static void the_reference_of_adapters_is_the_model_without_them(void **state) {
     assert_memory_equal(bytes, others, PAIRS * sizeof(ReferencePair));
     free(bytes);
     free(others);
+    smelt_good("convert adapters adapter adapter=true");
+    train_good(PREFER LLAMA "precision=fp32 run=on init=base lora.rank=2 lora.start=adapter steps=1"); /* which are the reference now */
+    assert_true(fabs(recorded("on", "step", 0, "loss") - log(2)) < 1e-6);
+    assert_false(same_bytes("on/data/reference-train", "adapters/data/reference-train"));
 }
 
 /* -- Refusals ------------------------------------------------------------------------------------------------------ */
