@@ -71,6 +71,8 @@ static bool open_chat(Talk *talk, const char *folder, const Config *config, Erro
     talk->chat = chat_open(&options, talk->text.tokenizer, error);
     if (!talk->chat) return false;
     talk->encoder = chat_encoder_open(talk->chat);
+    int32_t end = chat_answer_end(talk->encoder);
+    if (end >= 0 && !model_text_stops(&talk->text, end)) token_ids_append(&talk->text.ends, end);
     return chat_has_template(talk->chat) || error_set(error, ERROR_USAGE,
                                                 "%s brings no chat template: give template=FILE, or template=chatml if it was trained with "
                                                 "that; smelt generate continues text",
@@ -198,7 +200,7 @@ static bool run_alone(Inference *inference, Invocation *invocation, Error *error
     options->layout = (LayoutConfig){.tp = 1, .cp = 1};
     options->cache = true;
     if (comm_size(inference->comm) > 1) return error_set(error, ERROR_USAGE, "chat is for one process: start it without smelt launch");
-    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error) || !open_chat(&talk, folder, &config, error)) return false;
     talk.generator = generation_open(inference, folder, &config, options, error);
     if (talk.generator) process_catch_interrupt(&talk.stop);

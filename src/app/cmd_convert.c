@@ -9,6 +9,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "app/command.h"
+#include "chat/chat.h"
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
@@ -95,13 +96,27 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     return written;
 }
 
-/* The token that ends documents: eos_token_id, and eos_token where its bytes are a text. */
-static json_t *describe_end(const Tokenizer *tokenizer) {
+/* The token that ends an answer in the run's chat template; -1: it has none. */
+static int32_t answer_end(const char *file, const Tokenizer *tokenizer) {
+    ChatOptions options = {.source = file, .template = "", .end_token = -1};
+    Error ignored;
+    Chat *chat = chat_open(&options, tokenizer, &ignored);
+    ChatEncoder *encoder = chat ? chat_encoder_open(chat) : NULL;
+    int32_t end = encoder ? chat_answer_end(encoder) : -1;
+    chat_encoder_free(encoder);
+    chat_free(chat);
+    return end;
+}
+
+/* The tokens that end documents, and answers: eos_token_id; and eos_token, the former where its bytes are a text. */
+static json_t *describe_end(const char *file, const Tokenizer *tokenizer) {
     int32_t id = tokenizer_end_of_text(tokenizer);
     TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
     size_t length;
     const char *text = tokenizer_decode(&decoder, id, &length);
-    json_t *end = json_pack("{s:i}", "eos_token_id", (int)id);
+    int32_t answer = answer_end(file, tokenizer);
+    bool both = answer >= 0 && answer != id;
+    json_t *end = both ? json_pack("{s:[i, i]}", "eos_token_id", (int)id, (int)answer) : json_pack("{s:i}", "eos_token_id", (int)id);
     json_object_set_new(end, "eos_token", json_stringn(text, length));
     return end;
 }
@@ -129,20 +144,62 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
-    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(tokenizer);
+    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(file, tokenizer);
     bool fits = source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
         "it is another model's tokenizer; give tokenizer=none", error);
     tokenizer_free(tokenizer);
     return fits || error_context(error, "%s", run);
 }
 
-static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {
+/* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
+static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
+    ConvertOptions usual = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    options_defaults(&table, &usual, &strings);
+    if (out_kind(out) != OUT_FOLDER)
+        return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
+    if (options->dtype != usual.dtype) return error_set(error, ERROR_USAGE, "adapter=true writes fp32: leave dtype out");
+    if (options->tokenizer != usual.tokenizer)
+        return error_set(error, ERROR_USAGE, "adapter=true writes no tokenizer, which is the base's: leave tokenizer out");
+    return options->shard_bytes == usual.shard_bytes ||
+           error_set(error, ERROR_USAGE, "adapter=true writes one file: leave shard_bytes out");
+}
+
+/* The chat template of a model; NULL where it is not known. The caller frees. */
+static Chat *template_of(const char *model, const Config *config) {
+    SCOPED_FREE char *file = source_tokenizer(model, config);
+    ChatOptions options = {.source = file ? file : "", .template = "", .end_token = -1};
+    Error ignored;
+    return chat_open(&options, NULL, &ignored);
+}
+
+/* Adapters are used in the template of their base, which need not be the one that they were trained in. */
+static void warn_of_template(const char *run, const Config *config) {
+    Config origin;
+    Error ignored;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Chat *own = template_of(run, config), *base = NULL;
+    if (own && source_read_config(config->init, &origin, &strings, &ignored)) base = template_of(config->init, &origin);
+    if (own && *chat_template_source(own) && (!base || strcmp(chat_template_source(own), chat_template_source(base)) != 0))
+        log_warn("the chat template of %s is not that of its base, which those who use the adapters read: give them that in the run's "
+                 "folder tokenizer, template=FILE",
+            run);
+    chat_free(own);
+    chat_free(base);
+}
+
+static bool convert_adapters(const char *in, const char *out, const Config *config, const ConvertOptions *options, Error *error) {
     int64_t step;
     if (!source_is_run(in))
         return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
-    bool written = adapter_write(in, config, out, &step, error);
-    if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
-    return written;
+    if (!check_adapter_options(out, options, error)) return false;
+    if (!source_is_model_folder(config->init) || gguf_is_file(config->init))
+        log_warn("the base, %s, is no model folder, which PEFT needs: write one with smelt convert, and name it as base_model_name_or_path",
+            config->init);
+    if (!adapter_write(in, config, out, options->overwrite, &step, error)) return false;
+    warn_of_template(in, config);
+    log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
+    return true;
 }
 
 static bool run(Invocation *invocation, Error *error) {
@@ -152,12 +209,13 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(hf_release) HfModel origin = {0};
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
-    if (options->adapter) return convert_adapters(in, out, &config, error);
+    if (options->adapter) return convert_adapters(in, out, &config, options, error);
     if (!check_out(out, &config, options->dtype, error)) return false;
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
-    if (trained && given && !find_tokenizer(base, &config, &own, error)) return false;
+    bool text = !model_makes_images(&config.model);
+    if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,

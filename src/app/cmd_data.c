@@ -132,7 +132,7 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     int64_t tokens = result->train_tokens + result->valid_tokens;
     bool split = options->valid > 0, pairs = options->format == PACK_PREFERENCE;
     if (result->resumed) printf("packed the rest of %s in %s", size, duration);
-    else printf("packed %s of text in %s (%s/s)", size, duration, rate);
+    else printf("packed %s of input in %s (%s/s)", size, duration, rate);
     printf(": %" PRId64 " file%s, %" PRId64 " %s%s%s\n", result->files, plural(result->files), result->documents,
         pairs ? "pair" : "document", plural(result->documents), split && !pairs ? " (a divided one counts twice)" : "");
     print_lengths(result, pairs);
@@ -205,7 +205,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     char size[32], duration[32];
     log_format_bytes((double)result.bytes, size);
     log_format_duration(log_seconds() - start, duration);
-    printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", output, learned, size, duration);
+    printf("%s: %" PRId32 " tokens, learned from %s of input in %s\n", output, learned, size, duration);
     if (learned < training.vocabulary)
         log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned,
             training.vocabulary);
@@ -287,13 +287,26 @@ static void print_part(Utf8Stream *stream, const char *text, size_t length) {
     }
 }
 
+/* How many of the tokens [start, end) are trained, of which a part is read at a time into `tokens` and `marks`. */
+static bool count_trained(
+    const ShardSet *set, int64_t start, int64_t end, int32_t *tokens, uint8_t *marks, int64_t *trained, Error *error) {
+    *trained = 0;
+    for (int64_t count; start < end; start += count) {
+        count = int_min(end - start, MOST_SHOWN);
+        if (!shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
+        for (int64_t i = 0; i < count; i++) *trained += !(marks[i] & TOKEN_UNTRAINED);
+    }
+    return true;
+}
+
 /* One document as text, with what of it is trained. */
 static bool print_document(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
-    int64_t start, end, number = int_max(options->document, 0), trained = 0;
+    int64_t start, end, number = int_max(options->document, 0), trained;
     if (!find_shown(set, number, &start, &end, error)) return false;
     int64_t count = int_min(end - start, MOST_SHOWN);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)(count + 1) * sizeof *tokens);
     SCOPED_FREE uint8_t *marks = memory_allocate((size_t)(count + 1));
+    if (!count_trained(set, start, end, tokens, marks, &trained, error)) return false;
     if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
     Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
     if (record && *record && !tokenizer) return false;
@@ -301,7 +314,6 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
     if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
     bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
     Utf8Stream stream = {0};
-    for (int64_t i = 0; i < count; i++) trained += !(marks[i] & TOKEN_UNTRAINED);
     printf("document %" PRId64 "%s: %" PRId64 " tokens, %" PRId64 " trained\n", number,
         !set->pairs       ? ""
         : number % 2 == 0 ? ", chosen"

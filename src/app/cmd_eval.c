@@ -238,7 +238,7 @@ static bool eval_input(
         .bytes = data->bytes && data->set.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
     Evaluation result;
-    if (!evaluate_set(&input, &result, error)) return false;
+    if (!evaluate_set(&input, &result, error)) return error_context(error, "%s", data->set.path);
     if (!isfinite(result.loss))
         return error_set(error, ERROR_NUMERICS,
             "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
@@ -355,7 +355,7 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
-    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
     config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);

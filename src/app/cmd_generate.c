@@ -1,5 +1,6 @@
 /* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the model's own tokenizer
- * or the byte tokenizer, or numbers of tokens. Text goes to stdout as it is drawn, the rate to stderr. */
+ * or the byte tokenizer, or numbers of tokens. Text goes to stdout as it is drawn, the rate to stderr. A model of images is
+ * given a file of encodings in place of a prompt (generate_images.c). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -16,6 +17,7 @@
 #include "app/command.h"
 #include "app/generation.h"
 #include "data/data.h"
+#include "images/images.h"
 #include "train/source.h"
 
 #define FIELD(name) offsetof(GenerationOptions, name)
@@ -31,6 +33,17 @@ static const Option rows[] = {
     INT_OPTION(
         layout.tp, "1", 1, 1 << 20, "ranks", "ranks that share out weights, and the cache by heads, of a model that does not fit one"),
     GENERATION_MACHINE,
+    {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "", "images: file of safetensors for their latents"},
+    {"png", OPTION_STRING, FIELD(images.png), "", 0, 0, NULL, "",
+        "images: file for all of them, side by side; latents of one or three channels are pixels, others need vae"},
+    {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "", "images: folder of the AutoencoderKL that decodes latents, on the CPU"},
+    {"steps", OPTION_INT, FIELD(images.steps), "28", 1, 100000, NULL, "steps", "images: Euler steps from noise to image"},
+    {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images, of a model that embeds it: guidance scale"},
+    {"shift", OPTION_REAL, FIELD(images.shift), "0", 0, 1000, NULL, "",
+        "images: how far times are shifted towards noise; 1: not at all, as FLUX.1-schnell; 0: with the number of tokens, as FLUX.1-dev"},
+    {"height", OPTION_INT, FIELD(images.height), "0", 0, 2 * IMAGE_GRID, NULL, "latents",
+        "images: of FLUX.1, 8 pixels each; 0: that of the encodings' own latents"},
+    {"width", OPTION_INT, FIELD(images.width), "0", 0, 2 * IMAGE_GRID, NULL, "latents", "images: likewise"},
 };
 #undef FIELD
 
@@ -143,6 +156,31 @@ static bool take_tokens(const char *word, const ModelText *text, Comm *comm, Tok
     return comm_host_broadcast(comm, "prompt", prompt->items, count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
 }
 
+/* Refuses options that a model has no use for. */
+static bool refuse_given(const GenerationOptions *options, const char *const *names, size_t count, const char *reason, Error *error) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    GenerationOptions initial;
+    options_defaults(&table, &initial, &strings);
+    for (size_t i = 0; i < count; i++) {
+        char given[64], usual[64];
+        const Option *option = options_find(&table, names[i], strlen(names[i]));
+        options_format_value(option, options, given, sizeof given);
+        options_format_value(option, &initial, usual, sizeof usual);
+        if (strcmp(given, usual) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
+    }
+    return true;
+}
+
+static bool check_idle(const GenerationOptions *options, const ModelConfig *model, Error *error) {
+    static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp"};
+    static const char *const of_images[] = {"guidance", "out", "png", "vae", "steps", "shift", "height", "width"};
+    if (!model_makes_images(model))
+        return refuse_given(
+            options, of_images, sizeof of_images / sizeof *of_images, "it is for models of images, and this one makes text", error);
+    return refuse_given(options, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and this one makes images", error) &&
+           (model->guidance || refuse_given(options, of_images, 1, "this model embeds no guidance", error));
+}
+
 static bool run_rank(Inference *inference, Invocation *invocation, Error *error) {
     const GenerationOptions *options = invocation->options;
     const char *folder = invocation->words[0];
@@ -152,6 +190,8 @@ static bool run_rank(Inference *inference, Invocation *invocation, Error *error)
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
+    if (!check_idle(options, &config.model, error)) return false;
+    if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);
     if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
     else if (!model_text_open(&text, folder, &config, error)) return false;
     return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
@@ -167,7 +207,7 @@ static bool run(Invocation *invocation, Error *error) {
 
 const Command command_generate = {
     .name = "generate",
-    .summary = "continue a prompt",
+    .summary = "continue a prompt, or make images",
     .words = "MODEL \"prompt\"",
     .explanation =
         "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), a\n"
@@ -175,7 +215,9 @@ const Command command_generate = {
         "through the model's tokenizer. The prompt - is standard input. A prompt that looks like key=value or opens with -- is "
         "given after --.\n\n"
         "smelt launch -n 2 -- generate MODEL \"prompt\" shares the cache of a long context out among two processes with a GPU each; "
-        "docs/parallel.md tells more.\n",
+        "docs/parallel.md tells more.\n\n"
+        "A model of images (flux) gets a file of encodings in place of the prompt, and makes an image for each text in it:\n"
+        "smelt generate MODEL ENCODINGS.safetensors out=latents.safetensors png=images.png vae=FOLDER; docs/flux.md tells more.\n",
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,
     .options_size = sizeof(GenerationOptions),

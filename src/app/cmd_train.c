@@ -68,7 +68,7 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 /* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come
  * from elsewhere; text is never bytes to a model that is not known to read them. */
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
-    if (config->data.tokenizer[0]) return true;
+    if (config->data.tokenizer[0] || model_makes_images(&config->model)) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
     if (!path && corpus_has_text(config))
         return error_set(error, ERROR_USAGE,
@@ -105,6 +105,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
     wanted.model.auxiliary_scope = config->model.auxiliary_scope;
     wanted.model.padding = config->model.padding;
+    wanted.model.text_tokens = config->model.text_tokens; /* as the encodings have them */
     wanted.model.fp8 = config->model.fp8;
     wanted.model.preference = config->model.preference;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
@@ -313,7 +314,7 @@ const Command command_train = {
                    "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
                    "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
                    "same, where what is not known is called unknown.\n\n"
-                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2 and finetune.\n"
+                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2, flux and finetune.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,

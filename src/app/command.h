@@ -66,7 +66,7 @@ typedef struct CommandPage {
 void command_page_open(CommandPage *page);
 void command_page_print(CommandPage *page); /* and closes it */
 
-/* Prints a configuration to start from: llama, zaya, mpt, gpt2 or finetune. ERROR_USAGE for another name. */
+/* Prints a configuration to start from: llama, zaya, mpt, gpt2, flux or finetune. ERROR_USAGE for another name. */
 bool example_print(const char *name, Error *error);
 
 /* The precision that a row "same|bf16|fp32|fp64" names for a model that was trained in `own`. */

@@ -10,16 +10,17 @@ EXAMPLE(example_llama, "llama-tiny.yaml");
 EXAMPLE(example_zaya, "zaya1-tiny.yaml");
 EXAMPLE(example_mpt, "mpt-tiny.yaml");
 EXAMPLE(example_gpt2, "gpt2-tiny.yaml");
+EXAMPLE(example_flux, "flux-digits.yaml");
 EXAMPLE(example_finetune, "finetune.yaml");
-extern const char example_llama[], example_zaya[], example_mpt[], example_gpt2[], example_finetune[];
+extern const char example_llama[], example_zaya[], example_mpt[], example_gpt2[], example_flux[], example_finetune[];
 
 bool example_print(const char *name, Error *error) {
     static const struct {
         const char *name, *text;
-    } examples[] = {
-        {"llama", example_llama}, {"zaya", example_zaya}, {"mpt", example_mpt}, {"gpt2", example_gpt2}, {"finetune", example_finetune}};
+    } examples[] = {{"llama", example_llama}, {"zaya", example_zaya}, {"mpt", example_mpt}, {"gpt2", example_gpt2}, {"flux", example_flux},
+        {"finetune", example_finetune}};
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++)
         if (!strcmp(examples[i].name, name)) return fputs(examples[i].text, stdout), true;
-    return error_set(
-        error, ERROR_USAGE, "there is no example '%s': give llama, zaya, mpt, gpt2 or finetune, as in smelt train --example llama", name);
+    return error_set(error, ERROR_USAGE,
+        "there is no example '%s': give llama, zaya, mpt, gpt2, flux or finetune, as in smelt train --example llama", name);
 }

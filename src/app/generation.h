@@ -7,7 +7,15 @@
 #include "infer/utf8.h"
 #include "token/tokenizer.h"
 
+/* Of a model of images. */
+typedef struct ImageOptions {
+    const char *out, *png, *vae;
+    int64_t steps, height, width;
+    double guidance, shift;
+} ImageOptions;
+
 typedef struct GenerationOptions {
+    ImageOptions images; /* of generate */
     LayoutConfig layout;
     Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
@@ -57,3 +65,9 @@ const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t 
 void model_text_put(ModelText *text, int32_t token, bool first);
 void model_text_end(ModelText *text); /* with a line feed */
 bool model_text_flush(const ModelText *text, Error *error);
+
+/* -- Images (generate_images.c) ------------------------------------------------------------------------------------- */
+
+/* `smelt generate` with a model of images: makes one for each text of the file or folder `encodings`. */
+bool generate_images(
+    Inference *inference, const char *folder, const char *encodings, Config *config, const GenerationOptions *options, Error *error);

@@ -18,6 +18,11 @@ bool inference_join(Inference *inference, Error *error) {
 
 bool inference_leads(const Inference *inference) { return comm_rank(inference->comm) == 0; }
 
+bool inference_check_text(const Config *config, Error *error) {
+    return !model_makes_images(&config->model) ||
+           error_set(error, ERROR_USAGE, "model.family=flux makes images: this command is for models of text");
+}
+
 bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) {
     Fp8Config *fp8 = &config->model.fp8;
     bool same = given->recipe > FP8_MXFP8;
@@ -34,8 +39,7 @@ void inference_check_fp8(const Inference *inference, const Config *config, const
 
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
     Comm *comm = inference->comm;
-    if (model_makes_images(&config->model))
-        return error_set(error, ERROR_USAGE, "model.family=flux makes images: this command is for models of text");
+    if (!inference->images && !inference_check_text(config, error)) return false;
     process_set_threads(threads, comm_local_size(comm));
     gemm_exact(config->exact_gemm);
     inference->precision = precision_for_inference(command_precision(precision, config->precision));

@@ -7,6 +7,7 @@
 #include "graph/graph.h"
 
 typedef struct Inference {
+    bool images; /* set by a command that can use a model of images */
     Comm *comm;
     Device *device;
     Precision precision;
@@ -17,6 +18,8 @@ typedef struct Inference {
  * on them. Zero-initialise. ERROR_COMMUNICATION. */
 bool inference_join(Inference *inference, Error *error);
 bool inference_leads(const Inference *inference);
+/* ERROR_USAGE where the model makes images, which commands of text call as soon as they know. */
+bool inference_check_text(const Config *config, Error *error);
 /* Choices of fp8.recipe= where a model is used: those of training and "same", as in training. */
 #define INFERENCE_FP8 "none|tensor|row|row_gw_hp|block|mxfp8|same"
 /* The rows of fp8 in the table of such a command, whose options have the field `fp8`. */

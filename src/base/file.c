@@ -248,6 +248,11 @@ void file_unmap(FileMap *map) {
     *map = (FileMap){0};
 }
 
+void file_map_prefetch(const void *address, size_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)address / page * page;
+    posix_madvise((void *)begin, (uintptr_t)address + bytes - begin, POSIX_MADV_WILLNEED);
+}
+
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
 bool file_reader_open(FileReader *reader, const char *path, Error *error) {

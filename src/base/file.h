@@ -70,6 +70,8 @@ typedef struct FileMap {
 } FileMap;
 bool file_map(FileMap *map, const char *path, Error *error);
 void file_unmap(FileMap *map); /* also of a zeroed one */
+/* Asks the system to read a part of a mapped file, and returns at once. */
+void file_map_prefetch(const void *address, size_t bytes);
 /* The path of the mapped file that `address` lies in, or NULL. For the handler of SIGBUS, which a mapped file raises
  * where it was truncated or its disk cannot be read: takes no lock and allocates nothing. */
 const char *file_mapped_at(const void *address);

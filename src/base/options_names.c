@@ -32,6 +32,9 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"seq_length", "data.length"}, {"sequence_len", "data.length"}, {"sequence_length", "data.length"}, {"max_seq_length", "data.length"},
     {"max_seq_len", "data.length"}, {"max_length", "data.length"}, {"context_length", "data.length"}, {"cutoff_len", "data.length"},
 
+    {"logit_mean", "flow.mean"}, {"logit_std", "flow.deviation"}, {"discrete_flow_shift", "flow.shift"}, {"flow_shift", "flow.shift"},
+    {"guidance_scale", "flow.guidance"},
+
     {"model_type", "model.family"}, {"architecture", "model.family"}, {"n_layer", "model.layers"}, {"n_layers", "model.layers"},
     {"num_layers", "model.layers"}, {"num_hidden_layers", "model.layers"}, {"depth", "model.layers"}, {"hidden_size", "model.width"},
     {"hidden_dim", "model.width"}, {"n_embd", "model.width"}, {"d_model", "model.width"}, {"embed_dim", "model.width"},

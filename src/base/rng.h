@@ -8,7 +8,15 @@
 typedef struct RngBits { uint32_t word[4]; } RngBits;
 
 /* Streams keep uses of one seed apart; a stream of a parameter is the hash of its name. */
-enum { RNG_STREAM_SHUFFLE = 1, RNG_STREAM_SAMPLE = 2, RNG_STREAM_BENCH = 3, RNG_STREAM_MIXTURE = 4, RNG_STREAM_PIECES = 5 };
+enum {
+    RNG_STREAM_SHUFFLE = 1,
+    RNG_STREAM_SAMPLE = 2,
+    RNG_STREAM_BENCH = 3,
+    RNG_STREAM_MIXTURE = 4,
+    RNG_STREAM_PIECES = 5,
+    RNG_STREAM_NOISE = 6,
+    RNG_STREAM_TIME = 7,
+};
 
 /* Key: seed; counter: stream, index (low words first). */
 RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index);

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/bench.h"
+#include "images/images.h"
 #include "train/session.h"
 #include "advise/hardware.h"
 
@@ -53,42 +54,6 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
 }
 
-static void fill_normal(const Session *session, TensorId tensor) {
-    int64_t count = tensor ? graph_elements(session->model.graph, tensor) : 0;
-    for (int64_t i = 0; i < count; i++) {
-        float value = (float)rng_normal(1, RNG_STREAM_BENCH + ((uint64_t)tensor << 8), (uint64_t)i);
-        executor_set_values(session->executor, tensor, i, &value, 1);
-    }
-}
-
-static void fill_time(const Session *session, TensorId tensor, double time) {
-    float features[IMAGE_TIME_WIDTH];
-    image_time_features(time, features);
-    for (int64_t s = 0; tensor && s < session->model.sequences; s++)
-        executor_set_values(session->executor, tensor, s * IMAGE_TIME_WIDTH, features, IMAGE_TIME_WIDTH);
-}
-
-/* Normal latents and text, at half of the way from noise; images as square as their tokens allow. */
-static void fill_images(const Session *session) {
-    const Model *model = &session->model;
-    const ImageInputs *x = &model->image;
-    int64_t image = model->length - session->config->model.text_tokens, width = image;
-    int32_t *places = executor_tensor(session->executor, x->places), *positions = executor_tensor(session->executor, x->positions);
-    float weight = 1 / (float)image;
-    const TensorId normal[] = {x->latents, x->target, x->text, x->pooled};
-    for (size_t i = 0; i < sizeof normal / sizeof *normal; i++) fill_normal(session, normal[i]);
-    fill_time(session, x->time, 0.5);
-    fill_time(session, x->guidance, 1);
-    while (width * width > image && width > 1) width = (width + image / width) / 2 < width ? (width + image / width) / 2 : width - 1;
-    while (image % width) width--;
-    for (int64_t i = 0; i < model->rows; i++) {
-        int64_t at = i % model->length;
-        positions[i] = (int32_t)at;
-        places[i] = at < image && width <= IMAGE_GRID && image / width <= IMAGE_GRID ? (int32_t)(at / width * IMAGE_GRID + at % width) : 0;
-    }
-    for (int64_t i = 0; i < model->sequences * image; i++) executor_set_values(session->executor, x->weights, i, &weight, 1);
-}
-
 /* With a loss over pairs, a sequence is a pair of answers of half its length, and their reference is 0. */
 static void fill_pairs(const Session *session) {
     const Model *model = &session->model;
@@ -127,7 +92,8 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
         !session_start(&trainer->session, comm_alone(), error))
         return false;
     fp8_warn_if_idle(&trainer->config.model, trainer->session.model.graph, "");
-    (model_makes_images(&trainer->config.model) ? fill_images : fill_tokens)(&trainer->session);
+    if (model_makes_images(&trainer->config.model)) image_put_synthetic(&trainer->session.model, trainer->session.executor);
+    else fill_tokens(&trainer->session);
     return true;
 }
 

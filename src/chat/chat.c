@@ -10,8 +10,13 @@
 #include "base/strings.h"
 #include "chat/encode_internal.h"
 
-/* ChatML, with marks around what the assistant says: for models that bring no template. */
-static const char chatml[] = "{%- for message in messages %}\n"
+/* ChatML, with marks around what the assistant says: for models that bring no template. It has no place for tools and
+ * thoughts, which would be lost without a word. */
+static const char chatml[] = "{%- if tools %}{{ raise_exception('chatml has no place for tools') }}{%- endif %}\n"
+                             "{%- for message in messages %}\n"
+                             "{%- if message.tool_calls or message.reasoning_content %}\n"
+                             "{{- raise_exception('chatml has no place for tool_calls and thoughts') }}\n"
+                             "{%- endif %}\n"
                              "{{- '<|im_start|>' + message.role + '\\n' }}\n"
                              "{%- if message.role == 'assistant' %}\n"
                              "{%- generation %}{{- message.content + '<|im_end|>\\n' }}{%- endgeneration %}\n"
@@ -27,6 +32,7 @@ static bool add_template(Chat *chat, ChatTemplate **to, const char *source, size
     const uint64_t parts[] = {chat->identity, hash_bytes(source, size)};
     chat->identity = hash_bytes(parts, sizeof parts);
     *to = chat_template_parse(source, size, name, error);
+    if (to == &chat->plain) chat->source = memory_format("%.*s", (int)size, source);
     return *to != NULL;
 }
 
@@ -95,9 +101,12 @@ void chat_free(Chat *chat) {
     chat_template_free(chat->plain);
     chat_template_free(chat->tools);
     json_decref(chat->tokens);
+    free(chat->source);
     free(chat);
 }
 
 bool chat_has_template(const Chat *chat) { return chat->plain != NULL; }
+
+const char *chat_template_source(const Chat *chat) { return chat->source && !chat->tools ? chat->source : ""; }
 
 uint64_t chat_identity(const Chat *chat) { return chat->identity; }

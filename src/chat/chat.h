@@ -34,6 +34,8 @@ typedef struct Chat Chat;
 Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *error);
 void chat_free(Chat *chat); /* NULL is fine */
 bool chat_has_template(const Chat *chat);
+/* The source of the one template that renders every conversation; "": there is none, or one more for tools. */
+const char *chat_template_source(const Chat *chat);
 uint64_t chat_identity(const Chat *chat); /* of templates and options: another one gives other tokens */
 
 /* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */
@@ -53,6 +55,9 @@ void chat_encoder_free(ChatEncoder *encoder); /* NULL is fine */
  * perhaps `input`, and `output`; with `tools` and `chat_template_kwargs` where the template takes them. ERROR_DATA: the
  * record is no conversation, or not one for this template. ERROR_USAGE: the template does not fit what is asked. */
 bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *document, Error *error);
+/* The special token that the template puts behind an answer, such as <|im_end|>; -1: there is none, so that nothing tells
+ * where an answer ends. It need not be the one that ends documents. */
+int32_t chat_answer_end(ChatEncoder *encoder);
 /* The records of the two answers of a record of preferences, `prompt`, `chosen` and `rejected` (chat_pair.c), for chat_encode and
  * json_decref. ERROR_DATA: it is none. */
 bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);

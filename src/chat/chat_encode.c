@@ -246,12 +246,13 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
 static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     ChatText *text = &document->text;
     size_t prompt = json_string_length(record->prompt), completion = json_string_length(record->completion);
-    if (!check_special(encoder, record->prompt, error) || !check_special(encoder, record->completion, error)) return false;
     array_reserve(text->bytes, text->capacity, prompt + completion + 1);
     memcpy(text->bytes, json_string_value(record->prompt), prompt);
     memcpy(text->bytes + prompt, json_string_value(record->completion), completion);
     text->size = prompt + completion;
     text->bytes[text->size] = '\0';
+    json_auto_t *whole = json_stringn(text->bytes, text->size); /* the two may spell a special token together */
+    if (!check_special(encoder, whole, error)) return false;
     add_span(encoder, prompt, text->size);
     return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
@@ -290,4 +291,30 @@ bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *doc
     ChatText *text = &document->text;
     return check_special(encoder, messages, error) && render(encoder->chat, &record, json_array_size(messages), true, text, error) &&
            encode(encoder, text->bytes, text->size, 0, &document->ids, error);
+}
+
+/* Whether a token is one that texts do not have: decoding can leave it out. */
+static bool is_special(const Tokenizer *tokenizer, int32_t id) {
+    TokenizerDecoder all = tokenizer_decoder(tokenizer, false), texts = tokenizer_decoder(tokenizer, true);
+    size_t length, text_length;
+    tokenizer_decode(&all, id, &length);
+    tokenizer_decode(&texts, id, &text_length);
+    return length > 0 && text_length == 0;
+}
+
+int32_t chat_answer_end(ChatEncoder *encoder) {
+    static const char answer[] = "smelt-answers-so", spaces[] = " \t\r\n";
+    const Chat *chat = encoder->chat;
+    ChatText *text = &encoder->behind;
+    TokenIds *ids = &encoder->scratch;
+    Error ignored;
+    json_auto_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "a", "role", "assistant", "content", answer);
+    ChatRecord record = {.messages = messages};
+    if (!encoder->encoder || !chat->plain || !render(chat, &record, 2, false, text, &ignored)) return -1;
+    const char *end = memmem(text->bytes, text->size, answer, sizeof answer - 1);
+    if (!end) return -1;
+    end += sizeof answer - 1;
+    end += strspn(end, spaces);
+    if (!encode(encoder, end, text->size - (size_t)(end - text->bytes), 0, ids, &ignored) || !ids->count) return -1;
+    return is_special(chat->tokenizer, ids->items[0]) ? ids->items[0] : -1;
 }

@@ -18,10 +18,35 @@ static json_t *alias_reasoning(json_t *message) {
     return aliased;
 }
 
+/* Nothing to say is fine beside calls of tools alone: else a member of another name would be trained as an empty text. */
 static bool is_message(const json_t *message) {
     const json_t *content = json_object_get(message, "content");
-    bool fits = !content || json_is_null(content) || json_is_string(content) || json_is_array(content);
+    bool empty = !content || json_is_null(content), calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
+    bool fits = empty ? calls : json_is_string(content) || json_is_array(content);
     return json_is_string(json_object_get(message, "role")) && fits;
+}
+
+/* What other programs leave an answer out of the loss by: OpenAI's and Mistral's `weight`, axolotl's `train` and `training`.
+ * Such an answer must not be trained on unnoticed. NULL: the message has none of them, or says to train on it. */
+static const char *excluded_by(const json_t *message) {
+    static const char *const names[] = {"weight", "train", "training"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *value = json_object_get(message, names[i]);
+        bool trains = !value || json_is_null(value) || json_is_true(value) || (json_is_number(value) && json_number_value(value) == 1);
+        if (!trains) return names[i];
+    }
+    return NULL;
+}
+
+static bool check_message(const json_t *message, const char *name, size_t i, Error *error) {
+    if (!is_message(message))
+        return error_set(error, ERROR_DATA,
+            "%s[%zu] is no message: it needs a role, and content that is a text or a list, which tool_calls alone do without", name, i);
+    const char *excluded = excluded_by(message);
+    if (excluded)
+        return error_set(error, ERROR_DATA,
+            "%s[%zu] has %s, which takes it out of the loss or weighs it, and smelt trains all answers alike", name, i, excluded);
+    return true;
 }
 
 /* Adds the messages of a list. */
@@ -30,8 +55,7 @@ static bool add_messages(ChatRecord *record, const json_t *list, const char *nam
         return error_set(error, ERROR_DATA, "it has more than %d messages", CHAT_MESSAGES);
     for (size_t i = 0; i < json_array_size(list); i++) {
         json_t *message = json_array_get(list, i);
-        if (!is_message(message))
-            return error_set(error, ERROR_DATA, "%s[%zu] is no message: it needs a role, and content that is a text or a list", name, i);
+        if (!check_message(message, name, i, error)) return false;
         json_array_append_new(record->messages, alias_reasoning(message));
     }
     return true;
@@ -57,16 +81,22 @@ static bool read_completion(ChatRecord *record, const json_t *json, Error *error
     return add_messages(record, prompt, "prompt", error) && add_messages(record, completion, "completion", error);
 }
 
-static const char *text_of(const json_t *json, const char *name) {
-    const char *text = json_string_value(json_object_get(json, name));
-    return text ? text : "";
+/* A text that may be missing; sets *good to false where something else stands in its place. */
+static const char *text_of(const json_t *json, const char *name, bool *good) {
+    const json_t *value = json_object_get(json, name);
+    *good = *good && (!value || json_is_null(value) || json_is_string(value));
+    return json_is_string(value) ? json_string_value(value) : "";
 }
 
 /* Alpaca's form: an instruction, perhaps with an input below it, and what is to be answered. */
 static bool read_instruction(ChatRecord *record, const json_t *json, Error *error) {
-    const char *instruction = text_of(json, "instruction"), *input = text_of(json, "input"), *system = text_of(json, "system");
+    bool good = true;
+    const char *instruction = text_of(json, "instruction", &good), *input = text_of(json, "input", &good),
+               *system = text_of(json, "system", &good);
     const json_t *output = json_object_get(json, "output");
-    if (!*instruction || !json_is_string(output)) return error_set(error, ERROR_DATA, "instruction and output must be texts");
+    if (!good || !json_is_string(output))
+        return error_set(error, ERROR_DATA, "instruction and output, and input and system where they are given, must be texts");
+    if (!*instruction) return error_set(error, ERROR_DATA, "instruction is empty");
     record->messages = json_array();
     if (*system) json_array_append_new(record->messages, json_pack("{ss ss}", "role", "system", "content", system));
     json_array_append_new(record->messages,
@@ -75,12 +105,22 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
     return true;
 }
 
+/* The variables that a record has by its other members, or that decide what is rendered at all. */
+static bool check_settings(const json_t *settings, Error *error) {
+    static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
+    if (settings && !json_is_object(settings) && !json_is_null(settings))
+        return error_set(error, ERROR_DATA, "chat_template_kwargs is no object");
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (json_object_get(settings, taken[i]))
+            return error_set(error, ERROR_DATA, "chat_template_kwargs has %s, which is for the record itself", taken[i]);
+    return true;
+}
+
 bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
     *record = (ChatRecord){.tools = json_object_get(json, "tools"), .settings = json_object_get(json, "chat_template_kwargs")};
     if (record->tools && !json_is_array(record->tools) && !json_is_null(record->tools))
         return error_set(error, ERROR_DATA, "tools is no list");
-    if (record->settings && !json_is_object(record->settings) && !json_is_null(record->settings))
-        return error_set(error, ERROR_DATA, "chat_template_kwargs is no object");
+    if (!check_settings(record->settings, error)) return false;
     if (json_object_get(json, "messages")) return read_messages(record, json_object_get(json, "messages"), error);
     if (json_object_get(json, "completion")) return read_completion(record, json, error);
     if (json_object_get(json, "instruction")) return read_instruction(record, json, error);

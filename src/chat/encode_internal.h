@@ -7,6 +7,7 @@
 
 struct Chat {
     ChatTemplate *plain, *tools; /* tools: for conversations with tools, or NULL */
+    char *source;                /* of `plain`; NULL without one */
     json_t *tokens;              /* variables of templates: bos_token and so on */
     const Tokenizer *tokenizer;
     ChatTurns turns;

@@ -51,6 +51,9 @@ typedef struct StoredTensor {
 /* Whether no element is NaN or infinite; ERROR_NUMERICS names the tensor and its first such element. */
 bool stored_check_finite(const StoredTensor *tensor, Error *error);
 
+/* Elements first .. first + count - 1 of a tensor of F32, BF16 or F16. */
+void stored_to_floats(const StoredTensor *tensor, int64_t first, int64_t count, float *values);
+
 /* Writes header and data in the given order to `path`, which appears whole and synced or stays what it was. `metadata`
  * (may be NULL) becomes __metadata__ and may hold only strings. */
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error);

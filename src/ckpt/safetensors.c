@@ -3,10 +3,12 @@
  * what was opened can be used without further thought. Writing lays the file out and sends the caller's memory straight
  * to it. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
  * by the checkpoints beside it and by the readers and writers of model folders. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/bf16.h"
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -95,6 +97,21 @@ bool stored_check_finite(const StoredTensor *tensor, Error *error) {
         if (!is_finite_at(tensor, type, i)) first = int_min(first, i);
     return first == count || error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinity, first in element %lld of %lld", tensor->name,
                                  (long long)first, (long long)count);
+}
+
+void stored_to_floats(const StoredTensor *tensor, int64_t first, int64_t count, float *values) {
+    const size_t bytes = stored_type_bytes(tensor->type);
+    const char *from = (const char *)tensor->data + first * (int64_t)bytes;
+    assert(tensor->type <= STORED_F16);
+    if (tensor->type == STORED_F32) {
+        memcpy(values, from, (size_t)count * bytes);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half;
+        memcpy(&half, from + i * (int64_t)bytes, bytes);
+        values[i] = tensor->type == STORED_BF16 ? bf16_to_float(half) : fp16_to_float(half);
+    }
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */

@@ -3,6 +3,7 @@
 
 #include "base/math.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "config/layout_rules.h"
 #include "config/lora_targets.h"
 
@@ -157,6 +158,13 @@ static const Option rows[] = {
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
 
+    REAL_OPTION(flow.mean, "0", -20, 20, "",
+        "flux: mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))", CHANGES),
+    REAL_OPTION(flow.deviation, "1", 0, 20, "", "flux: its standard deviation", CHANGES),
+    REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "flux: shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all",
+        CHANGES),
+    REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "flux with model.guidance: the guidance scale that training tells the model", CHANGES),
+
     CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters", STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment", CHANGES),
@@ -302,6 +310,40 @@ static bool check_flux(const ModelConfig *model, Error *error) {
             "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",
             (long long)model->rope_first, (long long)model->head_dim);
     return true;
+}
+
+/* Refuses settings that a family makes no use of, where they are given. */
+static bool check_idle_settings(const Config *config, const char *const *names, size_t count, const char *reason, Error *error) {
+    for (size_t i = 0; i < count; i++) {
+        const Option *option = config_find(names[i]);
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config initial;
+        char given[64], usual[64];
+        options_defaults(&config_table, &initial, &strings);
+        options_format_value(option, config, given, sizeof given);
+        options_format_value(option, &initial, usual, sizeof usual);
+        if (strcmp(given, usual) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
+    }
+    return true;
+}
+
+/* Models of images read encodings, which have no tokens, and learn to remove noise, of which models of text know nothing. */
+static bool check_images(const Config *config, Error *error) {
+    static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
+        "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
+        "model.rope_fraction", "model.rope_factor", "model.tied"};
+    static const char *const of_images[] = {"flow.mean", "flow.deviation", "flow.shift", "flow.guidance"};
+    const char *const guidance = "flow.guidance";
+    bool images = config->model.family == FAMILY_FLUX;
+    if (!images) return check_idle_settings(config, of_images, sizeof of_images / sizeof *of_images, "it is for model.family=flux", error);
+    if (config->data.length <= config->model.text_tokens)
+        return error_set(error, ERROR_USAGE,
+            "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
+            (long long)config->data.length, (long long)config->model.text_tokens);
+    if (!config->model.guidance && !check_idle_settings(config, &guidance, 1, "model.guidance=false embeds no guidance", error))
+        return false;
+    return check_idle_settings(
+        config, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and model.family=flux makes images", error);
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {
@@ -498,6 +540,37 @@ static bool check_fp8(const Config *config, Error *error) {
         "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
 }
 
+/* Without lora.rank all weights are trained, which is not what someone wants who gives another setting of adapters. */
+static bool check_idle_lora(const Config *config, Error *error) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config initial;
+    if (config->lora.rank) return true;
+    options_defaults(&config_table, &initial, &strings);
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *option = &config_table.rows[i];
+        char value[64], usual[64];
+        if (!starts_with(option->name, "lora.")) continue;
+        options_format_value(option, config, value, sizeof value);
+        options_format_value(option, &initial, usual, sizeof usual);
+        if (strcmp(value, usual) != 0)
+            return error_set(error, ERROR_USAGE,
+                "%s=%s is for a run with lora.rank, and without it all weights are trained: give it, or leave %s%s%s", option->name, value,
+                option->name, *usual ? "=" : " out", usual);
+    }
+    return true;
+}
+
+static bool check_lora(const Config *config, Error *error) {
+    const LoraConfig *lora = &config->lora;
+    if (!check_idle_lora(config, error)) return false;
+    if (lora->start[0] && lora->experts == LORA_SHARED)
+        return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
+    if (lora->rank && lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
+        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
+            config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
+    return lora_check_list(lora, error);
+}
+
 /* What pairs of answers need, and settings that only they use. */
 static bool check_preference(const Config *config, Error *error) {
     const PreferenceConfig *preference = &config->model.preference;
@@ -533,17 +606,6 @@ bool config_check(Config *config, Error *error) {
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
         return error_set(error, ERROR_USAGE,
             "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
-    if (config->lora.start[0] && (!config->lora.rank || config->lora.experts == LORA_SHARED))
-        return error_set(error, ERROR_USAGE, "lora.start=%s is for a run with lora.rank%s", config->lora.start,
-            config->lora.rank ? " and lora.experts=each, as PEFT has them" : "");
-    if (config->lora.rank && config->lora.base != LORA_BASE_SAME &&
-        (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
-        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out",
-            config->lora.base == LORA_BASE_NF4 ? "nf4" : "fp8", config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
-    if (config->model.family == FAMILY_FLUX && config->data.length <= config->model.text_tokens)
-        return error_set(error, ERROR_USAGE,
-            "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
-            (long long)config->data.length, (long long)config->model.text_tokens);
-    return lora_check_list(&config->lora, error) && check_fp8(config, error) && check_preference(config, error) &&
+    return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
            layout_check(config, 0, error) && check_schedule(config, error);
 }

@@ -88,6 +88,10 @@ typedef struct LoraConfig {
     const char *start;   /* a folder of PEFT; empty: none */
 } LoraConfig;
 
+/* Of families of images: in training a time is 1 / (1 + exp(-x)) of a normal x of this mean and deviation, shifted (images/images.h);
+ * and the guidance scale that the model is told. */
+typedef struct FlowConfig { double mean, deviation, shift, guidance; } FlowConfig;
+
 typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
 typedef struct OptimizerConfig {
     int name;
@@ -166,6 +170,7 @@ typedef struct Config {
     LoraConfig lora;
     DataConfig data;
     BatchConfig batch;
+    FlowConfig flow;
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
     LayoutConfig layout;

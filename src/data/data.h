@@ -122,8 +122,9 @@ bool remote_mirror(const RemoteOptions *options, const char *path, Error *error)
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
 /* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which
- * appears before the shard does. A shard that is written without has no such folder. */
-void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer);
+ * appears before the shard does. A shard that is written without has no such folder. `template` is the source of the chat
+ * template that its conversations were rendered by; "": the tokenizer's own, if it has one. */
+void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const char *template);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 /* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);

@@ -9,8 +9,8 @@
 #include "data/data.h"
 #include "data/remote_internal.h"
 
-/* Puts `tokenizer` (as for tokenizer_open; "": the byte tokenizer) into a folder, which is replaced. */
-bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error);
+/* Puts `tokenizer` and `template`, as for shard_writer_tokenizer, into a folder, which is replaced. */
+bool shard_tokenizer_write(const char *tokenizer, const char *template, const char *folder, Error *error);
 
 /* -- One shard (shard.c) ------------------------------------------------------------------------------------------- */
 

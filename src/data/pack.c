@@ -64,16 +64,20 @@ static int64_t *part_shards(Packer *packer, const Part *part) {
     return part == &packer->train ? &packer->report.result.shards : &packer->report.valid_shards;
 }
 
+static const char *tokenizer_name(const Packer *packer) { return packer->options.tokenizer ? packer->options.tokenizer : ""; }
+
+/* What conversations are rendered by, which the shards record; "" of text. */
+static const char *template_source(const Packer *packer) { return packer->chat ? chat_template_source(packer->chat) : ""; }
+
 static bool part_open(Packer *packer, Part *part, Error *error) {
     if (part->writer) return true;
     int64_t number = *part_shards(packer, part);
     SCOPED_FREE char *prefix =
         in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
-    const char *tokenizer = packer->options.tokenizer;
     part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
     if (part->writer && packer->chat) shard_writer_mask(part->writer);
     if (part->writer && packer->options.format == PACK_PREFERENCE) shard_writer_pairs(part->writer);
-    if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer ? tokenizer : "");
+    if (part->writer && !in_folder(packer)) shard_writer_tokenizer(part->writer, tokenizer_name(packer), template_source(packer));
     return part->writer;
 }
 
@@ -142,8 +146,8 @@ static bool clear_part(const Part *part, Error *error) {
 static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error) {
     if (!part->name) return true;
     SCOPED_FREE char *draft = part_path(part, "tokenizer.partial"), *folder = part_path(part, "tokenizer");
-    const char *tokenizer = packer->options.tokenizer;
-    return shard_tokenizer_write(tokenizer ? tokenizer : "", draft, error) && file_replace_folder(draft, folder, error);
+    return shard_tokenizer_write(tokenizer_name(packer), template_source(packer), draft, error) &&
+           file_replace_folder(draft, folder, error);
 }
 
 static bool begin_folder(Packer *packer, Error *error) {
@@ -408,7 +412,20 @@ static bool take_block(void *context, Block *block, Error *error) {
 
 /* -- The job --------------------------------------------------------------------------------------------------------- */
 
+/* Settings of conversations beside text, and the other way about, would have no effect. */
+static bool check_idle(const PackOptions *options, Error *error) {
+    bool chat = pack_is_chat(options->format), field = options->field && strcmp(options->field, "text") != 0;
+    const char *idle = chat && field                                      ? "field"
+                       : chat && *options->separator                      ? "separator"
+                       : !chat && options->template && *options->template ? "template"
+                       : !chat && options->turns != CHAT_TURNS_ALL        ? "turns"
+                                                                          : NULL;
+    return !idle || error_set(error, ERROR_USAGE, "%s is %s conversations: leave it out, or give %s", idle, chat ? "not for" : "for",
+                        chat ? "another format" : "format=chat or preference");
+}
+
 static bool check_options(const PackOptions *options, Error *error) {
+    if (!check_idle(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(
             error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);
@@ -442,6 +459,15 @@ static bool open_tokenizer(Packer *packer, Error *error) {
                    "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
 }
 
+/* ChatML beside a tokenizer without <|im_end|>, for one: what generates would go on behind each answer. */
+static void warn_endless(const Packer *packer) {
+    ChatEncoder *encoder = chat_encoder_open(packer->chat);
+    if (packer->tokenizer && chat_has_template(packer->chat) && chat_answer_end(encoder) < 0)
+        log_warn("the chat template puts no special token of the tokenizer behind an answer: a model that learns it cannot tell where to "
+                 "stop");
+    chat_encoder_free(encoder);
+}
+
 /* The templates of conversations, of which the tokenizer has the special tokens. */
 static bool open_chat(Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
@@ -453,6 +479,7 @@ static bool open_chat(Packer *packer, Error *error) {
     if (!pack_is_chat(options->format)) return true;
     packer->chat = chat_open(&chat, packer->tokenizer, error);
     if (packer->chat) packer->report.chat = chat_identity(packer->chat);
+    if (packer->chat) warn_endless(packer);
     return packer->chat != NULL;
 }
 
@@ -541,7 +568,7 @@ static const char *first_bad(const Packer *packer, PackBad kind, const json_t **
 
 static void warn_bad(const Packer *packer) {
     static const char *const became[] = {"U+FFFD took the place of what is not UTF-8 (invalid=replace)",
-        "their bytes were kept (invalid=keep)", "they were left out (invalid=skip)", ""};
+        "their bytes were kept, but for U+FFFD in JSON (invalid=keep)", "they were left out (invalid=skip)", ""};
     const PackResult *result = &packer->report.result;
     for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
         const json_t *first = NULL;
@@ -588,6 +615,9 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
             options->inputs[0], first_bad(packer, PACK_BAD_FIELD, NULL));
+    if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_JSON])
+        return error_set(
+            error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
         "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
         " bad records; name a file or folder with text",

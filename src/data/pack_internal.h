@@ -111,6 +111,7 @@ void record_reader_free(RecordReader *reader); /* NULL is fine */
 
 /* Says what is bad. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);
+bool record_mark_json(Record *record, const char *fault); /* a list says what to do; else `fault` says what is wrong */
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a line of JSON, and of a document that is judged as a whole */ };
 /* Makes `record` a document: takes the text out of JSON unless `field` is NULL, and does with invalid UTF-8 what is asked. Sets `bad`, and
  * text and text_size where something is left to be encoded. */

@@ -125,10 +125,11 @@ static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, Ch
     Error error = {0};
     json_auto_t *json = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
     bool object = json_is_object(json);
+    if (!object) record_mark_json(record, json ? "not an object" : fault.text);
     record->text_size = 0;
     record->ids = block->ids.count;
-    if (!object) record_mark(record, PACK_BAD_JSON, json ? "not an object" : fault.text);
-    else if (!(options->pairs ? encode_pair : encode_conversation)(encoder, json, document, block, record, &error)) {
+    if (!object) return;
+    if (!(options->pairs ? encode_pair : encode_conversation)(encoder, json, document, block, record, &error)) {
         drop_tokens(block, record);
         record_mark(record, PACK_BAD_CHAT, error.message);
         record->fatal = error.code == ERROR_USAGE;

@@ -80,6 +80,13 @@ bool record_mark(Record *record, PackBad bad, const char *what) {
     return false;
 }
 
+bool record_mark_json(Record *record, const char *fault) {
+    size_t at = 0;
+    while (at < record->text_size && strchr(" \t\r\n", record->text[at])) at++;
+    bool list = at < record->text_size && record->text[at] == '[';
+    return record_mark(record, PACK_BAD_JSON, list ? "a list, and not a record: jq -c '.[]' FILE writes each on a line" : fault);
+}
+
 /* Names the fields that there are, since the text often has another name than the one that was asked for. */
 static bool mark_missing(Record *record, const json_t *object, const char *field) {
     char what[sizeof record->what];
@@ -101,8 +108,7 @@ static bool take_field(Record *record, char *place, const char *field) {
     json_error_t fault;
     json_auto_t *object = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
     const json_t *text = json_object_get(object, field);
-    if (!object) return record_mark(record, PACK_BAD_JSON, fault.text);
-    if (!json_is_object(object)) return record_mark(record, PACK_BAD_JSON, "not an object");
+    if (!json_is_object(object)) return record_mark_json(record, object ? "not an object" : fault.text);
     if (!text) return mark_missing(record, object, field);
     if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is no text");
     record->text_size = json_string_length(text);

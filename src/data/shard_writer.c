@@ -52,6 +52,7 @@ struct ShardWriter {
     int64_t open_tokens; /* of the sequence being written */
     uint32_t max_token;
     char *tokenizer; /* to be recorded; NULL: none */
+    char *template;  /* beside it; NULL or "": none but its own */
 };
 
 /* -- Spools ------------------------------------------------------------------------------------------------------ */
@@ -183,7 +184,10 @@ static char *tokenizer_folder(const ShardWriter *writer, bool complete) {
     return memory_format("%s.tokenizer%s", writer->prefix, complete ? "" : ".partial");
 }
 
-void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer) { writer->tokenizer = memory_copy_string(tokenizer); }
+void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const char *template) {
+    writer->tokenizer = memory_copy_string(tokenizer);
+    writer->template = memory_copy_string(template);
+}
 
 void shard_writer_cancel(ShardWriter *writer) {
     if (!writer) return;
@@ -191,6 +195,7 @@ void shard_writer_cancel(ShardWriter *writer) {
     SCOPED_FREE char *tokenizer = tokenizer_folder(writer, false);
     if (writer->tokenizer) file_remove(tokenizer, &ignored);
     free(writer->tokenizer);
+    free(writer->template);
     output_close(&writer->tokens);
     output_close(&writer->index);
     spool_free(&writer->lengths);
@@ -337,19 +342,22 @@ static bool write_index(ShardWriter *writer, Error *error) {
            output_flush(file, error) && write_trailer(writer, file, error);
 }
 
-bool shard_tokenizer_write(const char *tokenizer, const char *folder, Error *error) {
+static bool write_byte_tokenizer(const char *folder, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
-    if (!file_remove(folder, error)) return false;
-    if (*tokenizer) return tokenizer_copy(tokenizer, folder, error);
     json_auto_t *content = byte_tokenizer();
     SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1));
     return file_make_folder(folder, error) && file_write(path, text, (int64_t)strlen(text), error);
 }
 
+bool shard_tokenizer_write(const char *tokenizer, const char *template, const char *folder, Error *error) {
+    return file_remove(folder, error) && (*tokenizer ? tokenizer_copy(tokenizer, folder, error) : write_byte_tokenizer(folder, error)) &&
+           (!*template || tokenizer_put_template(folder, template, error));
+}
+
 /* Brings the tokenizer to the disk, under its temporary name. */
 static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
     SCOPED_FREE char *folder = tokenizer_folder(writer, false);
-    return !writer->tokenizer || shard_tokenizer_write(writer->tokenizer, folder, error);
+    return !writer->tokenizer || shard_tokenizer_write(writer->tokenizer, writer->template, folder, error);
 }
 
 /* Brings both files to the disk, under their temporary names. */

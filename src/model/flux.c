@@ -189,7 +189,7 @@ TensorId flux_build(Builder *b) {
         begin_block(b, "single_transformer_blocks", i, doubles + i);
         single_block(&f, &all);
     }
-    merge(&f, &all, TENSOR_NONE, TENSOR_NONE);
+    if (c->single_layers) merge(&f, &all, TENSOR_NONE, TENSOR_NONE);
     builder_layer(b, -1);
     TensorId rows[KINDS], out[OUT_PARTS];
     op_split_rows(graph, all.stream, f.rows, rows, KINDS, samples);

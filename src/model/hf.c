@@ -219,7 +219,8 @@ static json_t *generation_config(const HfExport *export) {
     json_t *end = export->bytes ? json_integer(BYTE_SEPARATOR) : json_incref(json_object_get(export->origin, "eos_token_id"));
     if (end) {
         hf_put(object, "eos_token_id", json_incref(end));
-        hf_put(object, "pad_token_id", end);
+        hf_put(object, "pad_token_id", json_is_array(end) ? json_incref(json_array_get(end, 0)) : json_incref(end));
+        json_decref(end);
     }
     return object;
 }

@@ -200,6 +200,12 @@ static bool chooses_any(const char *target, size_t length, const Graph *graph) {
     return false;
 }
 
+static bool has_adapted_experts(const Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (ends_with(graph->parameters[i].name, ".lora_A.weight") && group_of(graph->parameters[i].name) == LORA_EXPERTS) return true;
+    return false;
+}
+
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     if (!lora->rank) return true;
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
@@ -212,6 +218,9 @@ bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error
                 "experts and router choose many",
                 (int)length, at);
         at += length;
-        if (!*at) return true;
+        if (!*at) break;
     }
+    return lora->experts == LORA_EACH || has_adapted_experts(model.graph) ||
+           error_set(error, ERROR_USAGE, "lora.experts=shared is for adapters of experts, and lora.targets=%s has none here: leave it out",
+               lora->targets);
 }

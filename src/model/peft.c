@@ -114,16 +114,25 @@ static bool read_number(
            error_set(error, ERROR_CHECKPOINT, "%s: %s is no number from %g to %g", path, field, least, most);
 }
 
+/* A text such as "false" would count as true in Python, and the adapters have another scale then. */
+static bool read_rslora(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
+    const json_t *value = json_object_get(content, "use_rslora");
+    peft->lora.rslora = json_is_true(value);
+    return !value || json_is_null(value) || json_is_boolean(value) ||
+           error_set(error, ERROR_CHECKPOINT, "%s: use_rslora is neither true nor false", path);
+}
+
 static bool take_config(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
     enum { MOST_RANK = 4096 };
     double rank = 0;
     if (!check_texts(content, path, error) || !check_fields(content, path, error) ||
-        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) ||
+        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) || !read_rslora(peft, content, path, error) ||
         !read_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error))
         return false;
     const char *base = json_string_value(json_object_get(content, "base_model_name_or_path"));
     peft->lora.rank = (int64_t)rank;
-    peft->lora.rslora = json_is_true(json_object_get(content, "use_rslora"));
+    if (rank != (double)peft->lora.rank) return error_set(error, ERROR_CHECKPOINT, "%s: r is no whole number", path);
+    peft->dropout = json_number_value(json_object_get(content, "lora_dropout"));
     peft->base = memory_copy_string(base ? base : "");
     return true;
 }
@@ -301,7 +310,8 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         json_t *list = parameter ? parameters : modules;
         if (!holds(list, target)) json_array_append_new(list, json_string(target));
     }
-    json_t *content = json_pack("{s:s, s:s, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
+    const char *task = model_makes_images(model) ? NULL : "CAUSAL_LM";
+    json_t *content = json_pack("{s:s, s:s?, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", task,
         "base_model_name_or_path", base, "r", (json_int_t)lora->rank, "lora_alpha", lora->alpha, "use_rslora", lora->rslora, "lora_dropout",
         0.0, "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
     if (content && json_array_size(parameters)) json_object_set(content, "target_parameters", parameters);

@@ -10,6 +10,7 @@
 typedef struct PeftFolder {
     char *path;
     char *base;       /* base_model_name_or_path: a folder, or a name on Hugging Face; "" where there is none */
+    double dropout;   /* lora_dropout, which only training uses */
     LoraConfig lora;  /* its targets are the names of all modules that have adapters */
     char *targets;    /* of `lora` */
     Safetensors file; /* maps adapter_model.safetensors */

@@ -67,13 +67,16 @@ char *tokenizer_chat_template(const char *path) {
     return NULL;
 }
 
+bool tokenizer_put_template(const char *folder, const char *source, Error *error) {
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES + 1]);
+    return file_write(to, source, (int64_t)strlen(source), error);
+}
+
 /* Newer folders have the chat template in a file of its own. */
 static bool copy_template(const char *path, const char *folder, Error *error) {
-    int64_t length;
-    SCOPED_FREE char *template = tokenizer_chat_template(path), *to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES + 1]);
-    SCOPED_FREE char *content = template ? file_read(template, FILE_LIMIT, &length, error) : NULL;
+    SCOPED_FREE char *template = tokenizer_chat_template(path), *content = template ? file_read(template, FILE_LIMIT, NULL, error) : NULL;
     if (template && !content) return error_recode(error, ERROR_DATA);
-    return !content || file_write(to, content, length, error);
+    return !content || tokenizer_put_template(folder, content, error);
 }
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {

@@ -50,6 +50,8 @@ char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error
 char *tokenizer_chat_template(const char *path);
 /* Copies all of them into a folder, which is made: the first as tokenizer.json, tokenizer.model or tekken.json. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
+/* Makes a text the chat template of a tokenizer's folder. */
+bool tokenizer_put_template(const char *folder, const char *source, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
 /* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */
 bool tokenizer_differs(const char *path, const char *other);

@@ -4,9 +4,11 @@
 #include "train/adapter.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_device.h"
@@ -18,6 +20,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/lora_targets.h"
+#include "images/images.h"
 #include "model/peft.h"
 #include "model/quantized.h"
 #include "train/lineage.h"
@@ -154,6 +157,23 @@ static bool open_adapters(HostModel *adapters, const char *name, const Config *c
     return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
 }
 
+/* Whether the last parts of two paths of folders, or of names on Hugging Face, are equal. */
+static bool same_name(const char *a, const char *b) {
+    size_t a_end = path_length(a), b_end = path_length(b), a_begin = a_end, b_begin = b_end;
+    while (a_begin > 0 && a[a_begin - 1] != '/') a_begin--;
+    while (b_begin > 0 && b[b_begin - 1] != '/') b_begin--;
+    return a_end - a_begin == b_end - b_begin && !memcmp(a + a_begin, b + b_begin, a_end - a_begin);
+}
+
+/* What a training that goes on from the folder does not take over from the one that made it. */
+static void name_differences(const PeftFolder *peft, const Config *config) {
+    if (peft->dropout > 0)
+        log_warn("lora.start=%s was trained with lora_dropout=%g, and here there is no dropout", config->lora.start, peft->dropout);
+    if (*peft->base && !same_name(peft->base, config->init))
+        log_warn("lora.start=%s was trained beside %s, and init is %s: adapters of another model start from nonsense", config->lora.start,
+            peft->base, config->init);
+}
+
 bool adapter_load_start(Session *session, Error *error) {
     const Config *config = session->config;
     const LoraConfig *lora = &config->lora;
@@ -167,6 +187,7 @@ bool adapter_load_start(Session *session, Error *error) {
     if (!host_model_open(&start, &config->model, lora, config->precision, error) ||
         !peft_load(&peft, start.model.graph, start.master, error))
         return false;
+    if (comm_rank(session->comm) == 0) name_differences(&peft, config);
     char *master = executor_arena(session->executor, ARENA_MASTER);
     WeightSource source = {.graph = start.model.graph, .master = start.master};
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
@@ -257,7 +278,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
 
 enum { COMPARED_TOKENS = 16 };
 
-/* A model of fp32 on the CPU over memory that holds its MASTER arena. */
+/* A model of fp32 on the CPU over memory that holds its MASTER arena; of images, of one such sample. */
 typedef struct Compared {
     Model model;
     Plan plan;
@@ -267,7 +288,8 @@ typedef struct Compared {
 static bool compared_open(Compared *c, const Config *config, const LoraConfig *lora, void *master, Error *error) {
     Backend backend;
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
-    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, COMPARED_TOKENS, RECOMPUTE_NONE);
+    int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
+    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, device_cpu(), PRECISION_FP32, "", error)) return false;
     c->plan = graph_plan(c->model.graph, &backend);
     c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
@@ -279,17 +301,25 @@ static void compared_close(Compared *c) {
     model_free(&c->model);
 }
 
-/* Its logits of random tokens, for the caller to free. */
-static float *logits_of(const Compared *c, const Config *config) {
+/* What it makes of random inputs: logits of tokens, or velocities of image tokens. */
+static TensorId result_of(const Compared *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
+
+static void put_tokens(const Compared *c, const Config *config) {
     int32_t *tokens = executor_tensor(c->executor, c->model.tokens), *positions = executor_tensor(c->executor, c->model.positions);
     for (int i = 0; i < COMPARED_TOKENS; i++) {
         tokens[i] = (int32_t)(rng_bits(1, 0, (uint64_t)i).word[0] % (uint64_t)config->model.vocabulary);
         positions[i] = i;
     }
-    float *logits = memory_allocate((size_t)(COMPARED_TOKENS * config->model.vocabulary) * sizeof *logits);
+}
+
+/* For the caller to free. */
+static float *compute(const Compared *c, const Config *config) {
+    float *result = memory_allocate((size_t)graph_elements(c->model.graph, result_of(c)) * sizeof *result);
+    if (c->model.velocity) image_put_synthetic(&c->model, c->executor);
+    else put_tokens(c, config);
     executor_run(c->executor);
-    executor_read(c->executor, c->model.logits, logits);
-    return logits;
+    executor_read(c->executor, result_of(c), result);
+    return result;
 }
 
 /* Fills the base's parameters of the adapted model. */
@@ -311,7 +341,7 @@ static bool take_base(const HostModel *adapted, const Config *config, Error *err
 }
 
 bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error) {
-    const double bound = 1e-3; /* of the largest logit: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
+    const double bound = 1e-3; /* of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
     Config wide = *config;
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
@@ -329,35 +359,49 @@ bool adapter_check_merged(const char *name, const Config *config, void *master, 
     if (!open_adapters(&adapted, name, &wide, &step, error) || !take_base(&adapted, &wide, error) ||
         !compared_open(&one, &wide, &lora, adapted.master, error) || !compared_open(&other, &wide, NULL, master, error))
         return false;
-    SCOPED_FREE float *expected = logits_of(&one, &wide), *merged = logits_of(&other, &wide);
+    SCOPED_FREE float *expected = compute(&one, &wide), *merged = compute(&other, &wide);
+    const char *what = one.model.velocity ? "velocities" : "logits";
     double difference = 0, largest = 0;
-    for (int64_t i = 0; i < COMPARED_TOKENS * config->model.vocabulary; i++) {
+    for (int64_t i = 0; i < graph_elements(one.model.graph, result_of(&one)); i++) {
         difference = fmax(difference, fabs((double)merged[i] - expected[i]));
         largest = fmax(largest, fabs((double)expected[i]));
     }
     if (!(difference <= bound * largest))
-        return error_set(error, ERROR_NUMERICS, "logits of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
-            difference, name, largest);
-    log_info("merged: logits of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", COMPARED_TOKENS, difference,
+        return error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
+            what, difference, name, largest);
+    log_info("merged: %s of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", what, COMPARED_TOKENS, difference,
         largest);
     return true;
 }
 
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
-/* Whether there is nothing in `folder` that would be overwritten. */
-static bool check_empty(const char *folder, Error *error) {
+static bool is_ours(const char *name) { return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors"); }
+
+/* Whether `folder` may be replaced. */
+static bool check_folder(const char *folder, bool overwrite, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
-    Error ignored;
-    if (!file_list(folder, &list, &ignored)) return true;
-    for (size_t i = 0; i < list.count; i++)
-        if (list.entries[i].name[0] != '.') return error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
+    if (!file_list(folder, &list, error)) return errno == ENOENT;
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.entries[i].name;
+        if (!overwrite)
+            return error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace adapters", folder);
+        if (!is_ours(name))
+            return error_set(error, ERROR_USAGE, "%s holds %s, which is none of adapters: give another folder", folder, name);
+    }
     return true;
 }
 
-bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error) {
+bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    return check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
-           peft_write(folder, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error);
+    if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, step, error)) return false;
+    SCOPED_FREE char *target = memory_format("%.*s", (int)path_length(folder), folder),
+                     *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
+    bool written = file_make_folder(temporary, error) &&
+                   peft_write(temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&
+                   file_replace_folder(temporary, target, error);
+    Error ignored = {0};
+    if (!written) file_remove(temporary, &ignored);
+    return written;
 }

@@ -24,5 +24,5 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
  * they differ; where memory for both is lacking it says so. ERROR_NUMERICS when they differ by more than rounding. */
 bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error);
 /* Writes the newest adapters of a run as PEFT's folder: adapter_config.json and adapter_model.safetensors, in fp32. The
- * folder must not exist, or be empty. */
-bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error);
+ * folder appears whole or not at all. It must not exist or be empty, or with `overwrite` hold adapters alone. */
+bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error);

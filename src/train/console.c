@@ -98,7 +98,7 @@ void console_open_log(Console *console, const char *run) {
 
 /* -- Columns ------------------------------------------------------------------------------------------------------- */
 
-enum { STEP, LOSS, SMOOTH, MARGIN, ACCURACY, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
+enum { STEP, LOSS, SMOOTH, MARGIN, ACCURACY, NORM, LR, MILLISECONDS, SPEED, IMAGES, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
 
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
@@ -117,6 +117,7 @@ static const Column columns[COLUMNS] = {
     [LR] = {"lr", 9, 0},
     [MILLISECONDS] = {"ms", 9, 120},
     [SPEED] = {"tok/s", 9, 0},
+    [IMAGES] = {"img/s", 9, 0},
     [FLOPS] = {"TFLOP/s", 9, 120},
     [PEAK] = {"%peak", 7, 120},
     [BEST] = {"%best", 7, 120},
@@ -129,10 +130,10 @@ static int column_width(int column, int64_t steps) {
     return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
 }
 
-/* Runs on pairs of answers have two columns more, which take the place of others. */
+/* Runs on pairs of answers have two columns more, which take the place of others; of images their rate takes that of tokens. */
 static bool is_shown(int column, const StepMetrics *step, bool peak) {
     bool of_pairs = column == MARGIN || column == ACCURACY, gives_way = column == FLOPS || column == PEAK || column == MEMORY;
-    return (step->rewards.pairs ? !gives_way : !of_pairs) && (column != PEAK || peak);
+    return (step->rewards.pairs ? !gives_way : !of_pairs) && (column != PEAK || peak) && column != (step->images ? SPEED : IMAGES);
 }
 
 /* The columns for lines of `width` characters. */
@@ -172,6 +173,7 @@ static void format_cell(const Console *console, const StepMetrics *step, int col
     case LR: snprintf(text, 48, "%.3e", step->lr); break;
     case MILLISECONDS: format_number(text, width, 1, step->seconds * 1e3, step->seconds > 0); break;
     case SPEED: format_number(text, width, 0, rates.tokens_per_second, !isnan(rates.tokens_per_second)); break;
+    case IMAGES: format_number(text, width, 3, rates.images_per_second, !isnan(rates.images_per_second)); break;
     case FLOPS: format_number(text, width, 3, rates.tflops, !isnan(rates.tflops)); break;
     case PEAK: format_number(text, width, 1, rates.peak_percent, !isnan(rates.peak_percent)); break;
     case BEST: format_number(text, width, 1, rates.best_percent, !isnan(rates.best_percent)); break;
@@ -228,10 +230,12 @@ static void draw_status(Console *console, const StepMetrics *step) {
     char speed[32], left[32], loss[32], text[256], bar[MOST_BAR + 1];
     int width = wrap_columns(STDOUT_FILENO) - 1;
     double part = (double)step->step / (double)step->steps;
-    log_format_count(metrics_rates(step).tokens_per_second, speed);
+    StepRates rates = metrics_rates(step);
+    log_format_count(step->images ? rates.images_per_second : rates.tokens_per_second, speed);
     log_format_duration(step->seconds_left, left);
     format_number(loss, 9, 4, console->smooth, console->smoothed > 0);
-    int length = snprintf(text, sizeof text, " %3d%%  loss %s  %s tok/s  %s left", (int)(100 * part), loss, speed, left);
+    int length = snprintf(
+        text, sizeof text, " %3d%%  loss %s  %s %s/s  %s left", (int)(100 * part), loss, speed, step->images ? "img" : "tok", left);
     int cells = width - length - 2 < MOST_BAR ? width - length - 2 : MOST_BAR;
     for (int i = 0; i < cells; i++) bar[i] = i < (int)(part * cells) ? '#' : '.';
     bar[cells > 0 ? cells : 0] = '\0';

@@ -35,23 +35,6 @@ static bool check_rows(const Corpus *corpus, const Config *config, Error *error)
     return !is_known(config) || source_check_rows(config->model.vocabulary, corpus->tokenizer, name, cure, error);
 }
 
-/* RUN/tokenizer follows the settings. */
-static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
-    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
-    if (!file_remove(copy, error)) return false;
-    if (!names_tokenizer(config)) return file_remove(folder, error);
-    return tokenizer_copy(config->data.tokenizer, copy, error) && file_replace_folder(copy, folder, error);
-}
-
-/* `*path` receives that of the copy, for the caller to free; "" without one. */
-static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
-    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
-    *path = memory_copy_string(given ? folder : "");
-    corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
-    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
-}
-
 /* -- Sources in object stores -------------------------------------------------------------------------------------- */
 
 static char *cache_folder(const Config *config) {
@@ -78,6 +61,57 @@ static bool fetch_sources(const Config *config, Error *error) {
     for (int i = 0; i < mixture.source_count && good; i++) good = fetch_source(config, mixture.sources[i].path, error);
     if (!good || (!mixed && !fetch_source(config, data->train, error))) return error_context(error, "data.train=%s", data->train);
     return fetch_source(config, data->valid, error) || error_context(error, "data.valid=%s", data->valid);
+}
+
+/* -- RUN/tokenizer ------------------------------------------------------------------------------------------------- */
+
+/* Copies the chat template by which the conversations of a source were packed, if they were, in place of the tokenizer's own:
+ * it is the one that the model learns. `*taken` holds the first one of a run's sources, for the caller to free. */
+static bool take_template(const Config *config, const char *path, const char *folder, char **taken, Error *error) {
+    enum { TEMPLATE_LIMIT = 1 << 24 };
+    SCOPED(shard_set_close) ShardSet set = {0};
+    SCOPED_FREE char *place = place_of(config, path), *record = shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
+    SCOPED_FREE char *file = record && *record ? tokenizer_chat_template(record) : NULL;
+    if (!file) return true;
+    if (!shard_set_open(&set, place, error)) return false;
+    SCOPED_FREE char *template = set.masked ? file_read(file, TEMPLATE_LIMIT, NULL, error) : NULL;
+    if (!template) return !set.masked || error_recode(error, ERROR_DATA);
+    if (*taken && strcmp(*taken, template) != 0)
+        log_warn("%s was packed by another chat template than the data before it: smelt chat uses that of the former", path);
+    if (*taken) return true;
+    SCOPED_FREE char *own_file = tokenizer_chat_template(folder), *own = own_file ? file_read(own_file, TEMPLATE_LIMIT, NULL, error) : NULL;
+    if (own && strcmp(own, template) != 0)
+        log_info("the chat template is that of data.train=%s, by which it was packed, and not that of data.tokenizer", path);
+    *taken = memory_copy_string(template);
+    return tokenizer_put_template(folder, template, error);
+}
+
+static bool take_templates(const Config *config, const char *folder, Error *error) {
+    SCOPED(mixture_free) Mixture mixture = {0};
+    SCOPED_FREE char *taken = NULL;
+    const char *train = config->data.train;
+    if (!mixture_is(train)) return take_template(config, train, folder, &taken, error);
+    bool good = mixture_read(&mixture, train, error);
+    for (int i = 0; good && i < mixture.source_count; i++) good = take_template(config, mixture.sources[i].path, folder, &taken, error);
+    return good;
+}
+
+/* RUN/tokenizer follows the settings. */
+static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
+    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
+    if (!file_remove(copy, error)) return false;
+    if (!names_tokenizer(config)) return file_remove(folder, error);
+    return tokenizer_copy(config->data.tokenizer, copy, error) && take_templates(config, copy, error) &&
+           file_replace_folder(copy, folder, error);
+}
+
+/* `*path` receives that of the copy, for the caller to free; "" without one. */
+static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
+    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
+    *path = memory_copy_string(given ? folder : "");
+    corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
+    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
 }
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
@@ -280,6 +314,7 @@ bool corpus_open_references(Corpus *corpus, const Config *config, Error *error) 
 }
 
 int64_t corpus_inputs(const Corpus *corpus, int source) {
+    if (corpus->image_length) return corpus->images.samples * corpus->image_length;
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
     return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
 }
@@ -373,6 +408,7 @@ static bool take_vocabulary(Config *config, Error *error) {
 }
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
+    if (model_makes_images(&config->model)) return true;
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
     return fetch_sources(config, error) && take_tokenizers(config, strings, error) &&
            check_record(config, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
@@ -458,6 +494,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     *corpus = (Corpus){0};
     if (state != CORPUS_MADE) remove_leftovers(config);
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
+    if (model_makes_images(&config->model)) return image_corpus_open(corpus, config, error);
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
@@ -489,6 +526,8 @@ void corpus_close(Corpus *corpus) {
     free(corpus->bins);
     free(corpus->train);
     shard_set_close(&corpus->valid);
+    encodings_close(&corpus->images);
+    encodings_close(&corpus->valid_images);
     tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};
 }

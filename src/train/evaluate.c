@@ -200,15 +200,26 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
     return done && (*stop || !votes[1] || corpus_refuse_unread(unread, votes[1], input->comm, error));
 }
 
+/* How many of the first sequences are evaluated. */
+static int64_t count_samples(const EvaluationInput *input) {
+    int64_t samples = order_sequences(input_tokens(input) + 1, input->model->length);
+    return input->sequences && samples > input->sequences ? input->sequences : samples;
+}
+
+/* Prompts may be longer than all that is evaluated: a mean over no token is no loss, and no fault of the model. */
+static bool refuse_untrained(int64_t samples, Error *error) {
+    return error_set(error, ERROR_DATA,
+        "its first %lld sequences, all that are evaluated, have no token that is trained, so that there is no loss: evaluate more of them",
+        (long long)samples);
+}
+
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = input->model;
     SCOPED(close_reading) Reading reading;
     if (!open_reading(&reading, input, error)) return false;
     int index = mesh_index(mesh_of(input), AXES_DATA), size = mesh_size(mesh_of(input), AXES_DATA);
     bool counted = mesh_index(mesh_of(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
-    int64_t samples = order_sequences(input_tokens(input) + 1, model->length);
-    if (input->sequences && samples > input->sequences) samples = input->sequences;
-    int64_t batches = divide_up(samples, model->sequences);
+    int64_t samples = count_samples(input), batches = divide_up(samples, model->sequences);
     Counts counts = {0};
     SCOPED_FREE uint32_t *text = model->rewards ? NULL : list_text_bytes(input);
     Sums sums = {0};
@@ -232,6 +243,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     progress_finish(&progress);
     if (!counted) counts = (Counts){0};
     done = done && sum_up(input->comm, &sums, &counts, error);
+    if (done && !stop && !counts.targets) done = refuse_untrained(samples, error);
     *result = (Evaluation){.loss = sums.loss / (double)(model->rewards ? counts.pairs : counts.targets),
         .bits_per_byte = counts.bytes ? sums.loss / M_LN2 / counts.bytes : NAN,
         .tokens = counts.targets,
@@ -262,18 +274,33 @@ static bool name_source(const Config *config, Error *error) {
         config->data.valid_fraction, config->data.train);
 }
 
+/* Reads up to the first token that is trained, of conversations. */
+static bool check_trained(const EvaluationInput *input, Reading *reading, Error *error) {
+    int64_t samples = count_samples(input), rows = batch_rows(input->model);
+    if (!input->set->masked) return true;
+    for (int64_t first = 0; first < samples; first += input->model->sequences) {
+        const Batch *batch = loader_next(reading->loader, error);
+        if (!batch) return false;
+        int64_t used = int_min(rows, (samples - first) * input->model->length);
+        for (int64_t i = 0; i < used; i++)
+            if (batch->targets[i] >= 0) return true;
+    }
+    return refuse_untrained(samples, error);
+}
+
 bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
         return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
-    if (!corpus->has_valid) return true;
+    if (!corpus->has_valid || corpus->image_length) return true;
     const Model shape = {.sequences = config->batch.sequences, .length = config->data.length};
     EvaluationInput input = input_of(config, corpus, &shape);
     SCOPED(close_reading) Reading reading;
-    return open_reading(&reading, &input, error) || name_source(config, error);
+    return (open_reading(&reading, &input, error) && check_trained(&input, &reading, error)) || name_source(config, error);
 }
 
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
+    if (corpus->image_length) return evaluate_images(session, corpus, watchdog, stop, result, error);
     EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
     input.executor = session->evaluator;
     input.run = session->evaluation_run;

@@ -62,6 +62,13 @@ static bool describe_set(json_t *identity, const char *name, const ShardSet *set
     return json_object_set_new(identity, name, content) == 0;
 }
 
+static bool describe_images(json_t *identity, const char *name, const EncodingSet *set, Error *error) {
+    uint64_t checksum;
+    return encodings_checksum(set, &checksum, error) &&
+           json_object_set_new(
+               identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
+}
+
 /* The files of a folder that decide what a model or a tokenizer computes, in order of name. */
 static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
@@ -170,6 +177,22 @@ static bool describe_mixture(json_t *identity, const Phases *phases, const Corpu
     return true;
 }
 
+/* The content of training and validation data. */
+static bool describe_data(json_t *identity, const Config *config, const Phases *phases, const Corpus *corpus, Error *error) {
+    static const char train[] = "data.train.content", valid[] = "data.valid.content";
+    if (corpus->image_length)
+        return describe_images(identity, train, &corpus->images, error) &&
+               (!corpus->has_valid || describe_images(identity, valid, &corpus->valid_images, error));
+    bool good = mixture_is(config->data.train) ? describe_mixture(identity, phases, corpus, error)
+                                               : describe_set(identity, train, &corpus->train[0], error);
+    return good && (!corpus->has_valid || describe_set(identity, valid, &corpus->valid, error));
+}
+
+static bool describe_tokenizer(json_t *identity, const Config *config, const Corpus *corpus, Error *error) {
+    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
+    return json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
+}
+
 void identity_put_reference(json_t *identity, const Reference *reference) {
     json_object_set_new(identity, "preference.reference", json_sprintf("xxh3 %016" PRIx64, reference->checksum));
 }
@@ -178,11 +201,8 @@ json_t *identity_create(const Config *config, const Phases *phases, const Corpus
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
-    bool good = mixture_is(config->data.train) ? describe_mixture(identity, phases, corpus, error)
-                                               : describe_set(identity, "data.train.content", &corpus->train[0], error);
-    if (good && corpus->has_valid) good = describe_set(identity, "data.valid.content", &corpus->valid, error);
-    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
-    good = json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0 && good;
+    bool good = describe_data(identity, config, phases, corpus, error);
+    good = (corpus->image_length || describe_tokenizer(identity, config, corpus, error)) && good;
     if (started && reference_is_open(&corpus->reference)) identity_put_reference(identity, &corpus->reference);
     if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
         good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);

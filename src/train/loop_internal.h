@@ -53,6 +53,7 @@ typedef struct Loop {
     Pace pace;
     int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
     bool dumped;
+    bool untrained;     /* a step of which no token is trained was reported */
     bool unread;        /* data could not be read, on any rank */
     bool unrecorded;    /* the last record could not be written */
     bool unevaluated;   /* the last evaluation was given up for a signal */
@@ -104,6 +105,9 @@ bool loop_make_reference(Loop *loop, Error *error);
 /* Prepares the data of the rank's steps, from the session's step on. */
 bool loop_open_loader(Loop *loop, Error *error);
 void loop_close_loader(Loop *loop); /* also where none is open */
+/* Fills the program with images: those of a microbatch of the next step, which has so many samples; the rest of the last
+ * microbatch is empty, and so are those behind it (image_training.c). */
+void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Makes the next step and reports it. Afterwards the session is that of a whole step. */
 bool loop_step(Loop *loop, Error *error);
 /* The error of a run that skips too many updates. */

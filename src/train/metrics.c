@@ -198,6 +198,7 @@ StepRates metrics_rates(const StepMetrics *step) {
     double flops = timed && step->flops > 0 ? step->flops / step->seconds : NAN;
     return (StepRates){
         .tokens_per_second = timed ? (double)step->tokens / step->seconds : NAN,
+        .images_per_second = timed && step->images ? (double)step->images / step->seconds : NAN,
         .tflops = flops * 1e-12,
         .peak_percent = step->peak_flops > 0 ? 100 * flops / step->peak_flops : NAN,
         .best_percent = step->measured_flops > 0 ? 100 * flops / step->measured_flops : NAN,
@@ -239,6 +240,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     put_integer(record, "tokens", step->tokens);
     put_integer(record, "tokens_seen", step->tokens_seen);
     put_known(record, "tokens_per_second", rates.tokens_per_second);
+    if (step->images) put_integer(record, "images", step->images);
+    if (step->images) put_known(record, "images_per_second", rates.images_per_second);
     put_known(record, "tflops", rates.tflops);
     put_known(record, "peak_percent", rates.peak_percent);
     put_known(record, "best_percent", rates.best_percent);

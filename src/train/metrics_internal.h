@@ -11,11 +11,12 @@
 
 typedef struct StepMetrics {
     int64_t step, steps; /* from 1 */
-    double loss;         /* cross-entropy per token, nats; or per pair of answers */
+    double loss;         /* cross-entropy per token, nats; of images the squared error of a velocity's value; or per pair of answers */
     double auxiliary;    /* load-balancing loss, 0 if none */
     double gradient_norm, lr;
     double seconds;        /* of the step */
     int64_t tokens;        /* in this step */
+    int64_t images;        /* in this step; 0: it is of text */
     int64_t tokens_seen;   /* in all steps so far */
     double flops;          /* of the step, without recomputation */
     double peak_flops;     /* per second, the vendor's figure for the hardware; 0 or NAN: unknown */
@@ -28,7 +29,7 @@ typedef struct StepMetrics {
 } StepMetrics;
 
 /* What follows from a step; NaN: unknown. */
-typedef struct StepRates { double tokens_per_second, tflops, peak_percent, best_percent; } StepRates;
+typedef struct StepRates { double tokens_per_second, images_per_second, tflops, peak_percent, best_percent; } StepRates;
 StepRates metrics_rates(const StepMetrics *step);
 
 typedef struct Metrics Metrics;

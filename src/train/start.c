@@ -132,8 +132,6 @@ int64_t train_memory(const Comm *comm, const Device *device) {
 }
 
 static bool check_settings(const Config *config, int ranks, Error *error) {
-    if (model_makes_images(&config->model))
-        return error_set(error, ERROR_USAGE, "model.family=flux: smelt train reads text only; smelt bench train measures its steps");
     if (config->lora.rank && !config->init[0])
         return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
             (long long)config->lora.rank);
@@ -188,7 +186,7 @@ static bool check_steps(const Config *config, int64_t done, bool forked, Error *
 
 static bool make_order(Loop *loop, Error *error) {
     int64_t inputs[MIXTURE_MOST_SOURCES];
-    for (int i = 0; i < loop->corpus.train_count; i++) inputs[i] = corpus_inputs(&loop->corpus, i);
+    for (int i = 0; i < loop->phases.mixture.source_count; i++) inputs[i] = corpus_inputs(&loop->corpus, i);
     loop->order = phases_order(&loop->phases, inputs, loop->settings.steps, error);
     return loop->order != NULL;
 }
@@ -259,16 +257,21 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
 
 /* Settles recompute=auto for a phase: all ranks compute again what the fullest of them has to. */
 static bool choose_recompute(Loop *loop, int phase, Error *error) {
-    static const char *const names[] = {"none", "norm", "attention", "block"};
     Config *config = &loop->phases.items[phase].config;
     if (config->recompute != RECOMPUTE_AUTO) return true;
     int64_t policy = fit_recompute(config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), loop->available);
     if (!comm_host_all_reduce(loop->comm, "recompute", &policy, 1, COMM_I64, COMM_MAX, error)) return false;
     config->recompute = (int)policy;
-    if (loop_leads(loop) && policy)
-        log_info("recompute=%s, the least that fits into memory%s%s", names[policy], loop->phases.items[phase].name ? ", in phase " : "",
-            loop->phases.items[phase].name ? loop->phases.items[phase].name : "");
     return true;
+}
+
+/* What recompute=auto came to for the phase that is planned. */
+static void say_recompute(const Loop *loop) {
+    static const char *const names[] = {"none", "norm", "attention", "block"};
+    const Phase *phase = loop_phase(loop);
+    if (!loop_leads(loop) || loop->settings.recompute != RECOMPUTE_AUTO || phase->config.recompute == RECOMPUTE_NONE) return;
+    log_info("recompute=%s, the least that fits into memory%s%s", names[phase->config.recompute], phase->name ? ", in phase " : "",
+        phase->name ? phase->name : "");
 }
 
 /* Every phase must fit before the first step of any: a run is not to be refused after days. */
@@ -276,8 +279,10 @@ static bool plan(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
     for (int i = loop->phases.count; i-- > 0;) {
-        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error) && session_check_memory(&loop->session, loop->available, error))
-            continue;
+        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error)) {
+            say_recompute(loop);
+            if (session_check_memory(&loop->session, loop->available, error)) continue;
+        }
         return loop_phase(loop)->name ? error_context(error, "phase %s of data.train=%s", loop_phase(loop)->name, loop->settings.data.train)
                                       : false;
     }
@@ -330,6 +335,7 @@ static void warn_of_fp8(const Loop *loop) {
 static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
+    if (model_makes_images(&config->model)) return; /* each reading has other noise */
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
     if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture says how often its sources may be read */
@@ -352,7 +358,8 @@ static char *advise_valid(const char *train) {
 
 static void warn_of_settings_without_effect(const Loop *loop) {
     const Config *config = loop->config;
-    SCOPED_FREE char *cure = advise_valid(config->data.train);
+    bool images = model_makes_images(&config->model);
+    SCOPED_FREE char *cure = images ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);
     if (config->eval.every && !loop->corpus.has_valid)
         log_warn("eval.every=%lld has no effect without validation data: give %s", (long long)config->eval.every, cure);
     if (config->schedule.kind == SCHEDULE_WSD && !config->schedule.decay)

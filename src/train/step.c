@@ -77,6 +77,8 @@ static void note_wait(DataWait *wait, double seconds) {
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     const Model *model = &loop->session.model;
     int64_t rows = share->rows;
+    *targets = share->samples; /* of images, whose losses are means */
+    if (loop->corpus.image_length) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     bool counts = mesh_index(loop->session.mesh, AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same sequences */
@@ -117,6 +119,11 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
     exchange_put_magnitudes(loop->session.exchange);
+    if (loop->corpus.image_length) {
+        const Mesh *mesh = loop->session.mesh;
+        loop_put_images(loop, index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA), share->samples);
+        return;
+    }
     pairs_load(inputs, model, executor, empty ? -1 : index);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
@@ -137,6 +144,7 @@ static void allocate_inputs(Loop *loop) {
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const Corpus *corpus = &loop->corpus;
+    if (corpus->image_length) return true; /* images are read as they are needed */
     SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
     for (int i = 0; i < corpus->train_count; i++)
         sources[i] = (LoaderSource){.set = &corpus->train[i], .bins = corpus->bins ? &corpus->bins[i] : NULL};
@@ -366,6 +374,7 @@ static void report_step(Loop *loop, const Share *share, int64_t targets, const O
         .lr = lr,
         .seconds = seconds,
         .tokens = share_tokens(loop, share),
+        .images = loop->corpus.image_length ? share->samples : 0,
         .tokens_seen = phases_tokens(&loop->phases, loop->session.samples),
         .flops = flops,
         .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
@@ -398,6 +407,15 @@ static void pass(Loop *loop, int64_t step, int64_t samples) {
     if (loop_phase(loop)->name) session->begun = loop->phase + 1;
 }
 
+/* Long prompts can fill a batch: the step then has no gradient, and the mean over no token is written as 0. */
+static void report_untrained(Loop *loop, int64_t step) {
+    if (loop->untrained || !loop_leads(loop)) return;
+    loop->untrained = true;
+    log_warn("step %lld: no token of its batch is trained, so that its loss of 0 is no loss; there may be more such steps: give more "
+             "batch.tokens, or conversations with shorter prompts",
+        (long long)step);
+}
+
 bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
@@ -407,6 +425,7 @@ bool loop_step(Loop *loop, Error *error) {
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
+    if (!targets) report_untrained(loop, step);
     double executed = log_seconds();
     if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
         return false;

@@ -106,6 +106,20 @@ static void describe_text(const Loop *loop, const char *valid, const char *token
         drawn == samples ? "" : "s");
 }
 
+/* "1.80k images of up to 64 tokens, in 3 files; validation 200 images" */
+static void describe_images(const Loop *loop) {
+    Console *console = loop->host->console;
+    const Config *config = loop->config;
+    const EncodingSet *train = &loop->corpus.images;
+    int64_t drawn = end_of(loop).samples;
+    char valid[64] = "none";
+    if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s images", count(loop->corpus.valid_images.samples).text);
+    console_print(console, "data     %s image%s of up to %lld tokens, in %lld file%s; validation %s", count(train->samples).text,
+        plural(train->samples), (long long)train->most_tokens, (long long)train->file_count, plural(train->file_count), valid);
+    console_print(console, "steps    %lld of %lld images: %s images, %.3g epochs", (long long)config->steps,
+        (long long)(config->batch.tokens / config->data.length), count(drawn).text, (double)drawn / (double)train->samples);
+}
+
 void summary_phase(const Loop *loop) {
     Position now = loop_position(loop);
     SCOPED_FREE char *line = phases_line(&loop->phases, &now, loop->settings.steps);
@@ -141,6 +155,10 @@ static void describe_data(const Loop *loop) {
     const Corpus *corpus = &loop->corpus;
     const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? loop->config->data.tokenizer : "not known";
     char valid[64] = "none";
+    if (corpus->image_length) {
+        describe_images(loop);
+        return;
+    }
     if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
     (loop_phase(loop)->name ? describe_mixture : describe_text)(loop, valid, tokenizer);
 }
@@ -172,14 +190,16 @@ void summary_start(const Loop *loop) {
 
 /* -- End ----------------------------------------------------------------------------------------------------------- */
 
-static void print_result(Console *console, const SummaryEnd *end) {
+static void print_result(const Loop *loop, const SummaryEnd *end) {
+    Console *console = loop->host->console;
+    int64_t image = loop->corpus.image_length, amount = image ? end->tokens / image : end->tokens;
     const Validation *last = &end->validation;
     char text[32], best[96] = "";
     ConsoleLoss loss = console_loss(console);
     int64_t done = end->step - end->first;
     log_format_duration(end->seconds, text);
-    console_print(console, "done     %lld step%s, %s tokens in %s: %s tok/s", (long long)done, plural(done), count(end->tokens).text, text,
-        count((int64_t)((double)end->tokens / end->seconds)).text);
+    console_print(console, "done     %lld step%s, %s %s in %s: %s %s/s", (long long)done, plural(done), count(amount).text,
+        image ? "images" : "tokens", text, count((int64_t)((double)amount / end->seconds)).text, image ? "img" : "tok");
     if (loss.steps)
         console_print(console, "loss     %.5f at step %lld; %.5f smoothed over %lld step%s", loss.last, (long long)end->step, loss.smooth,
             (long long)loss.steps, plural(loss.steps));
@@ -214,8 +234,12 @@ static void print_next(Console *console, const Config *config, const Comm *comm,
     else if (end->exhausted) snprintf(more, sizeof more, "eval.patience=0");
     SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, comm, more);
     console_print(console, "next     smelt report %s    (writes report.html there)", run);
-    console_print(console, "         smelt generate %s \"Once upon a time\"", run);
-    console_print(console, "         smelt eval %s other-texts/", run);
+    if (model_makes_images(&config->model))
+        console_print(console, "         smelt generate %s encodings.safetensors out=latents.safetensors", run);
+    else {
+        console_print(console, "         smelt generate %s \"Once upon a time\"", run);
+        console_print(console, "         smelt eval %s other-texts/", run);
+    }
     console_print(console, "         smelt convert %s my-model", run);
     console_print(console, "         %s    (trains on)", command);
 }
@@ -231,7 +255,7 @@ static void print_mixture(const Loop *loop) {
 void summary_end(const Loop *loop, const SummaryEnd *end) {
     Console *console = loop->host->console;
     const Config *config = &loop->settings;
-    print_result(console, end);
+    print_result(loop, end);
     print_mixture(loop);
     if (end->step < config->steps && end->step == config->stop_at)
         console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,

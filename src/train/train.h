@@ -3,6 +3,7 @@
 
 #include "base/stop.h"
 #include "data/data.h"
+#include "images/images.h"
 #include "launch/watchdog.h"
 #include "train/console.h"
 #include "train/phases.h"
@@ -31,13 +32,15 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
 typedef struct Corpus {
     ShardSet *train; /* [train_count]: the sources of the mixture, or data.train alone; owned */
     BinPlan *bins;   /* [train_count], with data.packing=best_fit; else NULL; owned */
-    int train_count;
+    int train_count; /* 0 where the model makes images */
     ShardSet valid;
     BinPlan valid_bins;                   /* of a validation part of pairs */
     Reference reference, valid_reference; /* of pairs; not open until it was computed (loop_make_reference) */
     bool has_valid;
-    Tokenizer *tokenizer; /* of data.tokenizer; NULL: bytes, or it is not known */
-    bool bytes;           /* made by the byte tokenizer */
+    EncodingSet images, valid_images; /* of a model of images, in place of train and valid; owned */
+    int64_t image_length;             /* tokens that an image and its text take of the order: data.length; 0: text */
+    Tokenizer *tokenizer;             /* of data.tokenizer; NULL: bytes, or it is not known */
+    bool bytes;                       /* made by the byte tokenizer */
 } Corpus;
 
 /* What data.tokenizer is called where shards do not record theirs. */
@@ -55,7 +58,7 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 /* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
  * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. */
 bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, CorpusState state, Error *error);
-/* Tokens of a source that can be inputs, of bins with their padding, for its order. */
+/* Tokens of a source that can be inputs, of bins and of images with their padding, for its order. */
 int64_t corpus_inputs(const Corpus *corpus, int source);
 /* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
 char *corpus_valid(const Config *config);
@@ -124,6 +127,14 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
 /* Whether `evaluate` can use the validation part: data that is too short or of another tokenizer is refused before
  * the first step, not after the last. */
 bool evaluate_check(const Config *config, const Corpus *corpus, Error *error);
+
+/* -- Images (image_training.c) ------------------------------------------------------------------------------------- */
+
+/* corpus_open of a model of images: data.train and data.valid are encodings. corpus_close in any case. */
+bool image_corpus_open(Corpus *corpus, const Config *config, Error *error);
+/* evaluate of a model of images, on fixed noise: the mean squared error of a value of the velocity, each sample at one of
+ * eight times. Seeds do not enter, so that runs compare. */
+bool evaluate_images(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
 
 /* -- Text samples (text_sample.c) ---------------------------------------------------------------------------------- */
 

@@ -6,6 +6,8 @@
 
 #include "support/train_run.h"
 
+#include "base/scope.h"
+
 #define QUIET "temperature=0 tokens=12 threads=1 "
 #define ASKED(text) "<|im_start|>user\n" text "<|im_end|>\n<|im_start|>assistant\n"
 
@@ -50,6 +52,56 @@ static void a_model_without_a_template_is_refused(void **state) {
     (void)state;
     train_good("run=r steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0");
     smelt_says(ERROR_USAGE, "brings no chat template", "chat r");
+}
+
+static char *kept_template(const char *folder) {
+    Error error = {0};
+    SCOPED_FREE char *path = memory_format("%s/chat_template.jinja", folder);
+    char *template = file_read(path, 1 << 20, NULL, &error);
+    if (!template) fail_msg("%s", error.message);
+    return template;
+}
+
+/* Trained in one template and asked in another, a model answers nonsense. */
+static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void **state) {
+    (void)state;
+    static const char other[] =
+        "{% for m in messages %}{{ m.role[0] + '=' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}";
+    smelt_good("data train-tokenizer text tok/tokenizer.json vocabulary=270");
+    json_auto_t *tokenizer = json_load_file("tok/tokenizer.json", 0, NULL);
+    json_t *added = json_object_get(tokenizer, "added_tokens"), *end = json_deep_copy(json_array_get(added, 0));
+    json_int_t first = json_integer_value(json_object_get(end, "id"));
+    json_object_set_new(end, "id", json_integer(300));
+    json_object_set_new(end, "content", json_string("<|im_end|>"));
+    json_array_append_new(added, end);
+    assert_int_equal(json_dump_file(tokenizer, "tok/tokenizer.json", 0), 0);
+    write_text("tok/chat_template.jinja", "{{ 'the tokenizer has its own' }}");
+    write_text("other.jinja", other);
+    write_text("chats.jsonl",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"hello there, what is it that you know of the sea and of the land?\"}, "
+        "{\"role\": \"assistant\", \"content\": \"nothing, nothing, and nothing once more, as you see\"}]}\n");
+    smelt_good("data pack chats.jsonl chats format=chat tokenizer=tok template=other.jinja");
+    SCOPED_FREE char *packed = kept_template("chats.tokenizer");
+    assert_string_equal(packed, other);
+    train_says(ERROR_NONE, "the chat template is that of data.train=chats",
+        "run=r steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0 "
+        "data.train=chats data.valid= data.tokenizer=tok data.length=16 model.vocabulary=320");
+    SCOPED_FREE char *trained = kept_template("r/tokenizer");
+    assert_string_equal(trained, other);
+    smelt_good("convert r model");
+    SCOPED_FREE char *written = kept_template("model");
+    assert_string_equal(written, other);
+    json_auto_t *generation = json_load_file("model/generation_config.json", 0, NULL); /* an answer ends where the template ends it */
+    const json_t *ends = json_object_get(generation, "eos_token_id");
+    assert_int_equal(json_array_size(ends), 2);
+    assert_int_equal(json_integer_value(json_array_get(ends, 0)), first);
+    assert_int_equal(json_integer_value(json_array_get(ends, 1)), 300);
+    assert_int_equal(json_integer_value(json_object_get(generation, "pad_token_id")), first);
+    smelt_good("data pack chats.jsonl ml format=chat tokenizer=model template=chatml");
+    smelt_good(
+        "train run=l init=model lora.rank=2 data.train=ml data.length=16 batch.sequences=2 batch.tokens=32 steps=1 schedule.warmup=0 "
+        "eval.sample_tokens=0 tensorboard=false device=cpu");
+    smelt_says(ERROR_NONE, "the chat template of l is not that of its base", "convert l adapter adapter=true");
 }
 
 /* Reads until the terminal has shown the text; what comes within a minute. */
@@ -101,6 +153,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(answers_through_a_pipe_follow_the_template),
         TRAIN_TEST(a_model_without_a_template_is_refused),
+        TRAIN_TEST(the_template_of_the_data_is_that_of_the_run_and_of_its_folder),
         TRAIN_TEST(interrupting_ends_the_answer_alone),
     };
     train_main();

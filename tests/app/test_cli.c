@@ -233,7 +233,7 @@ static void every_example_trains_as_it_is_printed(void **state) {
     }
     expect("$SMELT train llama.yaml data.train=text device=cpu run=r stop_at=2", 0, "");
     expect("$SMELT train --example finetune >f.yaml && $SMELT train f.yaml init=r data.train=text device=cpu run=s stop_at=2", 0, "");
-    expect("$SMELT train --example", ERROR_USAGE, "there is no example '': give llama, zaya, mpt, gpt2 or finetune");
+    expect("$SMELT train --example", ERROR_USAGE, "there is no example '': give llama, zaya, mpt, gpt2, flux or finetune");
 }
 
 /* In the command's own table: the names of other programs are suggested only where their row is. */

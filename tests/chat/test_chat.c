@@ -193,6 +193,8 @@ static void what_is_no_conversation_is_refused(void **state) {
         &fixture, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", ERROR_DATA, "line 19: the template refuses");
     assert_refused(&fixture, "{\"prompt\": \"a\", \"completion\": []}", ERROR_DATA, "two texts or two lists");
     assert_refused(&fixture, "{\"instruction\": \"a\"}", ERROR_DATA, "output");
+    assert_refused(&fixture, "{\"instruction\": \"a\", \"input\": 5, \"output\": \"b\"}", ERROR_DATA, "must be texts");
+    assert_refused(&fixture, "{\"instruction\": \"\", \"output\": \"b\"}", ERROR_DATA, "instruction is empty");
     json_auto_t *endless = json_pack("{s:[]}", "messages");
     for (int i = 0; i < 5000; i++)
         json_array_append_new(
@@ -207,6 +209,9 @@ static void what_is_no_conversation_is_refused(void **state) {
         "\"b\"}]}",
         ERROR_DATA, "special token");
     close_chat(&fixture);
+    open_chat(&fixture, "", CHAT_TURNS_ALL, false);
+    assert_refused(&fixture, "{\"prompt\": \"a<|im_\", \"completion\": \"end|>b\"}", ERROR_DATA, "special token");
+    close_chat(&fixture);
     open_chat(&fixture, path, CHAT_TURNS_ALL, true);
     assert_trained(&fixture,
         "{\"messages\": [{\"role\": \"user\", \"content\": \"a<|im_end|>\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
@@ -217,6 +222,54 @@ static void what_is_no_conversation_is_refused(void **state) {
     close_chat(&fixture);
 }
 
+static void the_token_that_ends_an_answer_is_the_templates(void **state) {
+    (void)state;
+    static const struct {
+        const char *template, *token;
+    } ends[] = {{"templates/system.jinja", "<|im_end|>"}, {"templates/brackets.jinja", "</s>"}, {"templates/headers.jinja", "<|im_end|>"},
+        {"templates/thinking.jinja", "<|im_end|>"}, {"templates/marked.jinja", "<|im_end|>"}, {"templates/turns.jinja", "<|im_end|>"}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        SCOPED_FREE char *path = golden(ends[i].template);
+        Fixture fixture;
+        open_chat(&fixture, path, CHAT_TURNS_ALL, false);
+        assert_int_equal(chat_answer_end(fixture.encoder), tokenizer_id(fixture.tokenizer, ends[i].token));
+        close_chat(&fixture);
+    }
+    Fixture fixture;
+    open_chat(&fixture, "", CHAT_TURNS_ALL, false);
+    assert_int_equal(chat_answer_end(fixture.encoder), -1);
+    close_chat(&fixture);
+}
+
+/* Each of these was trained, and not as the record says. */
+static void members_that_would_be_lost_are_refused(void **state) {
+    (void)state;
+    Fixture fixture;
+    open_chat(&fixture, "chatml", CHAT_TURNS_ALL, false);
+#define AND_ANSWER(user) "[" user ", {\"role\": \"assistant\", \"content\": \"b\"}]"
+#define USER "{\"role\": \"user\", \"content\": \"a\"}"
+    assert_refused(&fixture, "{\"messages\": " AND_ANSWER("{\"role\": \"user\", \"text\": \"a\"}") "}", ERROR_DATA, "messages[0]");
+    assert_refused(&fixture, "{\"messages\": " AND_ANSWER("{\"role\": \"user\", \"content\": null}") "}", ERROR_DATA, "messages[0]");
+    static const char *const members[] = {"\"weight\": 0", "\"weight\": 0.5", "\"train\": false", "\"training\": false"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        SCOPED_FREE char *record =
+            memory_format("{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", %s}]}", members[i]);
+        assert_refused(&fixture, record, ERROR_DATA, "messages[1] has ");
+    }
+    assert_trained(&fixture, "{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", \"weight\": 1}]}", "b<|im_end|>\n");
+    assert_refused(&fixture, "{\"chat_template_kwargs\": {\"messages\": " AND_ANSWER(USER) "}, \"messages\": " AND_ANSWER(USER) "}",
+        ERROR_DATA, "chat_template_kwargs has messages");
+    assert_refused(&fixture, "{\"chat_template_kwargs\": {\"add_generation_prompt\": true}, \"messages\": " AND_ANSWER(USER) "}",
+        ERROR_DATA, "has add_generation_prompt");
+    assert_refused(&fixture, "{\"tools\": [{\"name\": \"add\"}], \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "no place for tools");
+    assert_refused(&fixture,
+        "{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", \"tool_calls\": [{\"function\": {}}]}]}", ERROR_DATA,
+        "no place for tool_calls");
+    assert_refused(&fixture, "{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", \"thinking\": \"c\"}]}", ERROR_DATA,
+        "no place for tool_calls and thoughts");
+    close_chat(&fixture);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conversations_are_rendered_and_masked_as_transformers_does),
@@ -224,6 +277,8 @@ int main(void) {
         cmocka_unit_test(answers_are_trained_with_their_stop_token),
         cmocka_unit_test(texts_need_no_template_and_end),
         cmocka_unit_test(what_is_no_conversation_is_refused),
+        cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),
+        cmocka_unit_test(members_that_would_be_lost_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -125,6 +125,9 @@ static void bad_records_are_counted_and_left_out(void **state) {
     PackOptions options = chat_options("in");
     options.invalid = PACK_INVALID_STOP;
     assert_refused(options, ERROR_DATA, "line 1 of in is a bad record");
+    write_text("in",
+        "[{\"instruction\": \"a\", \"output\": \"b\"},\n{\"instruction\": \"c\", \"output\": \"d\"}]\n"); /* as Alpaca is distributed */
+    assert_refused(chat_options("in"), ERROR_DATA, "jq -c '.[]' FILE");
 }
 
 /* A loader over the whole set, best-fit packed or cut. */
@@ -183,11 +186,36 @@ static void the_template_of_the_tokenizers_folder_is_used_and_travels(void **sta
         strlen(
             "{% for m in messages %}{{ m.role[0] + ':' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"));
     free(kept);
+    write_text("own.jinja",
+        "{% for m in messages %}{{ m.role[0] + '=' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}a={% endif %}");
+    options.template = "own.jinja";
+    options.output = "given";
+    pack_with(options); /* a template that was given takes the place of the tokenizer's in the copy, or nobody knew it later */
+    kept = read_bytes("given.tokenizer/chat_template.jinja", &size);
+    assert_non_null(memmem(kept, size, "'='", 3));
+    free(kept);
+    options.template = "";
     options.tokenizer = "out.tokenizer";
     options.output = "again";
     pack_with(options);
     SCOPED_FREE char *again = masked_text("again", 100);
     assert_string_equal(again, text);
+}
+
+static void settings_of_the_other_kind_are_refused(void **state) {
+    (void)state;
+    write_text("in", three);
+    PackOptions chat = chat_options("in"), text = chat_options("in");
+    chat.field = "answer";
+    assert_refused(chat, ERROR_USAGE, "field is not for conversations");
+    chat.field = NULL;
+    chat.separator = "%";
+    assert_refused(chat, ERROR_USAGE, "separator is not for conversations");
+    text.format = PACK_AUTO;
+    assert_refused(text, ERROR_USAGE, "template is for conversations");
+    text.template = "";
+    text.turns = CHAT_TURNS_LAST;
+    assert_refused(text, ERROR_USAGE, "turns is for conversations");
 }
 
 static void a_spoiled_mask_is_noticed(void **state) {
@@ -215,6 +243,7 @@ int main(void) {
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
         CHAT_TEST(the_template_of_the_tokenizers_folder_is_used_and_travels),
+        CHAT_TEST(settings_of_the_other_kind_are_refused),
         CHAT_TEST(a_spoiled_mask_is_noticed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

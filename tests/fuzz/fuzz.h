@@ -27,8 +27,8 @@
     void fuzz_##name(const uint8_t *data, size_t size)
 
 #define FUZZ_ENTRIES(ENTRY)                                                                                                               \
-    ENTRY(autotune) ENTRY(channel) ENTRY(chat) ENTRY(documents) ENTRY(gguf) ENTRY(hf_config) ENTRY(hf_index) ENTRY(label) ENTRY(lease) ENTRY(llmc) ENTRY(manifest) ENTRY(measured) ENTRY(mixture) ENTRY(not_text) ENTRY(options) ENTRY(peft) ENTRY(place)   \
-    ENTRY(records) ENTRY(reference) ENTRY(rendezvous) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(sentencepiece) ENTRY(shard) ENTRY(shard_file) ENTRY(tokenizer)
+    ENTRY(autotune) ENTRY(channel) ENTRY(chat) ENTRY(documents) ENTRY(encodings) ENTRY(gguf) ENTRY(hf_config) ENTRY(hf_index) ENTRY(label) ENTRY(lease) ENTRY(llmc) ENTRY(manifest) ENTRY(measured) ENTRY(mixture) ENTRY(not_text) ENTRY(options) ENTRY(peft) ENTRY(place)   \
+    ENTRY(records) ENTRY(reference) ENTRY(rendezvous) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(sentencepiece) ENTRY(shard) ENTRY(shard_file) ENTRY(tokenizer) ENTRY(vae)
 
 static inline void require(bool condition) {
     if (!condition) abort();
@@ -56,7 +56,7 @@ static inline const char *fuzz_folder(void) {
 
 /* Writes FOLDER/NAME anew and returns its path, which is valid until the next call but one. */
 static inline const char *fuzz_file(const char *name, const void *data, size_t size) {
-    static char paths[2][64];
+    static char paths[2][96];
     static int next;
     char *path = paths[next = !next];
     snprintf(path, sizeof *paths, "%s/%s", fuzz_folder(), name);

@@ -501,6 +501,12 @@ static void the_adapters_are_written_as_peft_reads_them(void **state) {
     assert_int_equal(json_array_size(json_object_get(config, "target_modules")), 7);
     json_decref(config);
     says(ERROR_USAGE, "is not empty", "convert adapted %s adapter=true", "adapter");
+    says(ERROR_NONE, "is no model folder, which PEFT needs", "convert adapted@8 %s adapter=true overwrite=true", "adapter");
+    write_text("adapter/notes", "mine");
+    says(ERROR_USAGE, "adapter holds notes", "convert adapted %s adapter=true overwrite=true", "adapter");
+    static const char *const idle[] = {"other.gguf", "other.bin", "other dtype=bf16", "other tokenizer=none", "other shard_bytes=1M"};
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++)
+        says(ERROR_USAGE, "error: adapter=true writes ", "convert adapted %s adapter=true", idle[i]);
     says(ERROR_USAGE, "trains no adapters", "convert base %s adapter=true", "other");
 }
 
@@ -523,6 +529,26 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     says(ERROR_CHECKPOINT, "belongs to no layer of the model that has an adapter", ADAPT,
         "run=other lora.start=adapter lora.alpha=6 lora.targets=q_proj");
     says(ERROR_USAGE, "lora.start=adapter", ADAPT, "run=other init=adapter");
+    json_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
+    json_object_set_new(fields, "lora_dropout", json_real(0.25));
+    json_object_set_new(fields, "base_model_name_or_path", json_string("owner/elsewhere"));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+#define ON "precision=fp32 lora.start=adapter lora.alpha=6 lora.targets=q_proj,k_proj,v_proj,o_proj"
+    says(ERROR_NONE, "was trained with lora_dropout=0.25", ADAPT, "run=dropout " ON);
+    says(ERROR_NONE, "was trained beside owner/elsewhere, and init is ", ADAPT, "run=beside " ON);
+    char *base = realpath("base", NULL);
+    json_object_set_new(fields, "base_model_name_or_path", json_string(base));
+    json_object_set_new(fields, "use_rslora", json_string("false"));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT, "use_rslora is neither true nor false", ADAPT, "run=truth " ON);
+    json_object_set_new(fields, "use_rslora", json_false());
+    json_object_set_new(fields, "r", json_real(4.5));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT, "r is no whole number", "eval %s text", "adapter");
+    json_object_set_new(fields, "r", json_integer(4));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    json_decref(fields);
+    free(base);
     good(ADAPT, "run=full init=adapter lora.rank=0");
     assert_int_equal(rename("base", "moved"), 0);
     says(ERROR_CHECKPOINT, "is no folder here: give adapter@FOLDER", "eval %s text", "adapter");
@@ -575,6 +601,14 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     says(ERROR_USAGE, "lora.targets: experts is no linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
     says(ERROR_USAGE, "lora.targets: roj is no linear layer of this model", ADAPT, "run=end lora.targets=roj");
     says(ERROR_USAGE, "lora.targets=q_proj,,mlp is no list", ADAPT, "run=list lora.targets=q_proj,,mlp");
+    says(ERROR_USAGE, "lora.experts=shared is for adapters of experts", ADAPT, "run=shared lora.experts=shared");
+    static const char *const idle[] = {
+        "lora.alpha=6", "lora.rslora=true", "lora.targets=mlp", "lora.base=nf4", "lora.start=adapter", "lora.experts=shared"};
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        SCOPED_FREE char *message = memory_format("%s is for a run with lora.rank, and without it all weights are trained", idle[i]),
+                         *settings = memory_format("run=idle lora.rank=0 %s", idle[i]);
+        says(ERROR_USAGE, message, ADAPT, settings);
+    }
     says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
     says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");

@@ -68,10 +68,29 @@ static void a_run_without_the_mask_has_another_loss(void **state) {
     assert_true(fabs(result_of("masked").loss - result_of("plain").loss) > 1e-6);
 }
 
+static void an_evaluation_without_a_trained_token_is_refused_before_the_first_step(void **state) {
+    (void)state;
+    FILE *file = fopen("chats.jsonl", "w");
+    assert_non_null(file);
+    fprintf(file, "{\"messages\": [{\"role\": \"user\", \"content\": \"%0300d\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n", 0);
+    assert_int_equal(fclose(file), 0);
+    smelt_good("data pack chats.jsonl chats format=chat template=chatml");
+    train_says(ERROR_DATA, "data.valid=chats: its first 4 sequences", CHAT_RUN "run=none data.packing=cut data.length=64 eval.sequences=4");
+    assert_int_not_equal(access("none/checkpoints", F_OK), 0);
+    train_says(ERROR_NONE, "no token of its batch is trained",
+        CHAT_RUN "run=some data.packing=cut data.length=64 batch.sequences=1 batch.tokens=64 steps=2 eval.sequences=6");
+    assert_true(result_of("some").valid > 0);
+    ProcessResult result = smelt("eval some chats length=64 sequences=4");
+    expect_code(&result, ERROR_DATA, "eval");
+    assert_non_null(strstr(result.errors, "chats: its first 4 sequences"));
+    process_free(&result);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_step_is_the_mean_over_its_trained_tokens),
         TRAIN_TEST(a_run_without_the_mask_has_another_loss),
+        TRAIN_TEST(an_evaluation_without_a_trained_token_is_refused_before_the_first_step),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

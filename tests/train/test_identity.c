@@ -21,14 +21,16 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.softmax_scale", NULL}, {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"},
         {"batch.sequences", "8"}, {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"},
         {"fp8.min_size", NULL}, {"fp8.scaling", NULL}, {"fp8.amax_history_len", NULL}, {"fp8.keep_weights", NULL}, {"init", NULL},
-        {"fork", NULL}, {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"lora.rank", NULL}, {"lora.start", NULL}, {"run", "run2"},
-        {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"},
-        {"data.tokenizer", "none"}, {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL},
-        {"checkpoint.keep_every", NULL}, {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL},
-        {"layout.pp_chunks", NULL}, {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL}, {"preference.loss", NULL},
-        {"preference.beta", NULL}, {"preference.label_smoothing", NULL}};
+        {"fork", NULL}, {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"run", "run2"}, {"resume.accept", "seed"}, {"dump", "dumped"},
+        {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"},
+        {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL},
+        {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL},
+        {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
+    static const char *const others[] = {"lora.", "flow.", "preference."}; /* of runs with adapters, of images, of pairs */
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (starts_with(option->name, others[i])) return NULL;
     switch (option->type) {
     case OPTION_BOOL: return strcmp(value, "true") ? "true" : "false";
     case OPTION_CHOICE:

@@ -1,0 +1,185 @@
+/* `smelt generate` with a model of images: an image for each text of a file of encodings, as latents in a file of
+ * safetensors, and as a picture. What can be wrong is looked for before anything is computed. Owns nothing. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "app/generation.h"
+#include "backend/backend.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "images/images.h"
+#include "train/source.h"
+
+/* Images to be made. */
+typedef struct Gallery {
+    const GenerationOptions *options;
+    EncodingSet set;
+    int64_t channels, height, width; /* of latents */
+    Vae *vae;                        /* NULL: latents are pixels, or no picture is asked for */
+    float *latents;                  /* [samples, channels, height, width] */
+} Gallery;
+
+static void gallery_close(Gallery *gallery) {
+    encodings_close(&gallery->set);
+    vae_free(gallery->vae);
+    free(gallery->latents);
+}
+
+static int64_t image_values(const Gallery *gallery) { return gallery->channels * gallery->height * gallery->width; }
+
+/* -- What is asked for --------------------------------------------------------------------------------------------- */
+
+/* Takes the size of the encodings' own images where none is given. */
+static bool choose_size(Gallery *gallery, Error *error) {
+    const ImageOptions *images = &gallery->options->images;
+    const EncodingSet *set = &gallery->set;
+    gallery->height = images->height ? images->height : set->files[0].height;
+    gallery->width = images->width ? images->width : set->files[0].width;
+    for (int64_t i = 0; i < set->file_count && !(images->height && images->width); i++)
+        if (set->files[i].height != set->files[0].height || set->files[i].width != set->files[0].width)
+            return error_set(error, ERROR_USAGE, "%s has images of several sizes: give height= and width=, or one of its files", set->path);
+    if (!gallery->height || !gallery->width)
+        return error_set(error, ERROR_USAGE, "%s has no latents whose size images could have: give height= and width=", set->path);
+    if (gallery->height % 2 || gallery->width % 2)
+        return error_set(error, ERROR_USAGE, "height=%" PRId64 " width=%" PRId64 ": a token is 2 x 2 latents, so give even numbers",
+            gallery->height, gallery->width);
+    return true;
+}
+
+static bool check_outputs(const Gallery *gallery, Error *error) {
+    const ImageOptions *images = &gallery->options->images;
+    bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
+    if (!*images->out && !*images->png)
+        return error_set(error, ERROR_USAGE, "nothing would be written: give out=FILE.safetensors for latents, or png=FILE.png");
+    if (*images->vae && !*images->png)
+        return error_set(error, ERROR_USAGE, "vae=%s makes pictures: give png=FILE.png with it", images->vae);
+    if (*images->png && !*images->vae && !pixels)
+        return error_set(error, ERROR_USAGE,
+            "png=%s: latents of %" PRId64 " channels are no pixels: give vae=FOLDER, which decodes them, or out=FILE.safetensors alone",
+            images->png, gallery->channels);
+    const char *const files[] = {images->out, images->png};
+    for (int i = 0; i < 2; i++)
+        if (*files[i] && !file_can_output(files[i])) return file_fail(error, "write", files[i]);
+    return true;
+}
+
+static bool gallery_open(Gallery *gallery, const char *encodings, const ModelConfig *model, Error *error) {
+    const char *vae = gallery->options->images.vae;
+    gallery->channels = model->channels / 4;
+    if (!encodings_open(&gallery->set, encodings, model, ENCODINGS_PROMPT, error) || !choose_size(gallery, error) ||
+        !check_outputs(gallery, error))
+        return false;
+    if (*vae && !(gallery->vae = vae_open(vae, gallery->channels, error))) return error_context(error, "vae=%s", vae);
+    gallery->latents = memory_allocate((size_t)(gallery->set.samples * image_values(gallery)) * sizeof *gallery->latents);
+    return true;
+}
+
+/* -- Making images ------------------------------------------------------------------------------------------------- */
+
+/* The program of one image. */
+typedef struct Painter {
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Painter;
+
+static void painter_close(Painter *painter) {
+    if (painter->executor) executor_free(painter->executor);
+    model_free(&painter->model);
+}
+
+static bool painter_open(
+    Painter *painter, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
+    Backend backend;
+    int64_t tokens = gallery->height / 2 * (gallery->width / 2);
+    painter->model = model_build(&config->model, inference->precision, MODEL_SCORE, 1, config->model.text_tokens + tokens, RECOMPUTE_NONE);
+    if (!op_backend(&backend, inference->device, inference->precision, "", error)) return false;
+    painter->plan = graph_plan(painter->model.graph, &backend);
+    painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
+    inference_check_fp8(inference, config, painter->model.graph);
+    return painter->executor && source_load_program(folder, config, painter->executor, error);
+}
+
+static bool make_images(const Painter *painter, const Gallery *gallery, Error *error) {
+    const GenerationOptions *options = gallery->options;
+    const ImageOptions *images = &options->images;
+    ImageSampling sampling = {.steps = images->steps, .guidance = images->guidance, .shift = images->shift};
+    int64_t samples = gallery->set.samples;
+    double start = log_seconds();
+    Progress progress = progress_start("making", "images", samples);
+    bool good = true;
+    for (int64_t i = 0; i < samples && good; i++) {
+        float *latents = gallery->latents + i * image_values(gallery);
+        image_noise((NoiseKey){.seed = (uint64_t)options->seed, .sample = i}, image_values(gallery), latents);
+        good =
+            image_sample(&painter->model, painter->executor, &gallery->set, i, &sampling, gallery->height, gallery->width, latents, error);
+        progress_update(&progress, i + good);
+    }
+    progress_finish(&progress);
+    double seconds = log_seconds() - start;
+    if (good)
+        log_info("%" PRId64 " image%s of %" PRId64 " x %" PRId64 " latents in %" PRId64 " steps each: %.1f s, %.3g images/s", samples,
+            plural(samples), gallery->height, gallery->width, images->steps, seconds, (double)samples / seconds);
+    return good;
+}
+
+/* -- Writing them -------------------------------------------------------------------------------------------------- */
+
+static bool write_latents(const Gallery *gallery, Error *error) {
+    const char *out = gallery->options->images.out;
+    StoredTensor tensor = {.name = ENCODING_LATENTS,
+        .type = STORED_F32,
+        .rank = 4,
+        .shape = {gallery->set.samples, gallery->channels, gallery->height, gallery->width},
+        .data = gallery->latents};
+    return !*out || safetensors_write(out, &tensor, 1, NULL, error);
+}
+
+/* Decodes the latents of all images into `pixels`. */
+static bool decode(const Gallery *gallery, float *pixels, Error *error) {
+    int64_t scale = vae_scale(gallery->vae), area = VAE_COLOURS * scale * gallery->height * scale * gallery->width;
+    Progress progress = progress_start("decoding", "images", gallery->set.samples);
+    bool good = true;
+    for (int64_t i = 0; i < gallery->set.samples && good; i++) {
+        good = vae_decode(
+            gallery->vae, gallery->height, gallery->width, gallery->latents + i * image_values(gallery), pixels + i * area, error);
+        progress_update(&progress, i + good);
+    }
+    progress_finish(&progress);
+    return good;
+}
+
+static bool write_pictures(const Gallery *gallery, Error *error) {
+    enum { COLUMNS = 10 };
+    const char *png = gallery->options->images.png;
+    int64_t samples = gallery->set.samples, scale = gallery->vae ? vae_scale(gallery->vae) : 1;
+    Picture form = {gallery->vae ? VAE_COLOURS : gallery->channels, scale * gallery->height, scale * gallery->width, NULL};
+    int64_t area = form.channels * form.height * form.width;
+    if (!*png) return true;
+    SCOPED_FREE float *decoded = gallery->vae ? memory_allocate((size_t)(samples * area) * sizeof *decoded) : NULL;
+    SCOPED_FREE Picture *pictures = memory_allocate((size_t)samples * sizeof *pictures);
+    if (decoded && !decode(gallery, decoded, error)) return false;
+    for (int64_t i = 0; i < samples; i++) {
+        pictures[i] = form;
+        pictures[i].pixels = (decoded ? decoded : gallery->latents) + i * area;
+    }
+    return png_write(png, pictures, samples, COLUMNS, error);
+}
+
+bool generate_images(
+    Inference *inference, const char *folder, const char *encodings, Config *config, const GenerationOptions *options, Error *error) {
+    SCOPED(gallery_close) Gallery gallery = {.options = options};
+    SCOPED(painter_close) Painter painter = {0};
+    inference->images = true;
+    if (comm_size(inference->comm) > 1)
+        return error_set(
+            error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
+    config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
+    if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
+    config->model.text_tokens = gallery.set.text_tokens; /* no weight depends on how many there are */
+    return inference_open(inference, config, options->device, options->precision, options->threads, error) &&
+           painter_open(&painter, inference, folder, config, &gallery, error) && make_images(&painter, &gallery, error) &&
+           write_latents(&gallery, error) && write_pictures(&gallery, error);
+}

@@ -1,0 +1,152 @@
+/* Encodings of images and texts in safetensors files. A file is a bucket: all its images have one resolution. What a file
+ * claims is checked when it is opened, so that a sample can be read without further thought. An EncodingSet owns its maps;
+ * the system reads pages as samples need them. Called by training, evaluation and sampling. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "images/images.h"
+
+static bool refuse_tensor(const char *path, const StoredTensor *tensor, const char *wanted, Error *error) {
+    char shape[128] = "";
+    size_t used = 0;
+    for (int i = 0; i < tensor->rank; i++)
+        used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+    return error_set(error, ERROR_DATA, "%s: tensor %s is %s [%s], and this model takes F32, BF16 or F16 %s", path, tensor->name,
+        stored_type_name(tensor->type), shape, wanted);
+}
+
+/* A tensor of this rank whose last sizes are `last`, -1: any; NULL where it is not so. */
+static const StoredTensor *find_tensor(
+    const EncodingFile *file, const char *path, const char *name, int rank, const int64_t *sizes, const char *wanted, Error *error) {
+    const StoredTensor *tensor = safetensors_find(&file->file, name);
+    if (!tensor) {
+        error_set(error, ERROR_DATA, "%s has no tensor %s: give a file of encodings (docs/flux.md says what is in one)", path, name);
+        return NULL;
+    }
+    bool good = tensor->rank == rank && tensor->type <= STORED_F16;
+    for (int i = 0; good && i < rank; i++) good = sizes[i] < 0 ? tensor->shape[i] > 0 : tensor->shape[i] == sizes[i];
+    if (good) return tensor;
+    refuse_tensor(path, tensor, wanted, error);
+    return NULL;
+}
+
+/* `tokens` -1: as many as there are. */
+static bool take_text(EncodingFile *file, const char *path, const ModelConfig *model, int64_t tokens, Error *error) {
+    char wanted[128], length[32] = "tokens";
+    if (tokens >= 0) snprintf(length, sizeof length, "%" PRId64, tokens);
+    snprintf(wanted, sizeof wanted, "[samples, %s, %" PRId64 "] (text tokens, model.text_width)", length, model->text_width);
+    file->text = find_tensor(file, path, ENCODING_TEXT, 3, (const int64_t[]){-1, tokens, model->text_width}, wanted, error);
+    if (!file->text) return false;
+    file->samples = file->text->shape[0];
+    snprintf(wanted, sizeof wanted, "[%" PRId64 ", %" PRId64 "] (samples, model.pooled_width)", file->samples, model->pooled_width);
+    file->pooled = find_tensor(file, path, ENCODING_POOLED, 2, (const int64_t[]){file->samples, model->pooled_width}, wanted, error);
+    return file->pooled;
+}
+
+static bool take_latents(EncodingFile *file, const char *path, const ModelConfig *model, Error *error) {
+    char wanted[160];
+    int64_t channels = model->channels / 4, most = 2 * (int64_t)IMAGE_GRID;
+    snprintf(wanted, sizeof wanted,
+        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4), both even and at most %" PRId64, file->samples, channels,
+        most);
+    const StoredTensor *latents =
+        find_tensor(file, path, ENCODING_LATENTS, 4, (const int64_t[]){file->samples, channels, -1, -1}, wanted, error);
+    if (!latents) return false;
+    file->height = latents->shape[2];
+    file->width = latents->shape[3];
+    if (file->height % 2 || file->width % 2 || file->height > most || file->width > most)
+        return refuse_tensor(path, latents, wanted, error);
+    file->latents = latents;
+    return true;
+}
+
+static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
+    if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
+    bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
+    return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error));
+}
+
+/* The paths of the set's files. */
+static bool list_files(const char *path, FileList *paths, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (file_kind(path, NULL) != FILE_FOLDER) {
+        file_list_add(paths, memory_copy_string(path), FILE_REGULAR);
+        return true;
+    }
+    if (!file_list(path, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++)
+        if (ends_with(list.entries[i].name, ".safetensors"))
+            file_list_add(paths, memory_format("%s/%s", path, list.entries[i].name), FILE_REGULAR);
+    return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
+}
+
+bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model, EncodingUse use, Error *error) {
+    SCOPED(file_list_free) FileList paths = {0};
+    *set = (EncodingSet){.path = memory_copy_string(path)};
+    if (model->channels % 4)
+        return error_set(
+            error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
+    if (!list_files(path, &paths, error)) return error_recode(error, ERROR_DATA);
+    set->files = memory_allocate(paths.count * sizeof *set->files);
+    set->first_sample = memory_allocate((paths.count + 1) * sizeof *set->first_sample);
+    for (size_t i = 0; i < paths.count; i++) {
+        EncodingFile *file = &set->files[set->file_count++];
+        int64_t text = use == ENCODINGS_TRAIN ? model->text_tokens : i ? set->text_tokens : -1;
+        if (!open_file(file, paths.entries[i].name, model, use, text, error)) {
+            encodings_close(set);
+            return false;
+        }
+        int64_t tokens = file->height / 2 * (file->width / 2);
+        if (tokens > set->most_tokens) set->most_tokens = tokens;
+        set->samples += file->samples;
+        set->text_tokens = file->text->shape[1];
+        set->first_sample[set->file_count] = set->samples;
+    }
+    return true;
+}
+
+void encodings_close(EncodingSet *set) {
+    for (int64_t i = 0; i < set->file_count; i++) safetensors_close(&set->files[i].file);
+    free(set->files);
+    free(set->first_sample);
+    free(set->path);
+    *set = (EncodingSet){0};
+}
+
+const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64_t *index) {
+    int64_t low = 0, high = set->file_count;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        *(set->first_sample[middle] <= sample ? &low : &high) = middle;
+    }
+    *index = sample - set->first_sample[low];
+    return &set->files[low];
+}
+
+void encodings_prefetch(const EncodingSet *set, int64_t sample) {
+    int64_t row;
+    const EncodingFile *file = encodings_find(set, sample, &row);
+    const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled};
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = tensors[i] ? (int64_t)stored_type_bytes(tensors[i]->type) : 0;
+        for (int d = 1; bytes && d < tensors[i]->rank; d++) bytes *= tensors[i]->shape[d];
+        if (bytes) file_map_prefetch((const char *)tensors[i]->data + row * bytes, (size_t)bytes);
+    }
+}
+
+bool encodings_checksum(const EncodingSet *set, uint64_t *checksum, Error *error) {
+    SCOPED(file_list_free) FileList paths = {0};
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", set->path);
+    XXH3_64bits_reset(hash);
+    bool good = list_files(set->path, &paths, error);
+    for (size_t i = 0; good && i < paths.count; i++) good = hash_file_samples(paths.entries[i].name, hash, error);
+    *checksum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return good || error_recode(error, ERROR_DATA);
+}

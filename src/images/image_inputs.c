@@ -1,0 +1,219 @@
+/* From encodings to the inputs of a program of images: noise, time, places, weights. Noise and time are functions of seed,
+ * sample and epoch alone, so that a run has the same bits on any number of ranks and after any stop. Owns nothing. Called by
+ * training, evaluation, sampling and benchmarks. */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/scope.h"
+#include "images/images.h"
+
+enum { PATCH = 2 /* rows and columns of latents in a token */ };
+
+/* -- Noise and time ------------------------------------------------------------------------------------------------ */
+
+static uint64_t derive(uint64_t seed, int64_t index) {
+    RngBits bits = rng_bits(seed, RNG_STREAM_NOISE, (uint64_t)index);
+    return (uint64_t)bits.word[0] << 32 | bits.word[1];
+}
+
+static uint64_t key_seed(NoiseKey key) { return derive(derive(key.seed, key.epoch), key.sample); }
+
+void image_noise(NoiseKey key, int64_t count, float *noise) { rng_normals(key_seed(key), RNG_STREAM_NOISE, 0, count, noise); }
+
+double image_shift_time(double shift, double time) { return shift * time / (1 + (shift - 1) * time); }
+
+double image_training_time(const FlowConfig *flow, NoiseKey key) {
+    double logit = flow->mean + flow->deviation * rng_normal(key_seed(key), RNG_STREAM_TIME, 0);
+    return image_shift_time(flow->shift, 1 / (1 + exp(-logit)));
+}
+
+/* -- Rows of a sample ---------------------------------------------------------------------------------------------- */
+
+/* Image tokens of a sample of the program, and the first of them that an image of height x width latents fills. */
+static int64_t room(const Model *model) { return graph_rows(model->graph, model->image.latents) / model->sequences; }
+
+static int64_t first_token(const Model *model, int64_t height, int64_t width) {
+    int64_t tokens = height / PATCH * (width / PATCH);
+    assert(tokens <= room(model));
+    return room(model) - tokens;
+}
+
+static int64_t channels_of(const Model *model) { return graph_columns(model->graph, model->image.latents); }
+
+/* Where the latent (c, y, x) of an image [C, height, width] is in its tokens [H / 2 x W / 2, 4 C]: channel, then row and
+ * column in the token. */
+static int64_t place_in_tokens(int64_t c, int64_t y, int64_t x, int64_t width, int64_t channels) {
+    int64_t token = y / PATCH * (width / PATCH) + x / PATCH;
+    return token * channels + (c * PATCH + y % PATCH) * PATCH + x % PATCH;
+}
+
+static void to_tokens(const float *latents, int64_t height, int64_t width, int64_t channels, float *tokens) {
+    for (int64_t c = 0; c < channels / (PATCH * PATCH); c++)
+        for (int64_t y = 0; y < height; y++)
+            for (int64_t x = 0; x < width; x++) tokens[place_in_tokens(c, y, x, width, channels)] = *latents++;
+}
+
+static void from_tokens(const float *tokens, int64_t height, int64_t width, int64_t channels, float *latents) {
+    for (int64_t c = 0; c < channels / (PATCH * PATCH); c++)
+        for (int64_t y = 0; y < height; y++)
+            for (int64_t x = 0; x < width; x++) *latents++ = tokens[place_in_tokens(c, y, x, width, channels)];
+}
+
+/* Fills all rows of sample `at` of an input with a value. */
+static void fill(const Model *model, Executor *executor, TensorId tensor, int64_t at, float value) {
+    int64_t count = graph_elements(model->graph, tensor) / model->sequences;
+    for (int64_t i = 0; i < count; i++) executor_set_values(executor, tensor, at * count + i, &value, 1);
+}
+
+/* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input. */
+static void put_stored(const Model *model, Executor *executor, TensorId tensor, int64_t at, const StoredTensor *stored, int64_t row) {
+    enum { CHUNK = 4096 };
+    int64_t count = graph_elements(model->graph, tensor) / model->sequences;
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        float values[CHUNK];
+        int64_t some = count - first < CHUNK ? count - first : CHUNK;
+        stored_to_floats(stored, row * count + first, some, values);
+        executor_set_values(executor, tensor, at * count + first, values, some);
+    }
+}
+
+/* -- Parts of a sample --------------------------------------------------------------------------------------------- */
+
+static void put_features(Executor *executor, TensorId tensor, int64_t at, double value) {
+    float features[IMAGE_TIME_WIDTH];
+    image_time_features(value, features);
+    executor_set_values(executor, tensor, at * IMAGE_TIME_WIDTH, features, IMAGE_TIME_WIDTH);
+}
+
+void image_put_time(const Model *model, Executor *executor, int64_t at, double time) {
+    put_features(executor, model->image.time, at, time);
+}
+
+static void put_guidance(const Model *model, Executor *executor, int64_t at, double guidance) {
+    if (model->image.guidance) put_features(executor, model->image.guidance, at, guidance);
+}
+
+/* The sequence begins with its image: rows before that are sequences of their own, of one row. */
+static void put_grid(const Model *model, Executor *executor, int64_t at, int64_t height, int64_t width) {
+    int32_t *places = executor_tensor(executor, model->image.places), *positions = executor_tensor(executor, model->image.positions);
+    int64_t first = first_token(model, height, width), columns = width / PATCH;
+    for (int64_t i = 0; i < model->length; i++) {
+        int64_t token = i - first, row = at * model->length + i;
+        bool image = token >= 0 && i < room(model);
+        positions[row] = (int32_t)(token < 0 ? 0 : token);
+        places[row] = (int32_t)(image ? token / columns * IMAGE_GRID + token % columns : 0);
+    }
+}
+
+static void put_text(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample) {
+    int64_t row;
+    const EncodingFile *file = encodings_find(set, sample, &row);
+    put_stored(model, executor, model->image.text, at, file->text, row);
+    put_stored(model, executor, model->image.pooled, at, file->pooled, row);
+}
+
+/* Image tokens [H / 2 x W / 2, channels] of an input. */
+static void put_tokens(
+    const Model *model, Executor *executor, TensorId tensor, int64_t at, int64_t height, int64_t width, const float *latents) {
+    int64_t channels = channels_of(model), first = first_token(model, height, width), count = (room(model) - first) * channels;
+    SCOPED_FREE float *tokens = memory_allocate((size_t)count * sizeof *tokens);
+    to_tokens(latents, height, width, channels, tokens);
+    executor_set_values(executor, tensor, (at * room(model) + first) * channels, tokens, count);
+}
+
+void image_put_latents(const Model *model, Executor *executor, int64_t at, int64_t height, int64_t width, const float *latents) {
+    put_tokens(model, executor, model->image.latents, at, height, width, latents);
+}
+
+void image_take_latents(const Model *model, const float *rows, int64_t at, int64_t height, int64_t width, float *latents) {
+    int64_t channels = channels_of(model);
+    from_tokens(rows + (at * room(model) + first_token(model, height, width)) * channels, height, width, channels, latents);
+}
+
+static void put_weights(const Model *model, Executor *executor, int64_t at, int64_t first) {
+    float weight = 1 / (float)(room(model) - first);
+    fill(model, executor, model->image.weights, at, 0);
+    for (int64_t i = first; i < room(model); i++) executor_set_values(executor, model->image.weights, at * room(model) + i, &weight, 1);
+}
+
+/* -- Samples ------------------------------------------------------------------------------------------------------- */
+
+/* What an image of fewer tokens leaves empty holds numbers of another sample: zeros take their place, since NaN would
+ * not stay in its row. */
+static void clear_images(const Model *model, Executor *executor, int64_t at) {
+    fill(model, executor, model->image.latents, at, 0);
+    if (model->image.target) fill(model, executor, model->image.target, at, 0);
+}
+
+void image_put_prompt(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample, int64_t height,
+    int64_t width, double guidance) {
+    clear_images(model, executor, at);
+    put_grid(model, executor, at, height, width);
+    put_text(model, executor, at, set, sample);
+    put_guidance(model, executor, at, guidance);
+}
+
+void image_put_sample(const Model *model, Executor *executor, int64_t at, const ImageSample *sample) {
+    int64_t row;
+    const EncodingFile *file = encodings_find(sample->set, sample->sample, &row);
+    int64_t height = file->height, width = file->width, count = channels_of(model) / (PATCH * PATCH) * height * width;
+    SCOPED_FREE float *image = memory_allocate((size_t)count * sizeof *image), *noise = memory_allocate((size_t)count * sizeof *noise);
+    stored_to_floats(file->latents, row * count, count, image);
+    image_noise(sample->key, count, noise);
+    for (int64_t i = 0; i < count; i++) {
+        float clean = image[i];
+        image[i] = (float)(1 - sample->time) * clean + (float)sample->time * noise[i];
+        noise[i] -= clean; /* the velocity, from here on */
+    }
+    image_put_prompt(model, executor, at, sample->set, sample->sample, height, width, sample->guidance);
+    image_put_time(model, executor, at, sample->time);
+    put_tokens(model, executor, model->image.latents, at, height, width, image);
+    put_tokens(model, executor, model->image.target, at, height, width, noise);
+    put_weights(model, executor, at, first_token(model, height, width));
+}
+
+void image_put_nothing(const Model *model, Executor *executor, int64_t at) {
+    clear_images(model, executor, at);
+    put_grid(model, executor, at, PATCH, PATCH);
+    fill(model, executor, model->image.text, at, 0);
+    fill(model, executor, model->image.pooled, at, 0);
+    fill(model, executor, model->image.weights, at, 0);
+    put_guidance(model, executor, at, 0);
+    image_put_time(model, executor, at, 0);
+}
+
+/* -- Synthetic inputs ---------------------------------------------------------------------------------------------- */
+
+static void fill_normal(const Model *model, Executor *executor, TensorId tensor) {
+    int64_t count = tensor ? graph_elements(model->graph, tensor) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        float value = (float)rng_normal(1, RNG_STREAM_BENCH + ((uint64_t)tensor << 8), (uint64_t)i);
+        executor_set_values(executor, tensor, i, &value, 1);
+    }
+}
+
+/* The largest divisor of a number of tokens that is not above its root. */
+static int64_t rows_of_square(int64_t tokens) {
+    int64_t rows = (int64_t)sqrt((double)tokens);
+    while (tokens % rows) rows--;
+    return rows;
+}
+
+void image_put_synthetic(const Model *model, Executor *executor) {
+    const ImageInputs *x = &model->image;
+    int64_t tokens = room(model), rows = rows_of_square(tokens);
+    const TensorId normal[] = {x->latents, x->target, x->text, x->pooled};
+    while (tokens / rows > IMAGE_GRID) tokens--, rows = rows_of_square(tokens);
+    for (size_t i = 0; i < sizeof normal / sizeof *normal; i++) fill_normal(model, executor, normal[i]);
+    for (int64_t s = 0; s < model->sequences; s++) {
+        put_grid(model, executor, s, PATCH * rows, PATCH * (tokens / rows));
+        image_put_time(model, executor, s, 0.5);
+        put_guidance(model, executor, s, 1);
+        if (x->weights) put_weights(model, executor, s, room(model) - tokens);
+    }
+}

@@ -1,0 +1,137 @@
+/* What training does otherwise with images than with text: its data are encodings, which are read where they are, its
+ * microbatches are filled with noised latents just before they run, and an evaluation has fixed noise. The order of samples,
+ * steps, ranks, checkpoints and records are those of text: to them an image with its text is a sequence of data.length
+ * tokens, of which the order says which is when. Owns nothing. Called by the training loop. */
+#include <string.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/mixture.h"
+#include "images/images.h"
+#include "train/loop_internal.h"
+
+/* -- Data ---------------------------------------------------------------------------------------------------------- */
+
+static bool open_set(EncodingSet *set, const Config *config, const char *path, Error *error) {
+    int64_t room = config->data.length - config->model.text_tokens;
+    if (!mixture_refuse(path, error)) return false;
+    if (remote_is(path)) return error_set(error, ERROR_USAGE, "encodings of images are read from disks: copy them there");
+    if (!encodings_open(set, path, &config->model, ENCODINGS_TRAIN, error)) return false;
+    return set->most_tokens <= room ||
+           error_set(error, ERROR_USAGE,
+               "its largest image has %lld tokens, and data.length=%lld less model.text_tokens=%lld leaves %lld: give data.length=%lld",
+               (long long)set->most_tokens, (long long)config->data.length, (long long)config->model.text_tokens, (long long)room,
+               (long long)(set->most_tokens + config->model.text_tokens));
+}
+
+bool image_corpus_open(Corpus *corpus, const Config *config, Error *error) {
+    const DataConfig *data = &config->data;
+    corpus->image_length = data->length;
+    if (!data->train[0])
+        return error_set(
+            error, ERROR_USAGE, "data.train is not set: give a .safetensors file of encodings, or a folder of them (docs/flux.md)");
+    bool opened = open_set(&corpus->images, config, data->train, error) || error_context(error, "data.train=%s", data->train);
+    corpus->has_valid = data->valid[0];
+    if (opened && corpus->has_valid)
+        opened = open_set(&corpus->valid_images, config, data->valid, error) || error_context(error, "data.valid=%s", data->valid);
+    if (!opened) corpus_close(corpus);
+    return opened;
+}
+
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
+
+/* Sample `number` of the run. */
+static ImageSample sample_of(const Loop *loop, int64_t number) {
+    const Config *config = loop->config;
+    Draw draw = order_draw(loop->order, number);
+    NoiseKey key = {.seed = (uint64_t)config->seed, .sample = draw.start / config->data.length, .epoch = draw.epoch};
+    return (ImageSample){.set = &loop->corpus.images,
+        .sample = key.sample,
+        .key = key,
+        .time = image_training_time(&config->flow, key),
+        .guidance = config->flow.guidance};
+}
+
+void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples) {
+    const Session *session = &loop->session;
+    int64_t sequences = loop->config->batch.sequences, ahead = sequences * mesh_size(session->mesh, AXES_DATA);
+    for (int64_t s = 0; s < sequences; s++) {
+        int64_t number = microbatch * sequences + s;
+        if (number >= samples) {
+            image_put_nothing(&session->model, session->executor, s);
+            continue;
+        }
+        ImageSample sample = sample_of(loop, session->samples + number), next = sample_of(loop, session->samples + number + ahead);
+        encodings_prefetch(next.set, next.sample);
+        image_put_sample(&session->model, session->executor, s, &sample);
+    }
+}
+
+/* -- Evaluation ---------------------------------------------------------------------------------------------------- */
+
+/* The middles of eight equal parts of time take turns, as in MLPerf's evaluation of FLUX.1: what a sample's time would add
+ * to the noise of the loss is left out. */
+static ImageSample fixed_sample(const EncodingSet *set, const Config *config, int64_t number) {
+    enum { TIMES = 8 };
+    return (ImageSample){.set = set,
+        .sample = number,
+        .key = {.sample = number},
+        .time = ((double)(number % TIMES) + 0.5) / TIMES,
+        .guidance = config->flow.guidance};
+}
+
+/* Adds the losses of a batch up. */
+static bool run_batch(Session *session, const EncodingSet *set, int64_t first, int64_t samples, double *sum, Error *error) {
+    const Model *model = &session->evaluation;
+    Executor *executor = session->evaluator;
+    executor_set_scalar(executor, model->scale, 1);
+    executor_set_scalar(executor, model->share, 1);
+    for (int64_t s = 0; s < model->sequences; s++) {
+        ImageSample sample = fixed_sample(set, session->config, first + s);
+        if (first + s < samples) image_put_sample(model, executor, s, &sample);
+        else image_put_nothing(model, executor, s);
+    }
+    executor_zero(executor);
+    executor_run(executor);
+    if (!executor_finish(executor, error)) return false;
+    *sum += executor_get_metric(executor, model->loss, 0);
+    return true;
+}
+
+/* Adds over the ranks, in their order. */
+static bool add_up(Comm *comm, double *sum, Error *error) {
+    SCOPED_FREE double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
+    sums[comm_rank(comm)] = *sum;
+    bool done = comm_host_all_gather(comm, "evaluation", sums, 1, COMM_F64, error);
+    *sum = 0;
+    for (int r = 0; r < comm_size(comm); r++) *sum += sums[r];
+    return done;
+}
+
+bool evaluate_images(
+    Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
+    const Config *config = session->config;
+    const EncodingSet *set = &corpus->valid_images;
+    int64_t sequences = config->batch.sequences, samples = set->samples, stopped = 0;
+    if (config->eval.sequences) samples = int_min(samples, config->eval.sequences);
+    int64_t batches = divide_up(samples, sequences), size = mesh_size(session->mesh, AXES_DATA);
+    double sum = 0, start = log_seconds();
+    bool done = true;
+    Progress progress = progress_start("evaluating", "batches", batches);
+    exchange_finish_weights(session->exchange);
+    for (int64_t round = 0; round * size < batches && done && !stopped; round++) {
+        int64_t batch = round * size + mesh_index(session->mesh, AXES_DATA);
+        stopped = stop && stop->signal;
+        done = comm_host_all_reduce(session->comm, "go on", &stopped, 1, COMM_I64, COMM_SUM, error);
+        if (done && !stopped) done = run_batch(session, set, batch * sequences, samples, &sum, error);
+        if (comm_rank(session->comm) == 0) progress_update(&progress, int_min((round + 1) * size, batches));
+        if (watchdog) watchdog_alive(watchdog, session->step);
+    }
+    progress_finish(&progress);
+    done = done && add_up(session->comm, &sum, error);
+    *result = (Evaluation){
+        .loss = sum / (double)samples, .bits_per_byte = NAN, .tokens = samples, .seconds = log_seconds() - start, .stopped = stopped};
+    return done;
+}

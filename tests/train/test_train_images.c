@@ -1,0 +1,237 @@
+/* Training a model of images, end to end: what training promises for text holds for images of several resolutions in one
+ * microbatch too. Stops, kills, ranks and microbatches change nothing, adapters train, the model goes out as diffusers' folder
+ * and comes back, and what images have no use for is refused in one line. */
+#include <signal.h>
+
+#include "base/scope.h"
+#include "images/images.h"
+#include "support/ranks_run.h"
+
+/* Six images a step in microbatches of two; the largest of them have 12 tokens. */
+#define SETTINGS                                                                                                                                                   \
+    "data.train=images data.valid=valid.safetensors model.family=flux model.layers=3 model.single_layers=1 model.width=32 model.heads=2 model.kv_heads=2 "        \
+    "model.ffn=128 model.channels=8 model.text_tokens=3 model.text_width=12 model.pooled_width=10 model.rope_first=8 model.guidance=true "                        \
+    "model.norm_epsilon=1e-6 data.length=15 batch.sequences=2 batch.tokens=90 precision=fp32 optimizer.lr=5e-3 steps=24 threads=1 tensorboard=false seed=3 "      \
+    "eval.every=12 "
+
+/* A bucket of images that depend on their text: a bright or a dark one, with noise. */
+static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width) {
+    enum { CHANNELS = 2, TOKENS = 3, WIDTH = 12, POOLED = 10 };
+    int64_t area = CHANNELS * height * width;
+    Error error = {0};
+    SCOPED_FREE float *latents = memory_allocate((size_t)(samples * area) * sizeof *latents);
+    SCOPED_FREE float *text = memory_allocate((size_t)(samples * TOKENS * WIDTH) * sizeof *text);
+    SCOPED_FREE float *pooled = memory_allocate((size_t)(samples * POOLED) * sizeof *pooled);
+    rng_normals(seed, 1, 0, samples * area, latents);
+    rng_normals(seed, 2, 0, samples * TOKENS * WIDTH, text);
+    for (int64_t s = 0; s < samples; s++) {
+        float sign = s % 2 ? 1 : -1;
+        for (int64_t i = 0; i < area; i++) latents[s * area + i] = sign + 0.2f * latents[s * area + i];
+        for (int64_t i = 0; i < POOLED; i++) pooled[s * POOLED + i] = sign;
+    }
+    StoredTensor tensors[] = {{.name = ENCODING_LATENTS, .rank = 4, .shape = {samples, CHANNELS, height, width}, .data = latents},
+        {.name = ENCODING_TEXT, .rank = 3, .shape = {samples, TOKENS, WIDTH}, .data = text},
+        {.name = ENCODING_POOLED, .rank = 2, .shape = {samples, POOLED}, .data = pooled}};
+    if (!safetensors_write(path, tensors, 3, NULL, &error)) fail_msg("%s", error.message);
+}
+
+static int images_setup(void **state) {
+    Error error = {0};
+    if (enter_folder(state) != 0 || !file_make_folder("images", &error)) return -1;
+    write_bucket("images/4x6.safetensors", 1, 20, 4, 6);
+    write_bucket("images/8x6.safetensors", 2, 13, 8, 6);
+    write_bucket("valid.safetensors", 3, 11, 6, 8);
+    return 0;
+}
+
+#define IMAGES_TEST(test) cmocka_unit_test_setup_teardown(test, images_setup, leave_folder)
+
+__attribute__((format(printf, 2, 3))) static void train_images(int ranks, const char *format, ...) {
+    char *settings = NULL;
+    va_list values;
+    va_start(values, format);
+    assert_true(vasprintf(&settings, format, values) >= 0);
+    va_end(values);
+    SCOPED_FREE char *launch = memory_format("launch -n %d -- ", ranks);
+    SCOPED_FREE char *words = memory_format("%strain " SETTINGS "device=cpu %s", ranks ? launch : "", settings);
+    smelt_good(words);
+    free(settings);
+}
+
+/* -- What changes nothing ------------------------------------------------------------------------------------------ */
+
+static void a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit(void **state) {
+    (void)state;
+    train_images(0, "run=whole");
+    train_images(0, "run=parts stop_at=7");
+    train_images(0, "run=parts threads=2 recompute=block checkpoint.every=5");
+    assert_same_steps("whole", "parts");
+    assert_true(same_checkpoint("whole", "parts", 24));
+    assert_true(recorded("whole", "evaluation", -1, "loss") == recorded("parts", "evaluation", -1, "loss"));
+    assert_true(recorded("whole", "step", 0, "images") == 6 && recorded("whole", "step", 0, "images_per_second") > 0);
+}
+
+static void a_killed_run_ends_like_an_unbroken_one(void **state) {
+    (void)state;
+    enum { KILLS = 6 };
+    static const char words[] = "train " SETTINGS "run=killed steps=120 checkpoint.every=3";
+    train_images(0, "run=whole steps=120");
+    int killed = 0;
+    for (int i = 0; i < KILLS; i++) {
+        Process process = smelt_start(words);
+        process_await_steps(&process, 4 + 3 * i);
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        killed += result.signal == SIGKILL;
+        process_free(&result);
+    }
+    smelt_good(words);
+    assert_true(killed >= KILLS / 2);
+    assert_same_steps("whole", "killed");
+    assert_true(same_checkpoint("whole", "killed", 120));
+}
+
+static void ranks_and_microbatches_learn_the_same(void **state) {
+    (void)state;
+    static const struct {
+        int ranks;
+        const char *settings;
+    } others[] = {{0, "batch.sequences=1"}, {0, "batch.sequences=3"}, {0, "batch.sequences=6"}, {2, "layout.zero=0"}, {3, "layout.zero=1"},
+        {2, "layout.zero=2"}, {2, "layout.zero=3 layout.bucket_mb=0.01"}, {4, "layout.zero=3 layout.bucket_mb=0.01 recompute=norm"}};
+    train_images(0, "run=one");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        SCOPED_FREE char *run = memory_format("run-%zu", i);
+        train_images(others[i].ranks, "run=%s %s", run, others[i].settings);
+        assert_same_losses(run, "one");
+    }
+}
+
+static void a_run_goes_on_with_other_ranks(void **state) {
+    (void)state;
+    train_images(0, "run=one");
+    train_images(3, "run=changed layout.zero=3 layout.bucket_mb=0.01 stop_at=8");
+    train_images(2, "run=changed layout.zero=1 stop_at=16");
+    train_images(0, "run=changed");
+    assert_same_losses("changed", "one");
+}
+
+static void all_layers_may_have_two_streams(void **state) {
+    (void)state;
+    train_images(0, "run=r model.single_layers=0");
+    assert_true(recorded("r", "step", -1, "loss") < recorded("r", "step", 0, "loss"));
+}
+
+/* -- What it learns ------------------------------------------------------------------------------------------------ */
+
+/* Half of the loss is that of noise, which no model removes at all times; a guess of zero has about 2. */
+static void the_loss_falls_in_each_precision(void **state) {
+    (void)state;
+    static const char *const precisions[] = {"fp32", "bf16", "pure_bf16", "fp64"};
+    for (int i = 0; i < 4; i++) {
+        train_images(0, "run=%s precision=%s steps=150 optimizer.lr=3e-3", precisions[i], precisions[i]);
+        double early = recorded(precisions[i], "step", 0, "loss"), late = recorded(precisions[i], "evaluation", -1, "loss");
+        if (!(early > 1.2 && late < 0.6 * early)) fail_msg("%s: loss %g to %g", precisions[i], early, late);
+    }
+}
+
+/* -- In and out ---------------------------------------------------------------------------------------------------- */
+
+#define GENERATE " device=cpu height=4 width=6 steps=3 "
+
+static void a_model_goes_out_and_comes_back(void **state) {
+    (void)state;
+    train_images(0, "run=r");
+    smelt_good("convert r folder");
+    assert_int_equal(access("folder/tokenizer.json", F_OK), -1);
+    smelt_good("generate r images/8x6.safetensors out=run.safetensors" GENERATE);
+    smelt_good("generate folder images/8x6.safetensors out=folder.safetensors" GENERATE);
+    assert_true(same_bytes("run.safetensors", "folder.safetensors"));
+    smelt_good("generate r images/8x6.safetensors out=other.safetensors seed=2" GENERATE);
+    assert_false(same_bytes("run.safetensors", "other.safetensors"));
+    smelt_good("train init=folder run=tuned steps=2 data.train=images data.length=15 model.text_tokens=3 batch.sequences=2 batch.tokens=30 "
+               "precision=fp32");
+}
+
+static void adapters_train_beside_a_folder(void **state) {
+    (void)state;
+    train_images(0, "run=r steps=10");
+    smelt_good("convert r folder");
+    train_images(0, "run=l init=folder lora.rank=4 lora.targets=attention,mlp steps=40");
+    train_images(2, "run=l2 init=folder lora.rank=4 lora.targets=attention,mlp steps=40 layout.zero=2");
+    assert_same_losses("l2", "l");
+    assert_true(recorded("l", "evaluation", -1, "loss") < recorded("r", "evaluation", -1, "loss"));
+    smelt_says(0, "merged: velocities", "convert l merged");
+    smelt_good("convert l adapters adapter=true");
+    smelt_good("convert adapters again");
+    assert_true(same_bytes("merged/diffusion_pytorch_model.safetensors", "again/diffusion_pytorch_model.safetensors"));
+}
+
+/* -- What is refused ----------------------------------------------------------------------------------------------- */
+
+static void says(int code, const char *settings, const char *fragment) {
+    smelt_says(code, fragment, "train " SETTINGS "device=cpu run=r %s", settings);
+    assert_int_equal(access("r/checkpoints", F_OK), -1);
+}
+
+static void what_images_have_no_use_for_is_refused(void **state) {
+    (void)state;
+    static const char *const idle[] = {"data.special=true", "data.separator=x", "data.tokenizer=bytes", "data.packing=best_fit",
+        "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100"};
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "it is for models of text");
+    says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2: model.guidance=false embeds no guidance");
+    says(ERROR_USAGE, "layout.tp=2",
+        "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
+    says(ERROR_USAGE, "data.length=14 batch.tokens=84",
+        "its largest image has 12 tokens, and data.length=14 less model.text_tokens=3 leaves 11: give data.length=15");
+    says(ERROR_USAGE, "data.train=m.yaml", "m.yaml");
+    says(ERROR_USAGE, "data.train=s3://bucket/prefix", "encodings of images are read from disks");
+    says(ERROR_DATA, "model.text_width=13", "prompt_embeds is F32 [20, 3, 12]");
+    says(ERROR_DATA, "data.valid=absent.safetensors", "absent.safetensors");
+    smelt_says(ERROR_USAGE, "it is for model.family=flux", "train data.train=x run=r flow.shift=2");
+}
+
+static void other_images_are_other_data(void **state) {
+    (void)state;
+    train_images(0, "run=r stop_at=5");
+    assert_int_equal(rename("images", "moved"), 0);
+    train_images(0, "run=r data.train=moved stop_at=8");
+    write_bucket("moved/8x6.safetensors", 9, 13, 8, 6);
+    smelt_says(ERROR_USAGE, "data.train.content", "train " SETTINGS "device=cpu run=r data.train=moved");
+    smelt_good("train " SETTINGS "device=cpu run=r data.train=moved resume.accept=data.train.content");
+}
+
+static void generation_refuses_what_it_cannot_write(void **state) {
+    (void)state;
+    train_images(0, "run=r steps=1");
+    static const struct {
+        const char *options, *fragment;
+    } wrong[] = {{"", "nothing would be written"}, {"png=x.png", "latents of 2 channels are no pixels"},
+        {"out=x vae=y", "give png=FILE.png"}, {"out=x height=3", "even numbers"}, {"out=absent/x", "absent/x"},
+        {"out=x temperature=0.5", "it is for models of text"}, {"out=x png=x.png vae=absent", "absent/config.json"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        SCOPED_FREE char *words = memory_format("generate r images/4x6.safetensors device=cpu %s", wrong[i].options);
+        ProcessResult result = smelt(words);
+        if (!result.code || !strstr(result.errors, wrong[i].fragment)) fail_msg("%s: %s", words, result.errors);
+        process_free(&result);
+    }
+    smelt_says(ERROR_USAGE, "several sizes", "generate r images out=x device=cpu");
+    smelt_says(ERROR_USAGE, "models of text", "eval r images device=cpu");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        IMAGES_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
+        IMAGES_TEST(a_killed_run_ends_like_an_unbroken_one),
+        IMAGES_TEST(ranks_and_microbatches_learn_the_same),
+        IMAGES_TEST(a_run_goes_on_with_other_ranks),
+        IMAGES_TEST(all_layers_may_have_two_streams),
+        IMAGES_TEST(the_loss_falls_in_each_precision),
+        IMAGES_TEST(a_model_goes_out_and_comes_back),
+        IMAGES_TEST(adapters_train_beside_a_folder),
+        IMAGES_TEST(what_images_have_no_use_for_is_refused),
+        IMAGES_TEST(other_images_are_other_data),
+        IMAGES_TEST(generation_refuses_what_it_cannot_write),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
