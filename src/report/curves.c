@@ -420,11 +420,32 @@ static void curve_section(const Page *page, const Curve *curve) {
     fputs("</section>\n", page->out);
 }
 
+/* Whether a run of the page trained on pairs of answers. */
+static bool has_rewards(const Page *page) {
+    bool any = false;
+    for (int i = 0; i < page->count; i++) {
+        const History *history = page->views[i].history;
+        for (size_t p = 0; p < history->thin.count; p++) any = any || history->points[p].series[SERIES_MARGIN].count > 0;
+    }
+    return any;
+}
+
+static void reward_sections(const Page *page) {
+    static const Curve margin = {SERIES_MARGIN, "Reward margin", "margin", "reward of chosen less rejected answers", 0, false, false, true};
+    static const Curve accuracy = {
+        SERIES_ACCURACY, "Reward accuracy", "accuracy", "part of pairs with the chosen one ahead", 0, true, false, true};
+    fputs("<div class=\"pair\">\n", page->out);
+    curve_section(page, &margin);
+    curve_section(page, &accuracy);
+    fputs("</div>\n", page->out);
+}
+
 void page_other_curves(const Page *page) {
     static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", "learning rate", 0, true, false, false};
     static const Curve norm = {SERIES_NORM, "Gradient norm", "gradient norm", "L2 norm before clipping", 20, false, false, true};
     static const Curve speed = {SERIES_SPEED, "Speed", "tokens per second", "tokens per second", 0, true, false, true};
     if (!has_steps(page)) return;
+    if (has_rewards(page)) reward_sections(page);
     fputs("<div class=\"pair\">\n", page->out);
     curve_section(page, &rate);
     curve_section(page, &norm);

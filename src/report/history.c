@@ -107,7 +107,8 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
     Point point = {step, step, number(record, "tokens_seen"),
-        {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
+        {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed),
+            span_of(number(record, "reward_margin")), span_of(number(record, "reward_accuracy"))}};
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});

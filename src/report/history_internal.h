@@ -24,7 +24,7 @@ enum {
     HISTORY_TAIL = 64,        /* bytes by which a file is known again */
 };
 
-typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_COUNT } SeriesName;
+typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_MARGIN, SERIES_ACCURACY, SERIES_COUNT } SeriesName;
 
 typedef struct Span {
     double sum, low, high;

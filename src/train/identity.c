@@ -131,12 +131,16 @@ static json_t *describe_run(const char *name, Error *error) {
     return json_sprintf("run %s after step %" PRId64, lineage_number(json_object_get(saved, "identity")), step);
 }
 
+json_t *identity_of_adapters(const char *name, Error *error) {
+    SCOPED_FREE char *folder = adapter_folder(name);
+    return sample_files(folder, error);
+}
+
 static json_t *describe_adapters(const char *name, Error *error) {
     Config config;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     if (!adapter_read_config(name, &config, &strings, error)) return NULL;
-    SCOPED_FREE char *folder = adapter_folder(name);
-    json_auto_t *adapters = sample_files(folder, error), *base = adapters ? identity_of_source(config.init, error) : NULL;
+    json_auto_t *adapters = identity_of_adapters(name, error), *base = adapters ? identity_of_source(config.init, error) : NULL;
     return base ? json_sprintf("%s beside %s", json_string_value(adapters), json_string_value(base)) : NULL;
 }
 

@@ -31,6 +31,8 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
 /* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of
  * its files, of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
+/* The content of a folder of PEFT, without that of the base that it names. NULL on failure. */
+json_t *identity_of_adapters(const char *name, Error *error);
 /* The content of a file or folder of text: names, sizes, and samples of the files. NULL on failure. */
 json_t *identity_of_text(const char *path, Error *error);
 /* The content of a run's copy of its tokenizer. NULL on failure. */

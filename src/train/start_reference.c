@@ -24,7 +24,7 @@ static bool hash_weights(const Config *config, uint64_t *weights, Error *error) 
         json_object_set(facts, name, value);
     const char *const sources[] = {config->init, config->lora.start};
     for (int i = 0; i < 2; i++) {
-        json_t *content = sources[i][0] ? identity_of_source(sources[i], error) : json_string("");
+        json_t *content = !sources[i][0] ? json_string("") : (i ? identity_of_adapters : identity_of_source)(sources[i], error);
         if (!content)
             return error_context(error, "%s=%s, from whose weights the reference is computed", i ? "lora.start" : "init", sources[i]);
         json_object_set_new(facts, i ? "start.content" : "init.content", content);

@@ -134,6 +134,14 @@ static void a_reference_that_changed_is_refused(void **state) {
     assert_true(same_bytes("parts/data/reference-train", "whole/data/reference-train"));
 }
 
+static void another_loss_is_refused_where_a_run_goes_on(void **state) {
+    (void)state;
+    train_good(PREFER LLAMA "run=r stop_at=1");
+    train_says(ERROR_USAGE, "\npreference.beta: 0.1 -> 0.3\n", PREFER LLAMA "run=r preference.beta=0.3");
+    train_says(ERROR_USAGE, "\npreference.loss: dpo -> ipo\n", PREFER LLAMA "run=r preference.loss=ipo");
+    train_says(ERROR_USAGE, "\npreference.label_smoothing: 0 -> 0.1\n", PREFER LLAMA "run=r preference.label_smoothing=0.1");
+}
+
 static void a_reference_of_other_weights_is_computed_again(void **state) {
     (void)state;
     train_good(PREFER LLAMA "run=one steps=1 seed=2");
@@ -168,6 +176,10 @@ static void the_reference_of_adapters_is_the_model_without_them(void **state) {
     assert_memory_equal(bytes, others, PAIRS * sizeof(ReferencePair));
     free(bytes);
     free(others);
+    smelt_good("convert adapters adapter adapter=true");
+    train_good(PREFER LLAMA "precision=fp32 run=on init=base lora.rank=2 lora.start=adapter steps=1"); /* which are the reference now */
+    assert_true(fabs(recorded("on", "step", 0, "loss") - log(2)) < 1e-6);
+    assert_false(same_bytes("on/data/reference-train", "adapters/data/reference-train"));
 }
 
 /* -- Refusals ------------------------------------------------------------------------------------------------------ */
@@ -204,6 +216,7 @@ int main(void) {
         PREFERENCE_TEST(ipo_and_smoothing_are_other_losses),
         PREFERENCE_TEST(a_run_goes_on_with_the_same_bits),
         PREFERENCE_TEST(a_reference_that_changed_is_refused),
+        PREFERENCE_TEST(another_loss_is_refused_where_a_run_goes_on),
         PREFERENCE_TEST(a_reference_of_other_weights_is_computed_again),
         PREFERENCE_TEST(new_validation_data_get_a_reference_of_the_first_weights),
         PREFERENCE_TEST(the_reference_of_adapters_is_the_model_without_them),
