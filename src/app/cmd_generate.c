@@ -216,8 +216,8 @@ const Command command_generate = {
         "given after --.\n\n"
         "smelt launch -n 2 -- generate MODEL \"prompt\" shares the cache of a long context out among two processes with a GPU each; "
         "docs/parallel.md tells more.\n\n"
-        "A model of images (flux) gets a file of encodings in place of the prompt, and makes an image for each text in it:\n"
-        "smelt generate MODEL ENCODINGS.safetensors out=latents.safetensors png=images.png vae=FOLDER; docs/flux.md tells more.\n",
+        "A model of images (flux) gets a file of encodings in place of the prompt, and makes an image for each text in it, with the "
+        "options from out= on; docs/flux.md tells more.\n",
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,
     .options_size = sizeof(GenerationOptions),

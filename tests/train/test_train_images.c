@@ -190,6 +190,17 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "it is for model.family=flux", "train data.train=x run=r flow.shift=2");
 }
 
+static void settings_of_the_flow_change_from_a_step_on_and_are_recorded(void **state) {
+    (void)state;
+    static const char *const changes[] = {"flow.mean", "flow.deviation", "flow.shift", "flow.guidance"};
+    train_images(0, "run=r stop_at=2");
+    for (int i = 0; i < 4; i++) {
+        SCOPED_FREE char *words = memory_format("train " SETTINGS "run=r stop_at=%d %s=0.5", 3 + i, changes[i]);
+        smelt_says(0, changes[i], "%s", words);
+    }
+    for (int i = 0; i < 4; i++) smelt_says(0, changes[i], "show r");
+}
+
 static void other_images_are_other_data(void **state) {
     (void)state;
     train_images(0, "run=r stop_at=5");
@@ -229,6 +240,7 @@ int main(void) {
         IMAGES_TEST(a_model_goes_out_and_comes_back),
         IMAGES_TEST(adapters_train_beside_a_folder),
         IMAGES_TEST(what_images_have_no_use_for_is_refused),
+        IMAGES_TEST(settings_of_the_flow_change_from_a_step_on_and_are_recorded),
         IMAGES_TEST(other_images_are_other_data),
         IMAGES_TEST(generation_refuses_what_it_cannot_write),
     };
