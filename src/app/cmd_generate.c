@@ -158,15 +158,11 @@ static bool take_tokens(const char *word, const ModelText *text, Comm *comm, Tok
 
 /* Refuses options that a model has no use for. */
 static bool refuse_given(const GenerationOptions *options, const char *const *names, size_t count, const char *reason, Error *error) {
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    GenerationOptions initial;
-    options_defaults(&table, &initial, &strings);
     for (size_t i = 0; i < count; i++) {
-        char given[64], usual[64];
+        char given[64];
         const Option *option = options_find(&table, names[i], strlen(names[i]));
         options_format_value(option, options, given, sizeof given);
-        options_format_value(option, &initial, usual, sizeof usual);
-        if (strcmp(given, usual) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
+        if (strcmp(given, option->initial) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
     }
     return true;
 }

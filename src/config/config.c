@@ -316,13 +316,9 @@ static bool check_flux(const ModelConfig *model, Error *error) {
 static bool check_idle_settings(const Config *config, const char *const *names, size_t count, const char *reason, Error *error) {
     for (size_t i = 0; i < count; i++) {
         const Option *option = config_find(names[i]);
-        SCOPED(options_free_strings) OptionStrings strings = {0};
-        Config initial;
-        char given[64], usual[64];
-        options_defaults(&config_table, &initial, &strings);
+        char given[64];
         options_format_value(option, config, given, sizeof given);
-        options_format_value(option, &initial, usual, sizeof usual);
-        if (strcmp(given, usual) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
+        if (strcmp(given, option->initial) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
     }
     return true;
 }
