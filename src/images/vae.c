@@ -161,7 +161,7 @@ static Map normalise(Decoding *d, const char *name, const Map *map, bool silu) {
     SCOPED_FREE float *gain = vector_of(d, name, "weight", channels), *bias = gain ? vector_of(d, name, "bias", channels) : NULL;
     if (channels % groups) refuse_tensor(d, name, "weight", "has channels that norm_num_groups does not divide");
     Map out = new_map(map->height, map->width, channels);
-    if (d->failed) return out;
+    if (d->failed || !gain || !bias) return out;
 #pragma omp parallel for schedule(static)
     for (int64_t g = 0; g < groups; g++) {
         double mean, factor;
