@@ -99,19 +99,21 @@ bool stored_check_finite(const StoredTensor *tensor, Error *error) {
                                  (long long)first, (long long)count);
 }
 
+static uint16_t half_at(const char *from, int64_t index) {
+    uint16_t half;
+    memcpy(&half, from + index * (int64_t)sizeof half, sizeof half);
+    return half;
+}
+
 void stored_to_floats(const StoredTensor *tensor, int64_t first, int64_t count, float *values) {
     const size_t bytes = stored_type_bytes(tensor->type);
     const char *from = (const char *)tensor->data + first * (int64_t)bytes;
     assert(tensor->type <= STORED_F16);
-    if (tensor->type == STORED_F32) {
-        memcpy(values, from, (size_t)count * bytes);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t half;
-        memcpy(&half, from + i * (int64_t)bytes, bytes);
-        values[i] = tensor->type == STORED_BF16 ? bf16_to_float(half) : fp16_to_float(half);
-    }
+    if (tensor->type == STORED_F32) memcpy(values, from, (size_t)count * bytes);
+    else if (tensor->type == STORED_BF16)
+        for (int64_t i = 0; i < count; i++) values[i] = bf16_to_float(half_at(from, i));
+    else
+        for (int64_t i = 0; i < count; i++) values[i] = fp16_to_float(half_at(from, i));
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */

@@ -83,7 +83,14 @@ void executor_read(const Executor *executor, TensorId id, void *to) {
 void executor_set_values(Executor *executor, TensorId tensor, int64_t first, const float *values, int64_t count) {
     size_t bytes = precision_bytes(executor->graph->precision, graph_get(executor->graph, tensor)->type);
     void *data = executor_tensor(executor, tensor);
-    for (int64_t i = 0; i < count; i++) element_set(bytes, data, first + i, values[i]);
+    switch (bytes) { /* loops with a constant size vectorise */
+    case sizeof(float): memcpy((float *)data + first, values, (size_t)count * bytes); break;
+    case sizeof(uint16_t):
+        for (int64_t i = 0; i < count; i++) element_set(sizeof(uint16_t), data, first + i, values[i]);
+        break;
+    default:
+        for (int64_t i = 0; i < count; i++) element_set(bytes, data, first + i, values[i]);
+    }
 }
 
 void executor_set_scalar(Executor *executor, TensorId tensor, double value) {

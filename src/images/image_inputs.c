@@ -63,16 +63,29 @@ static void from_tokens(const float *tokens, int64_t height, int64_t width, int6
             for (int64_t x = 0; x < width; x++) *latents++ = tokens[place_in_tokens(c, y, x, width, channels)];
 }
 
-/* Fills all rows of sample `at` of an input with a value. */
-static void fill(const Model *model, Executor *executor, TensorId tensor, int64_t at, float value) {
-    int64_t count = graph_elements(model->graph, tensor) / model->sequences;
-    for (int64_t i = 0; i < count; i++) executor_set_values(executor, tensor, at * count + i, &value, 1);
+/* Fills `rows` rows of an input from row `first` on with a value. */
+static void fill(const Model *model, Executor *executor, TensorId tensor, int64_t first, int64_t rows, float value) {
+    int64_t columns = graph_columns(model->graph, tensor);
+    SCOPED_FREE float *row = memory_allocate((size_t)columns * sizeof *row);
+    for (int64_t i = 0; i < columns; i++) row[i] = value;
+    for (int64_t r = first; r < first + rows; r++) executor_set_values(executor, tensor, r * columns, row, columns);
 }
 
-/* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input. */
+/* Fills all rows of sample `at` of an input with zeros. */
+static void clear(const Model *model, Executor *executor, TensorId tensor, int64_t at) {
+    int64_t rows = graph_rows(model->graph, tensor) / model->sequences;
+    fill(model, executor, tensor, at * rows, rows, 0);
+}
+
+/* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input of the COMPUTE type. */
 static void put_stored(const Model *model, Executor *executor, TensorId tensor, int64_t at, const StoredTensor *stored, int64_t row) {
     enum { CHUNK = 4096 };
     int64_t count = graph_elements(model->graph, tensor) / model->sequences;
+    if (stored->type == STORED_BF16 && precision_is_bf16(model->graph->precision)) { /* as it is, which is most of what is read */
+        uint16_t *to = executor_tensor(executor, tensor);
+        memcpy(to + at * count, (const char *)stored->data + row * count * (int64_t)sizeof *to, (size_t)count * sizeof *to);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < count; first += CHUNK) {
         float values[CHUNK];
@@ -135,24 +148,25 @@ void image_take_latents(const Model *model, const float *rows, int64_t at, int64
     from_tokens(rows + (at * room(model) + first_token(model, height, width)) * channels, height, width, channels, latents);
 }
 
+/* Of each token from `first` on; there is none before. */
 static void put_weights(const Model *model, Executor *executor, int64_t at, int64_t first) {
-    float weight = 1 / (float)(room(model) - first);
-    fill(model, executor, model->image.weights, at, 0);
-    for (int64_t i = first; i < room(model); i++) executor_set_values(executor, model->image.weights, at * room(model) + i, &weight, 1);
+    int64_t begin = at * room(model), tokens = room(model) - first;
+    fill(model, executor, model->image.weights, begin, first, 0);
+    fill(model, executor, model->image.weights, begin + first, tokens, 1 / (float)tokens);
 }
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */
 
-/* What an image of fewer tokens leaves empty holds numbers of another sample: zeros take their place, since NaN would
- * not stay in its row. */
-static void clear_images(const Model *model, Executor *executor, int64_t at) {
-    fill(model, executor, model->image.latents, at, 0);
-    if (model->image.target) fill(model, executor, model->image.target, at, 0);
+/* The first rows, which an image of fewer tokens leaves empty, hold numbers of another sample: zeros take their place, since
+ * NaN would not stay in its row. */
+static void clear_images(const Model *model, Executor *executor, int64_t at, int64_t rows) {
+    fill(model, executor, model->image.latents, at * room(model), rows, 0);
+    if (model->image.target) fill(model, executor, model->image.target, at * room(model), rows, 0);
 }
 
 void image_put_prompt(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample, int64_t height,
     int64_t width, double guidance) {
-    clear_images(model, executor, at);
+    clear_images(model, executor, at, first_token(model, height, width));
     put_grid(model, executor, at, height, width);
     put_text(model, executor, at, set, sample);
     put_guidance(model, executor, at, guidance);
@@ -178,11 +192,11 @@ void image_put_sample(const Model *model, Executor *executor, int64_t at, const 
 }
 
 void image_put_nothing(const Model *model, Executor *executor, int64_t at) {
-    clear_images(model, executor, at);
+    clear_images(model, executor, at, room(model));
     put_grid(model, executor, at, PATCH, PATCH);
-    fill(model, executor, model->image.text, at, 0);
-    fill(model, executor, model->image.pooled, at, 0);
-    fill(model, executor, model->image.weights, at, 0);
+    clear(model, executor, model->image.text, at);
+    clear(model, executor, model->image.pooled, at);
+    clear(model, executor, model->image.weights, at);
     put_guidance(model, executor, at, 0);
     image_put_time(model, executor, at, 0);
 }

@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include "backend/backend.h"
+#include "base/element.h"
 #include "base/file.h"
 #include "base/scope.h"
 #include "images/images.h"
@@ -204,6 +205,50 @@ static void files_of_other_shapes_are_refused_by_tensor(void **state) {
     refused("empty", ENCODINGS_TRAIN, "no .safetensors files");
 }
 
+/* Numbers below 256, which bf16 has. */
+static void encodings_in_any_type_fill_the_same_inputs(void **state) {
+    (void)state;
+    const ModelConfig config = {.family = FAMILY_FLUX,
+        .layers = 1,
+        .width = 8,
+        .heads = 1,
+        .kv_heads = 1,
+        .head_dim = 8,
+        .ffn = 8,
+        .channels = 8,
+        .text_tokens = 3,
+        .text_width = 4,
+        .pooled_width = 5,
+        .rope_first = 4,
+        .rope_theta = 1e4,
+        .norm_epsilon = 1e-6};
+    static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16, PRECISION_FP64};
+    write_encodings("wide.safetensors", 2, 2, 4, 6, 3, false);
+    write_encodings("half.safetensors", 2, 2, 4, 6, 3, true);
+    for (int p = 0; p < 3; p++) {
+        static const char *const files[] = {"wide.safetensors", "half.safetensors"};
+        Model model = model_build(&config, precisions[p], MODEL_EVALUATE, 3, 8 + 3, RECOMPUTE_NONE);
+        Plan plan;
+        Executor *executors[2];
+        for (int f = 0; f < 2; f++) {
+            Error error = {0};
+            SCOPED(encodings_close) EncodingSet set;
+            executors[f] = check_executor(model.graph, &plan);
+            assert_true(encodings_open(&set, files[f], &config, ENCODINGS_TRAIN, &error));
+            image_put_sample(&model, executors[f], 0, &(ImageSample){.set = &set, .sample = 1, .time = 0.25});
+            image_put_sample(&model, executors[f], 1, &(ImageSample){.set = &set, .sample = 0, .time = 0.75});
+            image_put_nothing(&model, executors[f], 2);
+        }
+        assert_memory_equal(executor_arena(executors[0], ARENA_INPUT), executor_arena(executors[1], ARENA_INPUT), plan.bytes[ARENA_INPUT]);
+        size_t bytes = precision_bytes(precisions[p], TYPE_COMPUTE);
+        const void *text = executor_tensor(executors[1], model.image.text), *pooled = executor_tensor(executors[1], model.image.pooled);
+        for (int i = 0; i < 12; i++) assert_true(element_get(bytes, text, i) == 12 + i && element_get(bytes, text, 12 + i) == i);
+        for (int i = 0; i < 5; i++) assert_true(element_get(bytes, pooled, i) == 5 + i && element_get(bytes, pooled, 10 + i) == 0);
+        for (int f = 0; f < 2; f++) executor_free(executors[f]);
+        model_free(&model);
+    }
+}
+
 /* -- Noise and time ------------------------------------------------------------------------------------------------ */
 
 static void noise_depends_on_seed_sample_and_epoch(void **state) {
@@ -292,6 +337,7 @@ int main(void) {
         cmocka_unit_test(a_decoder_of_another_kind_is_refused),
         IN_FOLDER(a_folder_is_one_set_of_its_files),
         IN_FOLDER(files_of_other_shapes_are_refused_by_tensor),
+        IN_FOLDER(encodings_in_any_type_fill_the_same_inputs),
         cmocka_unit_test(noise_depends_on_seed_sample_and_epoch),
         cmocka_unit_test(times_are_logit_normal_and_shifted),
         IN_FOLDER(pictures_become_one_png),
