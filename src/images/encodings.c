@@ -85,22 +85,15 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
     return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
 }
 
-bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model, EncodingUse use, Error *error) {
+static bool open_files(EncodingSet *set, const ModelConfig *model, EncodingUse use, Error *error) {
     SCOPED(file_list_free) FileList paths = {0};
-    *set = (EncodingSet){.path = memory_copy_string(path)};
-    if (model->channels % 4)
-        return error_set(
-            error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
-    if (!list_files(path, &paths, error)) return error_recode(error, ERROR_DATA);
+    if (!list_files(set->path, &paths, error)) return error_recode(error, ERROR_DATA);
     set->files = memory_allocate(paths.count * sizeof *set->files);
     set->first_sample = memory_allocate((paths.count + 1) * sizeof *set->first_sample);
     for (size_t i = 0; i < paths.count; i++) {
         EncodingFile *file = &set->files[set->file_count++];
         int64_t text = use == ENCODINGS_TRAIN ? model->text_tokens : i ? set->text_tokens : -1;
-        if (!open_file(file, paths.entries[i].name, model, use, text, error)) {
-            encodings_close(set);
-            return false;
-        }
+        if (!open_file(file, paths.entries[i].name, model, use, text, error)) return false;
         int64_t tokens = file->height / 2 * (file->width / 2);
         if (tokens > set->most_tokens) set->most_tokens = tokens;
         set->samples += file->samples;
@@ -108,6 +101,17 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
         set->first_sample[set->file_count] = set->samples;
     }
     return true;
+}
+
+bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model, EncodingUse use, Error *error) {
+    *set = (EncodingSet){0};
+    if (model->channels % 4)
+        return error_set(
+            error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
+    set->path = memory_copy_string(path);
+    if (open_files(set, model, use, error)) return true;
+    encodings_close(set);
+    return false;
 }
 
 void encodings_close(EncodingSet *set) {
