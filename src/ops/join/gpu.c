@@ -1,44 +1,65 @@
-/* join and split on a GPU: a thread copies 16 bytes of the whole, or 2 where parts or addresses do not allow more. No
- * scratch. */
+/* join and split on a GPU: blocks go through the units of their group, of 16 bytes, or of 2 where parts or addresses do not allow
+ * more. A thread has several on their way at once, as memory wants. No scratch. */
 #include "backend/gpu/vector.h"
 
-enum { MOST_PARTS = 8 };
+enum { MOST_PARTS = 8, UNITS_EACH = 4, BLOCK_UNITS = UNITS_EACH * TILE_THREADS };
 
 typedef struct JoinArguments {
     char GLOBAL *whole;
     char GLOBAL *parts[MOST_PARTS]; /* NULL: zeros, or not wanted */
     int64_t ends[MOST_PARTS];       /* of the parts in a group, in units */
-    int64_t units;                  /* of the whole */
+    int64_t step;                   /* of a block, to its next units in the group */
     int32_t count, to_parts;
 } JoinArguments;
 
 #ifdef GPU_DEVICE
 
-INLINE void copy_place(char GLOBAL *to, const char GLOBAL *from, bool there, const int bytes) {
-    if (bytes == 16) *(u32x4 GLOBAL *)to = there ? *(const u32x4 GLOBAL *)from : (u32x4){0, 0, 0, 0};
-    else *(bf16 GLOBAL *)to = there ? *(const bf16 GLOBAL *)from : (bf16)0;
-}
-
-INLINE void join_unit(const JoinArguments *a, const int bytes) {
-    int64_t i = (int64_t)block_x() * TILE_THREADS + thread_id(), begin = 0;
-    if (i >= a->units) return;
-    int64_t group = i / a->ends[a->count - 1], at = i % a->ends[a->count - 1];
-    char GLOBAL *whole = a->whole + i * bytes, *part = a->parts[0];
-    int64_t end = a->ends[0];
+/* Where unit `at` of the group lies in its part; 0: the part is absent. */
+INLINE char GLOBAL *part_place(const JoinArguments *a, int64_t group, int64_t at, const int bytes) {
+    char GLOBAL *part = a->parts[0];
+    int64_t begin = 0, end = a->ends[0];
     for (int p = 1; p < a->count && at >= end; p++) begin = end, end = a->ends[p], part = a->parts[p];
-    char GLOBAL *place = part + (group * (end - begin) + at - begin) * bytes;
-    if (!a->to_parts) copy_place(whole, place, part != 0, bytes);
-    else if (part) copy_place(place, whole, true, bytes);
+    return part ? part + (group * (end - begin) + at - begin) * bytes : 0;
 }
 
-KERNEL(join_16, JoinArguments) { join_unit(&a, 16); }
-KERNEL(join_2, JoinArguments) { join_unit(&a, 2); }
+INLINE u32x4 load_unit(const char GLOBAL *from, const int bytes) {
+    if (!from) return (u32x4){0, 0, 0, 0};
+    return bytes == 16 ? *(const u32x4 GLOBAL *)from : (u32x4){*(const uint16_t GLOBAL *)from, 0, 0, 0};
+}
+
+INLINE void store_unit(char GLOBAL *to, u32x4 unit, const int bytes) {
+    if (bytes == 16) *(u32x4 GLOBAL *)to = unit;
+    else *(uint16_t GLOBAL *)to = (uint16_t)unit[0];
+}
+
+INLINE void join_group(const JoinArguments *a, const int bytes) {
+    int64_t group = block_x(), size = a->ends[a->count - 1];
+    char GLOBAL *whole = a->whole + group * size * bytes;
+    for (int64_t first = (int64_t)block_y() * BLOCK_UNITS + thread_id(); first < size; first += a->step) {
+        char GLOBAL *to[UNITS_EACH];
+        u32x4 units[UNITS_EACH];
+        UNROLL for (int e = 0; e < UNITS_EACH; e++) {
+            int64_t at = first + e * TILE_THREADS;
+            bool inside = at < size;
+            char GLOBAL *place = inside ? part_place(a, group, at, bytes) : 0;
+            char GLOBAL *own = inside ? whole + at * bytes : 0;
+            to[e] = a->to_parts ? place : own;
+            units[e] = load_unit(a->to_parts ? own : place, bytes);
+        }
+        UNROLL for (int e = 0; e < UNITS_EACH; e++) if (to[e]) store_unit(to[e], units[e], bytes);
+    }
+}
+
+KERNEL(join_16, JoinArguments) { join_group(&a, 16); }
+KERNEL(join_2, JoinArguments) { join_group(&a, 2); }
 
 #else
 
 #include "ops/join/join.h"
 
 LAUNCHERS(join, JoinArguments, join_16, join_2)
+
+enum { MOST_BLOCKS = 32768 }; /* of a group: launches have fewer than 65,536 along y */
 
 static void copy_runs(const OpCall *call, void *whole, void *const *parts, bool to_parts) {
     const JoinAttributes *attributes = call->attributes;
@@ -51,8 +72,9 @@ static void copy_runs(const OpCall *call, void *whole, void *const *parts, bool 
         arguments.parts[i] = parts[i];
         arguments.ends[i] = all += attributes->elements[i] * element / unit;
     }
-    arguments.units = all * attributes->groups;
-    launch_join(call->device, unit == 2, (LaunchShape){.x = divide_up(arguments.units, TILE_THREADS), .threads = TILE_THREADS}, &arguments);
+    int64_t blocks = int_min(divide_up(all, BLOCK_UNITS), MOST_BLOCKS);
+    arguments.step = blocks * BLOCK_UNITS;
+    launch_join(call->device, unit == 2, (LaunchShape){.x = attributes->groups, .y = blocks, .threads = TILE_THREADS}, &arguments);
 }
 
 GPU_OP(join) { copy_runs(call, call->out[JOIN_WHOLE], call->in + JOIN_PART, false); }
