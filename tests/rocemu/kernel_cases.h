@@ -10,6 +10,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cca/cca.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/join/join.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 #include "ops/moe/moe.h"
@@ -103,6 +104,15 @@ static inline void build_swiglu_case(Check *check, const void *argument) {
 }
 static inline void run_swiglu(const KernelCase *c) { check_launch(build_swiglu_case, c, true); }
 
+/* Rows of an image, and an eighth as many of its text, become one sequence; the gradient takes them apart. */
+static inline void build_join_case(Check *check, const void *argument) {
+    const KernelCase *c = argument;
+    int64_t image[] = {c->rows, c->in}, text[] = {c->rows / 8, c->in};
+    TensorId parts[] = {check_input(check, TYPE_COMPUTE, 2, image, 0, 1), check_input(check, TYPE_COMPUTE, 2, text, 0, 1)};
+    check_output(check, op_join_rows(check->graph, parts, 2, 1));
+}
+static inline void run_join(const KernelCase *c) { check_launch(build_join_case, c, true); }
+
 static inline void build_rope_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
     RopeSpec spec = {.theta = 10000, .dimensions = c->heads.head_dim, .positions = c->in, .factor = 1};
@@ -192,6 +202,8 @@ static const KernelCase kernel_cases[] = {
     {"llama-8b swiglu", run_swiglu, .rows = 8192, .in = 14336},
     {"swiglu small", run_swiglu, .rows = 2048, .in = 2048, .small = true},
     {"llama-8b rope", run_rope, .rows = 8192, .in = 8192, .heads = HEADS_8B},
+    {"flux join", run_join, .rows = 4096, .in = 9216},
+    {"join small", run_join, .rows = 1024, .in = 1024, .small = true},
     {"zaya1 cca", run_cca, .rows = 16384, .in = 4096, .heads = HEADS_ZAYA},
     {"cca small", run_cca, .rows = 2048, .in = 2048, .heads = HEADS_ZAYA, .small = true},
     {"adamw 256M", run_adamw, .rows = 16384, .in = 16384},

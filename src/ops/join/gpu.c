@@ -8,17 +8,19 @@ typedef struct JoinArguments {
     char GLOBAL *whole;
     char GLOBAL *parts[MOST_PARTS]; /* NULL: zeros, or not wanted */
     int64_t ends[MOST_PARTS];       /* of the parts in a group, in units */
-    int64_t step;                   /* of a block, to its next units in the group */
+    int64_t units, step;            /* of a group; of a block, to its next units in the group */
     int32_t count, to_parts;
 } JoinArguments;
 
 #ifdef GPU_DEVICE
 
-/* Where unit `at` of the group lies in its part; 0: the part is absent. */
+/* Where unit `at` of the group lies in its part; 0: the part is absent. Indices of arguments are constants: for others NVIDIA's
+ * threads copy all arguments to memory of their own first. */
 INLINE char GLOBAL *part_place(const JoinArguments *a, int64_t group, int64_t at, const int bytes) {
     char GLOBAL *part = a->parts[0];
     int64_t begin = 0, end = a->ends[0];
-    for (int p = 1; p < a->count && at >= end; p++) begin = end, end = a->ends[p], part = a->parts[p];
+    UNROLL for (int p = 1; p < MOST_PARTS; p++) if (p < a->count && at >= a->ends[p - 1]) begin = a->ends[p - 1], end = a->ends[p],
+                                                                                          part = a->parts[p];
     return part ? part + (group * (end - begin) + at - begin) * bytes : 0;
 }
 
@@ -33,14 +35,14 @@ INLINE void store_unit(char GLOBAL *to, u32x4 unit, const int bytes) {
 }
 
 INLINE void join_group(const JoinArguments *a, const int bytes) {
-    int64_t group = block_x(), size = a->ends[a->count - 1];
-    char GLOBAL *whole = a->whole + group * size * bytes;
-    for (int64_t first = (int64_t)block_y() * BLOCK_UNITS + thread_id(); first < size; first += a->step) {
+    int64_t group = block_x();
+    char GLOBAL *whole = a->whole + group * a->units * bytes;
+    for (int64_t first = (int64_t)block_y() * BLOCK_UNITS + thread_id(); first < a->units; first += a->step) {
         char GLOBAL *to[UNITS_EACH];
         u32x4 units[UNITS_EACH];
         UNROLL for (int e = 0; e < UNITS_EACH; e++) {
             int64_t at = first + e * TILE_THREADS;
-            bool inside = at < size;
+            bool inside = at < a->units;
             char GLOBAL *place = inside ? part_place(a, group, at, bytes) : 0;
             char GLOBAL *own = inside ? whole + at * bytes : 0;
             to[e] = a->to_parts ? place : own;
@@ -73,6 +75,7 @@ static void copy_runs(const OpCall *call, void *whole, void *const *parts, bool 
         arguments.ends[i] = all += attributes->elements[i] * element / unit;
     }
     int64_t blocks = int_min(divide_up(all, BLOCK_UNITS), MOST_BLOCKS);
+    arguments.units = all;
     arguments.step = blocks * BLOCK_UNITS;
     launch_join(call->device, unit == 2, (LaunchShape){.x = attributes->groups, .y = blocks, .threads = TILE_THREADS}, &arguments);
 }
