@@ -90,19 +90,21 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     fprintf(file, "assumptions\n");
     if (cluster->measured)
         fprintf(file, "- calibrated by %s: its GEMMs by the nearest shape, all else in proportion\n", cluster->measured->source);
+    static const char *const sources[] = {[RATES_SCALED] = "rates of the H100 in proportion to the best GEMM and copy of this processor",
+        [RATES_MODELLED] = "rates of smelt's kernels in a cycle model (docs/amd.md), none above the best GEMM that is known",
+        [RATES_MEASURED] = "rates measured with smelt on this processor"};
     fprintf(file,
         "- %s: GEMMs %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "
         "TB/s\n",
-        hardware->measured ? "rates measured with smelt on this processor"
-                           : "rates of the H100 in proportion to the best GEMM and copy of this processor",
-        1e-12 * rates->gemm, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient, 1e-12 * rates->memory,
-        1e-12 * rates->optimizer);
-    if (hardware->best_bf16 <= 0) fprintf(file, "- no measured GEMM of this processor is known: 0.6 of its peak\n");
+        sources[hardware->source], 1e-12 * rates->gemm, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient,
+        1e-12 * rates->memory, 1e-12 * rates->optimizer);
+    if (hardware->best_bf16 <= 0)
+        fprintf(file, "- no measured GEMM of this processor is known%s\n", hardware->source == RATES_SCALED ? ": 0.6 of its peak" : "");
     if (config->model.fp8.recipe != FP8_NONE)
         fprintf(file, "- GEMMs in fp8 take 1/%.2f of their time in bf16, casts the time of their bytes%s\n", hardware->fp8_gain,
-            hardware->kind == DEVICE_CPU ? "; a CPU computes them in fp32"
-            : hardware->measured         ? ""
-                                         : "; the gain is an H100's in proportion to the peaks of the data sheets");
+            hardware->kind == DEVICE_CPU         ? "; a CPU computes them in fp32"
+            : hardware->source == RATES_MEASURED ? ""
+                                                 : "; the gain is an H100's in proportion to the peaks of the data sheets");
     if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))
         fprintf(file, "- smelt has no kernels of fp8 for this processor yet: training there refuses fp8.recipe\n");
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");

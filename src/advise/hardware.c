@@ -55,7 +55,7 @@ static const Hardware table[] = {
     {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
     {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
     {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), FP8(1978.9), MEMORY(79.2, 3.35, 2.98),
-        LINKS(450, 351, 50), .measured = true},
+        LINKS(450, 351, 50), .source = RATES_MEASURED},
     {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19),
         LINKS(450, 351, 50)},
     /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
@@ -81,9 +81,26 @@ static const double h100_fp8_gain = 1.73, cpu_fp8_gain = 0.5;
 /* The row whose rates were measured. */
 static const Hardware *measured_row(void) {
     const Hardware *row = table;
-    while (!row->measured) row++;
+    while (row->source != RATES_MEASURED) row++;
     return row;
 }
+
+/* What smelt's kernels reach in the cycle model of AMD's GPUs (`make amd-model`, docs/amd.md): of the matrix units' peak, in
+ * FLOPs as op_cost counts them, and of what copies reach. GEMMs: what 8192 cubed has, but for its last, partly filled wave;
+ * head, experts: GEMMs of Llama 3.2 1B's and of ZAYA1-8B's shapes, likewise; attention: heads of 128, 4,096 tokens. */
+typedef struct ModelledShares {
+    const char *target;
+    double gemm, head, experts, expert_weights, attention, attention_gradient, memory, optimizer;
+} ModelledShares;
+
+static const ModelledShares modelled[] = {
+    {"gfx942", 0.90, 0.55, 0.60, 0.60, 0.41, 0.25, 0.85, 0.90},
+    {"gfx950", 0.90, 0.55, 0.60, 0.60, 0.41, 0.25, 0.85, 0.90},
+    {"gfx90a", 0.90, 0.55, 0.60, 0.60, 0.41, 0.25, 0.85, 0.90},
+};
+
+/* The model leaves out that clocks fall under load: GEMMs of HipKittens' structure take 0.87 of the rate that it gives them. */
+static const double loaded_clock = 0.87;
 
 static void multiply_rates(Rates *rates, double compute, double memory) {
     double *const computing[] = {
@@ -93,12 +110,47 @@ static void multiply_rates(Rates *rates, double compute, double memory) {
     rates->optimizer *= memory;
 }
 
-/* A processor on which smelt was not measured keeps the ratios of the H100: of each rate to its best GEMM or copy. */
+static double usual_gemm(const Hardware *hardware) {
+    const double share = 0.6; /* of the peak; MI300X 0.54, H100 0.79 */
+    return hardware->best_bf16 > 0 ? hardware->best_bf16 : share * hardware->peak_bf16;
+}
+static double usual_copy(const Hardware *hardware) {
+    const double share = 0.85; /* of the peak; MI300X 0.82, H100 0.89 */
+    return hardware->best_bandwidth > 0 ? hardware->best_bandwidth : share * hardware->bandwidth;
+}
+
+/* A processor on which smelt was neither measured nor modelled keeps the ratios of the H100: of each rate to its best GEMM or
+ * copy. */
 static void scale_rates(Hardware *hardware) {
-    const double usual_best = 0.6, usual_copy = 0.85; /* of peaks; MI300X 0.54, 0.82; H100 0.79, 0.89 */
-    double gemm = hardware->best_bf16 > 0 ? hardware->best_bf16 : usual_best * hardware->peak_bf16;
-    double copy = hardware->best_bandwidth > 0 ? hardware->best_bandwidth : usual_copy * hardware->bandwidth;
-    multiply_rates(&hardware->rates, gemm / measured_row()->best_bf16, copy / measured_row()->best_bandwidth);
+    multiply_rates(
+        &hardware->rates, usual_gemm(hardware) / measured_row()->best_bf16, usual_copy(hardware) / measured_row()->best_bandwidth);
+}
+
+static const ModelledShares *modelled_shares(const char *target) {
+    for (size_t i = 0; target && i < sizeof modelled / sizeof *modelled; i++)
+        if (!strcmp(target, modelled[i].target)) return &modelled[i];
+    return NULL;
+}
+
+/* FLOP/s of a share of the peak, which are no more than the best GEMM that was measured. */
+static double modelled_rate(const Hardware *hardware, double share) {
+    double rate = loaded_clock * share * hardware->peak_bf16;
+    return hardware->best_bf16 > 0 ? fmin(rate, hardware->best_bf16) : rate;
+}
+
+static void take_modelled_rates(Hardware *hardware, const ModelledShares *shares) {
+    const double length = 4096; /* of the attention that was modelled */
+    Rates *rates = &hardware->rates;
+    rates->gemm = modelled_rate(hardware, shares->gemm);
+    rates->head = modelled_rate(hardware, shares->head);
+    rates->experts = modelled_rate(hardware, shares->experts);
+    rates->expert_weights = modelled_rate(hardware, shares->expert_weights);
+    rates->muon = rates->gemm * h100_rates.muon / h100_rates.gemm;
+    rates->attention = modelled_rate(hardware, shares->attention * (1 + rates->attention_rows / length));
+    rates->attention_gradient = modelled_rate(hardware, shares->attention_gradient * (1 + rates->attention_gradient_rows / length));
+    rates->memory = shares->memory * usual_copy(hardware);
+    rates->optimizer = shares->optimizer * usual_copy(hardware);
+    hardware->source = RATES_MODELLED;
 }
 
 void hardware_calibrate(Hardware *hardware, double gemm, double copy) {
@@ -119,7 +171,7 @@ static void describe_machine(Hardware *cpu) {
     cpu->best_bandwidth *= cpu->processors;
 }
 
-/* The row `index`, with what it says in proportion to this machine or to the H100. */
+/* The row `index`, completed by what this machine has, what was modelled, or the H100 in proportion. */
 static Hardware complete_row(int index) {
     Hardware hardware = table[index];
     hardware.rates = h100_rates;
@@ -128,7 +180,9 @@ static Hardware complete_row(int index) {
     const Hardware *known = measured_row();
     double ratio = hardware.peak_fp8 / hardware.peak_bf16, known_ratio = known->peak_fp8 / known->peak_bf16;
     hardware.fp8_gain = hardware.kind == DEVICE_CPU ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
-    if (!hardware.measured) scale_rates(&hardware);
+    const ModelledShares *shares = modelled_shares(hardware.target);
+    if (shares) take_modelled_rates(&hardware, shares);
+    else if (hardware.source == RATES_SCALED) scale_rates(&hardware);
     return hardware;
 }
 

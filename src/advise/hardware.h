@@ -20,6 +20,12 @@ typedef struct Rates {
     double launch;                                      /* seconds between two operations */
 } Rates;
 
+typedef enum RatesSource {
+    RATES_SCALED,   /* those of the H100, in proportion to the best GEMM and copy */
+    RATES_MODELLED, /* of smelt's kernels in the cycle model of AMD's GPUs (docs/amd.md) */
+    RATES_MEASURED, /* with smelt, on this processor */
+} RatesSource;
+
 typedef struct Hardware {
     const char *name, *title; /* as in gpu=mi300x; for people */
     const char *target;       /* as of a device; NULL: a CPU */
@@ -41,7 +47,7 @@ typedef struct Hardware {
     double network;                   /* bytes/s of a GPU to other nodes, as the cards of usual clusters allow */
     double runtime;                   /* bytes that driver and libraries take of its memory */
     Rates rates;
-    bool measured; /* rates were measured with smelt; else they are another processor's, in proportion */
+    RatesSource source; /* of the rates */
 } Hardware;
 
 /* A copy of the row `name`, ERROR_USAGE with all names when there is none. "cpu" is described for the cores and
