@@ -312,13 +312,20 @@ static bool check_flux(const ModelConfig *model, Error *error) {
     return true;
 }
 
-/* Refuses settings that a family makes no use of, where they are given. */
-static bool check_idle_settings(const Config *config, const char *const *names, size_t count, const char *reason, Error *error) {
-    for (size_t i = 0; i < count; i++) {
-        const Option *option = config_find(names[i]);
-        char given[64];
-        options_format_value(option, config, given, sizeof given);
-        if (strcmp(given, option->initial) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
+/* Refuses the settings `names`, a list that NULL ends, where they have another value than their first: they are for `owner`, and
+ * would have no effect here. A name that ends in a point is that of a group. */
+static bool check_idle(const Config *config, const char *const *names, const char *owner, Error *error) {
+    for (; *names; names++) {
+        bool group = (*names)[strlen(*names) - 1] == '.';
+        for (size_t i = 0; i < config_table.count; i++) {
+            const Option *option = &config_table.rows[i];
+            char given[64];
+            if (group ? !starts_with(option->name, *names) : strcmp(option->name, *names) != 0) continue;
+            options_format_value(option, config, given, sizeof given);
+            if (strcmp(given, option->initial) != 0)
+                return error_set(error, ERROR_USAGE, "%s=%s is for %s: give that, or %s%s%s", option->name, given, owner,
+                    *option->initial ? option->name : "leave it out", *option->initial ? "=" : "", option->initial);
+        }
     }
     return true;
 }
@@ -327,19 +334,15 @@ static bool check_idle_settings(const Config *config, const char *const *names, 
 static bool check_images(const Config *config, Error *error) {
     static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
         "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
-        "model.rope_fraction", "model.rope_factor", "model.tied"};
-    static const char *const of_images[] = {"flow.mean", "flow.deviation", "flow.shift", "flow.guidance"};
-    const char *const guidance = "flow.guidance";
-    bool images = config->model.family == FAMILY_FLUX;
-    if (!images) return check_idle_settings(config, of_images, sizeof of_images / sizeof *of_images, "it is for model.family=flux", error);
+        "model.rope_fraction", "model.rope_factor", "model.tied", NULL};
+    static const char *const of_images[] = {"flow.", NULL}, *const of_guided[] = {"flow.guidance", NULL};
+    if (config->model.family != FAMILY_FLUX) return check_idle(config, of_images, "model.family=flux", error);
     if (config->data.length <= config->model.text_tokens)
         return error_set(error, ERROR_USAGE,
             "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
             (long long)config->data.length, (long long)config->model.text_tokens);
-    if (!config->model.guidance && !check_idle_settings(config, &guidance, 1, "model.guidance=false embeds no guidance", error))
-        return false;
-    return check_idle_settings(
-        config, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and model.family=flux makes images", error);
+    return (config->model.guidance || check_idle(config, of_guided, "model.guidance=true", error)) &&
+           check_idle(config, of_text, "models of text, and model.family=flux makes images", error);
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {
@@ -510,24 +513,12 @@ bool config_has_uneven_rows(const Config *config) {
 
 void config_recipe_name(const Config *config, char name[16]) { options_format_value(config_find("fp8.recipe"), config, name, 16); }
 
-/* Settings that only a run with fp8.recipe, or with delayed scaling, uses. */
-static bool check_idle_fp8(const Config *config, Error *error) {
-    const Fp8Config *fp8 = &config->model.fp8;
-    const char *min_size = config_find("fp8.min_size")->initial, *length = config_find("fp8.amax_history_len")->initial;
-    if (fp8->recipe == FP8_NONE && fp8->min_size != strtod(min_size, NULL))
-        return error_set(
-            error, ERROR_USAGE, "fp8.min_size=%g is for a run with fp8.recipe: give one, or fp8.min_size=%s", fp8->min_size, min_size);
-    if (fp8->recipe == FP8_NONE && fp8->keep_weights)
-        return error_set(error, ERROR_USAGE, "fp8.keep_weights=true is for a run with fp8.recipe: give one, or fp8.keep_weights=false");
-    if (fp8->scaling == FP8_DYNAMIC && fp8->amax_history_len != strtoll(length, NULL, 10))
-        return error_set(error, ERROR_USAGE, "fp8.amax_history_len=%lld is for a run with fp8.scaling=delayed: give it, or %s=%s",
-            (long long)fp8->amax_history_len, "fp8.amax_history_len", length);
-    return true;
-}
-
 static bool check_fp8(const Config *config, Error *error) {
+    static const char *const of_recipes[] = {"fp8.min_size", "fp8.keep_weights", NULL}, *const of_delayed[] = {
+                                                                                            "fp8.amax_history_len", NULL};
     const Fp8Config *fp8 = &config->model.fp8;
-    if (!check_idle_fp8(config, error)) return false;
+    if (fp8->recipe == FP8_NONE && !check_idle(config, of_recipes, "a run with fp8.recipe", error)) return false;
+    if (fp8->scaling == FP8_DYNAMIC && !check_idle(config, of_delayed, "a run with fp8.scaling=delayed", error)) return false;
     if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR)
         return error_set(error, ERROR_USAGE,
             "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor with it, or fp8.scaling=dynamic");
@@ -536,32 +527,13 @@ static bool check_fp8(const Config *config, Error *error) {
         "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
 }
 
-/* Without lora.rank all weights are trained, which is not what someone wants who gives another setting of adapters. */
-static bool check_idle_lora(const Config *config, Error *error) {
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    Config initial;
-    if (config->lora.rank) return true;
-    options_defaults(&config_table, &initial, &strings);
-    for (size_t i = 0; i < config_table.count; i++) {
-        const Option *option = &config_table.rows[i];
-        char value[64], usual[64];
-        if (!starts_with(option->name, "lora.")) continue;
-        options_format_value(option, config, value, sizeof value);
-        options_format_value(option, &initial, usual, sizeof usual);
-        if (strcmp(value, usual) != 0)
-            return error_set(error, ERROR_USAGE,
-                "%s=%s is for a run with lora.rank, and without it all weights are trained: give it, or leave %s%s%s", option->name, value,
-                option->name, *usual ? "=" : " out", usual);
-    }
-    return true;
-}
-
 static bool check_lora(const Config *config, Error *error) {
+    static const char *const of_adapters[] = {"lora.", NULL};
     const LoraConfig *lora = &config->lora;
-    if (!check_idle_lora(config, error)) return false;
+    if (!lora->rank) return check_idle(config, of_adapters, "a run with lora.rank, and without it all weights are trained", error);
     if (lora->start[0] && lora->experts == LORA_SHARED)
         return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
-    if (lora->rank && lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
+    if (lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
         return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
             config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
     return lora_check_list(lora, error);
@@ -569,17 +541,11 @@ static bool check_lora(const Config *config, Error *error) {
 
 /* What pairs of answers need, and settings that only they use. */
 static bool check_preference(const Config *config, Error *error) {
-    const PreferenceConfig *preference = &config->model.preference;
-    const char *beta = config_find("preference.beta")->initial;
-    bool none = preference->loss == PREFERENCE_NONE;
-    if (none && preference->beta != strtod(beta, NULL))
-        return error_set(error, ERROR_USAGE, "preference.beta=%g is for a run with preference.loss: give one, or preference.beta=%s",
-            preference->beta, beta);
-    if (preference->loss != PREFERENCE_DPO && preference->label_smoothing > 0)
-        return error_set(error, ERROR_USAGE,
-            "preference.label_smoothing=%g is for preference.loss=dpo: give it, or preference.label_smoothing=0",
-            preference->label_smoothing);
-    if (none) return true;
+    static const char *const of_pairs[] = {"preference.beta", NULL}, *const of_dpo[] = {"preference.label_smoothing", NULL};
+    int loss = config->model.preference.loss;
+    if (loss == PREFERENCE_NONE && !check_idle(config, of_pairs, "a run with preference.loss", error)) return false;
+    if (loss != PREFERENCE_DPO && !check_idle(config, of_dpo, "preference.loss=dpo", error)) return false;
+    if (loss == PREFERENCE_NONE) return true;
     if (config->data.packing != PACKING_BEST_FIT)
         return error_set(error, ERROR_USAGE, "preference.loss keeps the answers of a pair in one sequence: give data.packing=best_fit");
     if (config->layout.cp > 1)

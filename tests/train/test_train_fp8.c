@@ -187,7 +187,7 @@ static void casting_weights_once_a_step_changes_no_bit(void **state) {
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
-    train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give one, or fp8.min_size=400", "run=run fp8.min_size=3");
+    train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give that, or fp8.min_size=400", "run=run fp8.min_size=3");
     train_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "run=run " LLAMA "fp8.recipe=row steps=1 schedule.warmup=0");
     train_good("run=plain " LLAMA "steps=1 schedule.warmup=0");
     smelt_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "train plain steps=2 fp8.recipe=row");

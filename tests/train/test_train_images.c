@@ -177,7 +177,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     (void)state;
     static const char *const idle[] = {"data.special=true", "data.separator=x", "data.tokenizer=bytes", "data.packing=best_fit",
         "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100"};
-    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "it is for models of text");
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "is for models of text");
     says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2: model.guidance=false embeds no guidance");
     says(ERROR_USAGE, "layout.tp=2",
         "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
@@ -187,7 +187,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     says(ERROR_USAGE, "data.train=s3://bucket/prefix", "encodings of images are read from disks");
     says(ERROR_DATA, "model.text_width=13", "prompt_embeds is F32 [20, 3, 12]");
     says(ERROR_DATA, "data.valid=absent.safetensors", "absent.safetensors");
-    smelt_says(ERROR_USAGE, "it is for model.family=flux", "train data.train=x run=r flow.shift=2");
+    smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r flow.shift=2");
 }
 
 static void settings_of_the_flow_change_from_a_step_on_and_are_recorded(void **state) {
