@@ -82,7 +82,7 @@ static const Operation rows[] = {
         X(dwordx2, 8, EXTEND_ZERO) X(dwordx3, 12, EXTEND_ZERO) X(dwordx4, 16, EXTEND_ZERO) X(short_d16, 2, EXTEND_LOW_HALF) X(
             short_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X
-#define X(name, bytes, extension) {"buffer_store_" #name, "d:IIi", execute_store, NULL, NULL, OPERATION_MEMORY, bytes, extension},
+#define X(name, bytes, extension) {"buffer_store_" #name, ":iIIi", execute_store, NULL, NULL, OPERATION_MEMORY, bytes, extension},
             X(byte, 1, EXTEND_ZERO) X(short, 2, EXTEND_ZERO) X(dword, 4, EXTEND_ZERO) X(dwordx2, 8, EXTEND_ZERO) X(dwordx3, 12, EXTEND_ZERO)
                 X(dwordx4, 16, EXTEND_ZERO) X(byte_d16_hi, 1, EXTEND_HIGH_HALF) X(short_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X

@@ -118,13 +118,17 @@ typedef __bf16 Bf16x2 __attribute__((ext_vector_type(2)));
 INLINE uint32_t to_bf16_pair(float low, float high) {
     return __builtin_bit_cast(uint32_t, __builtin_convertvector(((f32x2){low, high}), Bf16x2));
 }
+INLINE uint32_t numbers_to_bf16_pair(float low, float high) { return to_bf16_pair(low, high); }
 INLINE bf16 to_bf16(float x) { return (bf16)to_bf16_pair(x, 0); }
 #elif defined __AMDGCN__
 /* In the upper half; the lower one is what was rounded away. */
-INLINE uint32_t round_upper(float x) {
-    uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = bits + 0x7fff + (bits >> 16 & 1);
-    return x != x ? 0x7fc00000 : rounded;
+INLINE uint32_t round_number_upper(float x) {
+    uint32_t bits = __builtin_bit_cast(uint32_t, x);
+    return bits + 0x7fff + (bits >> 16 & 1);
 }
+INLINE uint32_t round_upper(float x) { return x != x ? 0x7fc00000 : round_number_upper(x); }
+/* to_bf16_pair where neither is NaN. */
+INLINE uint32_t numbers_to_bf16_pair(float low, float high) { return upper_halves(round_number_upper(low), round_number_upper(high)); }
 INLINE bf16 to_bf16(float x) { return (bf16)(round_upper(x) >> 16); }
 INLINE uint32_t to_bf16_pair(float low, float high) { return upper_halves(round_upper(low), round_upper(high)); }
 #endif

@@ -4,8 +4,9 @@
  * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
  * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
  * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
- * prefetching the next one; on AMD a block computes one tile, large ones where they fill the processors. Where the sizes of
- * problems are known on the device alone, blocks count tiles there, and the grid may have more blocks than tiles.
+ * prefetching the next one; on AMD a block computes one tile, small or large, and large ones have as many rows as lets all
+ * processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles there, and the grid may
+ * have more blocks than tiles.
  *
  * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
  * choice depends on the arguments alone, and either gives the same bits for the same arguments, always. */
@@ -18,20 +19,26 @@
 
 #if defined __AMDGCN__
 
-INLINE void multiply_stage(Work *work, Sums *sums, TileSize size, Layout a, Layout b, const int at) {
-    Operands operands;
-    work_begin(work, size, &operands, at, a, b);
-    sums_add(sums, &operands, size);
-    work_end(work);
+/* All stages of a tile of which a wave has `rows` rows. Stages beyond the last are zeros. */
+INLINE void multiply_stages(Work *work, Sums *sums, TileSize size, Layout a, Layout b, const int rows) {
+    for (int32_t step = 0; step < work->tile.steps; step += STAGES) UNROLL for (int at = 0; at < STAGES; at++) {
+            Operands operands;
+            work_begin(work, size, &operands, at, a, b, rows);
+            sums_add(sums, &operands, rows);
+            work_end(work);
+        }
 }
 
-INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
+/* Tiles have at most `height` rows. The loop over stages exists once for each height: branches inside it would cost every stage. */
+INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
     Work work;
     Sums sums;
-    if (!work_open(&work, g, size, a, b)) return;
+    if (!work_open(&work, g, size, height, a, b)) return;
     sums_clear(&sums, size);
-    for (int32_t step = 0; step < work.tile.steps; step += STAGES) /* stages beyond the last are zeros */
-        UNROLL for (int at = 0; at < STAGES; at++) multiply_stage(&work, &sums, size, a, b, at);
+    if (size == TILE_SMALL) multiply_stages(&work, &sums, size, a, b, wave_rows(size));
+    else
+        UNROLL for (int rows = LARGE_LEAST_ROWS / 2; rows <= wave_rows(size); rows += LARGE_STEP / 2) if (work.tile.height == 2 * rows)
+            multiply_stages(&work, &sums, size, a, b, rows);
     work_close(&work);
     tile_write(g, size, &work.tile, &sums, (LOCAL float *)stages);
 }
@@ -48,7 +55,7 @@ typedef struct Prefetch {
 } Prefetch;
 
 INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
-    Tile tile = tile_find(g, TILE_SMALL, &p->walk, p->index);
+    Tile tile = tile_find(g, TILE_SMALL, tile_rows(TILE_SMALL), &p->walk, p->index);
     p->steps = tile.steps;
     if (tile.steps == 0) return;
     p->a = reader_of_a(g, TILE_SMALL, &tile, a);
@@ -85,14 +92,15 @@ INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
     }
 }
 
-INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
+INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
+    (void)height;
     Prefetch loads = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
     int stage = 0;
     prefetch_open(&loads, g, a, b);
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < PREFETCH_STAGES; i++) prefetch_stage(&loads, g, i, a, b);
     for (int32_t index = block_x();; index += loads.stride) {
-        Tile tile = tile_find(g, size, &walk, index);
+        Tile tile = tile_find(g, size, tile_rows(size), &walk, index);
         if (tile.steps == 0) return;
         Sums sums;
         tile_prefetch(g, &tile);
@@ -105,7 +113,7 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
             UNROLL for (int depth = 0; depth < TILE_DEPTH; depth += MMA) {
                 Operands operands;
                 operands_read(&operands, ready, size, a, b, depth);
-                sums_add(&sums, &operands, size);
+                sums_add(&sums, &operands, wave_rows(size));
             }
             stage = (stage + 1) % STAGES;
         }
@@ -116,18 +124,18 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
 
 #endif
 
-#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, left, right)
-#define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_LARGE, left, right)
+#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, tile_rows(TILE_SMALL), left, right)
+#define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply(&a.gemm, TILE_LARGE, a.rows, left, right)
 KERNEL(gemm_nn, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_LINES); }
 KERNEL(gemm_nt, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_DEPTH); }
 KERNEL(gemm_tn, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_LINES); }
 KERNEL(gemm_tt, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_DEPTH); }
 KERNEL(gemm_any, GemmArguments) { SMALL(LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
 #if defined __AMDGCN__
-KERNEL(gemm_large_nn, GemmArguments) { LARGE(LAYOUT_DEPTH, LAYOUT_LINES); }
-KERNEL(gemm_large_nt, GemmArguments) { LARGE(LAYOUT_DEPTH, LAYOUT_DEPTH); }
-KERNEL(gemm_large_tn, GemmArguments) { LARGE(LAYOUT_LINES, LAYOUT_LINES); }
-KERNEL(gemm_large_tt, GemmArguments) { LARGE(LAYOUT_LINES, LAYOUT_DEPTH); }
+KERNEL(gemm_large_nn, GemmLarge) { LARGE(LAYOUT_DEPTH, LAYOUT_LINES); }
+KERNEL(gemm_large_nt, GemmLarge) { LARGE(LAYOUT_DEPTH, LAYOUT_DEPTH); }
+KERNEL(gemm_large_tn, GemmLarge) { LARGE(LAYOUT_LINES, LAYOUT_LINES); }
+KERNEL(gemm_large_tt, GemmLarge) { LARGE(LAYOUT_LINES, LAYOUT_DEPTH); }
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -203,14 +211,14 @@ static bool launch_hopper(Device *device, const GemmArguments *g) {
 
 /* A bound on the tiles of all problems together: where only the device knows how many rows experts have, each has a tile that is
  * not full in every column. */
-static int64_t most_tiles(const GemmArguments *g, TileSize size) {
-    int64_t rows = divide_up(g->m, tile_rows(size)), columns = divide_up(g->n, tile_columns(size));
+static int64_t most_tiles(const GemmArguments *g, TileSize size, int32_t height) {
+    int64_t rows = divide_up(g->m, height), columns = divide_up(g->n, tile_columns(size));
     if (g->symmetric) return g->problems * (rows * (rows + 1) / 2);
     return g->offset && !g->slots_are_depth ? (rows + g->problems) * columns : g->problems * rows * columns;
 }
 
-LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size) {
-    int64_t most = most_tiles(g, size), lines = tile_rows(size) + tile_columns(size);
+LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height) {
+    int64_t most = most_tiles(g, size, height), lines = tile_rows(size) + tile_columns(size);
     g->tiles = (int32_t)(most / g->problems);
     g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
     return (LaunchShape){.x = divide_up(most, 8) * 8,
@@ -218,41 +226,82 @@ LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size) {
         .shared = (int)(AMD_STAGES * lines * AMD_DEPTH * (int64_t)sizeof(bf16))};
 }
 
-/* How long a GEMM takes on AMD, in large tiles of a processor: all processors are as late as the last one. Small tiles, of which two
- * share a processor, take longer for their size (modelled: docs/speed-log.md). */
-static double rounds_of(const GemmArguments *g, TileSize size, int processors) {
-    return (double)divide_up(most_tiles(g, size), processors) * (size == TILE_LARGE ? 1 : 0.3);
+/* The share of blocks that have a tile where experts have equal shares of the rows. */
+static double share_of_tiles(const GemmArguments *g, TileSize size, int32_t height) {
+    if (!g->offset || g->slots_are_depth) return 1;
+    int64_t rows = divide_up(divide_up(g->m, g->problems), height) * g->problems;
+    return (double)(rows * divide_up(g->n, tile_columns(size))) / (double)most_tiles(g, size, height);
 }
 
-/* Offsets in the lines of a tile fit 31 bits. */
-static TileSize tile_size(const GemmArguments *g, int processors) {
-    bool fits = (g->lda | g->ldb) < 1 << 22;
-    return fits && rounds_of(g, TILE_LARGE, processors) <= rounds_of(g, TILE_SMALL, processors) ? TILE_LARGE : TILE_SMALL;
+/* How long a GEMM takes on AMD, in rows of a large tile that a processor multiplies in a stage: all processors are as late as the last
+ * one. A tile begins and ends in the time of some rows. Small tiles, of which two share a processor, take longer for their size. All of
+ * this is modelled (docs/speed-log.md). */
+static double time_of(const GemmArguments *g, TileSize size, int32_t height, int processors) {
+    static const double ends = 1000, small_tiles = 0.55;
+    double stages = (double)(g->slots_are_depth ? divide_up(g->k, g->problems) : g->k) / AMD_DEPTH,
+           rounds = (double)divide_up(most_tiles(g, size, height), processors) * share_of_tiles(g, size, height);
+    return rounds * (height * stages + ends) * (size == TILE_LARGE ? 1 : small_tiles);
+}
+
+/* Least rows of large tiles: tiles of fewer read more for what they multiply, which pays only where operands stay in a large cache. */
+static int32_t least_rows(const GemmArguments *g) {
+    static const double cache = 128 << 20;
+    double bytes = sizeof(bf16) * (double)g->problems * ((double)g->m + g->n) * g->k;
+    return g->symmetric || g->offset ? tile_rows(TILE_LARGE) : bytes > cache ? LARGE_LEAST_ROWS + 2 * LARGE_STEP : LARGE_LEAST_ROWS;
+}
+
+/* The rows of large tiles with which a GEMM takes the least time, or 0 where small tiles take less. Offsets in the lines of a tile fit
+ * 31 bits. */
+static int32_t large_rows(const GemmArguments *g, int processors) {
+    int32_t best = 0;
+    double least = time_of(g, TILE_SMALL, tile_rows(TILE_SMALL), processors);
+    if ((g->lda | g->ldb) >= 1 << 22) return 0;
+    for (int32_t rows = tile_rows(TILE_LARGE); rows >= least_rows(g); rows -= LARGE_STEP) {
+        double time = time_of(g, TILE_LARGE, rows, processors);
+        if (time < least) best = rows, least = time;
+    }
+    return best;
 }
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
 LAUNCHERS(gemm_of, GemmArguments, gemm_nn, gemm_nt, gemm_tn, gemm_tt, gemm_any)
-LAUNCHERS(gemm_large, GemmArguments, gemm_large_nn, gemm_large_nt, gemm_large_tn, gemm_large_tt)
+LAUNCHERS(gemm_large, GemmLarge, gemm_large_nn, gemm_large_nt, gemm_large_tn, gemm_large_tt)
+
+/* A form without chunks is the last one. */
+enum { FORM_ANY = 4 };
+
+static void launch_amd(Device *device, GemmArguments *g, int form) {
+    int32_t rows = form == FORM_ANY ? 0 : large_rows(g, device_info(device)->processors);
+    if (rows) {
+        LaunchShape shape = gpu_gemm_count_tiles(g, TILE_LARGE, rows);
+        launch_gemm_large(device, form, shape, &(GemmLarge){.gemm = *g, .rows = rows});
+    } else {
+        LaunchShape shape = gpu_gemm_count_tiles(g, TILE_SMALL, tile_rows(TILE_SMALL));
+        launch_gemm_of(device, form, shape, g);
+    }
+}
+
+static void launch_cuda(Device *device, GemmArguments *g, int form) {
+    const TileSize size = TILE_SMALL;
+    LaunchShape shape = gpu_gemm_count_tiles(g, size, tile_rows(size));
+    if (form != FORM_ANY && launch_hopper(device, g)) return;
+    int64_t most = most_tiles(g, size, tile_rows(size)), lines = tile_rows(size) + tile_columns(size),
+            processors = device_info(device)->processors;
+    shape.shared = (int)(NVIDIA_STAGES * lines * NVIDIA_DEPTH * (int64_t)sizeof(bf16));
+    shape.x = most < processors ? most : processors;
+    launch_gemm_of(device, form, shape, g);
+}
 
 static void launch_gemm(Device *device, GemmArguments *g) {
-    const DeviceInfo *info = device_info(device);
     bool chunks = in_chunks(g->a, g->transpose_a ? g->m : g->k, g->lda, g->stride_a) &&
                   in_chunks(g->b, g->transpose_b ? g->k : g->n, g->ldb, g->stride_b);
-    int form = chunks ? g->transpose_a * 2 + g->transpose_b : 4;
-    TileSize size = chunks && info->kind != DEVICE_CUDA ? tile_size(g, info->processors) : TILE_SMALL;
-    LaunchShape shape = gpu_gemm_count_tiles(g, size);
-    if (chunks && launch_hopper(device, g)) return;
-    if (info->kind == DEVICE_CUDA) {
-        int64_t most = most_tiles(g, size), lines = tile_rows(size) + tile_columns(size);
-        shape.shared = (int)(NVIDIA_STAGES * lines * NVIDIA_DEPTH * (int64_t)sizeof(bf16));
-        shape.x = most < info->processors ? most : info->processors;
-    }
-    (size == TILE_LARGE ? launch_gemm_large : launch_gemm_of)(device, form, shape, g);
+    int form = chunks ? g->transpose_a * 2 + g->transpose_b : FORM_ANY;
+    (device_info(device)->kind == DEVICE_CUDA ? launch_cuda : launch_amd)(device, g, form);
 }
 
 GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
-    assert(gemm->input == GEMM_BF16 && gemm->output != GEMM_F64 && gemm->lda < 1 << 23 && gemm->ldb < 1 << 23);
+    assert(gemm->input == GEMM_BF16 && gemm->output != GEMM_F64 && (gemm->lda | gemm->ldb | gemm->ldc) < 1 << 23);
     assert(gemm->m <= INT32_MAX && gemm->n <= INT32_MAX && gemm->k <= INT32_MAX);
     GemmArguments g = {.a = gemm->a, .b = gemm->b, .c = gemm->c, .bias = gemm->bias, .problems = 1, .alpha = 1};
     g.lda = gemm->lda, g.ldb = gemm->ldb, g.ldc = gemm->ldc;

@@ -13,37 +13,41 @@ enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in fli
 typedef struct Tile {
     int32_t problem, row, column; /* of C */
     int32_t rows, depth;          /* m and k of the problem */
-    int32_t steps;                /* stages along k, at least one; 0: there is no such tile */
-    int64_t slot;                 /* first of the problem */
+#if defined __AMDGCN__
+    int32_t height; /* rows of the tile, of which the problem may have fewer */
+#endif
+    int32_t steps; /* stages along k, at least one; 0: there is no such tile */
+    int64_t slot;  /* first of the problem */
 } Tile;
 
 /* Position in the list of tiles: a problem and the number of its first tile. */
 typedef struct Walk { int32_t problem, first; } Walk;
 
-INLINE int32_t tiles_of(const GemmArguments *g, TileSize size, int32_t problem) {
+/* Tiles have `height` rows, tile_rows(size) but where large ones have fewer. */
+INLINE int32_t tiles_of(const GemmArguments *g, TileSize size, int32_t height, int32_t problem) {
     if (!g->offset) return g->tiles;
     int32_t slots = g->offset[problem + 1] - g->offset[problem];
     if (g->slots_are_depth) return slots > 0 || !g->d ? g->tiles : 0;
-    return divide_up(slots, tile_rows(size)) * divide_up(g->n, tile_columns(size));
+    return divide_up(slots, height) * divide_up(g->n, tile_columns(size));
 }
 
 /* Advances to the problem of tile `index`, which must not decrease; past the last problem if there is none. */
-INLINE void walk_to(const GemmArguments *g, TileSize size, Walk *walk, int32_t index) {
+INLINE void walk_to(const GemmArguments *g, TileSize size, int32_t height, Walk *walk, int32_t index) {
     if (!g->offset) {
         walk->problem = index / g->tiles;
         walk->first = walk->problem * g->tiles;
     } else
         while (walk->problem < g->problems) {
-            int32_t tiles = tiles_of(g, size, walk->problem);
+            int32_t tiles = tiles_of(g, size, height, walk->problem);
             if (index < walk->first + tiles) break;
             walk->first += tiles;
             walk->problem++;
         }
 }
 
-INLINE Tile tile_find(const GemmArguments *g, TileSize size, Walk *walk, int32_t index) {
+INLINE Tile tile_find(const GemmArguments *g, TileSize size, int32_t height, Walk *walk, int32_t index) {
     Tile tile = {.rows = g->m, .depth = g->k};
-    walk_to(g, size, walk, index);
+    walk_to(g, size, height, walk, index);
     if (walk->problem >= g->problems) return tile;
     tile.problem = walk->problem;
     if (g->offset) {
@@ -55,8 +59,8 @@ INLINE Tile tile_find(const GemmArguments *g, TileSize size, Walk *walk, int32_t
     if (g->symmetric) place_below_diagonal(index - walk->first, &tile.row, &tile.column);
     else
         place_in_band(
-            index - walk->first, BAND, divide_up(tile.rows, tile_rows(size)), divide_up(g->n, tile_columns(size)), &tile.row, &tile.column);
-    tile.row *= tile_rows(size);
+            index - walk->first, BAND, divide_up(tile.rows, height), divide_up(g->n, tile_columns(size)), &tile.row, &tile.column);
+    tile.row *= height;
     tile.column *= tile_columns(size);
     tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
     return tile;
@@ -64,18 +68,24 @@ INLINE Tile tile_find(const GemmArguments *g, TileSize size, Walk *walk, int32_t
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
+#if defined __AMDGCN__
+INLINE int height_of(const Tile *t, TileSize size) { return (void)size, t->height; }
+#elif defined __NVPTX__
+INLINE int height_of(const Tile *t, TileSize size) { return (void)t, tile_rows(size); }
+#endif
+
 INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
     GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
-    return reader_at(
-        layout, tile_rows(size), data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda, lines ? g->lda : 1, t->rows - t->row, t->depth);
+    return reader_at(layout, tile_rows(size), height_of(t, size) / 2, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda,
+        lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
 INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
     GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
-    return reader_at(layout, tile_columns(size), data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb, lines ? g->ldb : 1,
-        g->n - t->column, t->depth);
+    return reader_at(layout, tile_columns(size), tile_columns(size) / 2, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb,
+        lines ? g->ldb : 1, g->n - t->column, t->depth);
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
@@ -151,41 +161,72 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
 /* As aligned as four floats are. */
 typedef f32x8 f32x8_aligned_16 __attribute__((aligned(16)));
 
-INLINE f32x8 read_eight(GLOBAL const char *from, bool wide) {
+/* Rows of C or D as a buffer that ends after the last one: accesses beyond it load 0 and store nothing. */
+typedef __amdgpu_buffer_rsrc_t Buffer;
+INLINE Buffer buffer_of(GLOBAL const void *data, int64_t offset, int32_t bytes) {
+    return __builtin_amdgcn_make_buffer_rsrc((void *)((GLOBAL const char *)data + offset), 0, bytes, 0x00020000);
+}
+enum { BEYOND = INT32_MIN, HALF_OF_EIGHT = 16 }; /* beyond the end of all buffers; bytes */
+
+/* Eight adjacent elements as they lie in memory; `high` in fp32 alone. */
+typedef struct Eight { u32x4 low, high; } Eight;
+INLINE Eight eight_load(Buffer from, int32_t at, bool wide) {
+    Eight e = {__builtin_amdgcn_raw_buffer_load_b128(from, at, 0, 0), 0};
+    if (wide) e.high = __builtin_amdgcn_raw_buffer_load_b128(from, at + HALF_OF_EIGHT, 0, 0);
+    return e;
+}
+INLINE f32x8 eight_floats(Eight e, bool wide) {
+    if (wide) return __builtin_shufflevector(__builtin_bit_cast(f32x4, e.low), __builtin_bit_cast(f32x4, e.high), 0, 1, 2, 3, 4, 5, 6, 7);
     f32x8 x;
-    if (wide) return *(GLOBAL const f32x8_aligned_16 *)from;
-    u32x4 pairs = *(GLOBAL const u32x4 *)from;
-    UNROLL for (int i = 0; i < 8; i++) x[i] = i % 2 ? to_float_high(pairs[i / 2]) : to_float_low(pairs[i / 2]);
+    UNROLL for (int i = 0; i < 4; i++) x[2 * i] = to_float_low(e.low[i]), x[2 * i + 1] = to_float_high(e.low[i]);
     return x;
 }
-INLINE void write_eight(GLOBAL char *to, f32x8 x, bool wide) {
+/* `numbers`: none is NaN, which takes fewer instructions to cast. */
+INLINE void eight_store(Buffer to, int32_t at, f32x8 x, bool wide, bool numbers) {
     u32x4 pairs;
-    UNROLL for (int i = 0; i < 4; i++) pairs[i] = to_bf16_pair(x[2 * i], x[2 * i + 1]);
-    if (wide) *(GLOBAL f32x8_aligned_16 *)to = x;
-    else *(GLOBAL u32x4 *)to = pairs;
+    UNROLL for (int i = 0; i < 4; i++) pairs[i] = (numbers ? numbers_to_bf16_pair : to_bf16_pair)(x[2 * i], x[2 * i + 1]);
+    f32x4 low = x.lo, high = x.hi; /* clang casts the bits of parts of vectors wrongly */
+    __builtin_amdgcn_raw_buffer_store_b128(wide ? __builtin_bit_cast(u32x4, low) : pairs, to, at, 0, 0);
+    if (wide) __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, high), to, at + HALF_OF_EIGHT, 0, 0);
 }
 
-/* Writes the sums of a wave from registers: a lane has eight adjacent columns of a row, which can be accessed together. */
-INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *t, const Sums *sums, bool wide) {
-    int32_t bytes = wide ? 4 : 2, row = t->row + wave_row(size), column = t->column + wave_column(size);
-    uint32_t lane = (accumulator_row(0) * (uint32_t)g->ldc + accumulator_chunk()) * bytes;
-    int64_t first = place_of(g, t->slot, t->problem, row, column);
+/* Eights of a lane in a row of the wave's blocks: adjacent columns of one row each. */
+typedef struct Eights { Eight x[LANE_ROWS][BLOCKS_ACROSS]; } Eights;
+typedef struct Places { int32_t at[LANE_ROWS][BLOCKS_ACROSS]; } Places; /* in bytes, from the blocks' first row and column */
+
+/* Of D, from which `bytes` are left: 0 where there is no D, without a branch, at which all loads would be waited for. */
+INLINE void eights_load(Eights *d, const GemmArguments *g, int64_t offset, int32_t bytes, const Places *places, bool wide) {
+    Buffer from = buffer_of(g->d, offset, g->d ? bytes : 0);
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) d->x[r][j] =
+        eight_load(from, places->at[r][j], wide);
+}
+
+/* Writes the sums of a wave, whose part of C is `part`, from registers. `plain`: C = A B, without NaN if it is bf16. All of D
+ * for a row of blocks is loaded before it is used. */
+INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part, const Sums *sums, bool wide, bool plain) {
+    int32_t width = wide ? 4 : 2, row_bytes = (int32_t)g->ldc * width, rows = part->rows - part->row;
+    int64_t first = place_of(g, part->slot, part->problem, part->row, part->column) * width;
+    Places places;
+    f32x8 bias[BLOCKS_ACROSS];
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
+        int32_t across = j * MMA + accumulator_chunk();
+        bool there = part->column + across < g->n;
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) places.at[r][j] = there ? sum_row(size, r) * row_bytes + across * width : BEYOND;
+        bias[j] = 0;
+        if (!plain && g->bias && there) bias[j] = *(GLOBAL const f32x8_aligned_16 *)(g->bias + part->column + across);
+    }
+    Eights d = {0};
     UNROLL for (int i = 0; i < blocks_down(size); i++) {
-        f32x8 d[LANE_ROWS][BLOCKS_ACROSS];
+        int32_t left = rows - i * MMA;
+        int64_t offset = first + (int64_t)i * MMA * row_bytes;
+        if (left <= 0) break;
+        if (!plain) eights_load(&d, g, offset, least(left, MMA) * row_bytes, &places, wide);
+        Buffer to = buffer_of(g->c, offset, least(left, MMA) * row_bytes);
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
-            bool there = row + i * MMA + accumulator_row(r) < t->rows && column + j * MMA + accumulator_chunk() < g->n;
-            d[r][j] = 0;
-            if (g->d && there)
-                d[r][j] =
-                    read_eight((GLOBAL const char *)g->d + (first + (i * MMA + r * OPERAND_STEP) * g->ldc + j * MMA) * bytes + lane, wide);
-        }
-        UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
-            bool there = row + i * MMA + accumulator_row(r) < t->rows && column + j * MMA + accumulator_chunk() < g->n;
             f32x8 x;
             UNROLL for (int c = 0; c < LANE_COLUMNS; c++) x[c] = accumulator_get(&sums->block[i][j], r, c);
-            x = g->alpha * x + g->beta * d[r][j];
-            if (g->bias && there) x += *(GLOBAL const f32x8_aligned_16 *)(g->bias + column + j * MMA + accumulator_chunk());
-            if (there) write_eight((GLOBAL char *)g->c + (first + (i * MMA + r * OPERAND_STEP) * g->ldc + j * MMA) * bytes + lane, x, wide);
+            if (!plain) x = g->alpha * x + g->beta * eight_floats(d.x[r][j], wide) + bias[j];
+            eight_store(to, places.at[r][j], x, wide, plain);
         }
     }
 }
@@ -194,32 +235,71 @@ INLINE bool in_eights(const GemmArguments *g) {
     return g->fours && !g->symmetric && (g->n | (int32_t)g->ldc | (int32_t)g->stride_c) % 8 == 0;
 }
 
+/* Of all the wave's sums none is NaN. */
+INLINE bool sums_are_numbers(const Sums *sums, TileSize size) {
+    bool not_a_number = false;
+    UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        float x = accumulator_get(&sums->block[i][j], r, c);
+        not_a_number |= x != x;
+    }
+    return __builtin_amdgcn_ballot_w64(not_a_number) == 0;
+}
+
+INLINE void tile_write_eights(const GemmArguments *g, TileSize size, const Tile *part, const Sums *sums) {
+    bool plain = g->alpha == 1 && !g->d && !g->bias;
+    if (g->wide && plain) write_eights(g, size, part, sums, true, true);
+    else if (g->wide) write_eights(g, size, part, sums, true, false);
+    else if (plain && sums_are_numbers(sums, size)) write_eights(g, size, part, sums, false, true);
+    else write_eights(g, size, part, sums, false, false);
+}
+
+/* The rows and columns of a tile that the wave sums; `rows` is where its rows end. */
+INLINE Tile wave_part(const Tile *t, TileSize size) {
+    int32_t wave = __builtin_amdgcn_readfirstlane(wave_id()), across = tile_columns(size) / PASS_COLUMNS, half = t->height / 2;
+    Tile part = *t;
+    part.row += wave / across * half;
+    part.column += wave % across * PASS_COLUMNS;
+    part.rows = least(part.rows, part.row + half);
+    return part;
+}
+/* Where pass i of a wave begins. */
+INLINE int32_t pass_first_row(const Tile *part, TileSize size, int i) { return (void)size, part->row + i * PASS_ROWS; }
+INLINE int32_t pass_first_column(const Tile *part, TileSize size) { return (void)size, part->column; }
+
+#elif defined __NVPTX__
+
+/* Waves count rows and columns from those of the tile. */
+INLINE Tile wave_part(const Tile *t, TileSize size) { return (void)size, *t; }
+INLINE int32_t pass_first_row(const Tile *part, TileSize size, int i) { return part->row + pass_row(size, i); }
+INLINE int32_t pass_first_column(const Tile *part, TileSize size) { return part->column + wave_column(size); }
+
 #endif
 
 /* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS floats for each.
  * Where C is symmetric, blocks of 64 x 64 above the diagonal mirror those below. */
 INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, const Sums *sums, LOCAL float *room) {
+    Tile part = wave_part(t, size);
 #if defined __AMDGCN__
     if (in_eights(g)) {
-        if (g->wide) write_eights(g, size, t, sums, true);
-        else write_eights(g, size, t, sums, false);
+        tile_write_eights(g, size, &part, sums);
         return;
     }
 #endif
     LOCAL float *pass = room + wave_id() * PASS_ROWS * PASS_COLUMNS;
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < blocks_down(size); i++) {
-        int32_t row = t->row + pass_row(size, i), column = t->column + wave_column(size), from_diagonal = row / 64 - column / 64;
+        int32_t row = pass_first_row(&part, size, i), column = pass_first_column(&part, size), from_diagonal = row / 64 - column / 64;
         wave_barrier();
-        UNROLL for (int j = 0; j < blocks_down(size); j++) if (i == j) pass_write(sums, pass, j);
+        UNROLL for (int j = 0; j < blocks_down(size); j++) if (i == j) pass_write(sums, size, pass, j);
         wave_barrier();
         if (!g->fours) {
-            write_elements(g, t, row, column, pass);
+            write_elements(g, &part, row, column, pass);
         } else if (g->wide) {
-            write_fours(g, t, row, column, pass, true);
+            write_fours(g, &part, row, column, pass, true);
         } else if (!g->symmetric || from_diagonal >= 0) {
-            write_fours(g, t, row, column, pass, false);
+            write_fours(g, &part, row, column, pass, false);
             wave_barrier();
-            if (g->symmetric && from_diagonal > 0) write_mirrored(g, t, row, column, pass);
+            if (g->symmetric && from_diagonal > 0) write_mirrored(g, &part, row, column, pass);
         }
     }
 }
@@ -229,15 +309,15 @@ INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, con
 #if defined __AMDGCN__
 
 /* Blocks go to chiplets round-robin, and each chiplet has its own L2 cache: gives every chiplet adjacent tiles. */
-INLINE int32_t first_tile(const GemmArguments *g, TileSize size) {
+INLINE int32_t first_tile(const GemmArguments *g, TileSize size, int32_t height) {
 #if defined __gfx942__ || defined __gfx950__
     enum { CHIPLETS = 8 };
     int32_t tiles = g->offset ? 0 : g->problems * g->tiles;
-    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, size, i);
+    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, size, height, i);
     int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
     return index < share ? block_x() % CHIPLETS * share + index : tiles;
 #else
-    (void)g, (void)size;
+    (void)g, (void)size, (void)height;
     return block_x();
 #endif
 }
@@ -271,11 +351,18 @@ INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout 
     reader_fetch(&w->right, &w->right_on_its_way[at], b, tile_columns(size));
 }
 
-/* False where there is no tile for this block. */
-INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, Layout a, Layout b) {
+/* Of a tile of at most `height` rows those that it needs. */
+INLINE int32_t needed_height(const GemmArguments *g, const Tile *t, int32_t height) {
+    int32_t needed = divide_up(t->rows - t->row, LARGE_STEP) * LARGE_STEP;
+    return g->symmetric || needed > height ? height : needed < LARGE_LEAST_ROWS ? LARGE_LEAST_ROWS : needed;
+}
+
+/* Tiles have at most `height` rows. False where there is no tile for this block. */
+INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
     Walk walk = {0};
-    w->tile = tile_find(g, size, &walk, first_tile(g, size));
+    w->tile = tile_find(g, size, height, &walk, first_tile(g, size, height));
     if (w->tile.steps == 0) return false;
+    w->tile.height = size == TILE_LARGE ? needed_height(g, &w->tile, height) : height;
     w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
     w->in_turns = size != TILE_SMALL,
     w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch, no mask */
@@ -291,9 +378,10 @@ INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, Layout a, 
     return true;
 }
 
-/* The operands of the next stage, which is in place `at` of the STAGES. What follows is the wave's turn at the matrix unit. */
-INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b) {
-    operands_read(operands, stages + at * both_elements(size), size, w->places);
+/* The operands of the next stage, which is in place `at` of the STAGES, for `rows` rows of the wave. What follows is the wave's turn at
+ * the matrix unit. */
+INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b, const int rows) {
+    operands_read(operands, stages + at * both_elements(size), size, w->places, rows);
     work_advance(w, size, (at + 1) % STAGES, a, b);
     phase_barrier();
     __builtin_amdgcn_s_setprio(1);

@@ -92,7 +92,7 @@ static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments 
 
 static bool launch_amd(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
     GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm)};
-    LaunchShape shape = gpu_gemm_count_tiles(&a.gemm, TILE_SMALL);
+    LaunchShape shape = gpu_gemm_count_tiles(&a.gemm, TILE_SMALL, tile_rows(TILE_SMALL));
     launch_gemm_fp8_amd(device, kernel, shape, &a);
     return true;
 }

@@ -123,13 +123,13 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
     Work work;
     Sums sums;
     MxScales scales;
-    if (!work_open(&work, &a->gemm, FP8_TILE, LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    if (!work_open(&work, &a->gemm, FP8_TILE, tile_rows(FP8_TILE), LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
         Operands operands[STAGES];
         mx_scales(&scales, a, &work.tile, step / STAGES);
         UNROLL for (int stage = 0; stage < STAGES; stage++) {
-            work_begin(&work, FP8_TILE, &operands[stage], stage, LAYOUT_DEPTH, LAYOUT_DEPTH);
+            work_begin(&work, FP8_TILE, &operands[stage], stage, LAYOUT_DEPTH, LAYOUT_DEPTH, wave_rows(FP8_TILE));
             if (stage == STAGES - 1) sums_add_mx(&sums, operands, &scales);
             work_end(&work);
         }
@@ -143,14 +143,14 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
 INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
     Work work;
     Sums sums, group;
-    if (!work_open(&work, &a->gemm, FP8_TILE, LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    if (!work_open(&work, &a->gemm, FP8_TILE, tile_rows(FP8_TILE), LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
         WaveScales scales = groups ? wave_scales(a, &work.tile, step / STAGES, true) : (WaveScales){0};
         sums_clear(&group, FP8_TILE);
         UNROLL for (int stage = 0; stage < STAGES; stage++) {
             Operands operands;
-            work_begin(&work, FP8_TILE, &operands, stage, LAYOUT_DEPTH, LAYOUT_DEPTH);
+            work_begin(&work, FP8_TILE, &operands, stage, LAYOUT_DEPTH, LAYOUT_DEPTH, wave_rows(FP8_TILE));
             sums_add_codes(groups ? &group : &sums, &operands, type);
             work_end(&work);
         }

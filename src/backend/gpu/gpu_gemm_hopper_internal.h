@@ -78,7 +78,7 @@ typedef struct GemmHopper {
 GemmArguments gpu_gemm_arguments(const Gemm *gemm);
 GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
 /* Sets what depends on all others and on the size of tiles. Returns the launch on AMD of blocks of one tile each. */
-LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size);
+LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height);
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL

@@ -12,13 +12,16 @@
 
 #include "backend/gpu/mma.h"
 
-/* The size of a tile of C: a constant at every call on the device. Large ones, which blocks of eight waves sum, are AMD's alone. */
+/* The size of a tile of C: a constant at every call on the device. Large ones, which blocks of eight waves sum, are AMD's alone;
+ * they may have fewer rows than tile_rows (GemmLarge). */
 typedef enum TileSize { TILE_SMALL, TILE_LARGE } TileSize;
 static inline int tile_rows(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
 static inline int tile_columns(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
 static inline int tile_threads(TileSize size) { return size == TILE_LARGE ? 512 : 256; }
 /* Of a tile, those that a wave sums. */
 static inline int wave_rows(TileSize size) { return size == TILE_LARGE ? 128 : 64; }
+/* Large tiles have LARGE_LEAST_ROWS rows, or more by steps of LARGE_STEP: then each of the two rows of waves has whole halves of blocks. */
+enum { LARGE_LEAST_ROWS = 128, LARGE_STEP = 32 };
 
 /* Steps along k of a stage, and stages in shared memory; those of the Hopper kernels are NVIDIA's too. */
 enum { AMD_DEPTH = 32, AMD_STAGES = 2, NVIDIA_DEPTH = 64, NVIDIA_STAGES = 3 };
@@ -45,6 +48,13 @@ typedef struct GemmArguments {
     int32_t wide;  /* C and D are fp32 */
     int32_t fours; /* C, D and bias can be accessed by four aligned columns, and C by four rows if it is symmetric */
 } GemmArguments;
+
+/* For kernels of large tiles: the rows of a tile, but for a problem's last one, which has no more than it needs. All of tile_rows
+ * where C is symmetric. */
+typedef struct GemmLarge {
+    GemmArguments gemm;
+    int32_t rows;
+} GemmLarge;
 
 #ifdef GPU_DEVICE
 
@@ -115,11 +125,12 @@ INLINE int chunk_depth(Layout layout, int lines, int i) {
     unsigned thread = thread_id();
     return (int)(layout == LAYOUT_DEPTH ? thread % 4 * 8 : (thread % 4 + thread / (lines / 2) * 4) * 2 + i);
 }
-/* From line 0 and step 0 of the stage, in elements; `lines` exist from there on. */
-INLINE int32_t chunk_offset(Layout layout, int count, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
-    int line = chunk_line(layout, count, i), depth = chunk_depth(layout, count, i);
-    return layout == LAYOUT_DEPTH ? least(line, lines - 1) * (int32_t)line_stride + depth
-                                  : depth * (int32_t)depth_stride + least(line, lines - 8);
+/* From line 0 and step 0 of the stage, in elements; `lines` exist from there on. Either half of the stage has `half` lines, and then
+ * copies of the last. */
+INLINE int32_t chunk_offset(Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    int line = chunk_line(layout, count, i), depth = chunk_depth(layout, count, i), of_chunk = layout == LAYOUT_DEPTH ? 1 : 8;
+    int32_t in_memory = least(line / (count / 2) * half + least(line % (count / 2), half - of_chunk), lines - of_chunk);
+    return layout == LAYOUT_DEPTH ? in_memory * (int32_t)line_stride + depth : depth * (int32_t)depth_stride + in_memory;
 }
 INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { return stage + lines_at(line, depth / 8); }
 
@@ -137,9 +148,9 @@ INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, Layout layout, int i) {
            i * rows * width; /* rows are a multiple of the swizzle's period */
 }
 INLINE int chunk_depth(Layout layout, int i) { return layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH; }
-INLINE int32_t chunk_offset(Layout layout, int count, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+INLINE int32_t chunk_offset(Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
     int row = chunk_row(layout, i), column = chunk_column(layout);
-    (void)count;
+    (void)count, (void)half;
     return layout == LAYOUT_DEPTH ? least(row, lines - 1) * (int32_t)line_stride + column
                                   : row % TILE_DEPTH * (int32_t)depth_stride + least(row / TILE_DEPTH * PANEL_LINES + column, lines - 8);
 }
@@ -147,14 +158,15 @@ INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { retur
 
 #endif
 
-/* `data` is line 0 of the tile of `count` lines at k = 0; `lines` and `depth` are the lines and steps along k from there on. */
+/* `data` is line 0 of the tile of `count` lines at k = 0, of which it has 2 half; `lines` and `depth` are the lines and steps along k
+ * from there on. */
 INLINE Reader reader_at(
-    Layout layout, int count, GLOBAL const bf16 *data, int64_t line_stride, int64_t depth_stride, int32_t lines, int32_t depth) {
+    Layout layout, int count, int half, GLOBAL const bf16 *data, int64_t line_stride, int64_t depth_stride, int32_t lines, int32_t depth) {
     Reader r = {.data = data, .step = TILE_DEPTH * depth_stride, .left = depth};
     if (layout == LAYOUT_ELEMENTS) {
         r.line_stride = (int32_t)line_stride, r.depth_stride = (int32_t)depth_stride, r.lines = lines;
     } else {
-        UNROLL for (int i = 0; i < CHUNKS; i++) r.offset[i] = chunk_offset(layout, count, i, line_stride, depth_stride, lines);
+        UNROLL for (int i = 0; i < CHUNKS; i++) r.offset[i] = chunk_offset(layout, count, half, i, line_stride, depth_stride, lines);
     }
     return r;
 }
@@ -253,18 +265,27 @@ INLINE int pass_row(TileSize size, int i) { return (wave_id() / (tile_columns(si
 
 #if defined __AMDGCN__
 
+/* The rows of a block that a lane has of the left Operands, and so of the sums: those of mma.h, but in large tiles, which may end in
+ * the middle of a block, half[s] has the rows from 16 s on. */
+INLINE int left_step(TileSize size) { return size == TILE_LARGE ? MMA / 2 : OPERAND_STEP; }
+INLINE int sum_row(TileSize size, int r) { return size == TILE_LARGE ? lane_id() % 16 + r * (MMA / 2) : accumulator_row(r); }
+
 /* Where a lane reads its operands in a stage, from its start (mma.h): the same in all stages. */
 typedef struct OperandPlaces { unsigned left, right; } OperandPlaces;
 INLINE OperandPlaces operand_places(TileSize size) {
-    int right = a_elements(size) + wave_column(size) * TILE_DEPTH;
-    return (OperandPlaces){(unsigned)opaque((int)lines_lane() + wave_row(size) * TILE_DEPTH), (unsigned)opaque((int)lines_lane() + right)};
+    unsigned left = lines_lane((unsigned)sum_row(size, 0)) + (unsigned)(wave_row(size) * TILE_DEPTH),
+             right = lines_lane(operand_row((unsigned)lane_id() % 16)) + (unsigned)(a_elements(size) + wave_column(size) * TILE_DEPTH);
+    return (OperandPlaces){(unsigned)opaque((int)left), (unsigned)opaque((int)right)};
 }
-INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, OperandPlaces at) {
-    UNROLL for (int i = 0; i < blocks_down(size); i++) operand_load_lines(&o->left[i], stage, at.left, i);
-    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) operand_load_lines(&o->right[j], stage, at.right, j);
+/* Of `rows` rows of the wave. */
+INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, OperandPlaces at, const int rows) {
+    UNROLL for (int i = 0; i * MMA < rows; i++) operand_load_lines(&o->left[i], stage, at.left, i, left_step(size));
+    UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) operand_load_lines(&o->right[j], stage, at.right, j, OPERAND_STEP);
 }
 
 #elif defined __NVPTX__
+
+INLINE int sum_row(TileSize size, int r) { return (void)size, accumulator_row(r); }
 
 /* 32 lines from `line` on, at step `depth`. */
 INLINE void operand_read(Operand *o, LOCAL const bf16 *stage, Layout layout, int line, const int depth) {
@@ -283,20 +304,21 @@ INLINE void sums_clear(Sums *sums, TileSize size) {
     UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) accumulator_clear(&sums->block[i][j]);
 }
 
-INLINE void sums_add(Sums *sums, const Operands *o, TileSize size) {
-    UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
-        mma(&sums->block[i][j], &o->left[i], &o->right[j]);
+/* Of `rows` rows of the wave, a multiple of 16. */
+INLINE void sums_add(Sums *sums, const Operands *o, const int rows) {
+    UNROLL for (int i = 0; i * MMA < rows; i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        mma_rows(&sums->block[i][j], &o->left[i], &o->right[j], rows - i * MMA < MMA ? MMA / 2 : MMA);
 }
 
 /* Writes pass i, row i of the blocks, to shared memory. */
-INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
+INLINE void pass_write(const Sums *sums, TileSize size, LOCAL float *pass, int i) {
     int zero = opaque(0);
     UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
         const Accumulator *block = &sums->block[i][j];
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c += PASS_RUN) {
             PassRun run;
             UNROLL for (int e = 0; e < PASS_RUN; e++) run[e] = accumulator_get(block, r, c + e);
-            *(LOCAL PassRun *)(pass + pass_at(accumulator_row(r) + zero, j * MMA + accumulator_column(c) + zero)) = run;
+            *(LOCAL PassRun *)(pass + pass_at(sum_row(size, r) + zero, j * MMA + accumulator_column(c) + zero)) = run;
         }
     }
 }

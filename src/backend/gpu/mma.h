@@ -219,12 +219,13 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 INLINE unsigned lines_swizzle(unsigned pair) { return (pair & 7) ^ (pair >> 3 & 3); }
 INLINE unsigned lines_at(unsigned line, unsigned chunk) { return line / 2 * 64 + ((line % 2 * 4 + chunk) ^ lines_swizzle(line / 2)) * 8; }
 
-/* o[i][k] = line i of block `block` of 32 lines, step k. `at` is lines_lane() plus the place of block 0, which lies at a multiple of 64
- * lines. */
-INLINE unsigned lines_lane(void) { return lines_at(operand_row((unsigned)lane_id() % 16), (unsigned)lane_id() / 16); }
-INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, const unsigned block) {
+/* half[s] of a lane is line `line` + s * step of block `block` of 32 lines, where step is OPERAND_STEP and `line` operand_row, or for
+ * other rows of a left Operand (gpu_gemm_tile_internal.h) what these are. `at` is lines_lane plus the place of block 0, which lies at
+ * a multiple of 64 lines. */
+INLINE unsigned lines_lane(unsigned line) { return lines_at(line, (unsigned)lane_id() / 16); }
+INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, const unsigned block, const unsigned step) {
     UNROLL for (unsigned s = 0; s < 2; s++) {
-        unsigned line = s * OPERAND_STEP, change = lines_at(line, 0) ^ line / 2 * 64 ^ block % 2 * 16;
+        unsigned line = s * step, change = lines_at(line, 0) ^ line / 2 * 64 ^ block % 2 * 16;
         o->half[s] = *(LOCAL const u32x4 *)(tile + (at ^ change) + line / 2 * 64 + block * MMA * MMA);
     }
 }

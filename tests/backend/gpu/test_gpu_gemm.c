@@ -231,14 +231,43 @@ static void a_gemm_of_many_tiles_matches_a_loop(void **state) {
     check_gemm(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
 }
 
-/* On AMD these have large tiles, about as many as there are processors, of which the last row and column are not full. */
+/* On AMD these have large tiles of 128 to 256 rows, as many as there are processors; the last row and column of tiles are not full, and
+ * the last row has less height than the others. */
 static void gemms_of_large_tiles_match_a_loop(void **state) {
     (void)state;
     check_gpu();
-    int64_t side = (int64_t)sqrt(device_info(check_device())->processors) * 256 - 24;
-    for (int layout = 0; layout < 4; layout++)
-        check_gemm(&(Size){side, side - 8, 72, true},
-            &(Form){layout & 1, layout & 2, .wide = layout == 1, .accumulate = layout == 1, .bias = layout == 2});
+    int64_t columns = 16, down = device_info(check_device())->processors / columns;
+    for (int i = 0; i < 5; i++)
+        check_gemm(&(Size){(128 + 32 * i) * down - 88, columns * 256 - 8, 72, true},
+            &(Form){i & 1, i & 2, .wide = i % 3 == 1, .accumulate = i == 1, .bias = i == 2});
+}
+
+/* AMD casts to bf16 in another way where no sum of a wave is NaN. */
+static void a_row_of_nan_stays_nan(void **state) {
+    (void)state;
+    check_gpu();
+    enum { SIDE = 136, ROW = 70 };
+    Matrix a = matrix_new(GEMM_BF16, SIDE, SIDE, SIDE, true), b = matrix_new(GEMM_BF16, SIDE, SIDE, SIDE, true),
+           c = matrix_new(GEMM_BF16, SIDE, SIDE, SIDE, false);
+    matrix_set(&a, ROW, 5, NAN);
+    matrix_upload(&a);
+    gpu_gemm(check_device(), &(Gemm){.transpose_b = true,
+                                 .input = GEMM_BF16,
+                                 .output = GEMM_BF16,
+                                 .m = SIDE,
+                                 .n = SIDE,
+                                 .k = SIDE,
+                                 .a = a.device,
+                                 .lda = SIDE,
+                                 .b = b.device,
+                                 .ldb = SIDE,
+                                 .c = c.device,
+                                 .ldc = SIDE});
+    matrix_download(&c);
+    expect_no_failure();
+    for (int64_t i = 0; i < SIDE; i++)
+        for (int64_t j = 0; j < SIDE; j++) assert_true(isnan(matrix_get(&c, i, j)) == (i == ROW));
+    matrix_free(&a), matrix_free(&b), matrix_free(&c);
 }
 
 static void a_gemm_without_depth_is_zero_or_the_bias(void **state) {
@@ -801,6 +830,7 @@ int main(void) {
         cmocka_unit_test(gemms_of_odd_sizes_match_a_loop),
         cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
         cmocka_unit_test(gemms_of_large_tiles_match_a_loop),
+        cmocka_unit_test(a_row_of_nan_stays_nan),
         cmocka_unit_test(a_gemm_without_depth_is_zero_or_the_bias),
         cmocka_unit_test(a_gemm_without_rows_or_columns_touches_nothing),
         cmocka_unit_test(gemms_of_a_batch_are_scaled_and_added_to_d),
