@@ -178,7 +178,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     static const char *const idle[] = {"data.special=true", "data.separator=x", "data.tokenizer=bytes", "data.packing=best_fit",
         "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "is for models of text");
-    says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2: flow.guidance=2 is for model.guidance=true");
+    says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2 is for model.guidance=true");
     says(ERROR_USAGE, "layout.tp=2",
         "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
     says(ERROR_USAGE, "data.length=14 batch.tokens=84",
