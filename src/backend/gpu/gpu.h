@@ -100,6 +100,41 @@ INLINE int opaque(int x) {
     return x;
 }
 
+/* x, which is the same in all lanes of a wave: AMD's compiler then keeps it once for the wave, and branches on it as one. */
+INLINE int of_wave(int x) {
+#if defined __AMDGCN__
+    return __builtin_amdgcn_readfirstlane(x);
+#else
+    return x;
+#endif
+}
+/* opaque(x) for such an x. */
+INLINE int opaque_of_wave(int x) {
+#if defined __AMDGCN__
+    x = of_wave(x);
+    __asm__ volatile("" : "+s"(x));
+    return x;
+#else
+    return opaque(x);
+#endif
+}
+#if defined __AMDGCN__
+/* Whether x is true in any lane of the wave. */
+INLINE bool any_of_wave(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
+#endif
+/* The kernel's arguments, which are at `a`, for code that seldom runs: on AMD they are read from memory once more, and no registers keep
+ * them until then. */
+INLINE const void *arguments_again(const void *a) {
+#if defined __AMDGCN__
+    (void)a;
+    __attribute__((address_space(4))) const void *arguments = __builtin_amdgcn_kernarg_segment_ptr();
+    __asm__ volatile("" : "+s"(arguments));
+    return (const void *)arguments;
+#else
+    return a;
+#endif
+}
+
 /* -- Numbers ------------------------------------------------------------------------------------------------------- */
 
 INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }

@@ -282,9 +282,23 @@ INLINE void accumulator_scale(Accumulator *a, int r, float factor) {
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, accumulator_get(a, r, c) * factor);
 }
 
+#if defined __AMDGCN__
+/* accumulator_scale for a branch that is seldom taken, in the registers that the sums are in: the compiler would take others, and copy the
+ * sums where the branch is not taken. It does not know that this reads them, so `factor` must come from what was waited for after the
+ * products that made them, as the result of a shuffle is. */
+INLINE void accumulator_scale_in_place(Accumulator *a, int r, float factor) {
+    UNROLL for (int t = 0; t < 2; t++) {
+        f32x2 low = a->x[r][t].lo, high = a->x[r][t].hi, both = {factor, factor};
+        __asm__("v_pk_mul_f32 %0, %0, %1" : "+v"(low) : "v"(both));
+        __asm__("v_pk_mul_f32 %0, %0, %1" : "+v"(high) : "v"(both));
+        a->x[r][t] = (f32x4){low.x, low.y, high.x, high.y};
+    }
+}
+#endif
+
 /* -- From global memory -------------------------------------------------------------------------------------------- */
 
-/* A bf16 matrix, `stride` elements (below 2^24) from row to row, of which `rows` and `columns` exist: the rest of a
+/* A bf16 matrix, `stride` elements (below 2^23) from row to row, of which `rows` and `columns` exist: the rest of a
  * tile is filled with zeros. Where stride and columns are multiples of 8 (`from` is then 16-byte aligned), it is
  * copied in 16-byte chunks; otherwise by elements, slowly. */
 typedef struct Source {
@@ -296,7 +310,10 @@ typedef struct Source {
 INLINE bool source_in_chunks(const Source *source) { return (source->stride | source->columns) % 8 == 0; }
 
 /* The number of this thread among the `threads` that fill a tile. */
-INLINE int stage_thread(int threads) { return opaque(threads == WAVE ? lane_id() : thread_id()); }
+INLINE int stage_thread(int threads) {
+    int thread = threads == WAVE ? lane_id() : thread_id();
+    return WAVE == 64 ? thread : opaque(thread);
+}
 
 INLINE void stage_elements(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     for (int i = stage_thread(threads); i < rows * width; i += threads) {
@@ -345,16 +362,26 @@ enum { STAGE_CHUNKS = 16 }; /* most chunks of a thread */
 /* A copy in flight, in registers. */
 typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
 
+/* What exists of a tile of `rows` rows (at most 128), as a buffer: what lies beyond it reads as zeros. */
+INLINE __amdgpu_buffer_rsrc_t source_buffer(const Source *source, const int rows) {
+    int there = source->rows < rows ? source->rows : rows;
+    int bytes = there <= 0 ? 0 : ((there - 1) * (int)source->stride + source->columns) * (int)sizeof(bf16);
+    return __builtin_amdgcn_make_buffer_rsrc((void *)source->from, 0, bytes, 0x00020000);
+}
+/* Offset of a chunk in that buffer; beyond its end for columns that do not exist. */
+INLINE int source_offset(const Source *source, int row, int column) {
+    return column < source->columns ? (row * (int)source->stride + column) * (int)sizeof(bf16) : INT32_MIN;
+}
+
 INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     (void)tile;
     if (!source_in_chunks(source)) return;
     int thread = stage_thread(threads);
     if (!stage_takes_part(thread, width, rows, threads)) return;
+    __amdgpu_buffer_rsrc_t buffer = source_buffer(source, rows);
     UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
         StagePlace place = stage_place(thread, width, threads, i);
-        stage->chunk[i] = (u32x4){0, 0, 0, 0};
-        if (place.row < source->rows && place.column < source->columns)
-            stage->chunk[i] = *(GLOBAL const u32x4 *)(source->from + (place.row * (int)source->stride + place.column));
+        stage->chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, source_offset(source, place.row, place.column), 0, 0);
     }
 }
 
@@ -370,6 +397,55 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
     UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) *
         (LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
 }
+
+#if !defined __gfx950__ /* which has reads that transpose */
+
+#define COLUMNS_BY_LINES 1
+/* Tiles of columns lie as lines of MMA rows each, transposed on their way. Where element (row, column) lies: */
+INLINE int columns_at(int width, int row, int column) { return row / MMA * MMA * width + (int)lines_at(column, row % MMA / 8) + row % 8; }
+/* A thread takes pairs of rows of eight columns: where its pair i begins. Lanes of a wave have four or eight pairs of all columns of tiles
+ * 128 or 64 wide, so that their writes go to every bank. */
+typedef struct ColumnsPlace { int row, column; } ColumnsPlace;
+INLINE int columns_pairs(int width, int rows, int threads) { return (rows * width / 16 + threads - 1) / threads; }
+INLINE ColumnsPlace columns_place(int thread, int width, int threads, int i) {
+    unsigned number = thread + i * threads, across = width / 8;
+    return (ColumnsPlace){(int)(number % 4 + number / 4 / across * 4) * 2, (int)(number / 4 % across * 8)};
+}
+
+INLINE void columns_begin(Stage *stage, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
+    (void)tile;
+    if (!source_in_chunks(source)) return;
+    __amdgpu_buffer_rsrc_t buffer = source_buffer(source, rows);
+    UNROLL for (int i = 0; i < 2 * columns_pairs(width, rows, threads); i++) {
+        ColumnsPlace place = columns_place(stage_thread(threads), width, threads, i / 2);
+        bool there = rows * width / 16 % threads == 0 || place.row < rows;
+        int offset = there ? source_offset(source, place.row + i % 2, place.column) : INT32_MIN;
+        stage->chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
+    }
+}
+INLINE void columns_end(
+    const Stage *stage, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source, const int later) {
+    (void)later;
+    if (!source_in_chunks(source)) {
+        for (int i = stage_thread(threads); i < rows * width; i += threads) {
+            int row = i / width, column = i % width;
+            bool there = row < source->rows && column < source->columns;
+            tile[columns_at(width, row, column)] = there ? source->from[row * source->stride + column] : 0;
+        }
+        return;
+    }
+    UNROLL for (int i = 0; i < columns_pairs(width, rows, threads); i++) {
+        ColumnsPlace place = columns_place(stage_thread(threads), width, threads, i);
+        if (rows * width / 16 % threads != 0 && place.row >= rows) return;
+        lines_put_transposed(
+            tile + place.row / MMA * MMA * width, place.column, place.row % MMA / 2, stage->chunk[2 * i], stage->chunk[2 * i + 1]);
+    }
+}
+INLINE void operand_load_columns(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
+    operand_load_lines(o, tile + row * width + column / 64 * 64 * MMA, lines_lane(), column % 64 / MMA);
+}
+
+#endif
 
 #elif defined __NVPTX__
 
@@ -401,6 +477,21 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
     __asm__ volatile("cp.async.wait_group %0;" : : "n"(later) : "memory");
 }
 
+#endif
+
+/* A tile of columns: transposed operands alone are read from it. It is filled as others are, by functions of its own:
+ *   operand_load_columns(o, tile, width, row, column)     o[i][k] = tile[row + k][column + i] */
+#if !defined COLUMNS_BY_LINES
+INLINE void columns_begin(Stage *stage, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
+    stage_begin(stage, tile, width, rows, threads, source);
+}
+INLINE void columns_end(
+    const Stage *stage, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source, const int later) {
+    stage_end(stage, tile, width, rows, threads, source, later);
+}
+INLINE void operand_load_columns(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
+    operand_load_transposed(o, tile, width, row, column);
+}
 #endif
 
 /* When stage_begin is called no thread may use the tile any more; the tile is complete after stage_end and a barrier,

@@ -6,8 +6,8 @@
 #ifdef GPU_DEVICE
 
 /* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. Reads of an Operand touch the same chunk of 8
- * consecutive rows (NVIDIA), of 8 even or odd rows, or half of a row and half of the row 8 below (AMD). Where rows are
- * multiples of 128 bytes, each of these sets falls on every bank once.
+ * consecutive rows (NVIDIA). On AMD they touch a chunk of 4 even or odd rows and the next chunk of the 4 such rows below; transposing reads
+ * touch half of a row and half of the row 8 below. Where rows are multiples of 128 bytes, each of these sets falls on every bank once.
  *
  * gfx950 has 64 banks, 256 bytes: rows that meet in a bank get bits of their own. Reads of an Operand touch one chunk of rows
  * 0 .. 3 and the same or the next chunk of rows 8 .. 11; transposing reads touch 8 bytes of 4 chunks of rows 0 .. 3. */
@@ -17,7 +17,7 @@ INLINE int tile_swizzle(int width, int row) {
     return (width % 64 == 0 ? (row >> 1 & 1) * 4 : 0) ^ (row >> 3 & 1) * 2;
 #else
     if (width % 64) return row >> 1 & 3;
-    return WAVE == 64 ? (row & 7) ^ (row >> 3 & 1) * 5 : row & 7;
+    return WAVE == 64 ? (row & 7) ^ (row >> 1 & 4) : row & 7;
 #endif
 }
 /* Place of the chunk of eight from `column` on of a row, in elements. */

@@ -112,7 +112,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     KeyBounds seen = attention_bounds(a, 0, 0, FEW_ROWS, place.total);
     Interval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
     int64_t start = (int64_t)place.kv_head * a->head_dim;
-    int key = chunk.low + wave_id() * FEW_KEYS;
+    int key = of_wave(chunk.low + wave_id() * FEW_KEYS);
 
     /* Tiles in turn: of keys, of values, of the next keys. */
     LOCAL bf16 *keys = attention_tiles + wave_id() * tiles * size, *values = keys + 1 % tiles * size, *next = keys + 2 % tiles * size;
@@ -120,7 +120,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     Source keys_source = source_at(a, a->keys, start, key, chunk.high, 0),
            values_source = source_at(a, a->values, start, key, chunk.high, 0);
     stage_begin(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source);
-    stage_begin(&values_stage, values, width, FEW_KEYS, WAVE, &values_source);
+    columns_begin(&values_stage, values, width, FEW_KEYS, WAVE, &values_source);
 
     /* Queries pass through what will hold the first wave's next keys. */
     Operand queries[MOST_WIDTH / MMA];
@@ -141,10 +141,10 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         Accumulator scores;
         compute_scores(&scores, 1, FEW_ROWS, queries, NULL, keys, width);
         wave_barrier();
-        stage_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 1);
+        columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 1);
         wave_barrier();
         values_source = source_at(a, a->values, start, key + step, chunk.high, 0);
-        stage_begin(&values_stage, keys, width, FEW_KEYS, WAVE, &values_source);
+        columns_begin(&values_stage, keys, width, FEW_KEYS, WAVE, &values_source);
         if (a->alibi > 0 || !bounds_cover(&seen, key, key + FEW_KEYS - 1))
             attention_mask(&scores, 1, FEW_ROWS, a, 0, place.head, 0, place.total, key);
         Operand weights;
@@ -154,13 +154,22 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         LOCAL bf16 *used = values;
         values = keys, keys = next, next = used;
     }
-    stage_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 0); /* zeros beyond the last key */
+    columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 0); /* zeros beyond the last key */
     join_waves(f, &place, &softmax, out, width, waves);
 }
 
-KERNEL(attention_few_32, AttentionForward) { attend_few(&a, 32, few_waves(32)); }
-KERNEL(attention_few_64, AttentionForward) { attend_few(&a, 64, few_waves(64)); }
-KERNEL(attention_few_128, AttentionForward) { attend_few(&a, 128, few_waves(128)); }
+KERNEL(attention_few_32, AttentionForward) {
+    WAVE_BOUNDS(256, PLACES);
+    attend_few(&a, 32, few_waves(32));
+}
+KERNEL(attention_few_64, AttentionForward) {
+    WAVE_BOUNDS(256, PLACES);
+    attend_few(&a, 64, few_waves(64));
+}
+KERNEL(attention_few_128, AttentionForward) {
+    WAVE_BOUNDS(256, PLACES);
+    attend_few(&a, 128, few_waves(128));
+}
 KERNEL(attention_few_256, AttentionForward) { attend_few(&a, 256, few_waves(256)); }
 
 /* -- Joining ------------------------------------------------------------------------------------------------------- */

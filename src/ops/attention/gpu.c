@@ -19,7 +19,7 @@ enum { MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA };
 INLINE void store_rows(
     const AttentionForward *f, const AttentionPlace *p, const Softmax *softmax, const Accumulator *out, const int columns) {
     const Attention *a = &f->attention;
-    int first = p->first + opaque(wave_id()) * ATTENTION_ROWS;
+    int first = p->first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = first + accumulator_row(r);
         bool there = row < p->total;
@@ -76,29 +76,29 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         stage_end(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next, 0);
         barrier();
         next = source_at(a, a->values, start, key, last, place.part * columns);
-        stage_begin(&values_stage, values, columns, ATTENTION_KEYS, threads, &next);
+        columns_begin(&values_stage, values, columns, ATTENTION_KEYS, threads, &next);
         bool touched = bounds_touch(&wave, key, key + ATTENTION_KEYS - 1);
         Accumulator scores[KEY_BLOCKS];
         compute_scores(scores, KEY_BLOCKS, ATTENTION_ROWS, attention_holds(width) ? held : NULL, own, keys, width);
-        stage_end(&values_stage, values, columns, ATTENTION_KEYS, threads, &next, 0);
+        columns_end(&values_stage, values, columns, ATTENTION_KEYS, threads, &next, 0);
         barrier();
         next = source_at(a, a->keys, start, key + ATTENTION_KEYS, last, 0);
         if (key + ATTENTION_KEYS <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
         if (!touched) continue;
         if (a->alibi > 0 || !bounds_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
-            AttentionPlace again = place_of_block(a, rows, width / columns);
-            attention_mask(scores, KEY_BLOCKS, ATTENTION_ROWS, a, again.base, again.head, again.first + opaque(wave_id()) * ATTENTION_ROWS,
-                again.total, key);
+            const Attention *call = arguments_again(a);
+            AttentionPlace again = place_of_block(call, rows, width / columns);
+            attention_mask(scores, KEY_BLOCKS, ATTENTION_ROWS, call, again.base, again.head,
+                again.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS, again.total, key);
         }
         Operand weights[KEY_BLOCKS];
         softmax_step(&softmax, scores, weights, KEY_BLOCKS, ATTENTION_ROWS, a->scale, out, columns / MMA);
         add_values(out, weights, KEY_BLOCKS, ATTENTION_ROWS, values, columns);
     }
-    AttentionPlace again = place_of_block(a, rows, width / columns);
+    f = arguments_again(f);
+    AttentionPlace again = place_of_block(&f->attention, rows, width / columns);
     store_rows(f, &again, &softmax, out, columns);
 }
-
-#define WAVES_OF_256 (WAVE == 64 ? 2 : 4) /* on AMD queries pass through the shared memory of keys and values */
 
 KERNEL(attention_32, AttentionForward) {
     WAVE_BOUNDS(256, 2);
@@ -112,7 +112,7 @@ KERNEL(attention_128, AttentionForward) {
     WAVE_BOUNDS(256, SHARE_OF_128);
     attend(&a, 128, 128, 4);
 }
-KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, WAVES_OF_256); }
+KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, 4); }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                               \
     KERNEL(attention_hopper_##width, AttentionHopper) {                                             \
@@ -173,13 +173,10 @@ bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const A
            attention_map(device, keys, a->keys, a->key_rows.rows, key_columns, a->key_stride, sequences);
 }
 
-/* Rows of queries of a block. */
-static int tile_rows(const Device *device, int width) { return ATTENTION_ROWS * (width == 256 && device_info(device)->wave == 64 ? 2 : 4); }
-
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->head_dim), parts = (int)divide_up(width, 128), columns = width / parts;
-    int rows = tile_rows(device, width), others = ATTENTION_KEYS * (width + columns), own = rows * width;
+    int rows = 4 * ATTENTION_ROWS, others = ATTENTION_KEYS * (width + columns), own = rows * width;
     bool holds = wave == 64 || width <= 64;
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
         .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),

@@ -24,15 +24,15 @@ typedef struct AttentionPlace {
 /* The block's tile has `rows` query rows; `parts` blocks share out the columns of the output. Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
  * of held in registers. */
 INLINE AttentionPlace place_of_block(const Attention *a, int rows, int parts) {
-    int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
+    int x = opaque_of_wave(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
     return (AttentionPlace){.base = (int64_t)(x / groups) * a->query_rows.rows,
         .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((total + rows - 1) / rows - 1 - opaque(block_y())) * rows,
+        .first = ((total + rows - 1) / rows - 1 - opaque_of_wave(block_y())) * rows,
         .total = total,
-        .part = opaque(block_z()) % parts,
-        .chunk = opaque(block_z()) / parts};
+        .part = opaque_of_wave(block_z()) % parts,
+        .chunk = opaque_of_wave(block_z()) / parts};
 }
 
 INLINE int64_t place_row(const AttentionPlace *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
@@ -67,7 +67,7 @@ INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, 
 /* Rows `key` .. `last` of keys or values, from column `column` of a head on; the head begins `start` elements into the
  * matrix. */
 INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
-    return (Source){from + start + opaque(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
+    return (Source){from + start + opaque_of_wave(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
 }
 
 /* -- The products of a wave ---------------------------------------------------------------------------------------- */
@@ -94,22 +94,80 @@ INLINE void add_values(
     Accumulator *out, const Operand *weights, const int blocks, const int rows, LOCAL const bf16 *values, const int columns) {
     UNROLL for (int k = 0; k < blocks; k++) UNROLL for (int n = 0; n < columns / MMA; n++) {
         Operand operand;
-        operand_load_transposed(&operand, values, columns, k * MMA, n * MMA);
+        operand_load_columns(&operand, values, columns, k * MMA, n * MMA);
         mma_rows(&out[n], &weights[k], &operand, rows);
     }
 }
 
 /* -- The softmax of a wave ----------------------------------------------------------------------------------------- */
 
-/* For the rows of a lane: the running maximum of raw scores, and this lane's share of the running sum. */
+/* For the rows of a lane: the raw score that exponents are taken from, and this lane's share of the running sum. On NVIDIA that is the
+ * maximum so far. On AMD it follows the maximum only where that has grown by a factor of 2^SLACK of the weights: most tiles then neither
+ * exchange maxima between lanes nor rescale sums, and sums in fp32 have room for it. The result is the same but for rounding. */
 typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
+enum { SLACK = 8 };
 
 INLINE void softmax_clear(Softmax *softmax) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) softmax->maximum[r] = -__builtin_inff(), softmax->sum[r] = 0;
 }
 
-/* Raw scores of the next `blocks` * MMA keys become weights, as operands, and `out` is rescaled to the new maximum. A row that has
- * seen no key has maximum -inf and weights 0. */
+/* What is added to scaled scores of a row. A row that has seen no key has maximum -inf and weights 0. */
+INLINE float softmax_base(float maximum, float scale) { return maximum == -__builtin_inff() ? 0 : maximum * scale; }
+
+#if defined __AMDGCN__
+
+/* The maximum of row r of `blocks` * MMA keys in this lane. */
+INLINE float lane_maximum(const Accumulator *scores, const int blocks, int r) {
+    float maximum = -__builtin_inff();
+    UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum =
+        __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
+    return maximum;
+}
+
+/* Rescales sums and `out` of rows whose maximum has grown by more than the slack. */
+INLINE void softmax_follow(
+    Softmax *softmax, const Accumulator *scores, const int blocks, const int rows, float scale, Accumulator *out, const int out_blocks) {
+    float maximum[LANE_ROWS], slack = SLACK * fast_reciprocal(scale);
+    bool grown = false;
+    UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+        maximum[r] = lane_maximum(scores, blocks, r);
+        grown |= maximum[r] > softmax->maximum[r] + slack;
+    }
+    if (__builtin_expect(!any_of_wave(grown), true)) return;
+    UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+        float now = lanes_max(maximum[r]), before = softmax->maximum[r];
+        if (!(now > before + slack)) now = before;
+        float rescale = fast_exp2(before * scale - softmax_base(now, scale));
+        softmax->maximum[r] = now;
+        softmax->sum[r] *= rescale;
+        UNROLL for (int n = 0; n < out_blocks; n++) {
+            if (out_blocks * MMA <= 128) accumulator_scale_in_place(&out[n], r, rescale);
+            else accumulator_scale(&out[n], r, rescale); /* so many sums may lie where assembly cannot have them */
+        }
+    }
+}
+
+/* Raw scores of the next `blocks` * MMA keys become weights, as operands; `out` is rescaled where it must be. */
+INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, const int blocks, const int rows, float scale,
+    Accumulator *out, const int out_blocks) {
+    softmax_follow(softmax, scores, blocks, rows, scale, out, out_blocks);
+    UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+        float base = softmax_base(softmax->maximum[r], scale);
+        f32x4 sum = 0;
+        UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int t = 0; t < 2; t++) {
+            f32x4 x = scores[n].x[r][t] * scale - base;
+            UNROLL for (int i = 0; i < 4; i++) x[i] = fast_exp2(x[i]);
+            scores[n].x[r][t] = x;
+            sum += x;
+        }
+        softmax->sum[r] += (sum.x + sum.y) + (sum.z + sum.w);
+    }
+    UNROLL for (int n = 0; n < blocks; n++) operand_of(&weights[n], &scores[n]);
+}
+
+#else
+
+/* Raw scores of the next `blocks` * MMA keys become weights, as operands, and `out` is rescaled to the new maximum. */
 INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, const int blocks, const int rows, float scale,
     Accumulator *out, const int out_blocks) {
     UNROLL for (int r = 0; r < lane_rows(rows); r++) {
@@ -117,7 +175,7 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum =
             __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
         maximum = lanes_max(maximum);
-        float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
+        float base = softmax_base(maximum, scale);
         float rescale = fast_exp2(softmax->maximum[r] * scale - base);
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
@@ -130,5 +188,7 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
     }
     UNROLL for (int n = 0; n < blocks; n++) operand_of(&weights[n], &scores[n]);
 }
+
+#endif
 
 #endif

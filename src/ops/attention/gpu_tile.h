@@ -147,7 +147,7 @@ INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, i
         e = bounds_join(e, (KeyBounds){(int)shuffle(e.low_min, from), (int)shuffle(e.low_max, from), (int)shuffle(e.high_min, from),
                                (int)shuffle(e.high_max, from)});
     }
-    return e;
+    return (KeyBounds){of_wave(e.low_min), of_wave(e.low_max), of_wave(e.high_min), of_wave(e.high_max)};
 }
 /* Whether any row sees any of the keys first .. last; whether all rows see all of them. */
 INLINE bool bounds_touch(const KeyBounds *e, int first, int last) { return first <= e->high_max && last >= e->low_min; }
@@ -164,11 +164,14 @@ INLINE void attention_mask(
         Interval seen = attention_interval(a, base, attention_token(a, row));
         float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;
-        int distance = attention_distance(a, base, attention_token(a, row), key) + accumulator_first();
+        if (WAVE == 32 || a->alibi > 0) {
+            int distance = attention_distance(a, base, attention_token(a, row), key) + accumulator_first();
+            UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(
+                &scores[n], r, c, accumulator_get(&scores[n], r, c) + slope * (float)(n * MMA + accumulator_step(c) + distance));
+        }
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int at = n * MMA + accumulator_step(c);
-            float biased = accumulator_get(&scores[n], r, c) + slope * (float)(at + distance);
-            accumulator_set(&scores[n], r, c, at >= low && at <= high ? biased : -__builtin_inff());
+            accumulator_set(&scores[n], r, c, at >= low && at <= high ? accumulator_get(&scores[n], r, c) : -__builtin_inff());
         }
         if (jump != 0 && a->alibi > 0) UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
                 float jumped = from + n * MMA + accumulator_step(c) < a->key_rows.half ? 0 : slope * (float)jump;

@@ -10,9 +10,9 @@
  * The keys pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers.
  * Where sums of all columns of dK and dV do not fit in registers, `split` waves share 32 keys: each computes the
  * scores of its 32 queries of a tile and owns its share of the columns, and they exchange P^T and dS^T through shared
- * memory in register layout. Heads of 256 are cut into two blocks of 128 output columns in both passes. Heads of 64
- * and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper.h). Scratch: delta, and two bounds per tile; on
- * Hopper mainly dQ in fp32. */
+ * memory in register layout. On AMD two waves share 32 keys in another way (gpu_grad_pairs.h). Heads of 256 are cut into
+ * two blocks of 128 output columns in both passes. Heads of 64 and 128 have one fused pass on NVIDIA's Hopper
+ * (gpu_grad_hopper.h). Scratch: delta, and two bounds per tile; on Hopper mainly dQ in fp32, on AMD parts of dK and dV. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_grad_hopper.h"
 
@@ -27,6 +27,9 @@ typedef struct AttentionGrad {
     GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and greatest first key of a tile */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
     int32_t tiles;                              /* of a sequence */
+    int32_t parts;                              /* blocks that share the heads of a group, on AMD */
+    int64_t rows;                               /* of keys, of all sequences */
+    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] where parts > 1: dK and dV */
 } AttentionGrad;
 
 #ifdef GPU_DEVICE
@@ -100,13 +103,13 @@ typedef struct QueryPlace {
 } QueryPlace;
 
 INLINE QueryPlace query_place(const Attention *a, const int rows) {
-    int x = opaque(block_x()), head = x % a->heads;
+    int x = opaque_of_wave(block_x()), head = x % a->heads;
     return (QueryPlace){.base = (int64_t)(x / a->heads) * a->query_rows.rows,
         .key_base = (int64_t)(x / a->heads) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque(block_y())) * rows,
-        .part = opaque(block_z())};
+        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque_of_wave(block_y())) * rows,
+        .part = opaque_of_wave(block_z())};
 }
 
 INLINE Source rows_of(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, int64_t column, int rows, int columns) {
@@ -140,9 +143,9 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
     float log_sum[LANE_ROWS], delta[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int64_t at = (place.base + min_int(first + accumulator_row(r), length - 1)) * a->heads + place.head;
-        log_sum[r] = attention_log_sum(g->log_sum[at]);
-        delta[r] = g->delta[at];
+        int64_t number = (place.base + min_int(first + accumulator_row(r), length - 1)) * a->heads + place.head;
+        log_sum[r] = attention_log_sum(g->log_sum[number]);
+        delta[r] = g->delta[number];
     }
     Accumulator sums[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
@@ -164,8 +167,8 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         buffer = (buffer + 1) % buffers;
         LOCAL bf16 *next = tiles + buffer * 2 * MMA * width;
         if (key + MMA <= last) {
-            k = rows_of(a->keys, a->key_stride, place.key_base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
-            v = rows_of(a->values, a->key_stride, place.key_base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            k = rows_of(a->keys, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            v = rows_of(a->values, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
             stage_begin(&k_stage, next, width, MMA, threads, &k);
             stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
         }
@@ -174,8 +177,10 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
             int own = wave_id() * MMA * width;
             scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
             if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
-                QueryPlace again = query_place(a, rows);
-                attention_mask(&scores, 1, MMA, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->query_rows.rows, key);
+                const Attention *call = arguments_again(a);
+                QueryPlace again = query_place(call, rows);
+                attention_mask(&scores, 1, MMA, call, again.base, again.head, again.first + opaque_of_wave(wave_id()) * MMA,
+                    call->query_rows.rows, key);
             }
             score_gradients(&scores, &d_weights, a->scale, log_sum, delta);
             Operand d_scores, operand;
@@ -189,12 +194,13 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         if (buffers == 1) barrier();
         keys = next, values = next + MMA * width;
     }
+    g = arguments_again(g), a = &g->attention;
     place = query_place(a, rows);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int at = place.first + wave_id() * MMA + accumulator_row(r);
-        GLOBAL bf16 *to = g->d_queries + (place.base + at) * a->query_stride + place.head * a->head_dim;
+        int row = place.first + wave_id() * MMA + accumulator_row(r);
+        GLOBAL bf16 *to = g->d_queries + (place.base + row) * a->query_stride + place.head * a->head_dim;
         UNROLL for (int n = 0; n < columns / MMA; n++)
-            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, at < a->query_rows.rows);
+            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, row < a->query_rows.rows);
     }
 }
 
@@ -228,51 +234,6 @@ typedef struct RowTile {
     float log_sum[TILE], delta[TILE];
     int low[TILE], high[TILE];
 } RowTile;
-/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. On AMD, where a wave goes on until
- * it uses what it loads, they are as loaded: the log-sum-exp to base e, and the position instead of the first key. */
-typedef struct QueryStage {
-    Stage queries, d_outs;
-    Source q, d;
-    float log_sum, delta;
-    int low, low_max;
-} QueryStage;
-
-/* Queries past the last one get weights of zero. */
-INLINE void query_stage_begin(
-    QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
-    const Attention *a = &g->attention;
-    int first = opaque(walk->tile) * TILE, length = a->query_rows.rows, rows = length - first, row = first + thread_id() % TILE;
-    int64_t base = (int64_t)walk->sequence * length, at = (base + row) * a->heads + walk->head;
-    stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
-    stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
-    stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
-    stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
-    if (HOLDS) {
-        int there = min_int(row, length - 1);
-        stage->log_sum = g->log_sum[(base + there) * a->heads + walk->head];
-        stage->delta = g->delta[(base + there) * a->heads + walk->head];
-        stage->low = a->positions[base + there];
-    } else {
-        stage->log_sum = row < length ? attention_log_sum(g->log_sum[at]) : __builtin_inff();
-        stage->delta = row < length ? g->delta[at] : 0;
-        stage->low = row < length ? attention_interval(a, base, row).low : 0;
-    }
-    stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
-}
-/* `first` is the tile's first query. */
-INLINE void query_stage_end(
-    const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads, const Attention *a, int first) {
-    stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
-    stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
-    if (thread_id() >= TILE) return;
-    int row = first + thread_id();
-    bool there = row < a->query_rows.rows;
-    rows->log_sum[thread_id()] = !HOLDS ? stage->log_sum : there ? attention_log_sum(stage->log_sum) : __builtin_inff();
-    rows->delta[thread_id()] = HOLDS && !there ? 0 : stage->delta;
-    rows->low[thread_id()] = !HOLDS ? stage->low : there ? attention_interval_at(a, row, &stage->low).low : 0;
-    rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
-}
-
 /* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf; queries are from
  * `query` on, row `at` of the tile. */
 INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
@@ -289,6 +250,43 @@ INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key
             accumulator_set(scores, r, c, number >= low && number <= high ? accumulator_get(scores, r, c) : -__builtin_inff());
         }
     }
+}
+
+#if defined __NVPTX__
+
+/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
+typedef struct QueryStage {
+    Stage queries, d_outs;
+    Source q, d;
+    float log_sum, delta;
+    int low, low_max;
+} QueryStage;
+
+/* Queries past the last one get weights of zero. */
+INLINE void query_stage_begin(
+    QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
+    const Attention *a = &g->attention;
+    int first = opaque_of_wave(walk->tile) * TILE, length = a->query_rows.rows, rows = length - first, row = first + thread_id() % TILE;
+    int64_t base = (int64_t)walk->sequence * length, at = (base + row) * a->heads + walk->head;
+    stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
+    stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
+    stage->log_sum = row < length ? attention_log_sum(g->log_sum[at]) : __builtin_inff();
+    stage->delta = row < length ? g->delta[at] : 0;
+    stage->low = row < length ? attention_interval(a, base, row).low : 0;
+    stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
+}
+/* `first` is the tile's first query. */
+INLINE void query_stage_end(
+    const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads, const Attention *a, int first) {
+    stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
+    stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
+    if (thread_id() >= TILE) return;
+    rows->log_sum[thread_id()] = stage->log_sum;
+    rows->delta[thread_id()] = stage->delta;
+    rows->low[thread_id()] = stage->low;
+    rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
 }
 
 /* Transposed scores -> P^T and dS^T as operands. */
@@ -327,20 +325,20 @@ INLINE void add_key_gradients(Accumulator *d_keys, Accumulator *d_values, const 
 INLINE void gradient_of_keys(
     const AttentionGrad *g, const int width, const int columns, const int waves, const int split, const int buffers) {
     const int rows = waves / split * MMA, threads = waves * WAVE, own_columns = columns / split;
-    const bool early = buffers == 2 || WAVE == 64; /* the next tile can be in flight during the work on this one */
+    const bool early = buffers == 2; /* the next tile can be in flight during the work on this one */
     const Attention *a = &g->attention;
     int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, group = a->heads / a->kv_heads, first_key = block_y() * rows;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
     int share = wave_id() % split, own = wave_id() / split * MMA, key = first_key + own;
 
-    LOCAL bf16 *keys = attention_tiles, *values = keys + (HOLDS ? 0 : rows * width), *tiles = values + (HOLDS ? 0 : rows * width);
-    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + (HOLDS ? max_int(rows, 2 * TILE) : buffers * 2 * TILE) * width);
+    LOCAL bf16 *keys = attention_tiles, *values = keys + rows * width, *tiles = values + rows * width;
+    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + buffers * 2 * TILE * width);
     LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
     Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
     Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
     Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
-    if (HOLDS) load_held_rows(held_keys, keys, width, rows, threads, &k), load_held_rows(held_values, values, width, rows, threads, &v);
-    else tile_load(keys, width, rows, threads, &k), tile_load(values, width, rows, threads, &v);
+    tile_load(keys, width, rows, threads, &k);
+    tile_load(values, width, rows, threads, &v);
 
     Accumulator d_keys[MOST_COLUMNS / MMA], d_values[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < own_columns / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
@@ -402,26 +400,32 @@ INLINE void gradient_of_keys(
     }
 }
 
+#endif
+
+#include "ops/attention/gpu_grad_pairs.h"
+
 /* `share`: waves that share a SIMD on AMD. */
 #define QUERIES_PASS(width, columns, waves, share) \
     KERNEL(attention_queries_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_queries(&a, width, columns, waves); }
-#define KEYS_PASS(width, columns, waves, split, buffers, share) \
-    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_keys(&a, width, columns, waves, split, buffers); }
 
 QUERIES_PASS(32, 32, 4, 2)
 QUERIES_PASS(64, 64, 4, 2)
 QUERIES_PASS(128, 128, 4, SHARE_OF_128)
 QUERIES_PASS(256, 128, 2, 1)
 #if defined __AMDGCN__
-KEYS_PASS(32, 32, 4, 1, 1, 2)
-KEYS_PASS(64, 64, 4, 1, 1, 2)
-KEYS_PASS(128, 128, 4, 1, 1, 1)
-KEYS_PASS(256, 128, 2, 1, 1, 1)
+#define KEYS_PASS(width, columns, pairs, buffers) \
+    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS(2 * (pairs) * WAVE, 2); gradient_of_pairs(&a, width, columns, pairs, buffers); }
+KEYS_PASS(32, 32, 4, 2)
+KEYS_PASS(64, 64, 4, 2)
+KEYS_PASS(128, 128, 4, 2)
+KEYS_PASS(256, 128, 4, 1)
 #else
-KEYS_PASS(32, 32, 4, 1, 2, 0)
-KEYS_PASS(64, 64, 4, 1, 2, 0)
-KEYS_PASS(128, 128, 8, 2, 2, 0)
-KEYS_PASS(256, 128, 4, 2, 1, 0)
+#define KEYS_PASS(width, columns, waves, split, buffers) \
+    KERNEL(attention_keys_##width, AttentionGrad) { gradient_of_keys(&a, width, columns, waves, split, buffers); }
+KEYS_PASS(32, 32, 4, 1, 2)
+KEYS_PASS(64, 64, 4, 1, 2)
+KEYS_PASS(128, 128, 8, 2, 2)
+KEYS_PASS(256, 128, 4, 2, 1)
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -442,6 +446,7 @@ HOPPER(128)
 #include "ops/attention/attention.h"
 
 LAUNCHER(attention_delta, AttentionGrad)
+LAUNCHER(attention_key_sums, AttentionGrad)
 LAUNCHERS(queries, AttentionGrad, attention_queries_32, attention_queries_64, attention_queries_128, attention_queries_256)
 LAUNCHERS(keys, AttentionGrad, attention_keys_32, attention_keys_64, attention_keys_128, attention_keys_256)
 LAUNCHERS(hopper_rows, AttentionGradHopper, attention_rows_hopper_64, attention_rows_hopper_128)
@@ -453,8 +458,18 @@ LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attentio
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
 
 static KeysPass keys_constants(int wave, int width) {
-    static const KeysPass amd[] = {{4, 1, 1}, {4, 1, 1}, {4, 1, 1}, {2, 1, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
+    static const KeysPass amd[] = {{8, 2, 2}, {8, 2, 2}, {8, 2, 2}, {8, 2, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
     return (wave == 64 ? amd : nvidia)[attention_width_index(width)];
+}
+
+/* Blocks that share the heads of a group on AMD: two where one for all leaves processors idle. Their sums take no more memory than those of
+ * Hopper's kernels. */
+static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->head_dim % 8 == 0; }
+static int32_t parts_of(const Device *device, const AttentionGrad *g, int64_t blocks) {
+    const Attention *a = &g->attention;
+    Heads heads = {a->heads, a->kv_heads, a->head_dim};
+    bool few = blocks < 4 * (int64_t)device_info(device)->processors;
+    return device_info(device)->wave == 64 && few && can_part(&heads) && a->key_stride % 8 == 0 ? 2 : 1;
 }
 
 static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
@@ -473,14 +488,21 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), tile = GRAD_TILE(wave);
     KeysPass pass = keys_constants(wave, width);
     int rows = pass.waves / pass.split * ATTENTION_ROWS;
-    int elements = wave == 64 ? (rows > 2 * tile ? rows : 2 * tile) * width : 2 * rows * width + pass.buffers * 2 * tile * width;
-    int exchange = pass.split > 1 ? pass.waves * 2 * ATTENTION_ROWS * ATTENTION_ROWS * (int)sizeof(bf16) : 0;
+    int tiles = pass.buffers * 2 * tile * width * (int)sizeof(bf16), own = rows * width * (int)sizeof(bf16);
+    int exchange = pass.split == 1 ? 0 : rows * ATTENTION_ROWS * (int)(wave == 64 ? sizeof(float) : 4 * sizeof(bf16));
+    int queries = pass.buffers * (tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t)) + (wave == 64 ? 16 : 0)),
+        others = tiles + exchange + queries;
     LaunchShape shape = {.x = sequences * g->attention.kv_heads,
         .y = divide_up(g->attention.key_rows.rows, rows),
         .z = divide_up(width, 128),
         .threads = pass.waves * wave,
-        .shared = elements * (int)sizeof(bf16) + exchange + pass.buffers * tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t))};
-    launch_keys(device, attention_width_index(width), shape, g);
+        .shared = wave == 64 ? int_max(own, others) : 2 * own + others};
+    AttentionGrad parted = *g;
+    parted.parts = parts_of(device, g, shape.x * shape.y * shape.z);
+    shape.x *= parted.parts;
+    launch_keys(device, attention_width_index(width), shape, &parted);
+    int64_t elements = g->rows * 2 * g->attention.kv_heads * g->attention.head_dim;
+    if (parted.parts > 1) launch_attention_key_sums(device, (LaunchShape){.x = divide_up(elements, 8 * 256), .threads = 256}, &parted);
 }
 
 /* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, and marks with
@@ -547,16 +569,24 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     return true;
 }
 
-/* The device is not known here: tiles of the smaller size are more, and the pass that needs most counts. */
+/* Scratch of the others: byte offsets of the bounds of tiles, of which the smaller ones are more, and of parts of sums. */
+typedef struct GradScratch { int64_t reach_at, parts_at, bytes; } GradScratch;
+static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
+    GradScratch s = {.reach_at = sequences * queries * heads->heads * (int64_t)sizeof(float)};
+    s.parts_at = round_up(s.reach_at + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t), 16);
+    s.bytes = s.parts_at + (can_part(heads) ? 2 * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
+    return s;
+}
+
+/* The device is not known here: the pass that needs most counts. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,
             keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), sequences = rows / queries, heads = spec->heads.heads,
-            width = spec->heads.head_dim;
-    int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t);
+    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.head_dim;
+    int64_t bytes = grad_scratch(sequences, queries, keys, &spec->heads).bytes;
     if (width != 64 && width != 128) return bytes;
-    int64_t hopper = hopper_scratch(sequences, queries, keys, heads, spec->heads.kv_heads, (int)width).bytes;
+    int64_t hopper = hopper_scratch(sequences, queries, keys, spec->heads.heads, spec->heads.kv_heads, (int)width).bytes;
     return hopper > bytes ? hopper : bytes;
 }
 
@@ -567,17 +597,21 @@ GPU_OP(attention_grad, workspace) {
     int tile = GRAD_TILE(device_info(call->device)->wave);
     bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV], *d_kv = call->out[ATTENTION_GRAD_D_KV];
     bf16 *d_keys = d_kv ? d_kv : d_qkv + queries;
-    float *delta = call->workspace;
+    const GradScratch at = grad_scratch(sequences, length, attention.key_rows.rows, &((const AttentionSpec *)call->attributes)->heads);
+    char *scratch = call->workspace;
     AttentionGrad g = {.attention = attention,
         .d_out = call->in[ATTENTION_GRAD_D_OUT],
         .out = call->in[ATTENTION_GRAD_OUT],
         .log_sum = call->in[ATTENTION_GRAD_LOG_SUM],
-        .delta = delta,
-        .reach = (int32_t *)(delta + rows * attention.heads),
+        .delta = (float *)scratch,
+        .reach = (int32_t *)(scratch + at.reach_at),
         .d_queries = d_qkv,
         .d_keys = d_keys,
         .d_values = d_keys + attention.kv_heads * attention.head_dim,
-        .tiles = (int32_t)divide_up(length, tile)};
+        .tiles = (int32_t)divide_up(length, tile),
+        .rows = sequences * attention.key_rows.rows,
+        .parts = 1,
+        .partial_keys = (float *)(scratch + at.parts_at)};
     if (launch_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);
