@@ -453,6 +453,9 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
         {2, {{4, 4, 64}, 640, 0, .bidirectional = true}, 0},
         {2, {{4, 4, 128}, 777, 0, .bidirectional = true}, 300},
         {4, {{12, 12, 128}, 330, 0, .bidirectional = true}, 0},
+        {1, {{2, 1, 64}, 400, 0, .scale = 1}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
+        {1, {{2, 1, 128}, 400, 0, .scale = 0.7}, 0},
+        {1, {{2, 1, 256}, 300, 0, .scale = 0.5}, 0},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);

@@ -442,7 +442,8 @@ INLINE void columns_end(
     }
 }
 INLINE void operand_load_columns(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
-    operand_load_lines(o, tile + row * width + column / 64 * 64 * MMA, lines_lane(), column % 64 / MMA);
+    unsigned lane = lines_lane(operand_row((unsigned)lane_id() % 16));
+    operand_load_lines(o, tile + row * width + column / 64 * 64 * MMA, lane, column % 64 / MMA, OPERAND_STEP);
 }
 
 #endif
