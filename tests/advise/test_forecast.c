@@ -439,6 +439,40 @@ static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
     }
 }
 
+/* AMD's processors have rates of the cycle model, none above the best that is known. Prints them beside public figures of other
+ * programs (docs/forecast.md), of which the quickest bounds what a model within its error may say. */
+static void forecasts_for_amd_stand_beside_public_figures(void **state) {
+    (void)state;
+    static const struct {
+        const char *gpu, *file, *precision, *of;
+        int64_t gpus;
+        double tokens_per_second, most; /* most: of the ratio to it */
+    } rows[] = {
+        {"mi300x", "configs/llama3.1-8b.yaml", "fp8.recipe=none", "torchtitan, FSDP2, compiled", 8, 5376},
+        {"mi300x", "configs/llama3.1-8b.yaml", "fp8.recipe=tensor", "torchtitan, FSDP2, torchao", 8, 6166},
+        {"mi325x", "configs/llama3.1-8b.yaml", "fp8.recipe=tensor", "Primus, 1 node", 8, 16224, 1.3},
+        {"mi300x", "configs/llama3.2-1b.yaml", "fp8.recipe=none", NULL, 1, 0},
+        {"mi355x", "configs/llama3.1-8b.yaml", "fp8.recipe=none", NULL, 1, 0},
+        {"mi300x", "configs/zaya1-8b.yaml", "fp8.recipe=none", NULL, 8, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Given given;
+        GIVE(&given, rows[i].file, "precision=pure_bf16", "data.length=8192", "batch.sequences=1", "batch.tokens=16Mi",
+            (char *)rows[i].precision);
+        Hardware found = hardware(rows[i].gpu);
+        assert_int_equal(found.source, RATES_MODELLED);
+        assert_true(!found.best_bf16 || found.rates.gemm <= found.best_bf16);
+        Forecast made = forecast(&given.config, rows[i].gpu, rows[i].gpus, rows[i].gpus > 1 ? 1 : 0);
+        double ratio = made.tokens_per_second / rows[i].tokens_per_second;
+        print_message("%lld x %s, %s %s: %.0f tokens/s modelled", (long long)rows[i].gpus, rows[i].gpu, rows[i].file, rows[i].precision,
+            made.tokens_per_second);
+        if (rows[i].of) print_message(", %.2f of %s's %.0f", ratio, rows[i].of, rows[i].tokens_per_second);
+        print_message("\n");
+        assert_true(!rows[i].most || (ratio > 1 / rows[i].most && ratio < rows[i].most));
+        options_free_strings(&given.strings);
+    }
+}
+
 static void zero_shares_out_what_it_says(void **state) {
     (void)state;
     Given given;
@@ -645,6 +679,7 @@ int main(void) {
         cmocka_unit_test(the_best_interval_is_near_youngs_and_costs_least),
         cmocka_unit_test(a_warning_that_leaves_time_for_a_checkpoint_saves_work),
         cmocka_unit_test(forecasts_agree_with_what_was_measured_on_gpus),
+        cmocka_unit_test(forecasts_for_amd_stand_beside_public_figures),
         cmocka_unit_test(zero_shares_out_what_it_says),
         cmocka_unit_test(one_gpu_communicates_nothing_and_many_do),
         cmocka_unit_test(collectives_over_two_nodes_match_published_bandwidth),
