@@ -53,6 +53,24 @@ static json_t *start_of(const json_t *answer, size_t common) {
     return json_is_array(answer) ? messages_from(answer, 0, common) : json_stringn(json_string_value(answer), common);
 }
 
+/* An empty text or list says nothing, as null does. */
+static bool is_given(const json_t *value) { return json_string_length(value) > 0 || json_array_size(value) > 0; }
+
+/* Parts of a prompt that data sets keep in members of their own, which no form of a pair reads: what is trained without them
+ * is another pair. Lists are conversations, and such members repeat them: only a system message can be missing there. */
+static bool check_prompt_is_whole(const json_t *record, const json_t *messages, Error *error) {
+    static const char *const parts[] = {"system", "history", "question", "instruction", "input"};
+    bool texts = json_is_string(json_object_get(record, "chosen"));
+    size_t count = !texts ? 1 : json_object_get(record, "prompt") ? 2 : sizeof parts / sizeof *parts;
+    const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+    if (role && !strcmp(role, "system")) return true;
+    for (size_t i = 0; i < count; i++)
+        if (is_given(json_object_get(record, parts[i])))
+            return error_set(
+                error, ERROR_DATA, "it has %s, which no form of a pair reads: make it part of prompt, or leave it out", parts[i]);
+    return true;
+}
+
 /* The prompt, for the caller to release, and how many messages or bytes of the answers belong to it. NULL: ERROR_DATA. */
 static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const json_t *rejected, size_t *common, Error *error) {
     bool lists = json_is_array(chosen);
@@ -78,7 +96,7 @@ bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, E
     if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
     if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
     json_auto_t *prompt = find_prompt(json_object_get(record, "prompt"), first, second, &common, error);
-    if (!prompt) return false;
+    if (!prompt || !check_prompt_is_whole(record, prompt, error)) return false;
     *chosen = answer_record(record, json_incref(prompt), rest_of(first, common));
     *rejected = answer_record(record, json_incref(prompt), rest_of(second, common));
     return true;

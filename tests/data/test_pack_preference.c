@@ -94,6 +94,10 @@ static void records_that_are_no_pairs_are_refused(void **state) {
     assert_refused(TEXTS("", "b", "c"), "its prompt is empty");
     assert_refused("{\"chosen\": \"a\", \"rejected\": \"b\"}\n", "it has no prompt");
     assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": \"a\", \"rejected\": \"b\"}\n", "three texts or three lists");
+    assert_refused("{\"system\": \"s\", \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "it has system");
+    assert_refused("{\"question\": \"q\", \"chosen\": \"a b\", \"rejected\": \"a c\"}\n", "it has question");
+    assert_refused("{\"system\": \"s\", \"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" ANSWER("b") "]}\n",
+        "it has system");
     assert_refused("{\"prompt\": \"ho\", \"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") "]}\n",
         "not with prompt as the last message");
     assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n", "it has no answer");
