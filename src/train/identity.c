@@ -325,6 +325,21 @@ static bool is_open(const char *name, const Phases *phases, int begun) {
     return !used;
 }
 
+bool identity_settle_reference(const json_t *identity, json_t *changes) {
+    static const char name[] = "preference.reference: ", arrow[] = " -> ";
+    const char *now = text_of(identity, "preference.reference");
+    for (size_t i = 0; i < json_array_size(changes); i++) {
+        const char *line = json_string_value(json_array_get(changes, i));
+        if (!starts_with(line, name)) continue;
+        SCOPED_FREE char *before = memory_format("%.*s", (int)(strstr(line, arrow) - line), line);
+        bool same = !strcmp(before + strlen(name), now);
+        if (same) json_array_remove(changes, i);
+        else json_array_set_new(changes, i, json_sprintf("%s%s%s (resume.accept)", before, arrow, now));
+        return same;
+    }
+    return true;
+}
+
 void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *phases, int begun, json_t *changes) {
     const char *name;
     json_t *value;

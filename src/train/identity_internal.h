@@ -42,6 +42,9 @@ json_t *identity_of_tokenizer(const char *run, Error *error);
 json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error);
 /* Puts the checksum of the reference of data.train into an identity, so that checkpoints go on with no other. */
 void identity_put_reference(json_t *identity, const Reference *reference);
+/* Whether the reference of `identity`, which was computed after `changes` had been listed without one, is that of the
+ * checkpoint: then the difference is taken out of `changes`, and else it names both. */
+bool identity_settle_reference(const json_t *identity, json_t *changes);
 /* Takes differences between `saved`, the identity of a checkpoint before which the first `begun` phases had begun, and
  * `now` out of `saved`, where they are of phases that had not, of batches, or of sources that nothing was read of; and
  * appends each to `changes`. */

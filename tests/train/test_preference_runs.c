@@ -120,6 +120,13 @@ static void a_run_goes_on_with_the_same_bits(void **state) {
     compare_records_within("parts", "whole", "step", "reward_chosen", 0);
 }
 
+static bool log_has(const char *run, const char *fragment) {
+    size_t size;
+    SCOPED_FREE char *path = memory_format("%s/log.txt", run);
+    SCOPED_FREE char *log = (char *)read_bytes(path, &size);
+    return strstr(log, fragment) != NULL;
+}
+
 /* Without its file a run goes on where that is allowed, and computes it from the weights that it began with. */
 static void a_reference_that_changed_is_refused(void **state) {
     (void)state;
@@ -132,6 +139,19 @@ static void a_reference_that_changed_is_refused(void **state) {
     train_good(PREFER LLAMA "run=parts resume.accept=preference.reference");
     assert_true(same_checkpoint("parts", "whole", 6));
     assert_true(same_bytes("parts/data/reference-train", "whole/data/reference-train"));
+    assert_false(log_has("parts", "preference.reference: ")); /* it is the one of before */
+}
+
+static void a_reference_of_weights_that_changed_is_named(void **state) {
+    (void)state;
+    train_good(LLAMA "run=base stop_at=1 data.length=128 batch.sequences=2");
+    train_good(PREFER LLAMA "run=r init=base stop_at=2");
+    train_good(LLAMA "run=base stop_at=3 data.length=128 batch.sequences=2");
+    assert_int_equal(unlink("r/data/reference-train"), 0);
+    train_good(PREFER LLAMA "run=r init=base stop_at=4 resume.accept=preference.reference");
+    assert_true(log_has("r", "warning: the reference is not the one that r had: init=base holds other weights"));
+    assert_false(log_has("r", " -> none"));
+    train_good(PREFER LLAMA "run=r init=base");
 }
 
 static void another_loss_is_refused_where_a_run_goes_on(void **state) {
@@ -216,6 +236,7 @@ int main(void) {
         PREFERENCE_TEST(ipo_and_smoothing_are_other_losses),
         PREFERENCE_TEST(a_run_goes_on_with_the_same_bits),
         PREFERENCE_TEST(a_reference_that_changed_is_refused),
+        PREFERENCE_TEST(a_reference_of_weights_that_changed_is_named),
         PREFERENCE_TEST(another_loss_is_refused_where_a_run_goes_on),
         PREFERENCE_TEST(a_reference_of_other_weights_is_computed_again),
         PREFERENCE_TEST(new_validation_data_get_a_reference_of_the_first_weights),
