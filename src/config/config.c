@@ -334,7 +334,7 @@ static bool check_idle(const Config *config, const char *const *names, const cha
 static bool check_images(const Config *config, Error *error) {
     static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
         "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
-        "model.rope_fraction", "model.rope_factor", "model.tied", NULL};
+        "model.rope_fraction", "model.rope_factor", "model.tied", "preference.loss", NULL};
     static const char *const of_images[] = {"flow.", NULL}, *const of_guided[] = {"flow.guidance", NULL};
     if (config->model.family != FAMILY_FLUX) return check_idle(config, of_images, "model.family=flux", error);
     if (config->data.length <= config->model.text_tokens)
