@@ -66,6 +66,7 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
 }
 
 static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
+    file->path = memory_copy_string(path);
     if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
     bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
     return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error));
@@ -115,7 +116,10 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
 }
 
 void encodings_close(EncodingSet *set) {
-    for (int64_t i = 0; i < set->file_count; i++) safetensors_close(&set->files[i].file);
+    for (int64_t i = 0; i < set->file_count; i++) {
+        safetensors_close(&set->files[i].file);
+        free(set->files[i].path);
+    }
     free(set->files);
     free(set->first_sample);
     free(set->path);
@@ -132,14 +136,39 @@ const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64
     return &set->files[low];
 }
 
-void encodings_prefetch(const EncodingSet *set, int64_t sample) {
-    int64_t row;
+/* What a tensor has of one sample, as a tensor of its own. */
+static StoredTensor row_of(const StoredTensor *tensor, int64_t row, int64_t *bytes) {
+    StoredTensor part = *tensor;
+    *bytes = (int64_t)stored_type_bytes(tensor->type);
+    for (int d = 1; d < tensor->rank; d++) *bytes *= tensor->shape[d];
+    part.shape[0] = 1;
+    part.data = (const char *)tensor->data + row * *bytes;
+    return part;
+}
+
+bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, size_t size) {
+    int64_t row, bytes;
     const EncodingFile *file = encodings_find(set, sample, &row);
     const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled};
     for (int i = 0; i < 3; i++) {
-        int64_t bytes = tensors[i] ? (int64_t)stored_type_bytes(tensors[i]->type) : 0;
-        for (int d = 1; bytes && d < tensors[i]->rank; d++) bytes *= tensors[i]->shape[d];
-        if (bytes) file_map_prefetch((const char *)tensors[i]->data + row * bytes, (size_t)bytes);
+        Error error = {0};
+        if (!tensors[i]) continue;
+        StoredTensor part = row_of(tensors[i], row, &bytes);
+        if (stored_check_finite(&part, &error)) continue;
+        snprintf(text, size, "%s of sample %" PRId64 " of %s", part.name, row, file->path);
+        return false;
+    }
+    return true;
+}
+
+void encodings_prefetch(const EncodingSet *set, int64_t sample) {
+    int64_t row, bytes;
+    const EncodingFile *file = encodings_find(set, sample, &row);
+    const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled};
+    for (int i = 0; i < 3; i++) {
+        if (!tensors[i]) continue;
+        StoredTensor part = row_of(tensors[i], row, &bytes);
+        file_map_prefetch(part.data, (size_t)bytes);
     }
 }
 

@@ -24,6 +24,7 @@
 /* A file: a bucket of samples of one resolution. Tensors are of fp32, bf16 or fp16. */
 typedef struct EncodingFile {
     Safetensors file;
+    char *path;                                  /* for messages; owned */
     const StoredTensor *latents, *text, *pooled; /* latents NULL where the file has none */
     int64_t samples, height, width;              /* of latents; 0 where there are none */
 } EncodingFile;
@@ -48,6 +49,8 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
 void encodings_close(EncodingSet *set); /* also of a zeroed or failed one */
 /* The file that has a sample; *index receives which one of the file's it is. */
 const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64_t *index);
+/* Whether a sample has no NaN or infinity; else `text` says where: "latents of sample 3 of FILE". */
+bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, size_t size);
 /* Asks the system to read a sample, and returns at once. */
 void encodings_prefetch(const EncodingSet *set, int64_t sample);
 /* A checksum of sizes and of samples of the bytes, the content of a set without reading it whole. ERROR_DATA. */

@@ -2,6 +2,7 @@
  * microbatches are filled with noised latents just before they run, and an evaluation has fixed noise. The order of samples,
  * steps, ranks, checkpoints and records are those of text: to them an image with its text is a sequence of data.length
  * tokens, of which the order says which is when. Owns nothing. Called by the training loop. */
+#include <math.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -69,6 +70,14 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples) {
     }
 }
 
+void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size) {
+    int64_t sequences = loop->config->batch.sequences, first = microbatch * sequences;
+    for (int64_t number = first; number < first + sequences && number < samples && !text[0]; number++) {
+        ImageSample sample = sample_of(loop, loop->session.samples + number);
+        encodings_are_finite(sample.set, sample.sample, text, size);
+    }
+}
+
 /* -- Evaluation ---------------------------------------------------------------------------------------------------- */
 
 /* The middles of eight equal parts of time take turns, as in MLPerf's evaluation of FLUX.1: what a sample's time would add
@@ -110,6 +119,16 @@ static bool add_up(Comm *comm, double *sum, Error *error) {
     return done;
 }
 
+/* A loss that is NaN blames the model, unless its data have one. */
+static void warn_of_bad_images(const EncodingSet *set, int64_t samples) {
+    char where[256];
+    for (int64_t i = 0; i < samples; i++) {
+        if (encodings_are_finite(set, i, where, sizeof where)) continue;
+        log_warn("the validation data have NaN or infinity in %s: encode it anew, or leave it out", where);
+        return;
+    }
+}
+
 bool evaluate_images(
     Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
     const Config *config = session->config;
@@ -131,6 +150,7 @@ bool evaluate_images(
     }
     progress_finish(&progress);
     done = done && add_up(session->comm, &sum, error);
+    if (done && !isfinite(sum) && comm_rank(session->comm) == 0) warn_of_bad_images(set, samples);
     *result = (Evaluation){
         .loss = sum / (double)samples, .bits_per_byte = NAN, .tokens = samples, .seconds = log_seconds() - start, .stopped = stopped};
     return done;

@@ -108,6 +108,8 @@ void loop_close_loader(Loop *loop); /* also where none is open */
 /* Fills the program with images: those of a microbatch of the next step, which has so many samples; the rest of the last
  * microbatch is empty, and so are those behind it (image_training.c). */
 void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
+/* Describes the first NaN or infinity in the encodings of such a microbatch; without one leaves `text` as it is. */
+void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size);
 /* Makes the next step and reports it. Afterwards the session is that of a whole step. */
 bool loop_step(Loop *loop, Error *error);
 /* The error of a run that skips too many updates. */

@@ -108,6 +108,12 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
            error_context(error, "data.train=%s", loop->settings.data.train);
 }
 
+/* Which of a step's microbatches of images is this rank's microbatch `index`. */
+static int64_t image_microbatch(const Loop *loop, int64_t index) {
+    const Mesh *mesh = loop->session.mesh;
+    return index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA);
+}
+
 /* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and
  * gradients are 0. */
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
@@ -120,8 +126,7 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
     exchange_put_magnitudes(loop->session.exchange);
     if (loop->corpus.image_length) {
-        const Mesh *mesh = loop->session.mesh;
-        loop_put_images(loop, index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA), share->samples);
+        loop_put_images(loop, image_microbatch(loop, index), share->samples);
         return;
     }
     pairs_load(inputs, model, executor, empty ? -1 : index);
@@ -258,6 +263,7 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
     }
     for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
         load_microbatch(loop, share, i);
+        if (loop->corpus.image_length) loop_find_bad_image(loop, image_microbatch(loop, i), share->samples, mine, TEXT);
         numerics_find(&loop->session, mine, TEXT);
         exchange_finish_gradients(loop->session.exchange); /* what is still under way would join the next step's */
     }

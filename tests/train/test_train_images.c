@@ -14,6 +14,8 @@
     "model.norm_epsilon=1e-6 data.length=15 batch.sequences=2 batch.tokens=90 precision=fp32 optimizer.lr=5e-3 steps=24 threads=1 tensorboard=false seed=3 "      \
     "eval.every=12 "
 
+enum { NAN_SAMPLES = 99 }; /* a seed, of a bucket whose sample 7 is not finite */
+
 /* A bucket of images that depend on their text: a bright or a dark one, with noise. */
 static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width) {
     enum { CHANNELS = 2, TOKENS = 3, WIDTH = 12, POOLED = 10 };
@@ -29,6 +31,7 @@ static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64
         for (int64_t i = 0; i < area; i++) latents[s * area + i] = sign + 0.2f * latents[s * area + i];
         for (int64_t i = 0; i < POOLED; i++) pooled[s * POOLED + i] = sign;
     }
+    if (seed == NAN_SAMPLES) latents[7 * area + 1] = NAN;
     StoredTensor tensors[] = {{.name = ENCODING_LATENTS, .rank = 4, .shape = {samples, CHANNELS, height, width}, .data = latents},
         {.name = ENCODING_TEXT, .rank = 3, .shape = {samples, TOKENS, WIDTH}, .data = text},
         {.name = ENCODING_POOLED, .rank = 2, .shape = {samples, POOLED}, .data = pooled}};
@@ -166,6 +169,17 @@ static void adapters_train_beside_a_folder(void **state) {
     assert_true(same_bytes("merged/diffusion_pytorch_model.safetensors", "again/diffusion_pytorch_model.safetensors"));
 }
 
+/* Of numbers that are none, data and model have each their own cure. */
+static void images_that_are_not_finite_are_named(void **state) {
+    (void)state;
+    write_bucket("good.safetensors", 1, 20, 4, 6);
+    write_bucket("nan.safetensors", NAN_SAMPLES, 20, 4, 6);
+    smelt_says(ERROR_NUMERICS, "NaN or infinity in latents of sample 7 of nan.safetensors",
+        "train " SETTINGS "device=cpu run=r data.train=nan.safetensors");
+    smelt_says(ERROR_NUMERICS, "the validation data have NaN or infinity in latents of sample 7 of nan.safetensors",
+        "train " SETTINGS "device=cpu run=s data.train=good.safetensors data.valid=nan.safetensors");
+}
+
 /* -- What is refused ----------------------------------------------------------------------------------------------- */
 
 static void says(int code, const char *settings, const char *fragment) {
@@ -240,6 +254,7 @@ int main(void) {
         IMAGES_TEST(the_loss_falls_in_each_precision),
         IMAGES_TEST(a_model_goes_out_and_comes_back),
         IMAGES_TEST(adapters_train_beside_a_folder),
+        IMAGES_TEST(images_that_are_not_finite_are_named),
         IMAGES_TEST(what_images_have_no_use_for_is_refused),
         IMAGES_TEST(settings_of_the_flow_change_from_a_step_on_and_are_recorded),
         IMAGES_TEST(other_images_are_other_data),
