@@ -107,7 +107,7 @@ bool loop_make_reference(Loop *loop, Error *error) {
     identity_put_reference(loop->identity, &loop->corpus.reference);
     if (loop_leads(loop)) log_info("the reference of %lld pairs was computed in %.1f s", (long long)pairs, log_seconds() - start);
     if (!identity_settle_reference(loop->identity, loop->changes))
-        log_warn("the reference is not the one that %s had: init=%s holds other weights than it began with, or this computer rounds "
+        log_warn("the reference is not the one that %s had: its pairs or the weights of init=%s are others, or this computer rounds "
                  "otherwise; rewards count from it from now on",
             loop->settings.run, loop->settings.init);
     return true;
