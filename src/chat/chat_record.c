@@ -61,6 +61,14 @@ static bool add_messages(ChatRecord *record, const json_t *list, const char *nam
     return true;
 }
 
+/* A system message beside the conversation, as in Alpaca's form, would be left out of it unnoticed. */
+static bool check_system(const json_t *json, const json_t *first, Error *error) {
+    const json_t *system = json_object_get(json, "system");
+    const char *role = json_string_value(json_object_get(first, "role"));
+    return json_string_length(system) == 0 || (role && !strcmp(role, "system")) ||
+           error_set(error, ERROR_DATA, "it has system, which is read beside instruction alone: make it the first message");
+}
+
 static bool read_messages(ChatRecord *record, const json_t *messages, Error *error) {
     record->messages = json_array();
     if (!json_is_array(messages)) return error_set(error, ERROR_DATA, "messages is no list");
@@ -121,8 +129,11 @@ bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
     if (record->tools && !json_is_array(record->tools) && !json_is_null(record->tools))
         return error_set(error, ERROR_DATA, "tools is no list");
     if (!check_settings(record->settings, error)) return false;
-    if (json_object_get(json, "messages")) return read_messages(record, json_object_get(json, "messages"), error);
-    if (json_object_get(json, "completion")) return read_completion(record, json, error);
+    const json_t *messages = json_object_get(json, "messages"), *completion = json_object_get(json, "completion");
+    const json_t *first = json_array_get(messages ? messages : json_object_get(json, "prompt"), 0);
+    if ((messages || completion) && !check_system(json, first, error)) return false;
+    if (messages) return read_messages(record, messages, error);
+    if (completion) return read_completion(record, json, error);
     if (json_object_get(json, "instruction")) return read_instruction(record, json, error);
     if (json_object_get(json, "chosen"))
         return error_set(error, ERROR_DATA, "it has two answers, one chosen, one rejected: format=preference takes these");

@@ -195,6 +195,10 @@ static void what_is_no_conversation_is_refused(void **state) {
     assert_refused(&fixture, "{\"instruction\": \"a\"}", ERROR_DATA, "output");
     assert_refused(&fixture, "{\"instruction\": \"a\", \"input\": 5, \"output\": \"b\"}", ERROR_DATA, "must be texts");
     assert_refused(&fixture, "{\"instruction\": \"\", \"output\": \"b\"}", ERROR_DATA, "instruction is empty");
+    assert_refused(&fixture, "{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}", ERROR_DATA, "it has system");
+    assert_refused(&fixture,
+        "{\"system\": \"s\", \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
+        ERROR_DATA, "it has system");
     json_auto_t *endless = json_pack("{s:[]}", "messages");
     for (int i = 0; i < 5000; i++)
         json_array_append_new(
