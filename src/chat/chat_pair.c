@@ -1,7 +1,7 @@
 /* Preferences: a record of a prompt and two answers, of which one was chosen over the other, as two records of a prompt and its
  * completion, which chat_encode takes. Data sets hold the prompt in one of these forms:
  *
- *     three texts, or three lists of messages;
+ *     three texts, or three lists of messages, of which the answers may begin with the prompt;
  *     no prompt: it is what chosen and rejected, two texts or two lists, begin with alike, as in TRL;
  *     a text beside two lists, which begin with it as a question, or with the answer alone.
  *
@@ -74,7 +74,9 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
 /* The prompt, for the caller to release, and how many messages or bytes of the answers belong to it. NULL: ERROR_DATA. */
 static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const json_t *rejected, size_t *common, Error *error) {
     bool lists = json_is_array(chosen);
+    size_t given = json_array_size(prompt);
     *common = 0;
+    if (lists && common_messages(prompt, chosen) == given && common_messages(prompt, rejected) == given) *common = given;
     if (prompt && (json_is_array(prompt) ? lists : !lists)) return json_incref((json_t *)prompt);
     if (prompt && !json_is_string(prompt))
         return error_set(error, ERROR_DATA, "prompt, chosen and rejected must be three texts or three lists of messages"), NULL;

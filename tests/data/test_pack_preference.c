@@ -72,6 +72,7 @@ static void prompts_are_given_or_what_both_answers_begin_with(void **state) {
     static const char *const records[] = {
         "{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("yes") "], \"rejected\": [" ANSWER("no") "]}\n",
         "{\"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
+        "{\"prompt\": [" USER("hi") "], \"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
         "{\"prompt\": \"hi\", \"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
         "{\"prompt\": \"hi\", \"chosen\": [" ANSWER("yes") "], \"rejected\": [" ANSWER("no") "]}\n"};
     for (size_t i = 0; i < sizeof records / sizeof *records; i++) assert_packed(records[i], YES NO);
