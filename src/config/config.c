@@ -315,16 +315,20 @@ static bool check_flux(const ModelConfig *model, Error *error) {
 /* Refuses the settings `names`, a list that NULL ends, where they have another value than their first: they are for `owner`, and
  * would have no effect here. A name that ends in a point is that of a group. */
 static bool check_idle(const Config *config, const char *const *names, const char *owner, Error *error) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config initial;
+    options_defaults(&config_table, &initial, &strings);
     for (; *names; names++) {
         bool group = (*names)[strlen(*names) - 1] == '.';
         for (size_t i = 0; i < config_table.count; i++) {
             const Option *option = &config_table.rows[i];
-            char given[64];
+            char given[64], usual[64];
             if (group ? !starts_with(option->name, *names) : strcmp(option->name, *names) != 0) continue;
             options_format_value(option, config, given, sizeof given);
-            if (strcmp(given, option->initial) != 0)
+            options_format_value(option, &initial, usual, sizeof usual);
+            if (strcmp(given, usual) != 0)
                 return error_set(error, ERROR_USAGE, "%s=%s is for %s: give that, or %s%s%s", option->name, given, owner,
-                    *option->initial ? option->name : "leave it out", *option->initial ? "=" : "", option->initial);
+                    *usual ? option->name : "leave it out", *usual ? "=" : "", usual);
         }
     }
     return true;
@@ -335,7 +339,9 @@ static bool check_images(const Config *config, Error *error) {
     static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
         "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
         "model.rope_fraction", "model.rope_factor", "model.tied", "preference.loss", NULL};
-    static const char *const of_images[] = {"flow.", NULL}, *const of_guided[] = {"flow.guidance", NULL};
+    static const char *const of_images[] = {"flow.", "model.channels", "model.text_width", "model.pooled_width", "model.text_tokens",
+        "model.rope_first", NULL},
+                             *const of_guided[] = {"flow.guidance", NULL};
     if (config->model.family != FAMILY_FLUX) return check_idle(config, of_images, "model.family=flux", error);
     if (config->data.length <= config->model.text_tokens)
         return error_set(error, ERROR_USAGE,

@@ -203,6 +203,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     says(ERROR_DATA, "model.text_width=13", "prompt_embeds is F32 [20, 3, 12]");
     says(ERROR_DATA, "data.valid=absent.safetensors", "absent.safetensors");
     smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r flow.shift=2");
+    smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r model.text_tokens=77");
 }
 
 static void settings_of_the_flow_change_from_a_step_on_and_are_recorded(void **state) {
