@@ -4,11 +4,11 @@
 set -eu
 output=$1 cases=$2 emulator=$(realpath "$3") program=$4
 shift 4
-work=$(mktemp -d)
+work=$(mktemp -d) jobs=$(nproc) # which OMP_NUM_THREADS would change
 trap 'rm -rf "$work"' EXIT
 export SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1 LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" CYCLES_CASES="$cases"
 # shellcheck disable=SC2016  # the inner shell expands these
-printf '%s\n' "$@" | xargs -P "$(nproc)" -n 1 sh -c 'ROCEMU_GPU=$2 CYCLES=$0/$2 "$1" >"$0/$2.log" 2>&1 || { cat "$0/$2.log"; exit 1; }' "$work" "$program"
+printf '%s\n' "$@" | xargs -P "$jobs" -n 1 sh -c 'ROCEMU_GPU=$2 CYCLES=$0/$2 "$1" >"$0/$2.log" 2>&1 || { cat "$0/$2.log"; exit 1; }' "$work" "$program"
 {
     for target in "$@"; do head -n 1 "$work/$target"; done
     echo "target,case,kernel,grid,cycles,matrix,memory,launches,registers,occupancy,longest wait"

@@ -6,7 +6,7 @@
 set -u
 emulator=$(realpath "$1") objdump=$2
 shift 2
-work=$(mktemp -d)
+work=$(mktemp -d) jobs=$(nproc) # which OMP_NUM_THREADS would change
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1
 export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROCEMU_LEDGER="$work/ledger"
@@ -23,7 +23,7 @@ for target in gfx942 gfx90a gfx950; do
     if grep -q "$target\$" "$work/objects"; then grep "^$target" "$work/wanted"; fi
 done >"$work/runs"
 # shellcheck disable=SC2016  # the inner shell expands these
-xargs -P "$(nproc)" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh "$2" | sed "\$d; 1s/\$/, $1/"' "$emulator" <"$work/runs"
+xargs -P "$jobs" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh "$2" | sed "\$d; 1s/\$/, $1/"' "$emulator" <"$work/runs"
 
 # Kernels of the code objects that no line of the ledger has, by the checksum of their object.
 touch "$work/ledger"
