@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "advise/hardware.h"
 #include "bench/bench.h"
+#include "model/model.h"
 
 typedef struct SuiteOptions {
     TrainOptions train;
@@ -67,16 +68,18 @@ static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
     const char *type = bench_type_name(&entry->config), *mode = modes[options->mode];
     struct utsname names;
     char performance[32] = "", recipe[16];
-    bool fp8 = entry->config.model.fp8.recipe != FP8_NONE;
+    bool fp8 = entry->config.model.fp8.recipe != FP8_NONE, images = model_makes_images(&entry->config.model);
+    const char *unit = images ? "images" : "tokens";
+    double rate = entry->speed.tokens_per_second / (double)(images ? entry->config.data.length : 1);
     config_recipe_name(&entry->config, recipe);
-    if (entry->done) snprintf(performance, sizeof performance, "%.2f", entry->speed.tokens_per_second);
+    if (entry->done) snprintf(performance, sizeof performance, "%.2f", rate);
     fprintf(file,
         "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64 "%s%s"
         ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
-        "tokens_per_second_per_gpu,,%s,,%.1f,random tokens,,,,,\n",
+        "%s_per_second_per_gpu,,%s,,%.1f,random %s,,,,,\n",
         entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, fp8 ? " fp8.recipe=" : "",
         fp8 ? recipe : "", mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target,
-        performance, entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
+        performance, unit, entry->done ? "SUCCESS" : "FAILURE", entry->seconds, unit);
 }
 
 static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
