@@ -198,7 +198,9 @@
     X(s_ashr_64, u64, u64, u32, "s_ashr_i64 %0, %1, %2", (u64)((long long)a >> b % 64))                                                       \
     X(s_bfe, u32, u32, u32, "s_bfe_u32 %0, %1, 0x70005", a >> 5 & 127)                                                                        \
     X(s_bfe_signed, u32, u32, u32, "s_bfe_i32 %0, %1, 0x70005", (u32)((int)(a << 20) >> 25))                                                  \
+    X(s_bfe_signed_64, u64, u64, u32, "s_bfe_i64 %0, %1, 0x250005", (u64)((long long)(a << 22) >> 27))                                        \
     X(s_andn2, u64, u64, u64, "s_andn2_b64 %0, %1, %2", a & ~b)                                                                               \
+    X(s_andn2_32, u32, u32, u32, "s_andn2_b32 %0, %1, %2", a & ~b)                                                                            \
     X(s_nor, u32, u32, u32, "s_nor_b32 %0, %1, %2", ~(a | b))                                                                                 \
     X(s_bcnt1, u32, u64, u32, "s_bcnt1_i32_b64 %0, %1", (u32)__builtin_popcountll(a))                                                         \
     X(s_ff1, u32, u64, u32, "s_ff1_i32_b64 %0, %1", a ? (u32)__builtin_ctzll(a) : ~0u)                                                        \
