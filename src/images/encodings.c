@@ -65,11 +65,24 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     return true;
 }
 
+/* What training does not read, such as a mask of the text, must not be thought to have an effect. */
+static bool check_names(const EncodingFile *file, Error *error) {
+    static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED};
+    for (size_t i = 0; i < file->file.count; i++) {
+        const char *name = file->file.tensors[i].name;
+        if (strcmp(name, names[0]) != 0 && strcmp(name, names[1]) != 0 && strcmp(name, names[2]) != 0)
+            return error_set(error, ERROR_DATA, "%s: tensor %s is not used: leave it out; encodings are %s, %s and %s", file->path, name,
+                names[0], names[1], names[2]);
+    }
+    return true;
+}
+
 static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
     file->path = memory_copy_string(path);
     if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
     bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
-    return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error));
+    return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error)) &&
+           (use != ENCODINGS_TRAIN || check_names(file, error));
 }
 
 /* The paths of the set's files. */
@@ -80,9 +93,13 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
         return true;
     }
     if (!file_list(path, &list, error)) return false;
-    for (size_t i = 0; i < list.count; i++)
-        if (ends_with(list.entries[i].name, ".safetensors"))
-            file_list_add(paths, memory_format("%s/%s", path, list.entries[i].name), FILE_REGULAR);
+    for (size_t i = 0; i < list.count; i++) {
+        const FileEntry *entry = &list.entries[i];
+        if (entry->kind == FILE_FOLDER && entry->name[0] != '.')
+            return error_set(error, ERROR_DATA,
+                "%s/%s is a folder: encodings lie side by side in one, so move its files there, or elsewhere", path, entry->name);
+        if (ends_with(entry->name, ".safetensors")) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);
+    }
     return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
 }
 

@@ -202,6 +202,17 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     says(ERROR_USAGE, "data.train=s3://bucket/prefix", "encodings of images are read from disks");
     says(ERROR_DATA, "model.text_width=13", "prompt_embeds is F32 [20, 3, 12]");
     says(ERROR_DATA, "data.valid=absent.safetensors", "absent.safetensors");
+    assert_int_equal(system("mkdir -p deep/sub other && cp valid.safetensors deep"), 0);
+    says(ERROR_DATA, "data.valid=deep", "deep/sub is a folder: encodings lie side by side");
+    const float mask[] = {1};
+    Error error = {0};
+    StoredTensor tensor = {.name = "prompt_embeds_mask", .rank = 1, .shape = {1}, .data = mask};
+    Safetensors valid;
+    assert_true(safetensors_open(&valid, "valid.safetensors", &error));
+    StoredTensor tensors[] = {valid.tensors[0], valid.tensors[1], valid.tensors[2], tensor};
+    assert_true(safetensors_write("other/masked.safetensors", tensors, 4, NULL, &error));
+    safetensors_close(&valid);
+    says(ERROR_DATA, "data.valid=other", "tensor prompt_embeds_mask is not used: leave it out");
     smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r flow.shift=2");
     smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r model.text_tokens=77");
 }
