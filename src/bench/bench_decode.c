@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "base/sort.h"
 #include "bench/bench.h"
+#include "graph/op.h"
 #include "infer/generate.h"
 #include "layout/layout.h"
 #include "model/model.h"
@@ -32,7 +33,6 @@ typedef struct Decoding {
     Generator *generator;
     int64_t prompt, tokens;
     double prompt_seconds, token_seconds, best_seconds; /* median and least of a token */
-    double sent;                                        /* bytes, for a token */
 } Decoding;
 
 static void close_decoding(Decoding *decoding) {
@@ -71,20 +71,29 @@ static bool feed_prompt(Decoding *decoding, const Config *config, Error *error) 
     return done;
 }
 
+/* Bytes that this rank sends for a token, by the rules of the operations. */
+static double sent_bytes(const Graph *graph) {
+    double bytes = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        const Op *op = op_table[graph->nodes[i].op];
+        if (!op->communicates) continue;
+        Traffic traffic = op->traffic(graph, &graph->nodes[i]);
+        bytes += traffic.bytes * (traffic.pairwise ? mesh_size(graph->mesh, traffic.axes) - 1 : 1);
+    }
+    return bytes;
+}
+
 /* Draws tokens, with all that generation does for one. */
 static bool time_tokens(Decoding *decoding, Error *error) {
     SCOPED_FREE double *seconds = memory_allocate((size_t)decoding->tokens * sizeof *seconds);
-    int64_t sent = 0;
     for (int64_t i = -WARM; i < decoding->tokens; i++) {
         int32_t token;
         double start = log_seconds();
-        if (i == 0) sent = comm_totals(decoding->comm).bytes;
         if (!generator_next(decoding->generator, &(Sampling){.top_p = 1}, INT64_MAX, &token, error) ||
             !generator_logits(decoding->generator, error))
             return false;
         if (i >= 0) seconds[i] = log_seconds() - start;
     }
-    decoding->sent = (double)(comm_totals(decoding->comm).bytes - sent) / (double)decoding->tokens;
     decoding->token_seconds = sort_median(seconds, decoding->tokens);
     decoding->best_seconds = seconds[0];
     return true;
@@ -108,7 +117,8 @@ static bool run(Bench *bench, Error *error) {
     bench_row(bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(comm_size(decoding.comm)), NUMBER(config->layout.cp),
                          NUMBER(config->layout.tp), NUMBER(config->model.context), NUMBER(decoding.prompt),
                          NUMBER((double)decoding.prompt / decoding.prompt_seconds), NUMBER(1e3 * decoding.token_seconds),
-                         NUMBER(1e3 * decoding.best_seconds), NUMBER(1 / decoding.token_seconds), NUMBER(decoding.sent)});
+                         NUMBER(1e3 * decoding.best_seconds), NUMBER(1 / decoding.token_seconds),
+                         NUMBER(sent_bytes(generator_graph(decoding.generator)))});
     return true;
 }
 

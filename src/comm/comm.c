@@ -74,6 +74,7 @@ static bool count_nodes(Comm *comm, Error *error) {
 
 static void close_engine(Engine *engine) {
     engine_stop(engine);
+    windows_end(engine);
     nccl_close(engine);
     if (engine->transport) engine->transport->close(engine->transport, !engine->failed);
     free(engine);
@@ -98,6 +99,7 @@ Comm *comm_open(const CommOptions *given, Error *error) {
 
 void comm_close(Comm *comm) {
     if (!comm || comm == comm_alone()) return;
+    windows_close(comm);
     if (comm->nccl) nccl_leave(comm);
     if (comm->id == 0) close_engine(comm->engine);
     free_group(comm);

@@ -133,6 +133,22 @@ bool comm_first_host(const char *list, char *host, size_t size);
 /* The number that a variable of the environment gives; one that is missing or empty changes nothing. ERROR_USAGE. */
 bool comm_read_number(const char *name, long least, long most, int *number, Error *error);
 
+/* -- Windows ------------------------------------------------------------------------------------------------------- */
+
+/* Memory of each GPU of a group, on one node, that the group's other GPUs write: for collectives so small that they are
+ * kernels of the device's own stream (ops/collective/direct.h), which wait for nothing but each other. */
+enum { COMM_MOST_WINDOWS = 8 /* ranks */ };
+typedef struct CommWindows {
+    int size, rank;
+    void *window[COMM_MOST_WINDOWS]; /* of each rank, zeroed when it was opened, as this rank's kernels reach it */
+    const uint32_t *stop;            /* not 0: the group has failed; kernels that wait end. Reached by host and device */
+} CommWindows;
+/* Opens windows of `bytes`, where there are none yet and all GPUs of the group reach each other; collective. False after a
+ * failure of the group alone: comm_windows tells whether there are windows. */
+bool comm_open_windows(Comm *comm, int64_t bytes, Error *error);
+/* NULL: none. Of all ranks or of none. */
+const CommWindows *comm_windows(const Comm *comm);
+
 /* -- For the watchdog and for reports ------------------------------------------------------------------------------ */
 
 /* Makes every collective of this process, queued or to come, of whatever group, fail with ERROR_COMMUNICATION and

@@ -1,7 +1,7 @@
 /* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs
  * collectives in order, host.c the collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages,
  * tcp_meet.c how ranks find each other over authenticated channels (secret.c, channel.c, acceptor.c), nccl.c the
- * collectives of GPUs, nccl_settings.c the environment that RCCL should find, place.c the place of this process in the
+ * collectives of GPUs, windows.c memory that GPUs write in each other, nccl_settings.c the environment that RCCL should find, place.c the place of this process in the
  * run. */
 #pragma once
 
@@ -117,7 +117,8 @@ typedef struct Engine {
     CommTotals totals;
 
     Device *device;
-    struct Nccl *nccl; /* NULL: all collectives are the worker's */
+    struct Nccl *nccl;        /* NULL: all collectives are the worker's */
+    _Atomic(uint32_t *) stop; /* CommWindows.stop of all groups; NULL: no group has windows */
 } Engine;
 
 struct Comm {
@@ -130,6 +131,7 @@ struct Comm {
     uint64_t *sent, *received; /* exchanges with each rank */
     void *nccl;                /* the library's communicator; NULL: none */
     DeviceStream *stream;      /* of its own for GPUs; NULL: that of all groups */
+    CommWindows *windows;      /* NULL: none */
 };
 
 void engine_start(Engine *engine);
@@ -154,7 +156,7 @@ Interval task_receives(const Task *task, int peer);
 int64_t task_bytes(const Task *task);
 const char *operation_name(Operation operation);
 
-/* -- Collectives of GPUs (nccl.c, nccl_settings.c) ----------------------------------------------------------------- */
+/* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */
 
 /* Opens the library that suits the engine's device. ERROR_USAGE. */
 bool nccl_open(Engine *engine, Error *error);
@@ -172,6 +174,17 @@ double nccl_seconds_stalled(Engine *engine);
 void nccl_watch(Engine *engine);
 /* "NCCL 2.21.5" */
 void nccl_describe(const Engine *engine, char *text, size_t size);
+
+/* -- Windows (windows.c) ------------------------------------------------------------------------------------------- */
+
+/* On the worker, after a failure: ends the kernels that wait. */
+void windows_stop(Engine *engine);
+/* Those of a group; NULL is fine. */
+void windows_close(Comm *comm);
+/* After the groups' were closed. */
+void windows_end(Engine *engine);
+
+/* -- Settings (nccl_settings.c) ------------------------------------------------------------------------------------ */
 
 /* Calls `recommend` (NULL: nothing is done) with the environment variables that AMD recommends, for the hardware
  * whose files are below `root` ("" in life). */

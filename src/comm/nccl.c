@@ -313,5 +313,6 @@ void nccl_watch(Engine *engine) {
         pthread_mutex_unlock(&nccl->lock);
         if (!well) engine_fail(engine, &error);
     }
+    if (engine->failed) windows_stop(engine);
     if (engine->failed && !nccl->aborted) end_all(nccl);
 }

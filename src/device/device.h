@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/slice.h"
 #include "device/gemm.h"
+#include "device/handle.h"
 
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to ask for one */
 

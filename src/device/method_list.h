@@ -35,6 +35,16 @@ METHOD(void, copy, (Device *device, void *to, const void *from, int64_t bytes), 
 /* Waits for all work so far. */
 OPTIONAL(void, synchronize, (Device *device), (device), (void)0)
 
+/* -- Memory that devices of one machine share ----------------------------------------------------------------------- */
+
+/* Zeroed memory that kernels of other processes' devices may write while kernels of this one read it, and its handle for
+ * them. NULL where there is none; nothing has failed then. */
+OPTIONAL(void *, share, (Device *device, int64_t bytes, DeviceHandle *handle), (device, bytes, handle), NULL)
+/* Another process's shared memory as kernels of this device reach it; until share_close, which comes before its owner
+ * frees it. NULL where the devices do not reach each other. */
+OPTIONAL(void *, share_open, (Device *device, const DeviceHandle *handle), (device, handle), NULL)
+OPTIONAL(void, share_close, (Device *device, void *memory), (device, memory), (void)0)
+
 /* -- Work ---------------------------------------------------------------------------------------------------------- */
 
 /* to[i] = from[i] rounded to nearest even, and back without rounding; both 16-byte aligned. */

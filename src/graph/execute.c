@@ -144,6 +144,7 @@ static void bind_slot(Executor *executor) {
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
         call->device = executor->backend.device;
         call->mesh = graph->mesh;
+        call->direct = op_is_direct(graph, node);
         call->ticket = &executor->tickets[i];
     }
 }

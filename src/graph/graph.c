@@ -270,7 +270,8 @@ static bool reads_any(const Node *node, const TensorId *tensors, int count) {
 }
 
 bool graph_communicates(const Graph *graph, int node) {
-    return op_table[graph->nodes[node].op]->communicates && mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) > 1;
+    const Op *op = op_table[graph->nodes[node].op];
+    return op->communicates && mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) > 1 && !op_is_direct(graph, &graph->nodes[node]);
 }
 
 int graph_await(const Graph *graph, int node) {

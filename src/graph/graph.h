@@ -269,7 +269,8 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
 int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
-/* Whether the kernel of `node` issues collectives (Op.communicates): not in a mesh whose ranks share out data alone. */
+/* Whether the kernel of `node` issues collectives (Op.communicates): not where it is direct (Op.direct), nor
+ * in a mesh whose ranks share out data alone. */
 bool graph_communicates(const Graph *graph, int node);
 /* The node before which a collective has ended that `node` started (graph_communicates): the first one that reads an output
  * of it, or node_count. */

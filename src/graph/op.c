@@ -33,6 +33,11 @@ bool op_runs_once_a_step(const Graph *graph, const Node *node) {
     return op_table[node->op]->once_a_step && graph_get(graph, node->out[MAIN_OUTPUT])->arena == ARENA_STATE;
 }
 
+bool op_is_direct(const Graph *graph, const Node *node) {
+    const Op *op = op_table[node->op];
+    return op->direct && op->direct(graph, node);
+}
+
 TensorId op_in_place_input(const Node *node) {
     uint32_t mask = op_table[node->op]->in_place;
     return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;

@@ -32,6 +32,7 @@ typedef struct OpCall {
     bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device;         /* whose memory it is */
     const Mesh *mesh;       /* groups of ranks */
+    bool direct;            /* Op.direct says so */
     CommTicket *ticket;     /* of an operation that communicates: a collective that has not ended yet, if it starts one */
 } OpCall;
 
@@ -57,6 +58,8 @@ Cost op_cost(const Graph *graph, const Node *node);
 /* FLOPs of all nodes of a run, recomputed ones too. */
 double graph_flops(const Graph *graph);
 
+/* Whether the node is of Op.direct and runs so. */
+bool op_is_direct(const Graph *graph, const Node *node);
 /* Whether the node is of Op.once_a_step and runs so. */
 bool op_runs_once_a_step(const Graph *graph, const Node *node);
 
@@ -82,6 +85,9 @@ typedef struct Op {
      * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the
      * first node that reads an output, nothing that it works on is touched. */
     bool communicates;
+    /* Whether the node's kernel needs no collectives though it communicates, as it exchanges words itself: then it is as any
+     * other (OpCall.direct). NULL: never. */
+    bool (*direct)(const Graph *graph, const Node *node);
     Traffic (*traffic)(const Graph *graph, const Node *node); /* of each that communicates: for plans and forecasts */
     /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets
      * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a

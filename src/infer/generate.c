@@ -18,6 +18,7 @@
 #include "model/model.h"
 #include "graph/op.h"
 #include "ops/attention/attention.h"
+#include "ops/collective/collective.h"
 #include "backend/backend.h"
 
 /* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,
@@ -32,7 +33,7 @@ typedef struct Program {
 } Program;
 
 struct Generator {
-    const Mesh *mesh;
+    Mesh mesh;
     Comm *comm; /* of all its ranks */
     const ModelConfig *config;
     Precision precision;
@@ -43,14 +44,15 @@ struct Generator {
     void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, of the sizes in the first program's plan */
     int32_t *tokens;           /* [context] */
     int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
-    void *wide_logits;         /* [vocabulary] in the WIDE type */
+    void *wide_logits;         /* [vocabulary] in the WIDE type, memory that the device reaches */
     double *logits;            /* [vocabulary], of the token after `count`, when count == computed */
+    int64_t not_finite;        /* the first of these logits that is not; vocabulary: all are */
 };
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
 static void program_build(Program *program, const Generator *g, ModelMode mode, int64_t length) {
-    program->model = model_build_adapted(g->mesh, g->config, NULL, g->precision, mode, 1, length, RECOMPUTE_NONE);
+    program->model = model_build_adapted(&g->mesh, g->config, NULL, g->precision, mode, 1, length, RECOMPUTE_NONE);
     program->plan = graph_plan_lasting(program->model.graph);
 }
 
@@ -79,9 +81,14 @@ static void program_run(Program *program, Generator *g, int64_t first) {
 /* Takes the logits of the program that ran last. */
 static void read_logits(Generator *g, const Program *program) {
     size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
+    int64_t first = g->config->vocabulary;
     executor_read(program->executor, program->model.logits, g->wide_logits);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < g->config->vocabulary; i++) g->logits[i] = element_get(bytes, g->wide_logits, i);
+#pragma omp parallel for schedule(static) reduction(min : first)
+    for (int64_t i = 0; i < g->config->vocabulary; i++) {
+        g->logits[i] = element_get(bytes, g->wide_logits, i);
+        if (!isfinite(g->logits[i]) && i < first) first = i;
+    }
+    g->not_finite = first;
 }
 
 /* All programs must give the same offsets to the states in the shared arena. */
@@ -128,7 +135,7 @@ static int64_t more_ranks(int64_t ranks, int64_t shared, int64_t needed, int64_t
 /* What would fit into `available` bytes: fewer positions, or more ranks that share the caches, or the model. */
 static void name_remedy(const Generator *g, int64_t needed, int64_t available, char *text, size_t size) {
     const int64_t *bytes = g->programs[0].plan.bytes;
-    int64_t cp = mesh_size(g->mesh, MESH(AXIS_CP)), tp = mesh_size(g->mesh, AXES_TENSOR),
+    int64_t cp = mesh_size(&g->mesh, MESH(AXIS_CP)), tp = mesh_size(&g->mesh, AXES_TENSOR),
             weights = bytes[ARENA_WEIGHT] + bytes[ARENA_MASTER];
     int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - cp * DEAL_BLOCK;
     int64_t more_cp = more_ranks(cp, bytes[ARENA_STATE], needed, available);
@@ -173,8 +180,11 @@ static bool plan(Generator *g, Error *error) {
     return check_memory(g, error);
 }
 
+static int64_t wide_bytes(const Generator *g) { return g->config->vocabulary * (int64_t)precision_bytes(g->precision, TYPE_WIDE); }
+
 static bool start(Generator *g, Error *error) {
     if (!plan(g, error)) return false;
+    if (!(g->wide_logits = device_allocate_host(g->backend.device, wide_bytes(g), error))) return error_context(error, "logits");
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         int64_t bytes = is_shared(arena) ? g->programs[0].plan.bytes[arena] : 0;
         if (bytes && !(g->shared[arena] = device_allocate(g->backend.device, bytes, error)))
@@ -185,15 +195,25 @@ static bool start(Generator *g, Error *error) {
     return true;
 }
 
+/* A token's collectives are small: on GPUs their kernels exchange them. */
+static bool open_windows(const Generator *g, Error *error) {
+    static const MeshAxes axes[] = {AXES_TENSOR, MESH(AXIS_CP)};
+    for (size_t i = 0; i < sizeof axes / sizeof *axes && g->cache; i++) {
+        int size = mesh_size(&g->mesh, axes[i]);
+        if (size > 1 && !comm_open_windows(mesh_group(&g->mesh, axes[i]), collective_window_bytes(size), error)) return false;
+    }
+    return true;
+}
+
 Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
-    *g = (Generator){.mesh = mesh ? mesh : &mesh_alone, .config = config, .precision = precision, .cache = cache};
-    g->comm = mesh_group(g->mesh, AXES_ALL);
+    *g = (Generator){.mesh = mesh ? *mesh : mesh_alone, .config = config, .precision = precision, .cache = cache};
+    g->comm = mesh_group(&g->mesh, AXES_ALL);
     assert(cache || comm_size(g->comm) == 1);
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
-    g->wide_logits = memory_allocate(config->vocabulary * precision_bytes(precision, TYPE_WIDE));
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
-    if (op_backend(&g->backend, device, precision, "", error) && start(g, error)) return g;
+    g->mesh.direct = cache;
+    if (op_backend(&g->backend, device, precision, "", error) && open_windows(g, error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
 }
@@ -204,7 +224,7 @@ void generator_free(Generator *g) {
         if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
     for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);
     free(g->tokens);
-    free(g->wide_logits);
+    if (g->wide_logits) device_free_host(g->backend.device, g->wide_logits, wide_bytes(g));
     free(g->logits);
     free(g);
 }
@@ -262,12 +282,11 @@ const double *generator_logits(Generator *g, Error *error) {
         if (g->computed == g->count) read_logits(g, program);
     }
     if (!comm_ok(g->comm, error)) return NULL;
-    for (int64_t i = 0; i < g->config->vocabulary; i++)
-        if (!isfinite(g->logits[i])) {
-            error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i,
-                g->count, g->logits[i]);
-            return NULL;
-        }
+    if (g->not_finite < g->config->vocabulary) {
+        error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken",
+            g->not_finite, g->count, g->logits[g->not_finite]);
+        return NULL;
+    }
     return g->logits;
 }
 

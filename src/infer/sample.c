@@ -19,10 +19,13 @@ static int likelier_first(const void *a, const void *b) {
     return (x->token > y->token) - (x->token < y->token);
 }
 
+/* The first of the largest. */
 static int32_t most_likely(const double *logits, int64_t count) {
+    double largest = logits[0];
     int32_t best = 0;
-    for (int64_t i = 1; i < count; i++)
-        if (logits[i] > logits[best]) best = (int32_t)i;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < count; i++) largest = logits[i] > largest ? logits[i] : largest;
+    while (best + 1 < count && logits[best] != largest) best++;
     return best;
 }
 

@@ -1,9 +1,15 @@
 /* Device memory: host memory from one reserved range of addresses, with gaps between allocations that nothing may
  * touch. Addresses are never given out twice, so a use after free is known for what it is. The table of allocations
- * lives as long as the process; it is sorted because addresses grow. */
+ * lives as long as the process; it is sorted because addresses grow. Memory that processes share is a file without a
+ * name, which its owner keeps open. */
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "emulator.h"
 
@@ -54,18 +60,62 @@ static bool grow_table(void) {
 
 static uint64_t pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-uint64_t arena_allocate(uint64_t bytes, bool host) {
+/* Makes the pages at an address usable: those of the file, or where it is -1 fresh ones. */
+static bool map_pages(uint64_t base, uint64_t bytes, int file) {
+    if (file < 0) return !mprotect((void *)base, pages(bytes), PROT_READ | PROT_WRITE);
+    return mmap((void *)base, pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+}
+
+static uint64_t allocate(uint64_t bytes, bool host, int file) {
     uint64_t base = 0, capacity = arena_capacity();
     pthread_rwlock_wrlock(&arena.lock);
     if (bytes && bytes <= capacity - arena.used && reserve() && grow_table() &&
-        arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
-        !mprotect((void *)arena.next, pages(bytes), PROT_READ | PROT_WRITE)) {
+        arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES && map_pages(arena.next, bytes, file)) {
         base = arena.next;
         arena.allocation[arena.count++] = (Allocation){base, bytes, true, host};
         arena.next += pages(bytes) + GAP;
         arena.used += bytes;
     }
     pthread_rwlock_unlock(&arena.lock);
+    return base;
+}
+
+uint64_t arena_allocate(uint64_t bytes, bool host) { return allocate(bytes, host, -1); }
+
+/* What a handle holds; zeros fill the rest. */
+typedef struct Shared {
+    uint64_t base, bytes;
+    int32_t process, file;
+} Shared;
+static Shared shared[64]; /* of this process */
+static int shared_count;
+
+uint64_t arena_allocate_shared(uint64_t bytes) {
+    int file = shared_count < (int)(sizeof shared / sizeof *shared) ? memfd_create("rocemu", MFD_CLOEXEC) : -1;
+    if (file < 0) return 0;
+    uint64_t base = ftruncate(file, (off_t)pages(bytes)) == 0 ? allocate(bytes, false, file) : 0;
+    if (base) shared[shared_count++] = (Shared){base, bytes, getpid(), file};
+    else close(file);
+    return base;
+}
+
+bool arena_handle(uint64_t base, void *handle) {
+    for (int i = 0; i < shared_count; i++)
+        if (shared[i].base == base) return memcpy(handle, &shared[i], sizeof shared[i]) != NULL;
+    return false;
+}
+
+uint64_t arena_open(const void *handle) {
+    Shared other;
+    char path[64];
+    struct stat status;
+    memcpy(&other, handle, sizeof other);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", other.process, other.file);
+    int file = other.process == getpid() ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return 0;
+    bool whole = fstat(file, &status) == 0 && (uint64_t)status.st_size == pages(other.bytes);
+    uint64_t base = whole ? allocate(other.bytes, false, file) : 0;
+    close(file);
     return base;
 }
 

@@ -232,6 +232,11 @@ typedef struct Allocation {
 /* Zero on failure. Addresses are never used twice, so that a freed allocation stays known. */
 uint64_t arena_allocate(uint64_t bytes, bool host);
 bool arena_free(uint64_t base, bool host);
+/* Memory that other processes can open by its handle, of up to 64 bytes, which is false for other memory; and an allocation
+ * that is another process's memory. */
+uint64_t arena_allocate_shared(uint64_t bytes);
+bool arena_handle(uint64_t base, void *handle);
+uint64_t arena_open(const void *handle);
 /* The allocation with the greatest base at or below `address`, by value; false when there is none. */
 bool arena_find(uint64_t address, Allocation *found);
 uint64_t arena_used(void);

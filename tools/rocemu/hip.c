@@ -196,6 +196,26 @@ EXPORT int hipHostMalloc(void **memory, size_t bytes, unsigned flags) {
     return allocate(memory, bytes, true);
 }
 EXPORT int hipHostFree(void *memory) { return finish(!memory || arena_free((uint64_t)memory, true) ? 0 : HIP_ERROR_INVALID_VALUE); }
+/* Fine-grained memory is what smelt shares with other processes. */
+enum { FINE_GRAINED = 1 };
+EXPORT int hipExtMallocWithFlags(void **memory, size_t bytes, unsigned flags) {
+    if (!memory || flags != FINE_GRAINED) return finish(HIP_ERROR_INVALID_VALUE);
+    *memory = (void *)arena_allocate_shared(bytes);
+    return finish(*memory ? 0 : HIP_ERROR_OUT_OF_MEMORY);
+}
+typedef struct hipIpcMemHandle { char reserved[64]; } hipIpcMemHandle;
+EXPORT int hipIpcGetMemHandle(hipIpcMemHandle *handle, void *memory) {
+    if (!handle) return finish(HIP_ERROR_INVALID_VALUE);
+    memset(handle, 0, sizeof *handle);
+    return finish(arena_handle((uint64_t)memory, handle) ? 0 : HIP_ERROR_INVALID_VALUE);
+}
+EXPORT int hipIpcOpenMemHandle(void **memory, hipIpcMemHandle handle, unsigned flags) {
+    (void)flags;
+    if (!memory) return finish(HIP_ERROR_INVALID_VALUE);
+    *memory = (void *)arena_open(&handle);
+    return finish(*memory ? 0 : HIP_ERROR_INVALID_VALUE);
+}
+EXPORT int hipIpcCloseMemHandle(void *memory) { return hipFree(memory); }
 EXPORT int hipMemGetInfo(size_t *available, size_t *total) {
     if (!available || !total) return finish(HIP_ERROR_INVALID_VALUE);
     *total = arena_capacity();

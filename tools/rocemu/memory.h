@@ -28,11 +28,19 @@ static inline uint32_t extend(uint32_t old, uint32_t loaded, unsigned bytes, Ext
     return loaded;
 }
 
+/* 8 aligned bytes are read and written as one, as on the card: other processes may share the memory. */
+static inline bool is_one_access(const void *memory, unsigned bytes) { return bytes == 8 && (uintptr_t)memory % 8 == 0; }
+
 static inline void load_lane(Wave *wave, int to, int lane, const void *from, unsigned bytes, Extension extension) {
     if (bytes < 4) {
         uint32_t value = 0;
         memcpy(&value, from, bytes);
         wave->vector[to][lane] = extend(wave->vector[to][lane], value, bytes, extension);
+        return;
+    }
+    if (is_one_access(from, bytes)) {
+        uint64_t value = __atomic_load_n((const uint64_t *)from, __ATOMIC_RELAXED);
+        wave->vector[to][lane] = (uint32_t)value, wave->vector[to + 1][lane] = (uint32_t)(value >> 32);
         return;
     }
     const uint8_t *source = from;
@@ -43,6 +51,10 @@ static inline void store_lane(const Wave *wave, int from, int lane, void *to, un
     if (bytes < 4) {
         uint32_t value = wave->vector[from][lane] >> (extension == EXTEND_HIGH_HALF ? 16 : 0);
         memcpy(to, &value, bytes);
+        return;
+    }
+    if (is_one_access(to, bytes)) {
+        __atomic_store_n((uint64_t *)to, (uint64_t)wave->vector[from + 1][lane] << 32 | wave->vector[from][lane], __ATOMIC_RELAXED);
         return;
     }
     uint8_t *target = to;

@@ -1,7 +1,7 @@
 /* What the files of the GPU back end share: the functions of the vendors' runtime libraries and the state of one GPU.
  *
  * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches
- * kernels, staging.c copies large host memory, vendor_gemm.c runs the GEMM library, ptx.c compiles PTX. */
+ * kernels, staging.c copies large host memory, share.c opens memory of other processes, vendor_gemm.c runs the GEMM library, ptx.c compiles PTX. */
 #pragma once
 
 #include <stdbool.h>
@@ -88,6 +88,11 @@ void modules_close(Gpu *gpu);
 void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count);
 void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count);
 void gpu_normals(Device *device, void *to, int element_bytes, const Slice *slice, const Normals *normals);
+
+/* Methods of device/device.h for memory that devices share (share.c). */
+void *gpu_share(Device *device, int64_t bytes, DeviceHandle *handle);
+void *gpu_share_open(Device *device, const DeviceHandle *handle);
+void gpu_share_close(Device *device, void *memory);
 
 typedef struct Staging Staging;
 /* Copies as device_upload and device_download say, if they are large: else false, with nothing done (staging.c). */

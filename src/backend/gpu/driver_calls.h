@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include "device/handle.h"
+
 /* (our name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or an error number. Handles
  * and device addresses are void *; sizes as in both headers. An empty symbol: the vendor has no such function or smelt
  * does not call it. */
@@ -23,6 +25,10 @@
     CALL(release, hipFree, cuMemFree_v2, (void *memory))                                                                               \
     CALL(allocate_host, hipHostMalloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                  \
     CALL(release_host, hipHostFree, cuMemFreeHost, (void *memory))                                                                     \
+    CALL(allocate_shared, hipExtMallocWithFlags, , (void **memory, size_t bytes, unsigned flags))                                    \
+    CALL(handle_get, hipIpcGetMemHandle, cuIpcGetMemHandle, (DeviceHandle * handle, void *memory))                                     \
+    CALL(handle_open, hipIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (void **memory, DeviceHandle handle, unsigned flags))                \
+    CALL(handle_close, hipIpcCloseMemHandle, cuIpcCloseMemHandle, (void *memory))                                                      \
     CALL(upload, hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (void *to, const void *from, size_t bytes, void *stream))                   \
     CALL(download, hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *to, void *from, size_t bytes, void *stream))                       \
     CALL(copy, hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (void *to, void *from, size_t bytes, void *stream))                           \
@@ -64,6 +70,8 @@
 #define GPU_SHARED_NUMBERS(NUMBER)                                                                                   \
     NUMBER(STREAM_NON_BLOCKING, 1, hipStreamNonBlocking, CU_STREAM_NON_BLOCKING)                                     \
     NUMBER(EVENT_WITHOUT_TIME, 2, hipEventDisableTiming, CU_EVENT_DISABLE_TIMING)                                    \
+    NUMBER(HANDLE_ENABLES_PEERS, 1, hipIpcMemLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)               \
+    NUMBER(SHARED_COHERENT, 1, hipDeviceMallocFinegrained, )                                                         \
     NUMBER(CAPTURE_THREAD_LOCAL, 1, hipStreamCaptureModeThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)            \
     NUMBER(ATTRIBUTE_DYNAMIC_SHARED, 8, hipFuncAttributeMaxDynamicSharedMemorySize, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
 

@@ -222,10 +222,11 @@ static void gpu_close(Device *device) {
 static const DeviceMethods methods = {
 #define GPU(name) .name = gpu_##name
     GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
-    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals),
-    .gemm = gpu_gemm_fastest, GPU(gemm_own), .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end),
-    GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open),
-    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
+    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(share), GPU(share_open), GPU(share_close), GPU(cast_to_bf16),
+    GPU(cast_to_float), GPU(normals), .gemm = gpu_gemm_fastest, GPU(gemm_own), .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library),
+    GPU(prepare_begin), GPU(prepare_end), GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open),
+    GPU(stream_close), GPU(event_open), GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds),
+    GPU(use_thread)
 #undef GPU
 };
 

@@ -27,6 +27,11 @@ typedef struct CollectiveAttributes {
     TypeClass type;
 } CollectiveAttributes;
 
+/* Collectives of up to so many bytes a rank can be direct (Op.direct), with windows (comm_open_windows) of
+ * collective_window_bytes over groups of `size` ranks. */
+enum { COLLECTIVE_DIRECT_BYTES = 320 << 10 };
+int64_t collective_window_bytes(int size);
+
 /* Scratch of gather_columns: the shares of all ranks, one after another. */
 int64_t collective_columns_workspace(const Graph *graph, const Node *node);
 /* What the kernels of every back end do; elements of COMPUTE tensors take so many bytes, those of WIDE ones so many. */

@@ -3,6 +3,8 @@
  * works on. */
 #include "ops/collective/collective.h"
 
+#include "base/math.h"
+
 /* -- Builders ------------------------------------------------------------------------------------------------------ */
 
 static TensorId append(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t rows, const char *name) {
@@ -131,6 +133,31 @@ void collective_all_reduce(const OpCall *call, size_t compute, size_t wide) {
 
 /* -- Rules --------------------------------------------------------------------------------------------------------- */
 
+/* The same on all ranks of the group, though their shares differ. */
+static bool are_direct(const Graph *graph, const Node *node, int64_t bytes) {
+    const CollectiveAttributes *attributes = node->attributes;
+    const Mesh *mesh = graph->mesh;
+    return mesh->direct && comm_windows(mesh_group(mesh, attributes->axes)) && bytes <= COLLECTIVE_DIRECT_BYTES &&
+           bytes % (int64_t)sizeof(uint32_t) == 0;
+}
+
+static bool is_reduced_directly(const Graph *graph, const Node *node) {
+    return are_direct(graph, node, graph_bytes(graph, node->in[COLLECTIVE_X]));
+}
+
+static bool is_gathered_directly(const Graph *graph, const Node *node) {
+    const CollectiveAttributes *attributes = node->attributes;
+    return attributes->blocks == 1 && are_direct(graph, node, graph_bytes(graph, node->in[COLLECTIVE_X]));
+}
+
+/* One row, of words. */
+static bool are_columns_direct(const Graph *graph, const Node *node) {
+    const CollectiveAttributes *attributes = node->attributes;
+    TensorId whole = node->out[COLLECTIVE_Y];
+    int64_t columns = divide_up(graph_columns(graph, whole), mesh_size(graph->mesh, attributes->axes));
+    return attributes->type == TYPE_WIDE && graph_rows(graph, whole) == 1 && are_direct(graph, node, columns * (int64_t)sizeof(float));
+}
+
 /* A rank passes on all of the whole tensor but one part of n; twice where it is reduced and then gathered. */
 static Traffic whole_traffic(const Graph *graph, const Node *node, TensorId whole, int times) {
     const CollectiveAttributes *attributes = node->attributes;
@@ -142,9 +169,14 @@ static Traffic gather_traffic(const Graph *graph, const Node *node) { return who
 static Traffic scatter_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->in[COLLECTIVE_X], 1); }
 static Traffic reduce_traffic(const Graph *graph, const Node *node) { return whole_traffic(graph, node, node->out[COLLECTIVE_Y], 2); }
 
-const Op op_rule_all_gather = {
-    .name = "all_gather", .class = OP_CLASS_GATHER, .communicates = true, .traffic = gather_traffic, .gradient = gather_gradient};
-const Op op_rule_gather_columns = {.name = "gather_columns", .communicates = true, .traffic = gather_traffic};
+const Op op_rule_all_gather = {.name = "all_gather",
+    .class = OP_CLASS_GATHER,
+    .communicates = true,
+    .direct = is_gathered_directly,
+    .traffic = gather_traffic,
+    .gradient = gather_gradient};
+const Op op_rule_gather_columns = {.name = "gather_columns", .communicates = true, .direct = are_columns_direct, .traffic = gather_traffic};
 const Op op_rule_reduce_scatter = {
     .name = "reduce_scatter", .communicates = true, .traffic = scatter_traffic, .gradient = scatter_gradient};
-const Op op_rule_all_reduce = {.name = "all_reduce", .communicates = true, .traffic = reduce_traffic, .gradient = reduce_gradient};
+const Op op_rule_all_reduce = {
+    .name = "all_reduce", .communicates = true, .direct = is_reduced_directly, .traffic = reduce_traffic, .gradient = reduce_gradient};

@@ -1,0 +1,224 @@
+/* Collectives that are kernels of the device's stream (Op.direct), between real ranks with a GPU each: this program starts
+ * itself as the ranks. Sums and gathered words are those of a loop over the ranks' inputs in their order, to the bit, run
+ * after run, at once, recorded and replayed; and a rank that is lost ends the others' kernels. On the emulated cards; on
+ * real ones by hand: SMELT_TEST_DEVICE=cuda test_direct gpus 2 */
+#include <unistd.h>
+
+#include "support/own_ranks.h"
+
+#include "backend/backend.h"
+#include "base/bf16.h"
+#include "base/rng.h"
+#include "ops/collective/collective.h"
+#include "support/check.h"
+
+/* Sizes: below a block of the kernels, of several blocks, and whose shares differ. ROUNDS use each slot some times. */
+enum { ROUNDS = 7, ROWS = 3, COLUMNS = 520, FLOATS = 701, WORDS = 37, VOCABULARY = 1001 };
+
+typedef struct Exchanges {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+    TensorId halves, floats, share, words;           /* inputs */
+    TensorId half_sum, float_sum, columns, gathered; /* results */
+} Exchanges;
+
+static TensorId input(Graph *graph, TypeClass type, int64_t rows, int64_t columns, const char *name) {
+    return graph_tensor(graph, ARENA_INPUT, type, 2, (int64_t[]){rows, columns}, name);
+}
+
+static Exchanges exchanges_open(const Mesh *mesh, Device *device) {
+    Exchanges e = {.graph = graph_create(PRECISION_BF16, false)};
+    Error error = {0};
+    Backend backend;
+    e.graph->mesh = mesh;
+    e.halves = input(e.graph, TYPE_COMPUTE, ROWS, COLUMNS, "halves");
+    e.floats = input(e.graph, TYPE_WIDE, 1, FLOATS, "floats");
+    e.share = input(e.graph, TYPE_WIDE, 1, cut_share(VOCABULARY, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR)).count, "share");
+    e.words = input(e.graph, TYPE_WIDE, 2, WORDS, "words");
+    e.half_sum = op_all_reduce(e.graph, e.halves, AXES_TENSOR);
+    e.float_sum = op_all_reduce(e.graph, e.floats, AXES_TENSOR);
+    e.columns = op_gather_columns(e.graph, e.share, VOCABULARY, AXES_TENSOR);
+    e.gathered = op_all_gather(e.graph, e.words, AXES_TENSOR);
+    for (int i = 1; i < e.graph->tensor_count; i++) e.graph->tensors[i].keep = e.graph->tensors[i].arena == ARENA_ACTIVATION;
+    for (int i = 0; i < e.graph->node_count; i++) assert_int_equal(graph_communicates(e.graph, i), !mesh->direct);
+    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    e.plan = graph_plan(e.graph, &backend);
+    e.executor = executor_create(e.graph, &e.plan, &backend, NULL, &error);
+    if (!e.executor) fail_msg("%s", error.message);
+    return e;
+}
+
+static void exchanges_close(const Exchanges *e) {
+    executor_free(e->executor);
+    graph_free(e->graph);
+}
+
+/* Element i of a rank's input in a round. */
+static float value_of(TensorId input, int rank, int round, int64_t i) {
+    return (float)rng_normal((uint64_t)input, (uint64_t)(100 * rank + round), (uint64_t)i);
+}
+static float half_of(TensorId input, int rank, int round, int64_t i) {
+    return bf16_to_float(bf16_from_float(value_of(input, rank, round, i)));
+}
+
+static void fill_floats(const Exchanges *e, TensorId input, int rank, int round, int64_t first) {
+    float *data = executor_tensor(e->executor, input);
+    for (int64_t i = 0; i < graph_elements(e->graph, input); i++) data[i] = value_of(input, rank, round, first + i);
+}
+
+static void exchanges_run(const Exchanges *e, const Mesh *mesh, int round) {
+    int rank = mesh_index(mesh, AXES_TENSOR);
+    uint16_t *halves = executor_tensor(e->executor, e->halves);
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++) halves[i] = bf16_from_float(value_of(e->halves, rank, round, i));
+    fill_floats(e, e->floats, rank, round, 0);
+    fill_floats(e, e->share, 0, round, cut_share(VOCABULARY, rank, mesh_size(mesh, AXES_TENSOR)).first);
+    fill_floats(e, e->words, 0, round, 2 * WORDS * rank);
+    executor_run(e->executor);
+}
+
+/* -- What is right ------------------------------------------------------------------------------------------------- */
+
+static void check_halves(const Exchanges *e, int ranks, int round) {
+    uint16_t sum[ROWS * COLUMNS];
+    executor_read(e->executor, e->half_sum, sum);
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
+        float expected = 0;
+        for (int r = 0; r < ranks; r++) expected += half_of(e->halves, r, round, i);
+        assert_int_equal(sum[i], bf16_from_float(expected));
+    }
+}
+
+static void check_floats(const Exchanges *e, int ranks, int round) {
+    float sum[FLOATS];
+    executor_read(e->executor, e->float_sum, sum);
+    for (int64_t i = 0; i < FLOATS; i++) {
+        float expected = 0;
+        for (int r = 0; r < ranks; r++) expected += value_of(e->floats, r, round, i);
+        assert_true(sum[i] == expected);
+    }
+}
+
+static void check_gathered(const Exchanges *e, TensorId input, TensorId result, int round) {
+    int64_t count = graph_elements(e->graph, result);
+    float *all = memory_allocate((size_t)count * sizeof *all);
+    executor_read(e->executor, result, all);
+    for (int64_t i = 0; i < count; i++) assert_true(all[i] == value_of(input, 0, round, i));
+    free(all);
+}
+
+/* -- On every rank ------------------------------------------------------------------------------------------------- */
+
+typedef struct Rank {
+    Comm *comm;
+    Device *device;
+    Mesh mesh;
+} Rank;
+
+static Rank rank_open(void) {
+    Rank rank = {.mesh = mesh_alone};
+    Error error = {0};
+    rank.comm = comm_open(NULL, &error);
+    if (!rank.comm) fail_msg("%s", error.message);
+    rank.device = device_open_local(strcmp(getenv("SMELT_TEST_DEVICE"), "hip") ? DEVICE_CUDA : DEVICE_HIP, comm_local_rank(rank.comm), &error);
+    if (!rank.device || !comm_use_device(rank.comm, rank.device, &error)) fail_msg("%s", error.message);
+    rank.mesh.size[AXIS_TP] = comm_size(rank.comm);
+    mesh_place(&rank.mesh, comm_rank(rank.comm));
+    if (!mesh_open(&rank.mesh, rank.comm, (MeshAxes[]){AXES_TENSOR}, 1, &error) ||
+        !comm_open_windows(rank.comm, collective_window_bytes(comm_size(rank.comm)), &error))
+        fail_msg("%s", error.message);
+    assert_non_null(comm_windows(rank.comm));
+    rank.mesh.direct = true;
+    return rank;
+}
+
+static void rank_close(Rank *rank) {
+    mesh_close(&rank->mesh);
+    comm_close(rank->comm);
+    device_close(rank->device);
+}
+
+static void rank_exchanges(void **state) {
+    (void)state;
+    Rank rank = rank_open();
+    Error error = {0};
+    Exchanges e = exchanges_open(&rank.mesh, rank.device);
+    for (int round = 0; round < ROUNDS; round++) {
+        exchanges_run(&e, &rank.mesh, round);
+        check_halves(&e, comm_size(rank.comm), round);
+        check_floats(&e, comm_size(rank.comm), round);
+        check_gathered(&e, e.share, e.columns, round);
+        check_gathered(&e, e.words, e.gathered, round);
+    }
+    if (!comm_ok(rank.comm, &error) || !device_ok(rank.device, &error)) fail_msg("%s", error.message);
+    exchanges_close(&e);
+    rank_close(&rank);
+}
+
+/* Rank 1 is lost after a round; the others' kernels of the next one wait for it until its connection is seen to end. */
+static void rank_loses_another(void **state) {
+    (void)state;
+    Rank rank = rank_open();
+    Error error = {0};
+    Exchanges e = exchanges_open(&rank.mesh, rank.device);
+    exchanges_run(&e, &rank.mesh, 0);
+    device_synchronize(rank.device);
+    if (comm_rank(rank.comm) == 1) _exit(0);
+    exchanges_run(&e, &rank.mesh, 1);
+    device_synchronize(rank.device);
+    assert_false(comm_ok(rank.comm, &error));
+    assert_int_equal(error.code, ERROR_COMMUNICATION);
+    exchanges_close(&e);
+    rank_close(&rank);
+}
+
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
+
+static void skip_without_cards(void) {
+    if (getenv("ROCEMU_LIBRARY")) return;
+    print_message("skipped: ROCEMU_LIBRARY is not set (make test-amd sets it)\n");
+    skip();
+}
+
+/* Where the emulator's RCCL is, and a card for each rank. */
+static void offer_cards(void) {
+    const char *library = getenv("ROCEMU_LIBRARY");
+    if (!library) return;
+    int folder = (int)(strrchr(library, '/') - library);
+    char *libraries = memory_format("%.*s:%.*s/rocm", folder, library, folder, library);
+    setenv("LD_LIBRARY_PATH", libraries, 1);
+    setenv("ROCEMU_CARDS", "3", 1);
+    free(libraries);
+}
+
+static void ranks_exchange_directly(void **state) {
+    (void)state;
+    skip_without_cards();
+    run_over_tcp(2, "exchange");
+    run_over_tcp(3, "exchange");
+}
+
+static void a_lost_rank_ends_the_kernels_that_wait(void **state) {
+    (void)state;
+    skip_without_cards();
+    run_over_tcp(3, "lose");
+}
+
+static int run_on_gpus(int size) {
+    run_over_tcp(size, "exchange");
+    run_over_tcp(size, "lose");
+    printf("%d GPUs exchange words\n", size);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest exchange[] = {cmocka_unit_test(rank_exchanges)}, lose[] = {cmocka_unit_test(rank_loses_another)};
+    if (argc == 3 && !strcmp(argv[1], "gpus")) return run_on_gpus(atoi(argv[2]));
+    if (argc > 2) return !strcmp(argv[2], "lose") ? cmocka_run_group_tests(lose, NULL, NULL) : cmocka_run_group_tests(exchange, NULL, NULL);
+    offer_cards();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_exchange_directly),
+        cmocka_unit_test(a_lost_rank_ends_the_kernels_that_wait),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
