@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/element.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
@@ -78,17 +78,28 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     g->computed = first + length;
 }
 
+/* The first of `count` numbers that is not finite, or count. */
+static int64_t find_not_finite(const double *numbers, int64_t count) {
+    enum { LANES = 8 };
+    double zeros[LANES] = {0}, zero = 0; /* NaN, where one is not finite */
+    int64_t at = 0;
+    for (; at + LANES <= count; at += LANES)
+        for (int l = 0; l < LANES; l++) zeros[l] += numbers[at + l] * 0;
+    for (int l = 0; l < LANES; l++) zero += zeros[l];
+    for (; at < count; at++) zero += numbers[at] * 0;
+    for (at = 0; at < count && zero != 0; at++)
+        if (!isfinite(numbers[at])) return at;
+    return count;
+}
+
 /* Takes the logits of the program that ran last. */
 static void read_logits(Generator *g, const Program *program) {
-    size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
-    int64_t first = g->config->vocabulary;
+    int64_t count = g->config->vocabulary;
     executor_read(program->executor, program->model.logits, g->wide_logits);
-#pragma omp parallel for schedule(static) reduction(min : first)
-    for (int64_t i = 0; i < g->config->vocabulary; i++) {
-        g->logits[i] = element_get(bytes, g->wide_logits, i);
-        if (!isfinite(g->logits[i]) && i < first) first = i;
-    }
-    g->not_finite = first;
+    if (precision_bytes(g->precision, TYPE_WIDE) == sizeof(float))
+        for (int64_t i = 0; i < count; i++) g->logits[i] = ((const float *)g->wide_logits)[i];
+    else memcpy(g->logits, g->wide_logits, (size_t)count * sizeof *g->logits);
+    g->not_finite = find_not_finite(g->logits, count);
 }
 
 /* All programs must give the same offsets to the states in the shared arena. */

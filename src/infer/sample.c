@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 
@@ -19,14 +20,23 @@ static int likelier_first(const void *a, const void *b) {
     return (x->token > y->token) - (x->token < y->token);
 }
 
-/* The first of the largest. */
+/* The first of the largest, found in blocks whose largest the CPU finds with several comparisons under way. */
 static int32_t most_likely(const double *logits, int64_t count) {
+    enum { BLOCK = 512, LANES = 4 };
     double largest = logits[0];
-    int32_t best = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < count; i++) largest = logits[i] > largest ? logits[i] : largest;
-    while (best + 1 < count && logits[best] != largest) best++;
-    return best;
+    int64_t best = 0;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int64_t end = int_min(first + BLOCK, count), at = first;
+        double lane[LANES] = {largest, largest, largest, largest};
+        for (; at + LANES <= end; at += LANES)
+            for (int l = 0; l < LANES; l++) lane[l] = logits[at + l] > lane[l] ? logits[at + l] : lane[l];
+        for (; at < end; at++) lane[0] = logits[at] > lane[0] ? logits[at] : lane[0];
+        for (int l = 1; l < LANES; l++) lane[0] = lane[l] > lane[0] ? lane[l] : lane[0];
+        if (!(lane[0] > largest)) continue;
+        for (best = first; logits[best] != lane[0];) best++;
+        largest = lane[0];
+    }
+    return (int32_t)best;
 }
 
 /* The index at which the running sum of weights passes `target`. */

@@ -34,7 +34,8 @@ static Exchanges exchanges_open(const Mesh *mesh, Device *device) {
     e.graph->mesh = mesh;
     e.halves = input(e.graph, TYPE_COMPUTE, ROWS, COLUMNS, "halves");
     e.floats = input(e.graph, TYPE_WIDE, 1, FLOATS, "floats");
-    e.share = input(e.graph, TYPE_WIDE, 1, cut_share(VOCABULARY, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR)).count, "share");
+    e.share =
+        input(e.graph, TYPE_WIDE, 1, cut_share(VOCABULARY, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR)).count, "share");
     e.words = input(e.graph, TYPE_WIDE, 2, WORDS, "words");
     e.half_sum = op_all_reduce(e.graph, e.halves, AXES_TENSOR);
     e.float_sum = op_all_reduce(e.graph, e.floats, AXES_TENSOR);
@@ -120,7 +121,8 @@ static Rank rank_open(void) {
     Error error = {0};
     rank.comm = comm_open(NULL, &error);
     if (!rank.comm) fail_msg("%s", error.message);
-    rank.device = device_open_local(strcmp(getenv("SMELT_TEST_DEVICE"), "hip") ? DEVICE_CUDA : DEVICE_HIP, comm_local_rank(rank.comm), &error);
+    rank.device =
+        device_open_local(strcmp(getenv("SMELT_TEST_DEVICE"), "hip") ? DEVICE_CUDA : DEVICE_HIP, comm_local_rank(rank.comm), &error);
     if (!rank.device || !comm_use_device(rank.comm, rank.device, &error)) fail_msg("%s", error.message);
     rank.mesh.size[AXIS_TP] = comm_size(rank.comm);
     mesh_place(&rank.mesh, comm_rank(rank.comm));

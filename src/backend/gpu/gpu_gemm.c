@@ -322,6 +322,10 @@ void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
 }
 
 void gpu_gemm(Device *device, const Gemm *gemm) {
+    if (gpu_gemv_serves(gemm)) {
+        gpu_gemv(device, gemm);
+        return;
+    }
     const void *d = gemm->accumulate ? gemm->c : NULL;
     gpu_gemm_batch(device, &(GemmBatch){.first = *gemm, .count = 1, .alpha = 1, .beta = gemm->accumulate, .d = d});
 }

@@ -10,6 +10,10 @@
  * run. Leading dimensions are below 2^23. */
 void gpu_gemm(Device *device, const Gemm *gemm);
 
+/* gpu_gemm of one row, at the speed of memory (gpu_gemv.c); and whether it is for these arguments. */
+bool gpu_gemv_serves(const Gemm *gemm);
+void gpu_gemv(Device *device, const Gemm *gemm);
+
 /* C[i] = alpha A[i] B[i] + beta D[i] (+ bias) for `count` problems of one shape, their operands `stride` elements
  * apart; `first` is the first of them, without accumulate. D (NULL: none) has the shape, type and layout of C and may
  * be C. With `symmetric`, A B and D are known to be symmetric (m = n) and C is bf16: little over half of C is computed,

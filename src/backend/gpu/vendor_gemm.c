@@ -17,6 +17,7 @@
 #include "base/scope.h"
 #include "base/sort.h"
 #include "backend/gpu/autotune_cache_internal.h"
+#include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/vendor_gemm_calls_internal.h"
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
@@ -190,7 +191,7 @@ static bool is_offered_in_fp8(const Gemm *g) {
 static bool is_offered(const Gemm *g) {
     bool inputs = g->input == GEMM_BF16 || is_offered_in_fp8(g);
     bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
-    return types && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
+    return types && !gpu_gemv_serves(g) && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }
 
 /* Whether the bias enters as a bf16 copy. */

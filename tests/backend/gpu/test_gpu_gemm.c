@@ -224,6 +224,27 @@ static void gemms_of_odd_sizes_match_a_loop(void **state) {
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
 }
 
+/* Whose kernel has several chunks of a line a thread, less than one, and blocks that are not full. */
+static void gemms_of_one_row_match_a_loop(void **state) {
+    (void)state;
+    static const Size sizes[] = {{1, 8, 8, true}, {1, 37, 264, true}, {1, 130, 2048, true}, {1, 61, 4104, true}, {1, 4, 10256, true}};
+    check_gpu();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int form = 0; form < 8; form++)
+            check_gemm(&sizes[i], &(Form){.transpose_b = true, .wide = form & 1, .accumulate = form & 2, .bias = form & 4});
+}
+
+static void one_row_is_for_the_kernel_that_reads_whole_lines(void **state) {
+    (void)state;
+    _Alignas(16) static uint16_t data[16];
+    Gemm gemm = {.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = 1, .n = 4, .k = 8, .a = data, .lda = 8, .b = data, .ldb = 8};
+    assert_true(gpu_gemv_serves(&gemm));
+    Gemm rows = gemm, odd = gemm, lines = gemm, shifted = gemm, codes = gemm;
+    rows.m = 2, odd.ldb = 9, lines.transpose_b = false, shifted.b = data + 1, codes.input = GEMM_E4M3;
+    const Gemm *others[] = {&rows, &odd, &lines, &shifted, &codes};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_false(gpu_gemv_serves(others[i]));
+}
+
 /* More tiles than any processor count, so that those of NVIDIA make several each. */
 static void a_gemm_of_many_tiles_matches_a_loop(void **state) {
     (void)state;
@@ -828,6 +849,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemms_of_aligned_sizes_match_a_loop),
         cmocka_unit_test(gemms_of_odd_sizes_match_a_loop),
+        cmocka_unit_test(gemms_of_one_row_match_a_loop),
+        cmocka_unit_test(one_row_is_for_the_kernel_that_reads_whole_lines),
         cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
         cmocka_unit_test(gemms_of_large_tiles_match_a_loop),
         cmocka_unit_test(a_row_of_nan_stays_nan),
