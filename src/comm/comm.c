@@ -279,9 +279,14 @@ bool comm_host_all_gather(Comm *comm, const char *name, void *values, int64_t co
     return run_on_host(comm, name, (Task){.operation = ALL_GATHER, .type = type, .buffer = values, .shards = shards}, error);
 }
 
-bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error) {
+CommTicket comm_host_begin_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root) {
     assert(root >= 0 && root < comm->size);
-    return run_on_host(comm, name, (Task){.operation = BROADCAST, .type = type, .buffer = values, .count = count, .root = root}, error);
+    return queue(comm, name, (Task){.operation = BROADCAST, .type = type, .buffer = values, .count = count, .root = root}, true);
+}
+
+bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error) {
+    comm_wait(comm, comm_host_begin_broadcast(comm, name, values, count, type, root));
+    return comm_ok(comm, error);
 }
 
 bool comm_barrier(Comm *comm, const char *name, Error *error) {

@@ -125,6 +125,8 @@ bool comm_host_all_reduce(Comm *comm, const char *name, void *values, int64_t co
 /* `values` has comm_size shards of `count` elements. */
 bool comm_host_all_gather(Comm *comm, const char *name, void *values, int64_t count, CommType type, Error *error);
 bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error);
+/* comm_host_broadcast that goes on beside the caller, until comm_wait for its ticket; comm_ok tells how it went. */
+CommTicket comm_host_begin_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root);
 bool comm_barrier(Comm *comm, const char *name, Error *error);
 
 /* The first host of Slurm's compressed list ("node[07-12,15],login" is node07). False when it is not one. For

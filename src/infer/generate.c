@@ -46,7 +46,9 @@ struct Generator {
     int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
     void *wide_logits;         /* [vocabulary] in the WIDE type, memory that the device reaches */
     double *logits;            /* [vocabulary], of the token after `count`, when count == computed */
-    int64_t not_finite;        /* the first of these logits that is not; vocabulary: all are */
+    int32_t drawn, first_drew; /* the newest token that was drawn; by the first rank, when `agreement` has ended */
+    CommTicket agreement;
+    int64_t not_finite; /* the first of these logits that is not; vocabulary: all are */
 };
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
@@ -231,6 +233,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
 
 void generator_free(Generator *g) {
     if (!g) return;
+    comm_wait(g->comm, g->agreement);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
     for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);
@@ -301,13 +304,30 @@ const double *generator_logits(Generator *g, Error *error) {
     return g->logits;
 }
 
+/* All ranks draw a token from the same logits. What the first one drew comes to the others beside the next token's computing:
+ * waiting for it would take as long as a layer. */
+static void begin_agreement(Generator *g) {
+    g->first_drew = g->drawn;
+    g->agreement = comm_host_begin_broadcast(g->comm, "token", &g->first_drew, sizeof g->first_drew, COMM_U8, 0);
+}
+
+static bool end_agreement(Generator *g, Error *error) {
+    comm_wait(g->comm, g->agreement);
+    if (!comm_ok(g->comm, error)) return false;
+    return g->first_drew == g->drawn ||
+           error_set(error, ERROR_COMMUNICATION,
+               "rank %d drew token %" PRId32 " where rank 0 drew %" PRId32 ": their processors compute in other ways; generate on machines "
+               "of one kind, or give temperature=0",
+               comm_rank(g->comm), g->drawn, g->first_drew);
+}
+
 bool generator_next(Generator *g, const Sampling *sampling, int64_t limit, int32_t *token, Error *error) {
     assert(generator_room(g) > 0);
     const double *logits = generator_logits(g, error);
-    if (!logits) return false;
+    if (!logits || !end_agreement(g, error)) return false;
     int64_t count = limit < g->config->vocabulary ? limit : g->config->vocabulary;
-    *token = sample_token(logits, count, sampling, rng_uniform(sampling->seed, RNG_STREAM_SAMPLE, g->count));
-    if (!comm_host_broadcast(g->comm, "token", token, sizeof *token, COMM_U8, 0, error)) return false;
-    g->tokens[g->count++] = *token;
+    g->drawn = sample_token(logits, count, sampling, rng_uniform(sampling->seed, RNG_STREAM_SAMPLE, g->count));
+    begin_agreement(g);
+    *token = g->tokens[g->count++] = g->drawn;
     return true;
 }

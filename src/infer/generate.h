@@ -44,7 +44,7 @@ void generator_restart(Generator *generator);
  * is lost. */
 const double *generator_logits(Generator *generator, Error *error);
 /* Draws the next token out of the first `limit` of the vocabulary and appends it; there must be room. The draw
- * depends on seed and position alone. */
+ * depends on seed and position alone. ERROR_COMMUNICATION when the ranks drew different ones before. */
 bool generator_next(Generator *generator, const Sampling *sampling, int64_t limit, int32_t *token, Error *error);
 
 /* -- Choosing the next token from logits (sample.c) ---------------------------------------------------------------- */

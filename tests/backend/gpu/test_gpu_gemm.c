@@ -237,7 +237,8 @@ static void gemms_of_one_row_match_a_loop(void **state) {
 static void one_row_is_for_the_kernel_that_reads_whole_lines(void **state) {
     (void)state;
     _Alignas(16) static uint16_t data[16];
-    Gemm gemm = {.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = 1, .n = 4, .k = 8, .a = data, .lda = 8, .b = data, .ldb = 8};
+    Gemm gemm = {
+        .transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = 1, .n = 4, .k = 8, .a = data, .lda = 8, .b = data, .ldb = 8};
     assert_true(gpu_gemv_serves(&gemm));
     Gemm rows = gemm, odd = gemm, lines = gemm, shifted = gemm, codes = gemm;
     rows.m = 2, odd.ldb = 9, lines.transpose_b = false, shifted.b = data + 1, codes.input = GEMM_E4M3;
