@@ -81,6 +81,7 @@ def peer(arguments):
     cuda = arguments.device != "cpu"
     torch.set_default_device("cuda" if cuda else "cpu")
     torch.manual_seed(1)
+    torch._dynamo.config.recompile_limit = 64  # first layer and others, each shape: past 8, PyTorch would go on uncompiled
     rows = arguments.rows.split(",")
     model, loss = make_peer(shape_of(arguments), arguments.as_peer, max(int(row.split("x")[1]) for row in rows))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **gpu.OPTIMIZER)
