@@ -122,7 +122,8 @@ static void build_qk_norm(Check *check, const void *argument) {
 
 static void groups_of_heads_are_normed_in_every_width(void **state) {
     (void)state;
-    static const Qkv cases[] = {{9, {8, 4, 128}, NORM_RMS}, {3, {64, 16, 128}, NORM_RMS}, {5, {32, 4, 128}, NORM_LAYER}};
+    static const Qkv cases[] = {{9, {8, 4, 128}, NORM_RMS}, {3, {64, 16, 128}, NORM_RMS}, {5, {32, 4, 128}, NORM_LAYER},
+        {1541, {1, 1, 20}, NORM_RMS}, {1541, {1, 1, 20}, NORM_LAYER}};
     CHECK_ALL(build_qk_norm, cases, .bf16 = 0.006); /* as in test_gpu_widths.c */
 }
 

@@ -80,7 +80,8 @@ static void build_adaptive(Check *check, const void *argument) {
 
 static void adaptive_norms_of_every_width_pass(void **state) {
     (void)state;
-    static const Case cases[] = {{35, 512}, {33, 516}, {3, 1024}, {33, 2048}, {2, 2052}, {33, 3072}, {3, 4096}, {2, 4100}, {2, 8192}};
+    static const Case cases[] = {
+        {35, 512}, {33, 516}, {3, 1024}, {33, 2048}, {2, 2052}, {33, 3072}, {3, 4096}, {2, 4100}, {2, 8192}, {1030, 8}};
     CHECK_ALL(build_adaptive, cases);
 }
 

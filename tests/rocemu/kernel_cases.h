@@ -98,6 +98,28 @@ static inline void build_norm_case(Check *check, const void *argument) {
 }
 static inline void run_norm(const KernelCase *c) { check_launch(build_norm_case, c, true); }
 
+/* One sample: merged, normalised. */
+static inline void build_adaptive_norm_case(Check *check, const void *argument) {
+    const KernelCase *c = argument;
+    int64_t shape[] = {c->rows, c->in}, vector[] = {1, c->in};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0, 1);
+    TensorId gate = check_input(check, TYPE_WIDE, 2, vector, 0, 1), shift = check_input(check, TYPE_WIDE, 2, vector, 0, 1);
+    Modulation modulation = {.shift = shift, .scale = check_input(check, TYPE_WIDE, 2, vector, 0, 1)};
+    ResidualNorm merged = op_adaptive_norm(check->graph, block, gate, stream, modulation, 1e-6);
+    check_output(check, merged.stream);
+    check_output(check, merged.normed);
+}
+static inline void run_adaptive_norm(const KernelCase *c) { check_launch(build_adaptive_norm_case, c, true); }
+
+static inline void build_qk_norm_case(Check *check, const void *argument) {
+    const KernelCase *c = argument;
+    const Heads *h = &c->heads;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (h->heads + 2 * h->kv_heads) * h->head_dim}, 0, 1);
+    Norm query = check_norm(check, NORM_RMS, false, h->head_dim), key = check_norm(check, NORM_RMS, false, h->head_dim);
+    check_output(check, op_qk_norm(check->graph, qkv, &query, &key, h));
+}
+static inline void run_qk_norm(const KernelCase *c) { check_launch(build_qk_norm_case, c, true); }
+
 static inline void build_swiglu_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
     check_output(check, op_swiglu(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, 2 * c->in}, 0, 1)));
@@ -205,6 +227,8 @@ static const KernelCase kernel_cases[] = {
     {"llama-8b swiglu", run_swiglu, .rows = 8192, .in = 14336},
     {"swiglu small", run_swiglu, .rows = 2048, .in = 2048, .small = true},
     {"llama-8b rope", run_rope, .rows = 8192, .in = 8192, .heads = HEADS_8B},
+    {"flux adaptive norm", run_adaptive_norm, .rows = 4608, .in = 3072},
+    {"flux qk norm", run_qk_norm, .rows = 4608, .heads = {24, 24, 128}},
     {"flux join", run_join, .rows = 4096, .in = 9216},
     {"join small", run_join, .rows = 1024, .in = 1024, .small = true},
     {"zaya1 cca", run_cca, .rows = 16384, .in = 4096, .heads = HEADS_ZAYA},

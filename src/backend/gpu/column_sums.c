@@ -24,30 +24,56 @@ typedef struct ZeroUnusedArguments {
 
 #ifdef GPU_DEVICE
 
-/* Part p of a column adds partials p, p + SUM_PARTS, ...; then the parts are added in order. */
-KERNEL(add_partials, AddPartialsArguments) {
+/* The target of this block, by block_y. */
+INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
+    float GLOBAL *target = a->target[0];
+    UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a->target[i] : target;
+    return target;
+}
+
+INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thread_id() % SUM_COLUMNS; }
+
+/* The sum of this thread's column over all blocks, in part 0. Part p adds partials p, p + SUM_PARTS, ...; then the parts are
+ * added in order. All threads of the block call it; `partials` are those of the first block. */
+INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *partials) {
     static SHARED float sums[SUM_PARTS][SUM_COLUMNS];
     int part = thread_id() / SUM_COLUMNS, lane = thread_id() % SUM_COLUMNS;
-    int64_t column = (int64_t)block_x() * SUM_COLUMNS + lane, block = part;
-    float GLOBAL *target = a.target[0];
-    UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a.target[i] : target;
-    if (!target && !a.bf16_target) return;
-    const float GLOBAL *partials = a.partials + block_y() * a.columns + column;
+    int64_t column = sum_column(), block = part;
     float sum = 0;
-    if (column < a.columns) {
-        for (; block + (SUM_LOADS - 1) * SUM_PARTS < a.blocks; block += SUM_LOADS * SUM_PARTS) {
+    partials += block_y() * a->columns + column;
+    if (column < a->columns) {
+        for (; block + (SUM_LOADS - 1) * SUM_PARTS < a->blocks; block += SUM_LOADS * SUM_PARTS) {
             float values[SUM_LOADS];
-            UNROLL for (int i = 0; i < SUM_LOADS; i++) values[i] = partials[(block + i * SUM_PARTS) * a.stride];
+            UNROLL for (int i = 0; i < SUM_LOADS; i++) values[i] = partials[(block + i * SUM_PARTS) * a->stride];
             UNROLL for (int i = 0; i < SUM_LOADS; i++) sum += values[i];
         }
-        for (; block < a.blocks; block += SUM_PARTS) sum += partials[block * a.stride];
+        for (; block < a->blocks; block += SUM_PARTS) sum += partials[block * a->stride];
     }
     sums[part][lane] = sum;
     barrier();
-    if (part > 0 || column >= a.columns) return;
-    for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
+    if (part == 0)
+        for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
+    return sum;
+}
+
+INLINE bool adds_column(const AddPartialsArguments *a) { return thread_id() < SUM_COLUMNS && sum_column() < a->columns; }
+
+KERNEL(add_partials, AddPartialsArguments) {
+    float GLOBAL *target = block_target(&a);
+    if (!target && !a.bf16_target) return;
+    float sum = add_column(&a, a.partials);
+    int64_t column = sum_column();
+    if (!adds_column(&a)) return;
     if (a.bf16_target) a.bf16_target[column] = to_bf16(to_float(a.bf16_target[column]) + sum);
     else target[column] += sum;
+}
+
+/* Sums of each sample's blocks, by block_z, in place of what the targets [samples, columns] held. */
+KERNEL(put_partials, AddPartialsArguments) {
+    float GLOBAL *target = block_target(&a);
+    if (!target) return;
+    float sum = add_column(&a, a.partials + block_z() * a.blocks * a.stride);
+    if (adds_column(&a)) target[block_z() * a.columns + sum_column()] = sum;
 }
 
 /* `stride` is the threads of the grid. */
@@ -68,14 +94,27 @@ KERNEL(zero_unused_8, ZeroUnusedArguments) {
 #include "backend/gpu/kernel_launch.h"
 
 LAUNCHER(add_partials, AddPartialsArguments)
+LAUNCHER(put_partials, AddPartialsArguments)
 LAUNCHER(zero_unused, ZeroUnusedArguments)
 LAUNCHER(zero_unused_8, ZeroUnusedArguments)
 
-void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns) {
+static AddPartialsArguments partial_sums(float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns) {
     AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = count * columns};
     assert(count <= REDUCE_SUMS);
     for (int i = 0; i < count; i++) arguments.target[i] = targets[i];
+    return arguments;
+}
+
+void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns) {
+    AddPartialsArguments arguments = partial_sums(targets, count, partials, blocks, columns);
     launch_add_partials(device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = count, .threads = THREADS}, &arguments);
+}
+
+void gpu_put_partial_sums(
+    Device *device, float *const *targets, int count, const float *partials, int64_t samples, int64_t blocks, int64_t columns) {
+    AddPartialsArguments arguments = partial_sums(targets, count, partials, blocks, columns);
+    LaunchShape shape = {.x = divide_up(columns, SUM_COLUMNS), .y = count, .z = samples, .threads = THREADS};
+    launch_put_partials(device, shape, &arguments);
 }
 
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {

@@ -71,5 +71,8 @@ void gpu_add_partials(Device *device, float *target, const float *partials, int6
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
 /* gpu_add_partials for `count` targets (at most 6), from partials [blocks, count, columns], but for NULL targets. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
+/* target[i] [samples, columns] = sums over b of partials [samples, blocks, count, columns]; `count` targets, at most 6, but for NULL ones. */
+void gpu_put_partial_sums(
+    Device *device, float *const *targets, int count, const float *partials, int64_t samples, int64_t blocks, int64_t columns);
 /* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is device memory. */
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);

@@ -1,9 +1,13 @@
 /* Adaptive LayerNorm on a GPU, with the teams and rows of gpu_rows.h: once per width, with and without a merge and a norm.
- * Backward, a block takes NORM_GRAD_ROWS rows of one sample and writes their column sums for gate, scale and shift to partials
- * [S, blocks of a sample, 3, D], which a second kernel adds in order. Scratch: these. */
+ * Backward, a block takes neighbouring rows of one sample and writes their column sums for gate, scale and shift to partials
+ * [S, blocks of a sample, 3, D], which are then added in order. Scratch: these. Rows are shared out over about GRAD_BLOCKS
+ * blocks: a block waits for memory at each of its rows, so every processor needs two or more at once, and as many as others. */
 #include "ops/norm/gpu_rows.h"
 
-enum { SUMS = 3 };
+/* Backward, as NORM_WIDTHS, and FLUX.1's own: a unit less leaves registers for a second block on an NVIDIA processor. */
+#define GRAD_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(3072, 256, 3) X(4096, 256, 4) X(8192, 256, 8)
+
+enum { SUMS = 3, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 4 };
 
 typedef struct AdaptiveArguments {
     const bf16 GLOBAL *block;                          /* NULL: no merge */
@@ -23,14 +27,9 @@ typedef struct AdaptiveGradArguments {
     bf16 GLOBAL *d_block;
     float GLOBAL *d_stream, *partials; /* d_stream NULL: it is d_merged */
     int64_t sample_rows, blocks;       /* of a sample */
+    int64_t block_rows;
     int32_t columns;
 } AdaptiveGradArguments;
-
-typedef struct AdaptiveSumArguments {
-    const float GLOBAL *partials;
-    float GLOBAL *targets[SUMS]; /* NULL: not wanted */
-    int64_t samples, blocks, columns;
-} AdaptiveSumArguments;
 
 #ifdef GPU_DEVICE
 
@@ -58,48 +57,60 @@ INLINE void adaptive_rows(const AdaptiveArguments *a, const int threads, const i
     }
 }
 
-/* ds of a row from that of its norm. */
-INLINE void adaptive_norm_row(const AdaptiveGradArguments *a, Team t, int64_t row, int64_t vector, Row ds, Row scales, Row shifts) {
-    Row x;
-    Bf16Row dy;
+/* What the gradient of a row reads. All of it is asked for before the first use: a row waits for memory once. */
+typedef struct GradRow {
+    Row ds, x;
+    Bf16Row dy, block;
+    Statistics statistics;
+} GradRow;
+
+INLINE void load_grad_row(const AdaptiveGradArguments *a, Team t, int64_t row, GradRow *r) {
     int64_t at = row * t.columns;
-    load_row_bf16(t, dy, a->d_normed + at);
-    load_row_wide(t, x, a->merged + at);
-    Statistics s = load_statistics(a->statistics, row, true);
+    clear_row(t, r->ds);
+    if (a->d_merged) load_row_wide(t, r->ds, a->d_merged + at);
+    if (a->block) load_row_bf16(t, r->block, a->block + at);
+    if (!a->d_normed) return;
+    load_row_bf16(t, r->dy, a->d_normed + at);
+    load_row_wide(t, r->x, a->merged + at);
+    r->statistics = load_statistics(a->statistics, row, true);
+}
+
+/* ds of a row from that of its norm. */
+INLINE void adaptive_norm_row(const AdaptiveGradArguments *a, Team t, int64_t vector, GradRow *r, Row scales, Row shifts) {
+    Statistics s = r->statistics;
     f32x4 sum = 0, dot = 0;
     FOR_UNITS(t) {
-        f32x4 g = to_float4(dy[i]) * (1 + load4_wide(a->scale + vector + column_of(t, i), 4));
+        f32x4 g = to_float4(r->dy[i]) * (1 + load4_wide(a->scale + vector + column_of(t, i), 4));
         sum += counted(t, i, g);
-        dot += counted(t, i, g * (x[i] - s.mean));
+        dot += counted(t, i, g * (r->x[i] - s.mean));
     }
     Means m = row_means(t, sum4(sum), sum4(dot), s, true);
     FOR_UNITS(t) {
-        ds[i] += normalise_grad(to_float4(dy[i]), x[i], 1 + load4_wide(a->scale + vector + column_of(t, i), 4), s, m);
-        scales[i] += to_float4(dy[i]) * (x[i] - s.mean) * s.rstd;
-        shifts[i] += to_float4(dy[i]);
+        f32x4 dy = to_float4((u32x2){opaque(r->dy[i].x), opaque(r->dy[i].y)}); /* cast again: floats would stay in registers */
+        r->ds[i] += normalise_grad(dy, r->x[i], 1 + load4_wide(a->scale + vector + column_of(t, i), 4), s, m);
+        scales[i] += dy * (r->x[i] - s.mean) * s.rstd;
+        shifts[i] += dy;
     }
 }
 
 INLINE void adaptive_grad_rows(const AdaptiveGradArguments *a, const int threads, const int units) {
     Team t = make_team(threads, units, a->columns);
-    Row gates, scales, shifts, ds;
-    Bf16Row block;
-    int64_t sample = block_x() / a->blocks, first = block_x() % a->blocks * NORM_GRAD_ROWS, vector = sample * t.columns;
-    int64_t end = first + NORM_GRAD_ROWS < a->sample_rows ? first + NORM_GRAD_ROWS : a->sample_rows, base = sample * a->sample_rows;
+    Row gates, scales, shifts;
+    int64_t sample = block_x() / a->blocks, first = block_x() % a->blocks * a->block_rows, vector = sample * t.columns;
+    int64_t end = first + a->block_rows < a->sample_rows ? first + a->block_rows : a->sample_rows, base = sample * a->sample_rows;
     clear_row(t, gates);
     clear_row(t, scales);
     clear_row(t, shifts);
     for (int64_t row = base + first + thread_id() / threads; row < base + end; row += NORM_THREADS / threads) {
         int64_t at = row * t.columns;
-        clear_row(t, ds);
-        if (a->d_merged) load_row_wide(t, ds, a->d_merged + at);
-        if (a->d_normed) adaptive_norm_row(a, t, row, vector, ds, scales, shifts);
-        if (a->block) load_row_bf16(t, block, a->block + at);
+        GradRow r;
+        load_grad_row(a, t, row, &r);
+        if (a->d_normed) adaptive_norm_row(a, t, vector, &r, scales, shifts);
         FOR_UNITS(t) {
-            if (a->d_stream) store_wide_unit(t, i, a->d_stream + at, ds[i]);
+            if (a->d_stream) store_wide_unit(t, i, a->d_stream + at, r.ds[i]);
             if (!a->block) continue;
-            gates[i] += ds[i] * to_float4(block[i]);
-            store_bf16_unit(t, i, a->d_block + at, ds[i] * load4_wide(a->gate + vector + column_of(t, i), 4));
+            gates[i] += r.ds[i] * to_float4(r.block[i]);
+            store_bf16_unit(t, i, a->d_block + at, r.ds[i] * load4_wide(a->gate + vector + column_of(t, i), 4));
         }
     }
     float GLOBAL *to = a->partials + (int64_t)block_x() * SUMS * a->columns;
@@ -109,29 +120,34 @@ INLINE void adaptive_grad_rows(const AdaptiveGradArguments *a, const int threads
     store_block_sums(t, to + 2 * a->columns, shifts);
 }
 
-#define KERNELS(width, threads, units)                                                                   \
-    KERNEL(adaptive_##width, AdaptiveArguments) { adaptive_rows(&a, threads, units); }                   \
-    KERNEL(adaptive_grad_##width, AdaptiveGradArguments) { adaptive_grad_rows(&a, threads, units); }
+#define KERNELS(width, threads, units)                                                                                                     \
+    KERNEL(adaptive_##width, AdaptiveArguments) { adaptive_rows(&a, threads, units); }
 NORM_WIDTHS(KERNELS)
 
-KERNEL(adaptive_sum, AdaptiveSumArguments) {
-    int64_t i = (int64_t)block_x() * NORM_THREADS + thread_id(), sample = i / a.columns, column = i % a.columns;
-    float GLOBAL *target = a.targets[block_y()];
-    if (sample >= a.samples || !target) return;
-    const float GLOBAL *from = a.partials + (sample * a.blocks * SUMS + block_y()) * a.columns + column;
-    float sum = 0;
-    for (int64_t b = 0; b < a.blocks; b++) sum += from[b * SUMS * a.columns];
-    target[i] = sum;
-}
+/* Two blocks share an NVIDIA processor where 128 registers suffice. */
+#define GRAD_KERNELS(width, threads, units)                                                                                                \
+    KERNEL(adaptive_grad_##width, AdaptiveGradArguments) {                                                                                 \
+        BLOCK_BOUNDS(NORM_THREADS, units > 3 ? 1 : 2);                                                                                     \
+        adaptive_grad_rows(&a, threads, units);                                                                                            \
+    }
+GRAD_WIDTHS(GRAD_KERNELS)
 
 #else
 
 #include "ops/norm/norm.h"
 
 LAUNCHERS(adaptive, AdaptiveArguments, adaptive_512, adaptive_1024, adaptive_2048, adaptive_4096, adaptive_8192)
-LAUNCHERS(
-    adaptive_grad, AdaptiveGradArguments, adaptive_grad_512, adaptive_grad_1024, adaptive_grad_2048, adaptive_grad_4096, adaptive_grad_8192)
-LAUNCHER(adaptive_sum, AdaptiveSumArguments)
+LAUNCHERS(adaptive_grad, AdaptiveGradArguments, adaptive_grad_512, adaptive_grad_1024, adaptive_grad_2048, adaptive_grad_3072,
+    adaptive_grad_4096, adaptive_grad_8192)
+
+/* Index of a kernel in GRAD_WIDTHS. */
+#define MOST_COLUMNS(width, threads, units) width,
+static int grad_width(int64_t columns) {
+    static const int most[] = {GRAD_WIDTHS(MOST_COLUMNS)};
+    int width = 0;
+    while (columns > most[width]) width++;
+    return width;
+}
 
 /* Enough blocks to fill the device several times over. Sets arguments->teams. */
 static LaunchShape forward_shape(Device *device, int width, AdaptiveArguments *arguments) {
@@ -163,8 +179,9 @@ GPU_OP(adaptive_norm) {
     launch_adaptive(call->device, width, launch, &arguments);
 }
 
-/* Blocks of the backward pass for each sample. */
-static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(rows / samples, NORM_GRAD_ROWS); }
+/* Rows of a block of the backward pass, and blocks of a sample. */
+static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
+static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(rows / samples, block_rows(rows)); }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
@@ -189,16 +206,13 @@ GPU_OP(adaptive_norm_grad, grad_workspace) {
         .partials = call->workspace,
         .sample_rows = shape[0] / samples,
         .blocks = sample_blocks(shape[0], samples),
+        .block_rows = block_rows(shape[0]),
         .columns = (int32_t)shape[1]};
     LaunchShape rows = {.x = samples * arguments.blocks, .threads = NORM_THREADS};
-    launch_adaptive_grad(call->device, norm_width(shape[1]), rows, &arguments);
-    AdaptiveSumArguments sums = {.partials = call->workspace,
-        .targets = {call->out[ADAPTIVE_NORM_GRAD_D_GATE], call->out[ADAPTIVE_NORM_GRAD_D_SCALE], call->out[ADAPTIVE_NORM_GRAD_D_SHIFT]},
-        .samples = samples,
-        .blocks = arguments.blocks,
-        .columns = shape[1]};
-    LaunchShape columns = {.x = divide_up(samples * shape[1], NORM_THREADS), .y = SUMS, .threads = NORM_THREADS};
-    launch_adaptive_sum(call->device, columns, &sums);
+    launch_adaptive_grad(call->device, grad_width(shape[1]), rows, &arguments);
+    float *targets[SUMS] = {
+        call->out[ADAPTIVE_NORM_GRAD_D_GATE], call->out[ADAPTIVE_NORM_GRAD_D_SCALE], call->out[ADAPTIVE_NORM_GRAD_D_SHIFT]};
+    gpu_put_partial_sums(call->device, targets, SUMS, call->workspace, samples, arguments.blocks, shape[1]);
 }
 
 #endif

@@ -88,6 +88,20 @@ INLINE float team_sum(Team t, float x) {
     return x;
 }
 
+/* Two sums over the team by one exchange, each by the tree of team_sum. */
+INLINE f32x2 team_sums(Team t, f32x2 x) {
+    static SHARED f32x2 scratch[NORM_THREADS / WAVE];
+    UNROLL for (int mask = (t.threads > WAVE ? WAVE : t.threads) / 2; mask > 0; mask /= 2) x +=
+        (f32x2){shuffle_xor(x.x, mask), shuffle_xor(x.y, mask)};
+    if (t.threads <= WAVE) return x;
+    barrier();
+    if (lane_id() == 0) scratch[wave_id()] = x;
+    barrier();
+    f32x2 sum = 0;
+    for (int i = 0; i < t.threads / WAVE; i++) sum += scratch[i];
+    return sum;
+}
+
 INLINE void load_row_wide(Team t, Row row, const float GLOBAL *from) { FOR_UNITS(t) row[i] = load4_wide(from + column_of(t, i), 4); }
 INLINE void load_row_bf16(Team t, Bf16Row row, const bf16 GLOBAL *from) {
     FOR_UNITS(t) row[i] = *(const u32x2 GLOBAL *)(from + column_of(t, i));
@@ -154,7 +168,8 @@ INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (
 typedef struct Means { float shift, pull; } Means;
 
 INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
-    return (Means){.shift = layer ? team_sum(t, sum) * t.share : 0, .pull = team_sum(t, dot) * s.rstd * s.rstd * t.share};
+    f32x2 sums = layer ? team_sums(t, (f32x2){sum, dot}) : (f32x2){0, team_sum(t, dot)};
+    return (Means){.shift = sums.x * t.share, .pull = sums.y * s.rstd * s.rstd * t.share};
 }
 
 INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m) {

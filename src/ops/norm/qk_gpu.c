@@ -1,13 +1,15 @@
 /* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of gpu_rows.h. Queries and
  * keys are a launch each, since groups, gains and kinds may differ. A team takes one group of columns of one row at a
- * time; backward, a block takes QK_GRAD_ROWS rows. Values are copied. Scratch: the sums of each block for the
- * gradients of gain and bias, used for queries, then for keys. */
+ * time; backward, a block takes a few neighbouring rows, so that there are about GRAD_BLOCKS blocks, and a team asks for
+ * its next group before it works on the last. Values are copied. Scratch: the sums of each block for the gradients of
+ * gain and bias, used for queries, then for keys. */
 #include "ops/norm/gpu_rows.h"
 
-enum { QK_GRAD_ROWS = 16 };
+enum { HEAD_THREADS = 16, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 2 };
 
-/* Groups of up to 128 columns, usually a head, have teams of 32 threads. */
-#define QK_WIDTHS(X) X(128, 32, 1) NORM_WIDTHS(X)
+/* Groups of up to 128 columns, usually a head, have teams of 16 threads with 8 columns each: in larger ones more
+ * instructions go to exchanges and addresses than to columns. */
+#define QK_WIDTHS(X) X(128, HEAD_THREADS, 2) NORM_WIDTHS(X)
 
 /* Queries or keys of all rows. Pair p is group p % groups of row p / groups. */
 typedef struct QkArguments {
@@ -15,9 +17,9 @@ typedef struct QkArguments {
     const float GLOBAL *gain, *bias;
     bf16 GLOBAL *y; /* backward: d_x */
     float GLOBAL *statistics, *partials;
-    int64_t pairs, teams;
-    int32_t stride, groups, group; /* columns of a row, groups of a row, columns of a group */
-    int32_t layer;                 /* for the kernels for any width */
+    int32_t pairs, teams, block_pairs; /* block_pairs: backward */
+    int32_t stride, groups, group;     /* columns of a row, groups of a row, columns of a group */
+    int32_t layer;                     /* for the kernels for any width */
     float epsilon;
 } QkArguments;
 
@@ -31,12 +33,16 @@ typedef struct CopyArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE int64_t pair_begin(const QkArguments *a, int64_t pair) {
+INLINE int64_t pair_begin(const QkArguments *a, int pair) {
     uint32_t row = (uint32_t)pair / a->groups, group = (uint32_t)pair - row * a->groups;
     return (int64_t)row * a->stride + (int64_t)group * a->group;
 }
 
 INLINE void load_row_as_float(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_bf16(from + column_of(t, i), 4); }
+
+/* Teams of a wave go on together, since all its lanes take part in sums. One that is past the last pair takes that again. */
+INLINE bool wave_goes_on(Team t, int pair, int end) { return pair - (t.threads < WAVE ? lane_id() / t.threads : 0) < end; }
+INLINE int pair_or_last(int pair, int end) { return pair < end ? pair : end - 1; }
 
 INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int units) {
     Team t = make_team(threads, units, a->group);
@@ -44,7 +50,8 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
-    for (int64_t pair = team_index(t); pair < a->pairs; pair += a->teams) {
+    for (int next = team_index(t); wave_goes_on(t, next, a->pairs); next += a->teams) {
+        int pair = pair_or_last(next, a->pairs);
         int64_t at = pair_begin(a, pair);
         load_row_as_float(t, x, a->x + at);
         Statistics s = row_statistics(t, x, layer, a->epsilon);
@@ -54,35 +61,58 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
 }
 
 /* The pairs of a block in the backward pass. */
-typedef struct Span { int64_t begin, end; } Span;
-INLINE Span block_pairs(const QkArguments *a, int64_t block) {
-    int64_t count = (int64_t)QK_GRAD_ROWS * a->groups, begin = block * count;
-    return (Span){begin, begin + count < a->pairs ? begin + count : a->pairs};
+typedef struct Span { int begin, end; } Span;
+INLINE Span block_pairs(const QkArguments *a, int block) {
+    int begin = block * a->block_pairs;
+    return (Span){begin, begin + a->block_pairs < a->pairs ? begin + a->block_pairs : a->pairs};
+}
+
+/* What the gradient of a pair reads. */
+typedef struct GradPair {
+    int64_t at;
+    Statistics statistics;
+    Bf16Row x, dy;
+} GradPair;
+
+INLINE GradPair load_grad_pair(const QkArguments *a, Team t, bool layer, int pair) {
+    GradPair p = {.at = pair_begin(a, pair), .statistics = load_statistics(a->statistics, pair, layer)};
+    load_row_bf16(t, p.x, a->x + p.at);
+    load_row_bf16(t, p.dy, a->d_y + p.at);
+    return p;
+}
+
+INLINE void grad_pair(
+    const QkArguments *a, Team t, bool layer, const GradPair *p, bool counts, const Row gain, Row gain_sum, Row bias_sum) {
+    Statistics s = p->statistics;
+    f32x4 sum = 0, dot = 0;
+    FOR_UNITS(t) {
+        f32x4 g = to_float4(p->dy[i]) * gain[i];
+        sum += counted(t, i, g);
+        dot += counted(t, i, g * (to_float4(p->x[i]) - s.mean));
+    }
+    Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
+    if (!counts) return;
+    FOR_UNITS(t) {
+        f32x4 dy = to_float4(p->dy[i]), x = to_float4(p->x[i]);
+        store_bf16_unit(t, i, a->y + p->at, normalise_grad(dy, x, gain[i], s, m));
+        gain_sum[i] += dy * (x - s.mean) * s.rstd;
+        if (layer) bias_sum[i] += dy;
+    }
 }
 
 INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, int units) {
     Team t = make_team(threads, units, a->group);
-    Row gain, gain_sum, bias_sum, x, dy;
+    Row gain, gain_sum, bias_sum;
     clear_row(t, gain_sum);
     clear_row(t, bias_sum);
     load_row_wide(t, gain, a->gain);
     Span span = block_pairs(a, block_x());
-    for (int64_t pair = span.begin + thread_id() / threads; pair < span.end; pair += NORM_THREADS / threads) {
-        int64_t at = pair_begin(a, pair);
-        load_row_as_float(t, x, a->x + at);
-        load_row_as_float(t, dy, a->d_y + at);
-        Statistics s = load_statistics(a->statistics, pair, layer);
-        f32x4 sum = 0, dot = 0;
-        FOR_UNITS(t) {
-            sum += counted(t, i, dy[i] * gain[i]);
-            dot += counted(t, i, dy[i] * gain[i] * (x[i] - s.mean));
-        }
-        Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
-        FOR_UNITS(t) {
-            store_bf16_unit(t, i, a->y + at, normalise_grad(dy[i], x[i], gain[i], s, m));
-            gain_sum[i] += dy[i] * (x[i] - s.mean) * s.rstd;
-            if (layer) bias_sum[i] += dy[i];
-        }
+    int pair = span.begin + thread_id() / threads;
+    GradPair next = load_grad_pair(a, t, layer, pair_or_last(pair, span.end));
+    for (; wave_goes_on(t, pair, span.end); pair += NORM_THREADS / threads) {
+        GradPair now = next;
+        next = load_grad_pair(a, t, layer, pair_or_last(pair + NORM_THREADS / threads, span.end));
+        grad_pair(a, t, layer, &now, pair < span.end, gain, gain_sum, bias_sum);
     }
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer) * a->group;
     store_block_sums(t, to, gain_sum);
@@ -92,14 +122,18 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
 #define KERNELS(width, threads, units)                                                                                                     \
     KERNEL(rms_##width, QkArguments) { qk_norm_pairs(&a, false, threads, units); }                                                         \
     KERNEL(layer_##width, QkArguments) { qk_norm_pairs(&a, true, threads, units); }                                                        \
-    KERNEL(rms_grad_##width, QkArguments) { qk_norm_grad_pairs(&a, false, threads, units); }                                               \
+    KERNEL(rms_grad_##width, QkArguments) {                                                                                                \
+        BLOCK_BOUNDS(NORM_THREADS, threads == HEAD_THREADS ? 4 : 1); /* so that GRAD_BLOCKS run at once on 132 processors */               \
+        qk_norm_grad_pairs(&a, false, threads, units);                                                                                     \
+    }                                                                                                                                      \
     KERNEL(layer_grad_##width, QkArguments) { qk_norm_grad_pairs(&a, true, threads, units); }
 QK_WIDTHS(KERNELS)
 
 /* A block per pair, whatever the width and the place of the group. */
 KERNEL(any, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
-    int64_t pair = block_x(), at = pair_begin(&a, pair);
+    int pair = block_x();
+    int64_t at = pair_begin(&a, pair);
     Statistics s = {0};
     float sum = 0, squares = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) sum += to_float(a.x[at + j]);
@@ -114,7 +148,8 @@ KERNEL(any, QkArguments) {
 /* d_x; a block per pair. */
 KERNEL(any_grad_rows, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
-    int64_t pair = block_x(), at = pair_begin(&a, pair);
+    int pair = block_x();
+    int64_t at = pair_begin(&a, pair);
     Statistics s = load_statistics(a.statistics, pair, a.layer);
     float sum = 0, dot = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) {
@@ -135,7 +170,7 @@ KERNEL(any_grad_columns, QkArguments) {
     if (j >= a.group) return;
     float gain_sum = 0, bias_sum = 0;
     Span span = block_pairs(&a, block);
-    for (int64_t pair = span.begin; pair < span.end; pair++) {
+    for (int pair = span.begin; pair < span.end; pair++) {
         int64_t at = pair_begin(&a, pair) + j;
         Statistics s = load_statistics(a.statistics, pair, a.layer);
         gain_sum += to_float(a.d_y[at]) * (to_float(a.x[at]) - s.mean) * s.rstd;
@@ -176,12 +211,13 @@ static int qk_width(const Heads *heads, int part, int64_t group, int64_t stride)
 }
 
 static int64_t teams_of_block(Device *device, int width) {
-    return width == 0 ? NORM_THREADS / 32 : width == 1 ? NORM_THREADS / device_info(device)->wave : 1;
+    return width == 0 ? NORM_THREADS / HEAD_THREADS : width == 1 ? NORM_THREADS / device_info(device)->wave : 1;
 }
 
 static QkArguments part_arguments(const OpCall *call, const int64_t *qkv_shape, int part, int64_t group) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t groups = qk_columns(&attributes->heads, part) / group;
+    assert(qkv_shape[0] * groups <= INT32_MAX / 2); /* so that steps of teams do not overflow */
     return (QkArguments){.pairs = qkv_shape[0] * groups,
         .stride = qkv_shape[1],
         .groups = groups,
@@ -220,6 +256,10 @@ GPU_OP(qk_norm) {
     copy_values(call, call->in_shape[QK_NORM_QKV], call->out[QK_NORM_OUT], call->in[QK_NORM_QKV]);
 }
 
+/* Rows of a block of the backward pass. */
+static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
+static int64_t grad_blocks(int64_t rows) { return divide_up(rows, block_rows(rows)); }
+
 /* Queries, then keys use the scratch. */
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
@@ -228,14 +268,15 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
         int64_t columns = norm_statistics(attributes->norm[part].kind) * graph_elements(graph, node->in[QK_NORM_GRAD_GAIN + part]);
         if (columns > most) most = columns;
     }
-    return divide_up(graph_rows(graph, node->in[QK_NORM_GRAD_QKV]), QK_GRAD_ROWS) * most * (int64_t)sizeof(float);
+    return grad_blocks(graph_rows(graph, node->in[QK_NORM_GRAD_QKV])) * most * (int64_t)sizeof(float);
 }
 
 static void launch_part_grad(const OpCall *call, int part) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t group = call->in_shape[QK_NORM_GRAD_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
-    int64_t blocks = divide_up(call->in_shape[QK_NORM_GRAD_QKV][0], QK_GRAD_ROWS);
+    int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], blocks = grad_blocks(rows);
     QkArguments arguments = part_arguments(call, call->in_shape[QK_NORM_GRAD_QKV], part, group);
+    arguments.block_pairs = block_rows(rows) * arguments.groups;
     arguments.d_y = (const bf16 *)call->in[QK_NORM_GRAD_D_OUT] + begin;
     arguments.x = (const bf16 *)call->in[QK_NORM_GRAD_QKV] + begin;
     arguments.y = (bf16 *)call->out[QK_NORM_GRAD_D_QKV] + begin;
