@@ -185,7 +185,8 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
 
 void size_check(Sizing *sizing, const SizeQuestion *question) {
     *sizing = (Sizing){0};
-    check_multiple(sizing, question, "model.vocabulary", offsetof(ModelConfig, vocabulary));
+    if (question->config->model.vocabulary) /* models of images have none */
+        check_multiple(sizing, question, "model.vocabulary", offsetof(ModelConfig, vocabulary));
     check_head(sizing, question);
     check_multiple(sizing, question, "model.width", offsetof(ModelConfig, width));
     check_multiple(sizing, question, "model.ffn", offsetof(ModelConfig, ffn));

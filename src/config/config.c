@@ -338,7 +338,8 @@ static bool check_idle(const Config *config, const char *const *names, const cha
 static bool check_images(const Config *config, Error *error) {
     static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
         "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
-        "model.rope_fraction", "model.rope_factor", "model.tied", "preference.loss", NULL};
+        "model.rope_fraction", "model.rope_factor", "model.tied", "model.vocabulary", "model.context", "optimizer.balance_lr",
+        "preference.loss", NULL};
     static const char *const of_images[] = {"flow.", "model.channels", "model.text_width", "model.pooled_width", "model.text_tokens",
         "model.rope_first", NULL},
                              *const of_guided[] = {"flow.guidance", NULL};
@@ -373,7 +374,8 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
 
 static bool check_model(ModelConfig *model, Error *error) {
     enum { BYTE_ROWS = 320 }; /* of the byte tokenizer's 257 tokens; those of others are known before (corpus_resolve) */
-    if (model->vocabulary == 0) model->vocabulary = BYTE_ROWS;
+    bool texts = model->family != FAMILY_FLUX;
+    if (model->vocabulary == 0 && texts) model->vocabulary = BYTE_ROWS;
     if (model->head_dim == 0) {
         if (model->width % model->heads)
             return error_set(error, ERROR_USAGE,
@@ -398,7 +400,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->window_first >= model->window_period || (!model->window && (model->window_period > 1 || model->window_rope_theta > 0)))
         return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: %s", (long long)model->window_first,
             (long long)model->window_period, model->window ? "the first is below the second" : "they are for layers with a model.window");
-    if (model->padding >= model->vocabulary)
+    if (model->padding >= model->vocabulary && texts)
         return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
             (long long)model->vocabulary);
     if (model->experts && model->experts_per_token > model->experts)
@@ -534,9 +536,10 @@ static bool check_fp8(const Config *config, Error *error) {
 }
 
 static bool check_lora(const Config *config, Error *error) {
-    static const char *const of_adapters[] = {"lora.", NULL};
+    static const char *const of_adapters[] = {"lora.", NULL}, *const of_weights[] = {"optimizer.balance_lr", NULL};
     const LoraConfig *lora = &config->lora;
     if (!lora->rank) return check_idle(config, of_adapters, "a run with lora.rank, and without it all weights are trained", error);
+    if (!check_idle(config, of_weights, "training of all weights, and adapters leave balancing biases as they are", error)) return false;
     if (lora->start[0] && lora->experts == LORA_SHARED)
         return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
     if (lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
@@ -566,8 +569,9 @@ bool config_check(Config *config, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
-    if (config->model.context == 0) config->model.context = config->data.length;
-    if (config->model.context < config->data.length)
+    bool texts = config->model.family != FAMILY_FLUX; /* images' positions are places */
+    if (config->model.context == 0 && texts) config->model.context = config->data.length;
+    if (config->model.context < config->data.length && texts)
         return error_set(error, ERROR_USAGE,
             "data.length=%lld is above model.context=%lld: give data.length=%lld, or a longer model.context",
             (long long)config->data.length, (long long)config->model.context, (long long)config->model.context);

@@ -609,6 +609,7 @@ static void what_cannot_be_adapted_is_refused(void **state) {
                          *settings = memory_format("run=idle lora.rank=0 %s", idle[i]);
         says(ERROR_USAGE, message, ADAPT, settings);
     }
+    says(ERROR_USAGE, "optimizer.balance_lr=0 is for training of all weights", ADAPT, "run=biases optimizer.balance_lr=0");
     says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
     says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");
