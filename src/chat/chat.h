@@ -44,6 +44,7 @@ typedef struct ChatDocument {
     TokenIds ids;
     uint8_t *trained;                       /* [ids.count]: 1 where the model is to say the token */
     size_t trained_capacity, trained_count; /* trained_count: how many are 1 */
+    size_t empty_answers;                   /* of those trained on: the token that ends them is all that they train */
 } ChatDocument;
 void chat_document_free(ChatDocument *document);
 

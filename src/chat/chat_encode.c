@@ -276,10 +276,26 @@ static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *err
     return true;
 }
 
+static bool says_nothing(const json_t *message) {
+    const json_t *content = json_object_get(message, "content");
+    return json_is_string(content) && !json_string_length(content) && !json_array_size(json_object_get(message, "tool_calls")) &&
+           !json_string_length(json_object_get(message, "reasoning_content"));
+}
+
+/* Answers that are trained on and empty. */
+static size_t count_empty(const ChatEncoder *encoder, const ChatRecord *record) {
+    size_t count = json_array_size(record->messages), empty = 0;
+    size_t first = encoder->chat->turns == CHAT_TURNS_LAST && count ? count - 1 : record->first;
+    if (!record->messages) return json_string_length(record->completion) == 0;
+    for (size_t i = first; i < count; i++) empty += is_answer(record, i) && says_nothing(json_array_get(record->messages, i));
+    return empty;
+}
+
 bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Error *error) {
     SCOPED(chat_record_free) ChatRecord record = {0};
     encoder->span_count = encoder->rendered = 0;
     if (!chat_record_read(&record, json, error)) return false;
+    document->empty_answers = count_empty(encoder, &record);
     if (!(record.messages ? encode_messages : encode_texts)(encoder, &record, document, error)) return false;
     mark_tokens(encoder, document);
     if (!record.messages && !frame_texts(encoder, document, error)) return false;

@@ -18,3 +18,7 @@ typedef struct ChatRecord {
 /* ERROR_DATA says what the record lacks. */
 bool chat_record_read(ChatRecord *record, const json_t *json, Error *error);
 void chat_record_free(ChatRecord *record);
+/* Whether each item of the list `name` is a message that can be trained on; not so: ERROR_DATA names it. */
+bool chat_check_messages(const json_t *list, const char *name, Error *error);
+/* Refuses what belongs to a whole record, is not read, and would make it another: pictures and sounds, and a weight. */
+bool chat_check_members(const json_t *record, Error *error);

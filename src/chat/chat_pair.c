@@ -1,7 +1,7 @@
 /* Preferences: a record of a prompt and two answers, of which one was chosen over the other, as two records of a prompt and its
  * completion, which chat_encode takes. Data sets hold the prompt in one of these forms:
  *
- *     three texts, or three lists of messages, of which the answers may begin with the prompt;
+ *     three texts, or three lists of messages, of which both answers may begin with the prompt;
  *     no prompt: it is what chosen and rejected, two texts or two lists, begin with alike, as in TRL;
  *     a text beside two lists, which begin with it as a question, or with the answer alone.
  *
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "chat/chat.h"
+#include "chat/chat_internal.h"
 
 /* Messages, or bytes, that two lists or two texts begin with alike. A text is cut before a blank, which tokenizers take as part
  * of the word behind it, and not inside of a character. */
@@ -27,6 +27,8 @@ static size_t common_bytes(const json_t *a, const json_t *b) {
     if (count > 0 && first[count - 1] == ' ') count--;
     return count;
 }
+
+static bool is_of_word(char byte) { return (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z'); }
 
 static json_t *messages_from(const json_t *list, size_t first, size_t end) {
     json_t *part = json_array();
@@ -71,11 +73,20 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
     return true;
 }
 
+/* Whether a text begins with a prompt, and not inside of a word, where it would do so by chance. */
+static bool repeats(const json_t *text, const json_t *prompt) {
+    size_t size = json_string_length(prompt);
+    const char *bytes = json_string_value(text);
+    if (!size || json_string_length(text) <= size || memcmp(bytes, json_string_value(prompt), size) != 0) return false;
+    return !is_of_word(bytes[size - 1]) || !is_of_word(bytes[size]);
+}
+
 /* The prompt, for the caller to release, and how many messages or bytes of the answers belong to it. NULL: ERROR_DATA. */
 static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const json_t *rejected, size_t *common, Error *error) {
     bool lists = json_is_array(chosen);
     size_t given = json_array_size(prompt);
     *common = 0;
+    if (!lists && repeats(chosen, prompt) && repeats(rejected, prompt)) *common = json_string_length(prompt);
     if (lists && common_messages(prompt, chosen) == given && common_messages(prompt, rejected) == given) *common = given;
     if (prompt && (json_is_array(prompt) ? lists : !lists)) return json_incref((json_t *)prompt);
     if (prompt && !json_is_string(prompt))
@@ -97,7 +108,11 @@ bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, E
     *chosen = *rejected = NULL;
     if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
     if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
-    json_auto_t *prompt = find_prompt(json_object_get(record, "prompt"), first, second, &common, error);
+    const json_t *asked = json_object_get(record, "prompt");
+    if (!chat_check_members(record, error) || !chat_check_messages(asked, "prompt", error) ||
+        !chat_check_messages(first, "chosen", error) || !chat_check_messages(second, "rejected", error))
+        return false;
+    json_auto_t *prompt = find_prompt(asked, first, second, &common, error);
     if (!prompt || !check_prompt_is_whole(record, prompt, error)) return false;
     *chosen = answer_record(record, json_incref(prompt), rest_of(first, common));
     *rejected = answer_record(record, json_incref(prompt), rest_of(second, common));

@@ -38,6 +38,18 @@ static const char *excluded_by(const json_t *message) {
     return NULL;
 }
 
+bool chat_check_members(const json_t *record, Error *error) {
+    static const char *const media[] = {"images", "image", "videos", "video", "audios", "audio"};
+    for (size_t i = 0; i < sizeof media / sizeof *media; i++) {
+        const json_t *value = json_object_get(record, media[i]);
+        bool empty = !value || json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0) ||
+                     (json_is_string(value) && json_string_length(value) == 0);
+        if (!empty) return error_set(error, ERROR_DATA, "it has %s, and smelt trains on text alone", media[i]);
+    }
+    const char *excluded = excluded_by(record);
+    return !excluded || error_set(error, ERROR_DATA, "it has %s, and smelt trains on all records alike", excluded);
+}
+
 static bool check_message(const json_t *message, const char *name, size_t i, Error *error) {
     if (!is_message(message))
         return error_set(error, ERROR_DATA,
@@ -49,15 +61,18 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     return true;
 }
 
+bool chat_check_messages(const json_t *list, const char *name, Error *error) {
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (!check_message(json_array_get(list, i), name, i, error)) return false;
+    return true;
+}
+
 /* Adds the messages of a list. */
 static bool add_messages(ChatRecord *record, const json_t *list, const char *name, Error *error) {
     if (json_array_size(record->messages) + json_array_size(list) > CHAT_MESSAGES)
         return error_set(error, ERROR_DATA, "it has more than %d messages", CHAT_MESSAGES);
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        json_t *message = json_array_get(list, i);
-        if (!check_message(message, name, i, error)) return false;
-        json_array_append_new(record->messages, alias_reasoning(message));
-    }
+    if (!chat_check_messages(list, name, error)) return false;
+    for (size_t i = 0; i < json_array_size(list); i++) json_array_append_new(record->messages, alias_reasoning(json_array_get(list, i)));
     return true;
 }
 
@@ -128,7 +143,7 @@ bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
     *record = (ChatRecord){.tools = json_object_get(json, "tools"), .settings = json_object_get(json, "chat_template_kwargs")};
     if (record->tools && !json_is_array(record->tools) && !json_is_null(record->tools))
         return error_set(error, ERROR_DATA, "tools is no list");
-    if (!check_settings(record->settings, error)) return false;
+    if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;
     const json_t *messages = json_object_get(json, "messages"), *completion = json_object_get(json, "completion");
     const json_t *first = json_array_get(messages ? messages : json_object_get(json, "prompt"), 0);
     if ((messages || completion) && !check_system(json, first, error)) return false;

@@ -304,6 +304,7 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
 /* The tokens of a conversation, span by span; the chosen answer of a pair becomes a document of its own. */
 static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
+    packer->report.result.empty_answers += (int64_t)record->empty_answers;
     for (size_t i = 0; i < record->span_count; i++) {
         if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
         tokens += record->spans[i];
@@ -580,6 +581,9 @@ static void warn_bad(const Packer *packer) {
             (int64_t)json_integer_value(json_object_get(first, "line")), json_string_value(json_object_get(first, "file")),
             *what ? " (" : "", what, *what ? ")" : "");
     }
+    if (result->empty_answers)
+        log_warn("%" PRId64 " answer%s empty: the token that ends an answer is all that %s", result->empty_answers,
+            result->empty_answers == 1 ? " is" : "s are", result->empty_answers == 1 ? "it trains" : "they train");
 }
 
 static bool read_all(Packer *packer, Error *error) {
@@ -606,11 +610,13 @@ static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Er
 /* What is said where nothing is left. */
 static bool refuse_nothing(const Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
+    bool pairs = options->format == PACK_PREFERENCE;
+    PackBad none = pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT;
     int64_t bad = 0;
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
-    if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_CHAT])
+    if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
-            options->format == PACK_PREFERENCE ? "pair of answers" : "conversation", first_bad(packer, PACK_BAD_CHAT, NULL));
+            pairs ? "pair of answers" : "conversation", first_bad(packer, none, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",

@@ -69,6 +69,7 @@ typedef enum PackBad {
     PACK_BAD_EMPTY, /* no text between two separators, or an empty one in JSON */
     PACK_BAD_LONG,  /* above the limit of a line of JSON, or of a document that must be judged as a whole */
     PACK_BAD_CHAT,  /* no conversation, or one that the template refuses */
+    PACK_BAD_PAIR,  /* no pair of answers, or one that the template refuses */
     PACK_BAD_FILE,  /* compressed data that is damaged or cut off: the rest of the file is lost */
     PACK_BAD_KINDS,
 } PackBad;
@@ -79,6 +80,7 @@ typedef struct PackResult {
     int64_t documents;                  /* of both parts, a pair of answers being one, those of zero bytes and those left out not counted */
     int64_t train_tokens, valid_tokens; /* tokens that end documents included */
     int64_t trained_train, trained_valid; /* of them, of conversations, what the model is to say */
+    int64_t empty_answers;                /* of conversations and pairs that stay */
     int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
     int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */
     int64_t shards;                       /* of the training part */

@@ -14,7 +14,7 @@
 /* -- Tables -------------------------------------------------------------------------------------------------------- */
 
 static const char *const bad_names[PACK_BAD_KINDS] = {
-    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "no conversation", "damaged file"};
+    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "no conversation", "no pair", "damaged file"};
 
 const char *pack_bad_name(PackBad kind) { return bad_names[kind]; }
 
@@ -24,8 +24,8 @@ typedef struct Number {
 } Number;
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
 static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
-    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(near), RESULT(left_out),
-    RESULT(shards), {"valid_shards", offsetof(PackReport, valid_shards)}};
+    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(empty_answers), RESULT(near),
+    RESULT(left_out), RESULT(shards), {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};

@@ -90,6 +90,7 @@ static bool encode_conversation(
     block->ids.count += document->ids.count;
     record->id_count += document->ids.count;
     record->text_size += document->text.size;
+    record->empty_answers += document->empty_answers;
     take_spans(record, document);
     return true;
 }
@@ -99,13 +100,19 @@ static bool has_prompt(const ChatDocument *document, Error *error) {
     return !document->trained[0] || error_set(error, ERROR_DATA, "no token comes before the answer: its prompt is empty");
 }
 
+static bool encode_answer(
+    ChatEncoder *encoder, const json_t *json, const char *name, ChatDocument *document, Block *block, Record *record, Error *error) {
+    bool good = encode_conversation(encoder, json, document, block, record, error) && has_prompt(document, error);
+    return good || error_context(error, "%s", name);
+}
+
 /* The chosen answer, then the rejected one. */
 static bool encode_pair(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
     json_t *chosen, *rejected;
     if (!chat_split_pair(json, &chosen, &rejected, error)) return false;
-    bool good = encode_conversation(encoder, chosen, document, block, record, error) && has_prompt(document, error);
+    bool good = encode_answer(encoder, chosen, "chosen", document, block, record, error);
     record->chosen_spans = record->span_count;
-    good = good && encode_conversation(encoder, rejected, document, block, record, error) && has_prompt(document, error);
+    good = good && encode_answer(encoder, rejected, "rejected", document, block, record, error);
     json_decref(chosen);
     json_decref(rejected);
     return good;
@@ -116,7 +123,7 @@ static void drop_tokens(Block *block, Record *record) {
     block->ids.count = record->ids;
     free(record->spans);
     record->spans = NULL;
-    record->id_count = record->text_size = record->span_count = record->chosen_spans = 0;
+    record->id_count = record->text_size = record->span_count = record->chosen_spans = record->empty_answers = 0;
 }
 
 /* The tokens of a line of JSON that is a conversation or a pair of them; none where it is bad. */
@@ -131,7 +138,7 @@ static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, Ch
     if (!object) return;
     if (!(options->pairs ? encode_pair : encode_conversation)(encoder, json, document, block, record, &error)) {
         drop_tokens(block, record);
-        record_mark(record, PACK_BAD_CHAT, error.message);
+        record_mark(record, options->pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT, error.message);
         record->fatal = error.code == ERROR_USAGE;
     }
 }

@@ -115,6 +115,15 @@ static void masks_of_nothing_and_of_all_are_refused(void **state) {
     assert_refused(options, ERROR_DATA, "nowhere.jinja");
 }
 
+static void empty_answers_are_counted_and_pictures_left_out(void **state) {
+    (void)state;
+    write_text("in", LINE(USER("hi") "," ANSWER("")) "{\"image\": \"x.png\", \"messages\": [" USER("hi") "," ANSWER("yes") "]}\n");
+    PackResult result = pack_with(chat_options("in"));
+    assert_int_equal(result.documents, 1);
+    assert_int_equal(result.empty_answers, 1);
+    assert_int_equal(result.bad[PACK_BAD_CHAT], 1);
+}
+
 static void bad_records_are_counted_and_left_out(void **state) {
     (void)state;
     write_text("in", "{\"text\": 1}\n[]\n{\"messages\": 5}\n" LINE(USER("hi") "," ANSWER("yes")));
@@ -240,6 +249,7 @@ int main(void) {
         CHAT_TEST(answers_are_trained_and_questions_are_not),
         CHAT_TEST(compressed_lines_and_folders_of_shards_give_the_same),
         CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
+        CHAT_TEST(empty_answers_are_counted_and_pictures_left_out),
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
         CHAT_TEST(the_template_of_the_tokenizers_folder_is_used_and_travels),

@@ -67,6 +67,9 @@ static void assert_packed(const char *records, const char *expected) {
 static void prompts_are_given_or_what_both_answers_begin_with(void **state) {
     (void)state;
     assert_packed(TEXTS("2+2=", "4", "five"), "2+2=4|/2+2=FIVE|/");
+    assert_packed(TEXTS("2+2=", "2+2=4", "2+2=five"), "2+2=4|/2+2=FIVE|/"); /* which both answers may repeat */
+    assert_packed(TEXTS("2+2=", "2+2=4", "five"), "2+2=2+2=4|/2+2=FIVE|/");
+    assert_packed(TEXTS("a", "an", "as"), "aAN|/aAS|/"); /* words that begin with it do not repeat it */
     assert_packed("{\"chosen\": \"q: two? a: four\", \"rejected\": \"q: two? a: five\"}\n", "q: two? a: fOUR|/q: two? a: fIVE|/");
     assert_packed("{\"chosen\": \"q: two? a: 4\", \"rejected\": \"q: two? a: five\"}\n", "q: two? a: 4|/q: two? a: FIVE|/");
     static const char *const records[] = {
@@ -101,7 +104,14 @@ static void records_that_are_no_pairs_are_refused(void **state) {
         "it has system");
     assert_refused("{\"prompt\": \"ho\", \"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") "]}\n",
         "not with prompt as the last message");
-    assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n", "it has no answer");
+    assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n",
+        "rejected: no token of it is trained: it has no answer");
+    assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [{}], \"rejected\": [" USER("b") "]}\n", "chosen[0] is no message");
+    assert_refused("{\"prompt\": [{}], \"chosen\": [" ANSWER("a") "], \"rejected\": [" ANSWER("b") "]}\n", "prompt[0] is no message");
+    assert_refused(
+        "{\"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") ",{}]}\n", "rejected[2] is no message");
+    assert_refused("{\"images\": [\"x.png\"], \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "it has images");
+    assert_refused("{\"weight\": 0.5, \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "it has weight");
 }
 
 static void bad_pairs_leave_nothing_behind(void **state) {
@@ -110,10 +120,18 @@ static void bad_pairs_leave_nothing_behind(void **state) {
                          "a") "], \"rejected\": [" USER("b") "]}\n");
     PackResult result = pack_with(options_for("in"));
     assert_int_equal(result.documents, 1);
-    assert_int_equal(result.bad[PACK_BAD_CHAT], 2);
+    assert_int_equal(result.bad[PACK_BAD_PAIR], 2);
     assert_int_equal(result.trained_train, 4);
     SCOPED_FREE char *text = masked_text("out");
     assert_string_equal(text, "a=B|/a=C|/");
+}
+
+static void empty_answers_are_counted(void **state) {
+    (void)state;
+    write_text("in", TEXTS("a=", "b", "") TEXTS("c=", "d", "e"));
+    PackResult result = pack_with(options_for("in"));
+    assert_int_equal(result.documents, 2);
+    assert_int_equal(result.empty_answers, 1);
 }
 
 /* -- Shards, bins, batches ----------------------------------------------------------------------------------------- */
@@ -263,6 +281,7 @@ int main(void) {
         FOLDER_TEST(only_what_differs_is_trained),
         FOLDER_TEST(records_that_are_no_pairs_are_refused),
         FOLDER_TEST(bad_pairs_leave_nothing_behind),
+        FOLDER_TEST(empty_answers_are_counted),
         FOLDER_TEST(pairs_stay_together_in_every_shard),
         FOLDER_TEST(a_shard_of_pairs_is_another_than_one_of_conversations),
         FOLDER_TEST(an_odd_number_of_documents_is_refused),
