@@ -28,6 +28,10 @@ static const StoredTensor *find_tensor(
         error_set(error, ERROR_DATA, "%s has no tensor %s: give a file of encodings (docs/flux.md says what is in one)", path, name);
         return NULL;
     }
+    if (tensor->rank == rank && tensor->shape[0] == 0) {
+        error_set(error, ERROR_DATA, "%s has 0 samples in tensor %s: leave it out, or encode anew", path, name);
+        return NULL;
+    }
     bool good = tensor->rank == rank && tensor->type <= STORED_F16;
     for (int i = 0; good && i < rank; i++) good = sizes[i] < 0 ? tensor->shape[i] > 0 : tensor->shape[i] == sizes[i];
     if (good) return tensor;

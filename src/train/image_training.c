@@ -119,14 +119,18 @@ static bool add_up(Comm *comm, double *sum, Error *error) {
     return done;
 }
 
-/* A loss that is NaN blames the model, unless its data have one. */
-static void warn_of_bad_images(const EncodingSet *set, int64_t samples) {
+/* A loss that is NaN blames the model, unless its data have one. All ranks find the same. */
+static bool check_images(const Session *session, const EncodingSet *set, int64_t samples, Error *error) {
     char where[256];
     for (int64_t i = 0; i < samples; i++) {
         if (encodings_are_finite(set, i, where, sizeof where)) continue;
-        log_warn("the validation data have NaN or infinity in %s: encode it anew, or leave it out", where);
-        return;
+        if (session->config->on_nan != ON_NAN_SKIP)
+            return error_set(
+                error, ERROR_NUMERICS, "the validation data have NaN or infinity in %s: encode it anew, or leave it out", where);
+        if (comm_rank(session->comm) == 0) log_warn("the validation data have NaN or infinity in %s", where);
+        return true;
     }
+    return true;
 }
 
 bool evaluate_images(
@@ -150,7 +154,7 @@ bool evaluate_images(
     }
     progress_finish(&progress);
     done = done && add_up(session->comm, &sum, error);
-    if (done && !isfinite(sum) && comm_rank(session->comm) == 0) warn_of_bad_images(set, samples);
+    if (done && !isfinite(sum)) done = check_images(session, set, samples, error);
     *result = (Evaluation){
         .loss = sum / (double)samples, .bits_per_byte = NAN, .tokens = samples, .seconds = log_seconds() - start, .stopped = stopped};
     return done;

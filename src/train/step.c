@@ -250,28 +250,41 @@ static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *
     return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
 }
 
+/* Where a step has NaN: in its data, or in what the model made of them; text "": nowhere on this rank. */
+typedef struct FoundNan {
+    bool in_data;
+    char text[255];
+} FoundNan;
+
 /* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank that has one. */
-static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, Error *error) {
-    enum { TEXT = 256 };
+static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, bool *in_data, Error *error) {
     int ranks = comm_size(loop->comm);
-    SCOPED_FREE char *texts = memory_allocate((size_t)ranks * TEXT);
-    char *mine = texts + comm_rank(loop->comm) * TEXT;
+    SCOPED_FREE FoundNan *found = memory_allocate((size_t)ranks * sizeof *found);
+    FoundNan *mine = &found[comm_rank(loop->comm)];
     exchange_set_last(loop->session.exchange, false);
     if (loop->session.run) {
         Loading loading = {loop, share, 1};
-        numerics_find_in_stage(&loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine, TEXT);
+        numerics_find_in_stage(&loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine->text, sizeof mine->text);
     }
     for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
         load_microbatch(loop, share, i);
-        if (loop->corpus.image_length) loop_find_bad_image(loop, image_microbatch(loop, i), share->samples, mine, TEXT);
-        numerics_find(&loop->session, mine, TEXT);
+        if (loop->corpus.image_length && !mine->text[0]) {
+            loop_find_bad_image(loop, image_microbatch(loop, i), share->samples, mine->text, sizeof mine->text);
+            mine->in_data = mine->text[0];
+        }
+        numerics_find(&loop->session, mine->text, sizeof mine->text);
         exchange_finish_gradients(loop->session.exchange); /* what is still under way would join the next step's */
     }
-    bool done = comm_host_all_gather(loop->comm, "NaN", texts, TEXT, COMM_U8, error);
+    bool done = comm_host_all_gather(loop->comm, "NaN", found, sizeof *found, COMM_U8, error);
     snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
-    for (int r = ranks - 1; r >= 0; r--)
-        if (texts[r * TEXT] && ranks > 1) snprintf(where, size, "%s, on rank %d", texts + r * TEXT, r);
-        else if (texts[r * TEXT]) snprintf(where, size, "%s", texts + r * TEXT);
+    *in_data = false;
+    for (int r = ranks - 1; r >= 0; r--) {
+        char rank[32] = "";
+        if (ranks > 1) snprintf(rank, sizeof rank, ", on rank %d", r);
+        if (!found[r].text[0]) continue;
+        snprintf(where, size, "%s%s", found[r].text, rank);
+        *in_data = found[r].in_data;
+    }
     return done;
 }
 
@@ -284,12 +297,12 @@ bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
 /* Reports where the step has NaN or infinity; an error unless on_nan=skip allows one more skipped update. */
 static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
     char where[320];
-    if (!find_nan(loop, share, where, sizeof where, error)) return false;
+    bool in_data;
+    if (!find_nan(loop, share, where, sizeof where, &in_data, error)) return false;
     if (loop->config->on_nan == ON_NAN_STOP)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
-            "or set on_nan=skip to leave such updates out",
-            (long long)step, where);
+            "step %lld: NaN or infinity in %s; the last checkpoint is untouched. %s, or set on_nan=skip to leave such updates out",
+            (long long)step, where, in_data ? "Encode the sample anew, or leave it out" : "Lower optimizer.lr");
     Skips *skips = &loop->session.skips;
     skips->all++;
     if (++skips->row > MOST_SKIPS)

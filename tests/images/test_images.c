@@ -194,6 +194,8 @@ static void files_of_other_shapes_are_refused_by_tensor(void **state) {
     refused("wide.safetensors", ENCODINGS_TRAIN, "at most 256");
     write_encodings("text.safetensors", 1, 2, 2, 2, 4, false);
     refused("text.safetensors", ENCODINGS_TRAIN, "prompt_embeds is F32 [1, 4, 4]");
+    write_encodings("none.safetensors", 0, 2, 2, 2, 3, false);
+    refused("none.safetensors", ENCODINGS_TRAIN, "none.safetensors has 0 samples in tensor prompt_embeds");
     write_encodings("texts.safetensors", 2, 0, 0, 0, 3, false);
     refused("texts.safetensors", ENCODINGS_TRAIN, "has no tensor latents");
     assert_true(encodings_open(&set, "texts.safetensors", &shape, ENCODINGS_PROMPT, &error) && set.samples == 2 && !set.most_tokens);
