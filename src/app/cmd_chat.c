@@ -179,7 +179,7 @@ static bool converse(Talk *talk, Error *error) {
     bool good = true;
     begin(talk);
     while (good && read_line(talk, &line, &capacity, &size)) {
-        if (talk->terminal && !strcmp(line, "/new")) begin(talk);
+        if (!strcmp(line, "/new")) begin(talk);
         else good = answer(talk, line, size, error) || refuse_message(talk, error);
     }
     if (good && ferror(stdin)) good = error_set(error, ERROR_DATA, "standard input cannot be read: %s", strerror(errno));
@@ -223,7 +223,7 @@ const Command command_chat = {
     .explanation =
         "Holds a conversation with a run's checkpoint, a Hugging Face folder, a GGUF file or PEFT's adapters, in the model's own chat "
         "template. Ctrl-C ends an answer, Ctrl-D the conversation; a line /new begins one anew. Where standard input is no "
-        "terminal each line of it is a message, and stdout gets the answers alone.\n"
+        "terminal each other line of it is a message, and stdout gets the answers alone.\n"
         "  echo \"What is a rank?\" | smelt chat MODEL temperature=0\n",
     .table = &table,
     .options_size = sizeof(GenerationOptions),

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -177,6 +178,16 @@ static bool check_idle(const GenerationOptions *options, const ModelConfig *mode
            (model->guidance || refuse_given(options, of_images, 1, "this model embeds no guidance", error));
 }
 
+/* Encodings are given as a path, which is no text to continue. */
+static bool check_prompt(const char *prompt, const char *folder, Error *error) {
+    static const char end[] = ".safetensors";
+    size_t length = strlen(prompt), tail = sizeof end - 1;
+    if (length < tail || strcmp(prompt + length - tail, end) != 0 || !file_exists(prompt)) return true;
+    return error_set(error, ERROR_USAGE,
+        "%s is a file, and %s makes text: encodings are for models of images (the prompt - continues what standard input says)", prompt,
+        folder);
+}
+
 static bool run_rank(Inference *inference, Invocation *invocation, Error *error) {
     const GenerationOptions *options = invocation->options;
     const char *folder = invocation->words[0];
@@ -188,6 +199,7 @@ static bool run_rank(Inference *inference, Invocation *invocation, Error *error)
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
     if (!check_idle(options, &config.model, error)) return false;
     if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);
+    if (!check_prompt(invocation->words[1], folder, error)) return false;
     if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
     else if (!model_text_open(&text, folder, &config, error)) return false;
     return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&

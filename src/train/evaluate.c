@@ -13,11 +13,12 @@
 #include "base/scope.h"
 #include "train/train.h"
 
-/* The bytes of text that a token stands for inside a text; one that ends a document has none. */
+/* The bytes of text that a token stands for inside a text. Special tokens have none: what they spell is no part of the text, and
+ * a chat template puts many of them around it. */
 static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
     if (!tokenizer) return token < BYTE_SEPARATOR;
     if (token == tokenizer_end_of_text(tokenizer)) return 0;
-    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
+    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, true);
     size_t length;
     decoder.started = true;
     decoder.strip = 0;

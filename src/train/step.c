@@ -264,7 +264,8 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, b
     exchange_set_last(loop->session.exchange, false);
     if (loop->session.run) {
         Loading loading = {loop, share, 1};
-        numerics_find_in_stage(&loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine->text, sizeof mine->text);
+        numerics_find_in_stage(
+            &loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine->text, sizeof mine->text);
     }
     for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
         load_microbatch(loop, share, i);

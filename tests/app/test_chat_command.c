@@ -1,5 +1,6 @@
 /* Tests of `smelt chat`: answers through a pipe are those of `smelt generate` after the text that the template makes, over
  * several turns; and on a terminal Ctrl-C ends an answer and not the program. */
+#include <math.h>
 #include <poll.h>
 #include <pty.h>
 #include <sys/wait.h>
@@ -45,7 +46,12 @@ static void answers_through_a_pipe_follow_the_template(void **state) {
     assert_string_equal(answers + strlen(first), second);
     char *again = output_of(getenv("SMELT"), "hi\nand then\n", "chat r template=chatml context=300 " QUIET);
     assert_string_equal(answers, again);
-    free(answers), free(first), free(history), free(second), free(again);
+    char *anew = output_of(getenv("SMELT"), "hi\n/new\nhi\n", "chat r template=chatml " QUIET);
+    size_t answer = strlen(first);
+    assert_int_equal(strlen(anew), 2 * answer);
+    assert_memory_equal(anew, first, answer);
+    assert_memory_equal(anew + answer, first, answer);
+    free(answers), free(first), free(history), free(second), free(again), free(anew);
 }
 
 static void a_model_without_a_template_is_refused(void **state) {
@@ -61,6 +67,8 @@ static char *kept_template(const char *folder) {
     if (!template) fail_msg("%s", error.message);
     return template;
 }
+
+#define SEEN "nothing, nothing, and nothing once more, as you see"
 
 /* Trained in one template and asked in another, a model answers nonsense. */
 static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void **state) {
@@ -79,13 +87,18 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     write_text("other.jinja", other);
     write_text("chats.jsonl",
         "{\"messages\": [{\"role\": \"user\", \"content\": \"hello there, what is it that you know of the sea and of the land?\"}, "
-        "{\"role\": \"assistant\", \"content\": \"nothing, nothing, and nothing once more, as you see\"}]}\n");
+        "{\"role\": \"assistant\", \"content\": \"" SEEN "\"}]}\n");
     smelt_good("data pack chats.jsonl chats format=chat tokenizer=tok template=other.jinja");
     SCOPED_FREE char *packed = kept_template("chats.tokenizer");
     assert_string_equal(packed, other);
     train_says(ERROR_NONE, "the chat template is that of data.train=chats",
         "run=r steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0 "
         "data.train=chats data.valid= data.tokenizer=tok data.length=16 model.vocabulary=320");
+    train_good("run=v steps=1 schedule.warmup=0 checkpoint.every=0 data.train=chats data.valid=chats data.tokenizer=tok data.length=103 "
+               "batch.sequences=1 batch.tokens=103 eval.sequences=1 model.vocabulary=320");
+    double nats = recorded("v", "evaluation", -1, "loss") * recorded("v", "evaluation", -1, "tokens");
+    double bytes = nats / log(2) / recorded("v", "evaluation", -1, "bits_per_byte");
+    assert_float_equal(bytes, sizeof SEEN, 1e-6); /* and a line end; none of <|im_end|> */
     SCOPED_FREE char *trained = kept_template("r/tokenizer");
     assert_string_equal(trained, other);
     smelt_good("convert r model");

@@ -92,6 +92,7 @@ static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
     expect_code(&result, 0, "generate");
     assert_string_equal(result.output, "a=b\n");
     expect("test \"$(printf 'a=b\\nc\\n' | $SMELT generate r - tokens=0)\" = \"$(printf 'a=b\\nc')\"", 0, "");
+    expect("touch x.safetensors; $SMELT generate r x.safetensors tokens=0", ERROR_USAGE, "x.safetensors is a file, and r makes text");
     expect("printf 'a\\0b' | $SMELT generate r - tokens=0", ERROR_DATA, "it holds a zero byte");
     expect("$SMELT generate r - tokens=0 </dev/null", ERROR_USAGE, "the prompt is empty");
     process_free(&result);

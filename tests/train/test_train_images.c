@@ -175,7 +175,8 @@ static void images_that_are_not_finite_are_named(void **state) {
     write_bucket("good.safetensors", 1, 20, 4, 6);
     write_bucket("nan.safetensors", NAN_SAMPLES, 20, 4, 6);
     smelt_says(ERROR_NUMERICS,
-        "NaN or infinity in latents of sample 7 of nan.safetensors; the last checkpoint is untouched. Encode the sample anew, or leave it out",
+        "NaN or infinity in latents of sample 7 of nan.safetensors; the last checkpoint is untouched. Encode the sample anew, or leave it "
+        "out",
         "train " SETTINGS "device=cpu run=r data.train=nan.safetensors");
     smelt_says(ERROR_NUMERICS, "the validation data have NaN or infinity in latents of sample 7 of nan.safetensors: encode it anew",
         "train " SETTINGS "device=cpu run=s data.train=good.safetensors data.valid=nan.safetensors");
