@@ -54,7 +54,7 @@ typedef struct Hip {
 #define X(name, parameters) int(*name) parameters;
     HIP_FUNCTIONS(X)
 #undef X
-    void *basic, *operations, *lanes, *memory, *matrix, *faults; /* modules */
+    void *basic, *memory, *faults, *undefined; /* modules */
 } Hip;
 static Hip hip; /* set once, by open_library */
 
@@ -95,8 +95,8 @@ static inline bool open_library(void) {
     }
     HIP_FUNCTIONS(X)
 #undef X
-    return (hip.basic = load("basic")) && (hip.operations = load("operations")) && (hip.lanes = load("lanes")) &&
-           (hip.memory = load("memory")) && (hip.matrix = load("matrix")) && (hip.faults = load("faults"));
+    return (hip.basic = load("basic")) && (hip.memory = load("memory")) && (hip.faults = load("faults")) &&
+           (hip.undefined = load("undefined"));
 }
 
 static inline void *device_memory(size_t bytes) {

@@ -8,6 +8,8 @@
 #include "rocemu/library.h"
 #include "rocemu/operations.h"
 
+static struct { void *operations, *lanes, *matrix; } modules;
+
 /* -- Values -------------------------------------------------------------------------------------------------------- */
 
 static double g(u64 bits) {
@@ -224,7 +226,7 @@ static void check_rows(const char *prefix, const Row *rows, size_t count) {
     for (size_t r = 0; r < count; r++) {
         char name[64];
         snprintf(name, sizeof name, "%s_%s", prefix, rows[r].name);
-        assert_int_equal(launch(hip.operations, name, scalar ? line(CASES, 1) : line(CASES / 256, 256), arguments, NULL), 0);
+        assert_int_equal(launch(modules.operations, name, scalar ? line(CASES, 1) : line(CASES / 256, 256), arguments, NULL), 0);
         assert_int_equal(hip.hipMemcpyDtoH(actual, out, sizeof operands->a), 0);
         for (int i = 0; i < CASES; i++) {
             u64 expected = rows[r].expected(operands->a[i], operands->b[i], operands->c[i]);
@@ -274,7 +276,7 @@ static u32 lane_value(int lane) { return (u32)lane * 3 + 100; }
 static void run_lanes(const char *name, const u32 in[LANES], u32 out[LANES]) {
     u32 *from = device_copy(in, LANES * sizeof *in), *to = device_memory(LANES * sizeof *out);
     void *arguments[] = {&to, &from};
-    assert_int_equal(launch(hip.lanes, name, line(1, LANES), arguments, NULL), 0);
+    assert_int_equal(launch(modules.lanes, name, line(1, LANES), arguments, NULL), 0);
     assert_int_equal(hip.hipMemcpyDtoH(out, to, LANES * sizeof *out), 0);
     assert_int_equal(hip.hipFree(from) | hip.hipFree(to), 0);
 }
@@ -510,7 +512,7 @@ static void check_matrix(const MatrixShape *m) {
     void *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_copy(c, sizeof c),
          *device_d = device_memory(sizeof d);
     void *arguments[] = {&device_d, &device_a, &device_b, &device_c};
-    assert_int_equal(launch(hip.matrix, m->name, line(1, LANES), arguments, NULL), 0);
+    assert_int_equal(launch(modules.matrix, m->name, line(1, LANES), arguments, NULL), 0);
     assert_int_equal(hip.hipMemcpyDtoH(d, device_d, sizeof(u32) * (size_t)(registers * LANES)), 0);
     for (int r = 0; r < registers; r++)
         for (int lane = 0; lane < LANES; lane++) {
@@ -566,7 +568,7 @@ static void check_scaled(const char *name, int size, Fp8Kind kind_a, Fp8Kind kin
     void *memory[] = {device_memory(sizeof d), device_copy(a, sizeof a), device_copy(b, sizeof b), device_copy(c, sizeof c),
         device_copy(a_scales, sizeof a_scales), device_copy(b_scales, sizeof b_scales)};
     void *arguments[] = {&memory[0], &memory[1], &memory[2], &memory[3], &memory[4], &memory[5]};
-    assert_int_equal(launch(hip.matrix, name, line(1, LANES), arguments, NULL), 0);
+    assert_int_equal(launch(modules.matrix, name, line(1, LANES), arguments, NULL), 0);
     assert_int_equal(hip.hipMemcpyDtoH(d, memory[0], sizeof(u32) * (size_t)(registers * LANES)), 0);
     for (int i = 0; i < registers * LANES; i++) {
         int r = i / LANES, lane = i % LANES, column = lane % size,
@@ -590,6 +592,11 @@ static void blocks_of_32_elements_have_scales(void **state) {
     check_scaled("scaled_32x32x64", 32, FP8_E4M3, FP8_E4M3, true, 0, 3);
 }
 
+static bool open_modules(void) {
+    return open_library() && (modules.operations = load("operations")) && (modules.lanes = load("lanes")) &&
+           (modules.matrix = load("matrix"));
+}
+
 int main(void) {
     struct CMUnitTest tests[] = {
         cmocka_unit_test(vector_integer_instructions_compute_what_c_does),
@@ -608,5 +615,6 @@ int main(void) {
         cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_loop),
         cmocka_unit_test(blocks_of_32_elements_have_scales),
     };
+    if (emulator_is_given() && !open_modules()) return 1;
     return run_on_emulator(tests, sizeof tests / sizeof *tests);
 }

@@ -25,7 +25,11 @@ static bool buffer_addresses(
         check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a swizzled buffer, which the emulator does not have");
         return false;
     }
-    if (vector->kind == OPERAND_VECTOR && !check_defined(wave, in, vector->index, vector->registers, exec, "an address")) return false;
+    if (vector->kind == OPERAND_VECTOR && !undefined_check(wave, in, vector->index, vector->registers, ~0u, exec, "an address"))
+        return false;
+    for (int i = 1; i < 3; i++)
+        if (!undefined_check_scalar(wave, in, &operand[i], "an address")) return false;
+    if (in->to_lds && !undefined_check_m0(wave, in)) return false;
     *inside = 0;
     for (int lane = 0; lane < LANES; lane++) {
         uint32_t index = in->indexed ? wave->vector[vector->index][lane] : 0;
@@ -53,13 +57,14 @@ static void execute_load(Wave *wave, const Instruction *in) {
         const void *from = within ? (const void *)address[lane] : zero;
         if (in->to_lds) {
             uint32_t local = wave->scalar[M0] + (uint32_t)in->offset + bytes * (uint32_t)lane;
-            if (!check_local(wave, in, lane, local, bytes, LOCAL_WRITE, true)) return;
+            if (!check_local(wave, in, lane, local, bytes, LOCAL_WRITE)) return;
             memcpy(wave->group->lds + local, from, bytes);
+            undefined_overwrite(wave, local, bytes);
         } else {
             load_lane(wave, to, lane, from, bytes, (Extension)in->operation->argument2);
         }
     }
-    if (!in->to_lds) mark_loaded(wave, to, bytes, exec);
+    if (!in->to_lds) undefined_loaded(wave, in, to, bytes, exec, (Extension)in->operation->argument2);
 }
 
 static void execute_store(Wave *wave, const Instruction *in) {
@@ -67,12 +72,14 @@ static void execute_store(Wave *wave, const Instruction *in) {
     unsigned bytes = (unsigned)in->operation->argument;
     int from = in->operand[0].index;
     if (!buffer_addresses(wave, in, &in->operand[1], exec, bytes, address, &inside)) return;
-    if (!check_defined(wave, in, from, (int)(bytes + 3) / 4, exec & inside, "a store")) return;
+    uint64_t marked = undefined_lanes(wave, from, (int)(bytes + 3) / 4);
     note_global(wave, address, exec & inside, bytes, LOCAL_WRITE);
     for (uint64_t left = exec & inside; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (!check_global(wave, in, lane, address[lane], bytes, true)) return;
-        store_lane(wave, from, lane, (void *)address[lane], bytes, (Extension)in->operation->argument2);
+        void *to = (void *)address[lane];
+        if (marked >> lane & 1 && !undefined_store(wave, in, from, lane, to, bytes, (Extension)in->operation->argument2)) return;
+        store_lane(wave, from, lane, to, bytes, (Extension)in->operation->argument2);
     }
 }
 

@@ -1,6 +1,7 @@
 /* What a kernel may do wrong and hardware would not say: each check reports once per launch with kernel,
  * instruction, address, workgroup and lane, and stops the launch. The shadow of LDS holds, for every byte, which
- * wavefront last wrote and read it, and in which epoch: the stretch between two barriers. */
+ * wavefront last wrote and read it, and in which epoch: the stretch between two barriers; and of what was written the
+ * bits that are undefined (undefined.c). */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -76,24 +77,6 @@ bool check_global(Wave *wave, const Instruction *in, int lane, uint64_t address,
     return false;
 }
 
-bool check_defined(Wave *wave, const Instruction *in, int first, int count, uint64_t exec, const char *what) {
-    if (wave->group->launch->check != CHECK_ALL) return true;
-    for (int r = first; r < first + count; r++) {
-        uint64_t missing = exec & ~wave->defined[r];
-        if (!missing) continue;
-        bool accumulator = r >= FIRST_ACCUMULATOR;
-        char since[160] = "";
-        const Instruction *origin = wave->origin[r] ? &wave->program[wave->origin[r] - 1] : in;
-        if (origin != in)
-            snprintf(since, sizeof since, ", since 0x%x `%.100s` read a register that nothing wrote", origin->address, origin->text);
-        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE,
-            "%s from register %c%d, which holds nothing that was written (%d lanes)%s", what, accumulator ? 'a' : 'v',
-            accumulator ? r - FIRST_ACCUMULATOR : r, __builtin_popcountll(missing), since);
-        return false;
-    }
-    return true;
-}
-
 /* -- LDS ----------------------------------------------------------------------------------------------------------- */
 
 /* A tag is an epoch and a wavefront; 0 is never. Reads by several wavefronts of one epoch, and atomics, have names
@@ -101,15 +84,27 @@ bool check_defined(Wave *wave, const Instruction *in, int first, int count, uint
 enum { WAVE_BITS = 5, SEVERAL = 31, ATOMIC = 30, LAST_EPOCH = (1 << (16 - WAVE_BITS)) - 1 };
 struct Shadow {
     uint16_t epoch;
+    bool holds_undefined; /* else `undefined` counts as zero */
     _Alignas(64) uint16_t writer[LDS_BYTES], reader[LDS_BYTES];
+    uint8_t undefined[LDS_BYTES];
 };
 
-Shadow *shadow_create(void) { return aligned_alloc(64, (sizeof(Shadow) + 63) / 64 * 64); }
+Shadow *shadow_create(void) {
+    Shadow *shadow = aligned_alloc(64, (sizeof(Shadow) + 63) / 64 * 64);
+    if (shadow) shadow->holds_undefined = false;
+    return shadow;
+}
 void shadow_destroy(Shadow *shadow) { free(shadow); }
 void shadow_begin(Shadow *shadow, uint32_t lds_bytes) {
     shadow->epoch = 2;
+    shadow->holds_undefined = false;
     memset(shadow->writer, 0, lds_bytes * sizeof *shadow->writer);
     memset(shadow->reader, 0, lds_bytes * sizeof *shadow->reader);
+}
+uint8_t *shadow_undefined(Shadow *shadow, uint32_t address, bool create) {
+    if (create && !shadow->holds_undefined) memset(shadow->undefined, 0, sizeof shadow->undefined);
+    shadow->holds_undefined |= create;
+    return shadow->holds_undefined ? &shadow->undefined[address] : NULL;
 }
 /* Before epochs run out, all that is past becomes epoch 1. */
 void shadow_barrier(Shadow *shadow, uint32_t lds_bytes) {
@@ -135,7 +130,7 @@ static bool report_race(
     return false;
 }
 
-static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32_t address, LocalAccess access, bool defined) {
+static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32_t address, LocalAccess access) {
     Shadow *shadow = wave->group->shadow;
     uint16_t mine = (uint16_t)(shadow->epoch << WAVE_BITS | wave->index), *writer = &shadow->writer[address],
              *reader = &shadow->reader[address];
@@ -150,16 +145,21 @@ static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32
             check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a read of LDS byte %u, which nothing wrote", address);
             return false;
         }
+        if (access == LOCAL_ATOMIC && shadow->holds_undefined && shadow->undefined[address]) {
+            check_report(
+                wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "an atomic operation on LDS byte %u, which has bits that nothing wrote", address);
+            return false;
+        }
         *reader = access == LOCAL_ATOMIC        ? (uint16_t)(shadow->epoch << WAVE_BITS | ATOMIC)
                   : read_now && *reader != mine ? (uint16_t)(shadow->epoch << WAVE_BITS | SEVERAL)
                                                 : mine;
     }
-    if (access != LOCAL_READ) *writer = defined ? (uint16_t)(shadow->epoch << WAVE_BITS | own) : 0;
+    if (access != LOCAL_READ) *writer = (uint16_t)(shadow->epoch << WAVE_BITS | own);
     return true;
 }
 
 /* The common case, four bytes at once: nobody else was here in this epoch, or all read. */
-static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access, bool defined) {
+static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access) {
     uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull,
                              now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
     const uint64_t epochs = (uint64_t)(0xffff & ~((1 << WAVE_BITS) - 1)) * 0x0001000100010001ull;
@@ -170,8 +170,7 @@ static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAc
     bool written_now = (writer & epochs) == now, read_now = (reader & epochs) == now;
     if ((written_now && writer != mine) || (access == LOCAL_READ ? !writer : read_now && reader != mine)) return false;
     if (access == LOCAL_WRITE) {
-        writer = defined ? mine : 0;
-        memcpy(&shadow->writer[address], &writer, 8);
+        memcpy(&shadow->writer[address], &mine, 8);
     } else if (reader != mine) {
         reader = read_now ? now | SEVERAL * 0x0001000100010001ull : mine;
         memcpy(&shadow->reader[address], &reader, 8);
@@ -179,7 +178,7 @@ static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAc
     return true;
 }
 
-bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, unsigned bytes, LocalAccess access, bool defined) {
+bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, unsigned bytes, LocalAccess access) {
     const Launch *launch = wave->group->launch;
     const char *name = access == LOCAL_READ ? "read" : access == LOCAL_WRITE ? "write" : "atomic operation";
     if (address > launch->lds_bytes || bytes > launch->lds_bytes - address) {
@@ -193,11 +192,11 @@ bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, 
     }
     if (launch->check == CHECK_OFF) return true;
     for (unsigned i = 0; i < bytes;) {
-        if (bytes - i >= 4 && access != LOCAL_ATOMIC && check_local_word(wave->group->shadow, wave->index, address + i, access, defined)) {
+        if (bytes - i >= 4 && access != LOCAL_ATOMIC && check_local_word(wave->group->shadow, wave->index, address + i, access)) {
             i += 4;
             continue;
         }
-        if (!check_local_byte(wave, in, lane, address + i++, access, defined)) return false;
+        if (!check_local_byte(wave, in, lane, address + i++, access)) return false;
     }
     return true;
 }

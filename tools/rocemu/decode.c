@@ -364,6 +364,8 @@ static void assign_roles(Instruction *in) {
                    ? in->op_sel || (in->op_sel_hi & ((1 << in->sources) - 1)) != (1 << in->sources) - 1 || in->negate_low || in->negate_high
                    : in->op_sel != 0;
     in->plain = !changed;
+    in->uses_old_value =
+        in->operation->flags & (OPERATION_ACCUMULATES | OPERATION_KEEPS_HIGH) || in->op_sel & 8 || in->destination_preserve;
 }
 
 static void strip_suffix(char *name, Instruction *in) {

@@ -3,8 +3,9 @@
  *
  * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with
  * decode.c translating instructions once; launch.c runs a grid, each workgroup on one thread of the host, its
- * wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and global.c execute; check.c reports
- * what a kernel does wrong; stats.c counts; timing.c models time; ledger.c says what ran. */
+ * wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and global.c execute; undefined.c follows
+ * bits that nothing wrote; check.c reports what a kernel does wrong; stats.c counts; timing.c models time; ledger.c says
+ * what ran. */
 #ifndef ROCEMU_EMULATOR_H
 #define ROCEMU_EMULATOR_H
 
@@ -93,7 +94,8 @@ struct Instruction {
     int32_t target;   /* of a branch: an index of the program */
     uint8_t words;    /* dwords; the next instruction is that many slots on */
     uint8_t operands, sources;
-    bool plain; /* a vector instruction without modifiers on sources or result */
+    bool plain;          /* a vector instruction without modifiers on sources or result */
+    bool uses_old_value; /* of its vector destination: adds to it, or writes a part */
     bool sdwa, clamp, global_data_share, returns, scalar_offset_enabled, indexed, bound_control, destination_preserve, destination_sign,
         to_lds;
     uint8_t output_modifier;                            /* 0, 1: mul:2, 2: mul:4, 3: div:2 */
@@ -124,21 +126,33 @@ struct ScalarCall {
 typedef void ScalarCore(ScalarCall *call);
 
 typedef enum OperationFlag {
-    OPERATION_FLOAT32 = 1,      /* the mode register's fp32 denormal and rounding bits matter */
-    OPERATION_FLOAT64 = 2,      /* its fp64/fp16 bits */
-    OPERATION_ACCUMULATES = 4,  /* the old destination is the last source */
-    OPERATION_KEEPS_HIGH = 8,   /* a 16-bit result leaves the upper half as it was */
-    OPERATION_SELECTS = 16,     /* the mask source says which source is used */
+    OPERATION_FLOAT32 = 1,     /* the mode register's fp32 denormal and rounding bits matter */
+    OPERATION_FLOAT64 = 2,     /* its fp64/fp16 bits */
+    OPERATION_ACCUMULATES = 4, /* the old destination is the last source */
+    OPERATION_KEEPS_HIGH = 8,  /* a 16-bit result leaves the upper half as it was */
+    OPERATION_USES_SCC = 16,
     OPERATION_WRITES_EXEC = 32, /* v_cmpx */
-    OPERATION_USES_VCC = 128,   /* implicitly */
+    OPERATION_SETS_SCC = 64,
+    OPERATION_USES_VCC = 128, /* implicitly */
     OPERATION_MEMORY = 512,
     OPERATION_MATRIX = 1024,
-    OPERATION_MOVES = 64,       /* a copy of two registers, each defined by itself */
-    OPERATION_CARRIES_UP = 256, /* of a 64-bit result, the lower half depends on lower halves alone */
-    OPERATION_SHIFTS = 4096,    /* source 1 by source 0 */
-    OPERATION_PACKS = 8192,     /* two halves of which programs may want one: the result counts as defined where either source is */
-    OPERATION_PATTERN = 2048,   /* the offset is a pattern that the text spells out: taken from the encoding */
+    OPERATION_PATTERN = 2048, /* the offset is a pattern that the text spells out: taken from the encoding */
 } OperationFlag;
+
+/* How undefined bits of sources get into a result (undefined.c). "Tried": computed with the undefined bits of each source
+ * all 0 and all 1. */
+typedef enum UndefinedRule {
+    UNDEFINED_WHOLE,           /* any makes all of the result undefined, or of the element of a packed one */
+    UNDEFINED_BITS,            /* a bit depends on one bit of each source: the bits that change when tried */
+    UNDEFINED_CARRY,           /* a bit depends on bits at and below its place: from the lowest that changes up */
+    UNDEFINED_PACKS,           /* source i is half i of the result */
+    UNDEFINED_MONOTONE,        /* all of the result where trying changes it: it grows or falls with each source, unsigned */
+    UNDEFINED_MONOTONE_SIGNED, /* the same of signed sources */
+    UNDEFINED_EQUAL            /* whether the sources are equal: no defined bit tells */
+} UndefinedRule;
+/* Bit i of `sources`: source i says which bits to take (a shift's distance), so that trying it may change all of the result. */
+#define UNDEFINED_BITS_BY(sources) (UNDEFINED_BITS | (sources) << 4)
+#define UNDEFINED_CARRY_BY(sources) (UNDEFINED_CARRY | (sources) << 4)
 
 /* One row of an instruction table. `format` names the operands as the text has them, results before the colon:
  *   d 32 bits   D 64 bits   m mask (also of a comparison)   s scalar dword   S scalar pair
@@ -151,7 +165,10 @@ struct Operation {
     ScalarCore *scalar;
     uint32_t flags;
     int32_t argument, argument2; /* of the execute function: a size, a comparison ... */
+    uint8_t undefined;           /* an UndefinedRule, and its sources << 4 */
 };
+static inline UndefinedRule operation_rule(const Operation *operation) { return (UndefinedRule)(operation->undefined & 15); }
+static inline unsigned operation_selectors(const Operation *operation) { return operation->undefined >> 4; }
 typedef struct OperationTable {
     const Operation *rows;
     size_t count;
@@ -289,15 +306,18 @@ typedef struct Workgroup {
 struct Wave {
     _Alignas(64) uint32_t vector[VECTOR_REGISTERS][LANES];
     _Alignas(8) uint32_t scalar[SCALAR_REGISTERS + 4];
-    uint64_t defined[VECTOR_REGISTERS]; /* lanes that hold a value something wrote */
-    uint64_t scalar_defined[2];
-    uint32_t origin
-        [VECTOR_REGISTERS]; /* of a register with undefined lanes: slot + 1 of the instruction that first read what nothing wrote; 0 for that register itself */
+    /* Of registers, bits that nothing wrote (undefined.h). A lane is whole where `defined` has it; else those bits stand in `undefined`
+     * where `partly` has it, and are all 32 where that has not. */
+    uint64_t defined[VECTOR_REGISTERS], partly[VECTOR_REGISTERS];
+    uint32_t (*undefined)[LANES];
+    uint32_t scalar_undefined[SCALAR_REGISTERS + 4];
+    /* Slot + 1 of the instruction that first read the undefined bits; 0 where they are the register's from the start. */
+    uint32_t origin[VECTOR_REGISTERS], scalar_origin[SCALAR_REGISTERS + 4], scc_origin;
     Workgroup *group;
     const Instruction *program;
     uint32_t pc, mode;
     WaveState state;
-    bool scc;
+    bool scc, scc_undefined;
     int index;
     uint64_t launch_exec; /* lanes that the launch gave this wave */
     const Instruction *barrier;
@@ -307,6 +327,7 @@ struct Wave {
     Outstanding outstanding;
     Allocation recent; /* where the last global access went */
     uint8_t *scratch;  /* private_bytes of each lane */
+    uint8_t *scratch_undefined;
     uint32_t scratch_bytes;
 };
 
@@ -322,24 +343,19 @@ static inline void wave_set_pair(Wave *wave, int index, uint64_t value) {
     wave->scalar[index + 1] = (uint32_t)(value >> 32);
 }
 static inline uint64_t wave_exec(const Wave *wave) { return wave_pair(wave, EXEC); }
-static inline bool scalar_is_defined(const Wave *wave, int index, int count) {
-    for (int i = index; i < index + count; i++)
-        if (i < SCALAR_REGISTERS && !(wave->scalar_defined[i / 64] >> (i % 64) & 1)) return false;
-    return true;
-}
-static inline void scalar_set_defined(Wave *wave, int index, int count, bool defined) {
-    for (int i = index; i < index + count; i++) {
-        uint64_t bit = 1ull << (i % 64), *word = &wave->scalar_defined[i / 64 & 1];
-        *word = defined ? *word | bit : *word & ~bit;
-    }
-}
 
 /* Scalar value of any operand that is not a vector register. */
 uint64_t operand_scalar(const Wave *wave, const Operand *operand);
-bool operand_scalar_defined(const Wave *wave, const Operand *operand);
 /* Executes vector operations with operation->vector, scalar ones with operation->scalar. */
 void vector_execute(Wave *wave, const Instruction *instruction);
 void scalar_execute(Wave *wave, const Instruction *instruction);
+/* Pieces of vector_execute that move values, or undefined bits of values, alike (vector.c). Source 0 as DPP permutes it; returns the
+ * lanes that take part. */
+uint64_t vector_permute(const Instruction *instruction, const uint32_t *from, uint64_t exec, uint32_t *to);
+/* Source i as its modifiers make it of `from`: that, or `to`. Only `values` are negated. */
+const uint32_t *vector_modify_source(const Instruction *instruction, int i, const uint32_t *from, uint32_t *to, bool values);
+/* Puts a 16-bit or SDWA result into its part of the old register. */
+void vector_place_result(const Instruction *instruction, const uint32_t *old, uint32_t *d);
 /* Sets the host's rounding and flushing from the mode register for a float instruction, and back. */
 unsigned float_mode_enter(uint32_t mode, uint32_t flags);
 void float_mode_leave(unsigned saved);
@@ -352,8 +368,6 @@ void check_report(Wave *wave, const Instruction *instruction, int lane, int erro
     __attribute__((format(printf, 5, 6)));
 /* False after reporting. */
 bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t address, unsigned bytes, bool write);
-/* Lanes of exec hold values in these registers; else reports `what` (address, data). */
-bool check_defined(Wave *wave, const Instruction *instruction, int first, int count, uint64_t exec, const char *what);
 
 /* False after reporting that the instruction uses what a load has not brought yet; else notes what it loads. */
 bool waits_check(Wave *wave, const Instruction *instruction);
@@ -364,8 +378,11 @@ uint8_t wait_limit(const char *text, const char *counter);
 int instruction_results(const Instruction *instruction);
 
 typedef enum LocalAccess { LOCAL_READ, LOCAL_WRITE, LOCAL_ATOMIC } LocalAccess;
-/* Checks one lane's access to LDS and remembers it. `defined`: whether what is written holds a value. */
-bool check_local(Wave *wave, const Instruction *instruction, int lane, uint32_t address, unsigned bytes, LocalAccess access, bool defined);
+/* Checks one lane's access to LDS and remembers it. */
+bool check_local(Wave *wave, const Instruction *instruction, int lane, uint32_t address, unsigned bytes, LocalAccess access);
+/* Of a byte of LDS, the bits that nothing wrote, although the byte was written; NULL where there are none in all of LDS, unless
+ * `create`. */
+uint8_t *shadow_undefined(Shadow *shadow, uint32_t address, bool create);
 Shadow *shadow_create(void);
 void shadow_destroy(Shadow *shadow);
 void shadow_begin(Shadow *shadow, uint32_t lds_bytes);

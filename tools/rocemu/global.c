@@ -13,11 +13,9 @@ static Space access_space(const Instruction *in) { return (Space)(in->operation-
  * instruction's offset. */
 static bool global_addresses(
     Wave *wave, const Instruction *in, const Operand *vector, const Operand *scalar, uint64_t exec, uint64_t to[LANES]) {
-    if (vector->kind == OPERAND_VECTOR && !check_defined(wave, in, vector->index, vector->registers, exec, "an address")) return false;
-    if (scalar->kind != OPERAND_NONE && wave->group->launch->check == CHECK_ALL && !operand_scalar_defined(wave, scalar)) {
-        check_report(wave, in, -1, HIP_ERROR_LAUNCH_FAILURE, "an address from a scalar register that nothing wrote");
+    if (vector->kind == OPERAND_VECTOR && !undefined_check(wave, in, vector->index, vector->registers, ~0u, exec, "an address"))
         return false;
-    }
+    if (!undefined_check_scalar(wave, in, scalar, "an address")) return false;
     uint64_t base = (scalar->kind == OPERAND_NONE ? 0 : operand_scalar(wave, scalar)) + (uint64_t)(int64_t)in->offset;
     const uint32_t *low = vector->kind == OPERAND_VECTOR ? wave->vector[vector->index] : NULL;
     bool wide = vector->registers == 2;
@@ -38,7 +36,7 @@ static void *resolve(Wave *wave, const Instruction *in, int lane, uint64_t addre
         return NULL;
     }
     if (space == SPACE_FLAT && aperture == SHARED_APERTURE)
-        return check_local(wave, in, lane, (uint32_t)address, bytes, access, true) ? wave->group->lds + (uint32_t)address : NULL;
+        return check_local(wave, in, lane, (uint32_t)address, bytes, access) ? wave->group->lds + (uint32_t)address : NULL;
     return check_global(wave, in, lane, address, bytes, access != LOCAL_READ) ? (void *)address : NULL;
 }
 
@@ -52,13 +50,14 @@ static void execute_load(Wave *wave, const Instruction *in) {
     int to = in->operand[0].index;
     if (!global_addresses(wave, in, &in->operand[1], &in->operand[2], exec, address)) return;
     count(wave, in, address, exec, bytes, LOCAL_READ);
+    undefined_loaded(wave, in, to, bytes, exec, access_extension(in));
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         const void *from = resolve(wave, in, lane, address[lane], bytes, LOCAL_READ);
         if (!from) return;
         load_lane(wave, to, lane, from, bytes, access_extension(in));
+        if (access_space(in) != SPACE_GLOBAL) undefined_load(wave, in, to, lane, from, bytes, access_extension(in));
     }
-    mark_loaded(wave, to, bytes, exec);
 }
 
 static void execute_store(Wave *wave, const Instruction *in) {
@@ -66,12 +65,13 @@ static void execute_store(Wave *wave, const Instruction *in) {
     unsigned bytes = access_bytes(in);
     int from = in->operand[1].index;
     if (!global_addresses(wave, in, &in->operand[0], &in->operand[2], exec, address)) return;
-    if (access_space(in) != SPACE_SCRATCH && !check_defined(wave, in, from, (int)(bytes + 3) / 4, exec, "a store")) return;
+    uint64_t marked = access_space(in) == SPACE_GLOBAL ? undefined_lanes(wave, from, (int)(bytes + 3) / 4) : ~0ull;
     count(wave, in, address, exec, bytes, LOCAL_WRITE);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         void *to = resolve(wave, in, lane, address[lane], bytes, LOCAL_WRITE);
         if (!to) return;
+        if (marked >> lane & 1 && !undefined_store(wave, in, from, lane, to, bytes, access_extension(in))) return;
         store_lane(wave, from, lane, to, bytes, access_extension(in));
     }
 }
@@ -87,7 +87,7 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
     uint64_t address[LANES], exec = wave_exec(wave);
     int data = operand[1].index, to = in->operand[0].index;
     if (!global_addresses(wave, in, &operand[0], &operand[2], exec, address) ||
-        !check_defined(wave, in, data, operand[1].registers, exec, "an atomic operand"))
+        !undefined_check(wave, in, data, operand[1].registers, ~0u, exec, "an atomic operand"))
         return;
     count(wave, in, address, exec, bytes, LOCAL_ATOMIC);
     for (uint64_t left = exec; left; left &= left - 1) {
@@ -105,21 +105,21 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
         wave->vector[to][lane] = (uint32_t)old;
         if (bytes == 8) wave->vector[to + 1][lane] = (uint32_t)(old >> 32);
     }
-    if (in->returns) mark_loaded(wave, to, bytes, exec);
+    if (in->returns) undefined_loaded(wave, in, to, bytes, exec, EXTEND_ZERO);
 }
 
 /* From device memory into LDS at M0 + offset + 4 lane, past the registers. */
 static void execute_load_to_lds(Wave *wave, const Instruction *in) {
     uint64_t address[LANES], exec = wave_exec(wave);
     unsigned bytes = access_bytes(in);
-    if (!global_addresses(wave, in, &in->operand[0], &in->operand[1], exec, address)) return;
+    if (!global_addresses(wave, in, &in->operand[0], &in->operand[1], exec, address) || !undefined_check_m0(wave, in)) return;
     count(wave, in, address, exec, bytes, LOCAL_READ);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         uint32_t to = wave->scalar[M0] + (uint32_t)in->offset + bytes * (uint32_t)lane;
-        if (!check_global(wave, in, lane, address[lane], bytes, false) || !check_local(wave, in, lane, to, bytes, LOCAL_WRITE, true))
-            return;
+        if (!check_global(wave, in, lane, address[lane], bytes, false) || !check_local(wave, in, lane, to, bytes, LOCAL_WRITE)) return;
         memcpy(wave->group->lds + to, (const void *)address[lane], bytes);
+        undefined_overwrite(wave, to, bytes);
     }
 }
 

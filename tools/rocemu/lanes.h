@@ -121,6 +121,12 @@ LANE_INLINE uint64_t mask_pack(const uint8_t flag[LANES]) {
     }
     return mask;
 }
+/* The lanes that are not 0. */
+LANE_INLINE uint64_t mask_nonzero(const uint32_t x[LANES]) {
+    uint8_t flag[LANES];
+    for (int lane = 0; lane < LANES; lane++) flag[lane] = x[lane] != 0;
+    return mask_pack(flag);
+}
 /* 0 or ~0 per lane. */
 LANE_INLINE void mask_expand(uint64_t mask, uint32_t expanded[LANES]) {
     uint32_t half[2] = {(uint32_t)mask, (uint32_t)(mask >> 32)};

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "emulator.h"
 #include "hip.h"
+#include "undefined.h"
 
 /* -- Description --------------------------------------------------------------------------------------------------- */
 
@@ -53,12 +53,12 @@ enum { PRIVATE_BUFFER = 1, DISPATCH_PTR = 2, QUEUE_PTR = 4, KERNARG_PTR = 8, DIS
 
 static int put_pair(Wave *wave, int at, uint64_t value) {
     wave_set_pair(wave, at, value);
-    scalar_set_defined(wave, at, 2, true);
+    undefined_clear_scalars(wave, at, 2);
     return at + 2;
 }
 static int put(Wave *wave, int at, uint32_t value) {
     wave->scalar[at] = value;
-    scalar_set_defined(wave, at, 1, true);
+    undefined_clear_scalars(wave, at, 1);
     return at + 1;
 }
 
@@ -88,8 +88,6 @@ static void set_scalars(Wave *wave) {
     wave->mode = kernel->rsrc1 >> 12 & 0xff;
     put_pair(wave, FLAT_SCRATCH, 0);
     put_pair(wave, EXEC, wave->launch_exec);
-    put_pair(wave, VCC, 0);
-    put(wave, M0, ~0u);
 }
 
 /* Work-item ids, 10 bits each of x, y, z, in v0. */
@@ -97,15 +95,15 @@ static void set_vectors(Wave *wave) {
     const uint32_t *block = wave->group->launch->block;
     uint32_t threads = block[0] * block[1] * block[2];
     wave->launch_exec = 0;
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        uint32_t thread = (uint32_t)wave->index * LANES + lane;
-        if (thread >= threads) continue;
+    uint32_t first = (uint32_t)wave->index * LANES, x = first % block[0], y = first / block[0] % block[1],
+             z = first / (block[0] * block[1]);
+    for (uint32_t lane = 0; lane < LANES && first + lane < threads; lane++) {
         wave->launch_exec |= 1ull << lane;
-        wave->vector[0][lane] = thread % block[0] | thread / block[0] % block[1] << 10 | thread / (block[0] * block[1]) << 20;
+        wave->vector[0][lane] = x | y << 10 | z << 20;
+        if (++x == block[0]) x = 0, y++;
+        if (y == block[1]) y = 0, z++;
     }
-    memset(wave->defined, 0, sizeof wave->defined);
-    memset(wave->origin, 0, sizeof wave->origin);
-    wave->defined[0] = wave->launch_exec;
+    wave->defined[0] |= wave->launch_exec;
 }
 
 static void start_wave(Wave *wave) {
@@ -116,8 +114,8 @@ static void start_wave(Wave *wave) {
     wave->barrier = NULL;
     memset(&wave->outstanding, 0, sizeof wave->outstanding);
     wave->takes_turns = false;
-    wave->scalar_defined[0] = wave->scalar_defined[1] = 0;
     wave->trace = wave->group->trace ? timing_wave(wave->group->trace, wave->index) : NULL;
+    undefined_begin(wave);
     set_vectors(wave);
     set_scalars(wave);
 }
@@ -235,7 +233,11 @@ static void run_workgroup(Workgroup *group) {
 
 static void workgroup_destroy(Workgroup *group) {
     if (!group) return;
-    for (int i = 0; group->wave && i < group->waves; i++) free(group->wave[i].scratch);
+    for (int i = 0; group->wave && i < group->waves; i++) {
+        free(group->wave[i].undefined);
+        free(group->wave[i].scratch);
+        free(group->wave[i].scratch_undefined);
+    }
     free(group->wave);
     shadow_destroy(group->shadow);
     statistics_destroy(group->statistics);
@@ -259,8 +261,13 @@ static Workgroup *workgroup_create(Launch *launch) {
         wave->group = group;
         wave->index = i;
         wave->program = launch->kernel->program->instruction;
+        wave->undefined = aligned_alloc(64, VECTOR_REGISTERS * sizeof *wave->undefined);
         wave->scratch_bytes = launch->kernel->private_bytes;
-        if (wave->scratch_bytes) complete = (wave->scratch = calloc(LANES, wave->scratch_bytes));
+        if (wave->scratch_bytes) {
+            wave->scratch = calloc(LANES, wave->scratch_bytes);
+            wave->scratch_undefined = malloc((size_t)LANES * wave->scratch_bytes);
+        }
+        complete = wave->undefined && (!wave->scratch_bytes || (wave->scratch && wave->scratch_undefined));
     }
     if (complete) return group;
     workgroup_destroy(group);

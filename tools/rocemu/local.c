@@ -12,31 +12,35 @@ static void local_addresses(const Wave *wave, const Operand *address, int32_t of
 static void local_load(
     Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
     note_local(wave, address, exec, bytes, LOCAL_READ);
+    undefined_loaded(wave, in, to, bytes, exec, extension);
+    bool holds_undefined = shadow_undefined(wave->group->shadow, 0, false);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
-        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_READ, true)) return;
-        load_lane(wave, to, lane, wave->group->lds + address[lane], bytes, extension);
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_READ)) return;
+        const uint8_t *from = wave->group->lds + address[lane];
+        load_lane(wave, to, lane, from, bytes, extension);
+        if (holds_undefined) undefined_load(wave, in, to, lane, from, bytes, extension);
     }
-    mark_loaded(wave, to, bytes, exec);
 }
 
 static void local_store(
     Wave *wave, const Instruction *in, int from, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
     note_local(wave, address, exec, bytes, LOCAL_WRITE);
-    uint64_t defined = ~0ull;
-    if (wave->group->launch->check == CHECK_ALL)
-        for (unsigned i = 0; i < (bytes + 3) / 4; i++) defined &= wave->defined[from + (int)i];
+    uint64_t marked = undefined_lanes(wave, from, (int)(bytes + 3) / 4);
+    if (shadow_undefined(wave->group->shadow, 0, false)) marked = ~0ull;
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
-        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_WRITE, defined >> lane & 1)) return;
-        store_lane(wave, from, lane, wave->group->lds + address[lane], bytes, extension);
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_WRITE)) return;
+        uint8_t *to = wave->group->lds + address[lane];
+        store_lane(wave, from, lane, to, bytes, extension);
+        if (marked >> lane & 1) undefined_store(wave, in, from, lane, to, bytes, extension);
     }
 }
 
 static void execute_read(Wave *wave, const Instruction *in) {
     uint32_t address[LANES];
     uint64_t exec = wave_exec(wave);
-    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "an LDS address")) return;
+    if (!undefined_check(wave, in, in->operand[1].index, 1, ~0u, exec, "an LDS address")) return;
     local_addresses(wave, &in->operand[1], in->offset, address);
     local_load(wave, in, in->operand[0].index, address, exec, (unsigned)in->operation->argument, (Extension)in->operation->argument2);
 }
@@ -44,28 +48,37 @@ static void execute_read(Wave *wave, const Instruction *in) {
 static void execute_write(Wave *wave, const Instruction *in) {
     uint32_t address[LANES];
     uint64_t exec = wave_exec(wave);
-    if (!check_defined(wave, in, in->operand[0].index, 1, exec, "an LDS address")) return;
+    if (!undefined_check(wave, in, in->operand[0].index, 1, ~0u, exec, "an LDS address")) return;
     local_addresses(wave, &in->operand[0], in->offset, address);
     local_store(wave, in, in->operand[1].index, address, exec, (unsigned)in->operation->argument, (Extension)in->operation->argument2);
 }
 
-/* Reads 4 rows of 16 halves with each 16 lanes, 4 lanes to a row, and gives lane i the column i. */
+/* Of 4 rows of 16 halves with each 16 lanes, 4 lanes to a row, lane i gets the column i. */
+static void transpose(uint32_t pair[2][LANES]) {
+    uint16_t read[LANES][4];
+    for (int lane = 0; lane < LANES; lane++)
+        for (int i = 0; i < 4; i++) read[lane][i] = (uint16_t)(pair[i / 2][lane] >> i % 2 * 16);
+    for (int lane = 0; lane < LANES; lane++)
+        for (int r = 0; r < 2; r++) {
+            int row = lane / 16 * 16 + lane % 16 / 4 + 8 * r;
+            pair[r][lane] = read[row][lane % 4] | (uint32_t)read[row + 4][lane % 4] << 16;
+        }
+}
+
 static void execute_read_transposed(Wave *wave, const Instruction *in) {
     int to = in->operand[0].index;
-    uint16_t read[LANES][4];
     if (wave_exec(wave) != ~0ull) {
         check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a transposing read with lanes switched off, which the emulator does not have");
         return;
     }
     execute_read(wave, in);
     if (wave->state != WAVE_RUNNING) return;
-    for (int lane = 0; lane < LANES; lane++)
-        for (int i = 0; i < 4; i++) read[lane][i] = (uint16_t)(wave->vector[to + i / 2][lane] >> i % 2 * 16);
-    for (int lane = 0; lane < LANES; lane++)
-        for (int r = 0; r < 2; r++) {
-            int row = lane / 16 * 16 + lane % 16 / 4 + 8 * r;
-            wave->vector[to + r][lane] = read[row][lane % 4] | (uint32_t)read[row + 4][lane % 4] << 16;
-        }
+    transpose(&wave->vector[to]);
+    if (!undefined_lanes(wave, to, 2)) return;
+    uint32_t bits[2][LANES], origin = undefined_origin(wave, in, 0);
+    for (int r = 0; r < 2; r++) undefined_get_lanes(wave, to + r, bits[r]);
+    transpose(bits);
+    for (int r = 0; r < 2; r++) undefined_set_lanes(wave, to + r, ~0ull, bits[r], origin);
 }
 
 /* Two accesses of `argument` bytes at offsets in units of `argument2` bytes. */
@@ -73,7 +86,7 @@ static void execute_read2(Wave *wave, const Instruction *in) {
     uint32_t first[LANES], second[LANES];
     uint64_t exec = wave_exec(wave);
     unsigned bytes = (unsigned)in->operation->argument;
-    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "an LDS address")) return;
+    if (!undefined_check(wave, in, in->operand[1].index, 1, ~0u, exec, "an LDS address")) return;
     local_addresses(wave, &in->operand[1], in->offset0 * in->operation->argument2, first);
     local_addresses(wave, &in->operand[1], in->offset1 * in->operation->argument2, second);
     local_load(wave, in, in->operand[0].index, first, exec, bytes, EXTEND_ZERO);
@@ -84,7 +97,7 @@ static void execute_write2(Wave *wave, const Instruction *in) {
     uint32_t first[LANES], second[LANES];
     uint64_t exec = wave_exec(wave);
     unsigned bytes = (unsigned)in->operation->argument;
-    if (!check_defined(wave, in, in->operand[0].index, 1, exec, "an LDS address")) return;
+    if (!undefined_check(wave, in, in->operand[0].index, 1, ~0u, exec, "an LDS address")) return;
     local_addresses(wave, &in->operand[0], in->offset0 * in->operation->argument2, first);
     local_addresses(wave, &in->operand[0], in->offset1 * in->operation->argument2, second);
     local_store(wave, in, in->operand[1].index, first, exec, bytes, EXTEND_ZERO);
@@ -103,14 +116,14 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
     const Operand *operand = &in->operand[returns];
     uint64_t exec = wave_exec(wave);
     uint32_t address[LANES];
-    if (!check_defined(wave, in, operand[0].index, 1, exec, "an LDS address") ||
-        !check_defined(wave, in, operand[1].index, operand[1].registers, exec, "an atomic operand"))
-        return;
+    if (!undefined_check(wave, in, operand[0].index, 1, ~0u, exec, "an LDS address")) return;
+    for (int i = 1; i < (kind == ATOMIC_CMPSWAP ? 3 : 2); i++)
+        if (!undefined_check(wave, in, operand[i].index, operand[i].registers, ~0u, exec, "an atomic operand")) return;
     local_addresses(wave, &operand[0], in->offset, address);
     note_local(wave, address, exec, bytes, LOCAL_ATOMIC);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
-        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC, true)) return;
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC)) return;
         uint64_t value = lane_value(wave, operand[1].index, lane, bytes), compare = 0;
         if (kind == ATOMIC_CMPSWAP) compare = value, value = lane_value(wave, operand[2].index, lane, bytes);
         uint64_t old = atomic_apply(kind, wave->group->lds + address[lane], bytes, value, compare);
@@ -118,47 +131,59 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
         wave->vector[in->operand[0].index][lane] = (uint32_t)old;
         if (bytes == 8) wave->vector[in->operand[0].index + 1][lane] = (uint32_t)(old >> 32);
     }
-    if (returns) mark_loaded(wave, in->operand[0].index, bytes, exec);
+    if (returns) undefined_loaded(wave, in, in->operand[0].index, bytes, exec, EXTEND_ZERO);
 }
 
 /* -- Permutations -------------------------------------------------------------------------------------------------- */
 
+/* The bits of a register that permutations take a lane's number of, four times itself, from. */
+enum { LANE_NUMBER = 0xff };
+
 /* Every active lane gets what lane source[] has: 0 from an inactive one. */
-static void gather(Wave *wave, const Instruction *in, int data, const int source[LANES]) {
-    uint64_t exec = wave_exec(wave), from_defined = wave->defined[data];
+static void gather_lanes(uint64_t exec, const uint32_t from[LANES], const int source[LANES], uint32_t to[LANES]) {
     uint32_t old[LANES];
-    int to = in->operand[0].index;
-    memcpy(old, wave->vector[data], sizeof old);
+    memcpy(old, from, sizeof old);
     for (uint64_t left = exec; left; left &= left - 1) {
-        int lane = __builtin_ctzll(left), from = source[lane];
-        bool active = exec >> from & 1;
-        uint64_t bit = 1ull << lane;
-        wave->vector[to][lane] = active ? old[from] : 0;
-        wave->defined[to] = !active || (from_defined >> from & 1) ? wave->defined[to] | bit : wave->defined[to] & ~bit;
+        int lane = __builtin_ctzll(left), at = source[lane];
+        to[lane] = exec >> at & 1 ? old[at] : 0;
+    }
+}
+
+static void gather(Wave *wave, const Instruction *in, int data, const int source[LANES]) {
+    uint64_t exec = wave_exec(wave);
+    int to = in->operand[0].index;
+    gather_lanes(exec, wave->vector[data], source, wave->vector[to]);
+    if (undefined_lanes(wave, data, 1) & exec) {
+        uint32_t bits[LANES], origin = undefined_origin(wave, in, exec);
+        undefined_get_lanes(wave, data, bits);
+        gather_lanes(exec, bits, source, bits);
+        undefined_set_lanes(wave, to, exec, bits, origin);
+    } else {
+        wave->defined[to] |= exec;
     }
 }
 
 static void execute_bpermute(Wave *wave, const Instruction *in) {
     int source[LANES];
-    if (!check_defined(wave, in, in->operand[1].index, 1, wave_exec(wave), "a lane number")) return;
+    if (!undefined_check(wave, in, in->operand[1].index, 1, LANE_NUMBER, wave_exec(wave), "a lane number")) return;
     for (int lane = 0; lane < LANES; lane++)
         source[lane] = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
     gather(wave, in, in->operand[2].index, source);
 }
 
 static void execute_permute(Wave *wave, const Instruction *in) {
-    uint64_t exec = wave_exec(wave), defined = ~0ull;
-    uint32_t result[LANES] = {0};
-    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "a lane number")) return;
+    uint64_t exec = wave_exec(wave);
+    uint32_t result[LANES] = {0}, bits[LANES] = {0};
+    int to = in->operand[0].index, data = in->operand[2].index;
+    if (!undefined_check(wave, in, in->operand[1].index, 1, LANE_NUMBER, exec, "a lane number")) return;
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left), target = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
-        result[target] = wave->vector[in->operand[2].index][lane];
-        if (!(wave->defined[in->operand[2].index] >> lane & 1)) defined &= ~(1ull << target);
+        result[target] = wave->vector[data][lane];
+        bits[target] = undefined_bits(wave, data, lane);
     }
-    int to = in->operand[0].index;
+    undefined_set_lanes(wave, to, exec, bits, undefined_origin(wave, in, exec));
     for (int lane = 0; lane < LANES; lane++)
         if (exec >> lane & 1) wave->vector[to][lane] = result[lane];
-    wave->defined[to] = (wave->defined[to] & ~exec) | (defined & exec);
 }
 
 /* The pattern is the offset field: bit 15 set permutes quads, else five-bit masks within 32 lanes. */

@@ -7,6 +7,7 @@
  * each; hardware's order is its own. */
 #include "fp8.h"
 #include "hip.h"
+#include "undefined.h"
 
 /* ELEMENT_FP8 + i is the Fp8Type i. */
 typedef enum ElementType { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16, ELEMENT_I8, ELEMENT_XF32, ELEMENT_FP8 } ElementType;
@@ -140,6 +141,10 @@ static void define_results(Wave *wave, const Instruction *in, const MatrixCall *
                 defined &= ~(1ull << lane);
         }
         wave->defined[d + r] = defined;
+        if (~defined) {
+            wave->partly[d + r] &= defined;
+            wave->origin[d + r] = undefined_origin(wave, in, ~defined);
+        }
     }
 }
 
@@ -225,14 +230,16 @@ static void execute_f8f6f4(Wave *wave, const Instruction *in) {
             wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a matrix instruction on formats below 8 bits, which the emulator does not have");
         return;
     }
+    int which[2];
+    for (int i = 0; i < 2; i++) which[i] = (in->op_sel >> i & 1) | (in->op_sel_hi >> i & 1) << 1;
     for (int i = 4; i < in->operands; i++)
-        if (in->operand[i].kind == OPERAND_VECTOR && !check_defined(wave, in, in->operand[i].index, 1, ~0ull, "a scale")) return;
+        if (in->operand[i].kind == OPERAND_VECTOR &&
+            !undefined_check(wave, in, in->operand[i].index, 1, 0xffu << 8 * which[i - 4], ~0ull, "a scale"))
+            return;
     MatrixCall call;
     int shape = in->operation->argument;
     call.size = shape & 255, call.depth = shape >> 8 & 255, call.blocks = 1;
     const Operand *scale = scaled ? &in->operand[4] : NULL;
-    int which[2];
-    for (int i = 0; i < 2; i++) which[i] = (in->op_sel >> i & 1) | (in->op_sel_hi >> i & 1) << 1;
     gather_scaled(wave, in->operand[1].index, in->broadcast_size ? BF8_OCP : FP8_OCP, &call, scale, which[0], call.a, call.depth, 1);
     gather_scaled(
         wave, in->operand[2].index, in->block_pattern ? BF8_OCP : FP8_OCP, &call, scale ? scale + 1 : NULL, which[1], call.b, 1, call.size);

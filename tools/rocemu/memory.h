@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "undefined.h"
 
 /* How fewer than 4 bytes become a register: whole; sign-extended; or into one half, which keeps the other. Also used
  * for what part of a register is stored. */
@@ -61,9 +62,14 @@ static inline void store_lane(const Wave *wave, int from, int lane, void *to, un
     for (unsigned i = 0; i < bytes / 4; i++) memcpy(target + 4 * i, &wave->vector[from + (int)i][lane], 4);
 }
 
-static inline void mark_loaded(Wave *wave, int to, unsigned bytes, uint64_t exec) {
-    for (unsigned i = 0; i < (bytes + 3) / 4; i++) wave->defined[to + (int)i] |= exec;
-}
+/* Marks registers that a load of defined bytes fills in the lanes of exec. */
+void undefined_loaded(Wave *wave, const Instruction *instruction, int to, unsigned bytes, uint64_t exec, Extension extension);
+/* After that: what was undefined in `memory`, which may be LDS or scratch, is so in the register. */
+void undefined_load(Wave *wave, const Instruction *instruction, int to, int lane, const void *memory, unsigned bytes, Extension extension);
+/* Bytes of LDS are defined from now on. */
+void undefined_overwrite(Wave *wave, uint32_t address, unsigned bytes);
+/* False after reporting that undefined bits of a register are stored where other kernels read. */
+bool undefined_store(Wave *wave, const Instruction *instruction, int from, int lane, void *memory, unsigned bytes, Extension extension);
 
 typedef enum AtomicKind {
     ATOMIC_ADD,

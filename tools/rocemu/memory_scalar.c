@@ -1,8 +1,7 @@
 /* Scalar loads, plain and through a buffer descriptor: whole dwords from memory into scalar registers. */
 #include <string.h>
 
-#include "emulator.h"
-#include "hip.h"
+#include "undefined.h"
 
 /* Offset of the text's operands after the base: an immediate, a register, or both. */
 static uint64_t load_offset(const Wave *wave, const Instruction *in) {
@@ -22,28 +21,25 @@ static void load(Wave *wave, const Instruction *in, uint64_t address, int dwords
     int to = in->operand[0].index;
     if (!check_global(wave, in, -1, address, 4u * (unsigned)dwords, false)) return;
     memcpy(&wave->scalar[to], (const void *)address, 4u * (unsigned)dwords);
-    scalar_set_defined(wave, to, dwords, true);
+    undefined_clear_scalars(wave, to, dwords);
     if (wave->trace) trace_scalar(wave->trace, traced_address(wave, address), 4u * (unsigned)dwords);
     if (wave->group->statistics) wave->group->statistics->read_bytes += 4u * (unsigned)dwords;
 }
 
-static bool operands_defined(Wave *wave, const Instruction *in) {
+static bool address_is_defined(Wave *wave, const Instruction *in) {
     for (int i = 1; i < in->operands; i++)
-        if (wave->group->launch->check == CHECK_ALL && !operand_scalar_defined(wave, &in->operand[i])) {
-            check_report(wave, in, -1, HIP_ERROR_LAUNCH_FAILURE, "an address from a scalar register that nothing wrote");
-            return false;
-        }
+        if (!undefined_check_scalar(wave, in, &in->operand[i], "an address")) return false;
     return true;
 }
 
 static void execute_load(Wave *wave, const Instruction *in) {
-    if (!operands_defined(wave, in)) return;
+    if (!address_is_defined(wave, in)) return;
     load(wave, in, (wave_pair(wave, in->operand[1].index) + load_offset(wave, in)) & ~3ull, in->operation->argument);
 }
 
 /* Reads beyond the descriptor's size give 0. */
 static void execute_buffer_load(Wave *wave, const Instruction *in) {
-    if (!operands_defined(wave, in)) return;
+    if (!address_is_defined(wave, in)) return;
     const uint32_t *descriptor = &wave->scalar[in->operand[1].index];
     uint64_t base = descriptor[0] | (uint64_t)(descriptor[1] & 0xffff) << 32, offset = load_offset(wave, in) & ~3ull;
     int dwords = in->operation->argument, to = in->operand[0].index;
@@ -53,7 +49,7 @@ static void execute_buffer_load(Wave *wave, const Instruction *in) {
         return;
     }
     memset(&wave->scalar[to], 0, 4u * (unsigned)dwords);
-    scalar_set_defined(wave, to, dwords, true);
+    undefined_clear_scalars(wave, to, dwords);
 }
 
 static const Operation rows[] = {

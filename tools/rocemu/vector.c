@@ -8,6 +8,7 @@
 #endif
 
 #include "lanes.h"
+#include "undefined.h"
 
 /* -- Float mode ---------------------------------------------------------------------------------------------------- */
 
@@ -69,20 +70,17 @@ static int dpp_source(const Instruction *in, int lane) {
     return lane;
 }
 
-/* Permutes source 0; returns the lanes that take part, and which of them got a defined value. */
-static uint64_t dpp_permute(const Wave *wave, const Instruction *in, uint32_t *to, uint64_t *defined) {
-    uint64_t exec = wave_exec(wave), active = 0, sources = 0;
-    int index = in->source[0].index, registers = in->source[0].registers;
+/* `from` and `to` have the registers of source 0, one after the other. */
+uint64_t vector_permute(const Instruction *in, const uint32_t *from, uint64_t exec, uint32_t *to) {
+    uint64_t active = 0;
     for (int lane = 0; lane < LANES; lane++) {
         if (!(in->row_mask >> (lane / 16) & 1) || !(in->bank_mask >> (lane / 4 % 4) & 1)) continue;
-        int from = dpp_source(in, lane);
-        bool valid = from >= 0 && (exec >> from & 1);
+        int source = dpp_source(in, lane);
+        bool valid = source >= 0 && (exec >> source & 1);
         if (!valid && !in->bound_control) continue;
         active |= 1ull << lane;
-        if (!valid || (*defined >> from & 1)) sources |= 1ull << lane;
-        for (int r = 0; r < registers; r++) to[r * LANES + lane] = valid ? wave->vector[index + r][from] : 0;
+        for (int r = 0; r < in->source[0].registers; r++) to[r * LANES + lane] = valid ? from[r * LANES + source] : 0;
     }
-    *defined = sources;
     return active & exec;
 }
 
@@ -94,10 +92,10 @@ static uint32_t select_part(uint32_t x, Selection selection, bool sign) {
     return byte ? (uint32_t)(int8_t)part : (uint32_t)(int16_t)part;
 }
 
-/* Packed operands: both halves are chosen and negated independently. */
-static void pack_halves(const Instruction *in, int i, const uint32_t *from, uint32_t *to) {
+/* Packed operands: both halves are chosen, and values negated, independently. */
+static void pack_halves(const Instruction *in, int i, const uint32_t *from, uint32_t *to, bool values) {
     bool low_from_high = in->op_sel >> i & 1, high_from_high = in->op_sel_hi >> i & 1;
-    uint32_t flip_low = in->negate_low >> i & 1, flip_high = in->negate_high >> i & 1;
+    uint32_t flip_low = values ? in->negate_low >> i & 1 : 0, flip_high = values ? in->negate_high >> i & 1 : 0;
     for (int lane = 0; lane < LANES; lane++) {
         if (in->source[i].type == TYPE_PACKED32) {
             uint32_t low = from[lane], high = from[LANES + lane];
@@ -110,18 +108,42 @@ static void pack_halves(const Instruction *in, int i, const uint32_t *from, uint
     }
 }
 
-static void apply_sign(const Operand *operand, const uint32_t *from, uint32_t *to) {
+static void apply_sign(const Operand *operand, const uint32_t *from, uint32_t *to, bool values) {
     bool wide = operand->type == TYPE_F64 || operand->type == TYPE_B64;
     uint32_t sign = operand->type == TYPE_F16 || operand->type == TYPE_B16 ? 0x8000u : 0x80000000u, clear = operand->absolute ? ~sign : ~0u,
-             flip = operand->negate ? sign : 0;
-    if (wide) memcpy(to, from, LANES * sizeof *to);
+             flip = operand->negate && values ? sign : 0;
+    if (wide && from != to) memcpy(to, from, LANES * sizeof *to);
     const uint32_t *source = wide ? from + LANES : from;
     uint32_t *target = wide ? to + LANES : to;
     for (int lane = 0; lane < LANES; lane++) target[lane] = (source[lane] & clear) ^ flip;
 }
 
-/* Source i as lanes, in the register itself or in `temporary`. */
-static const uint32_t *fetch(const Wave *wave, const Instruction *in, int i, uint32_t *temporary) {
+const uint32_t *vector_modify_source(const Instruction *in, int i, const uint32_t *from, uint32_t *to, bool values) {
+    const Operand *operand = &in->source[i];
+    if (in->plain) return from;
+    if (operand->type == TYPE_PACKED16 || operand->type == TYPE_PACKED32) {
+        uint32_t copy[2 * LANES];
+        memcpy(copy, from, (operand->type == TYPE_PACKED32 ? 2 : 1) * LANES * sizeof *copy);
+        pack_halves(in, i, copy, to, values);
+        return to;
+    }
+    if (in->sdwa && operand->selection != SELECT_DWORD) {
+        for (int lane = 0; lane < LANES; lane++) to[lane] = select_part(from[lane], operand->selection, operand->extend_sign);
+        from = to;
+    }
+    if ((operand->type == TYPE_F16 || operand->type == TYPE_B16) && (in->op_sel >> i & 1)) {
+        for (int lane = 0; lane < LANES; lane++) to[lane] = from[lane] >> 16;
+        from = to;
+    }
+    if (operand->negate || operand->absolute) {
+        apply_sign(operand, from, to, values);
+        from = to;
+    }
+    return from;
+}
+
+/* Source i as lanes, in the register itself or in `temporary`. DPP takes lanes out of `active`. */
+static const uint32_t *fetch(const Wave *wave, const Instruction *in, int i, uint32_t *temporary, uint64_t *active) {
     const Operand *operand = &in->source[i];
     const uint32_t *from = temporary;
     if (operand->kind == OPERAND_VECTOR) {
@@ -131,26 +153,11 @@ static const uint32_t *fetch(const Wave *wave, const Instruction *in, int i, uin
         fill(temporary, (uint32_t)value);
         if (operand->registers == 2) fill(temporary + LANES, (uint32_t)(value >> 32));
     }
-    if (in->plain) return from;
-    if (operand->type == TYPE_PACKED16 || operand->type == TYPE_PACKED32) {
-        uint32_t copy[2 * LANES];
-        memcpy(copy, from, (operand->type == TYPE_PACKED32 ? 2 : 1) * LANES * sizeof *copy);
-        pack_halves(in, i, copy, temporary);
-        return temporary;
-    }
-    if (in->sdwa && operand->selection != SELECT_DWORD) {
-        for (int lane = 0; lane < LANES; lane++) temporary[lane] = select_part(from[lane], operand->selection, operand->extend_sign);
+    if (i == 0 && in->dpp) {
+        *active = vector_permute(in, from, wave_exec(wave), temporary);
         from = temporary;
     }
-    if ((operand->type == TYPE_F16 || operand->type == TYPE_B16) && (in->op_sel >> i & 1)) {
-        for (int lane = 0; lane < LANES; lane++) temporary[lane] = from[lane] >> 16;
-        from = temporary;
-    }
-    if (operand->negate || operand->absolute) {
-        apply_sign(operand, from, temporary);
-        from = temporary;
-    }
-    return from;
+    return vector_modify_source(in, i, from, temporary, true);
 }
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
@@ -184,8 +191,7 @@ static void modify_result(const Instruction *in, uint32_t *d) {
         }
 }
 
-/* Puts a 16-bit or SDWA result into its part of the old register. */
-static void place_result(const Instruction *in, const uint32_t *old, uint32_t *d) {
+void vector_place_result(const Instruction *in, const uint32_t *old, uint32_t *d) {
     if (in->sdwa && in->destination_selection != SELECT_DWORD) {
         bool byte = in->destination_selection <= SELECT_BYTE_3;
         int shift = byte ? 8 * (in->destination_selection - SELECT_BYTE_0) : 16 * (in->destination_selection - SELECT_WORD_0);
@@ -209,84 +215,23 @@ CORE merge(VectorCall *call) {
     FOR_LANES d[lane] = (from[lane] & expanded[lane]) | (d[lane] & ~expanded[lane]);
 }
 
-static uint64_t source_defined(const Wave *wave, const Operand *operand) {
-    if (operand->kind != OPERAND_VECTOR) return operand_scalar_defined(wave, operand) ? ~0ull : 0;
-    uint64_t defined = wave->defined[operand->index];
-    for (int r = 1; r < operand->registers; r++) defined &= wave->defined[operand->index + r];
-    return defined;
+/* Lanes that an undefined bit of a source, or of the old value of the destination, is in. */
+static uint64_t undefined_sources(const Wave *wave, const Instruction *in) {
+    uint64_t lanes = in->uses_old_value ? undefined_lanes(wave, in->destination.index, in->destination.registers) : 0;
+    for (int i = 0; i < in->sources; i++) lanes |= undefined_source_lanes(wave, &in->source[i]);
+    if (in->mask_source.kind == OPERAND_SCALAR) lanes |= undefined_operand(wave, &in->mask_source);
+    if (in->operation->flags & OPERATION_USES_VCC) lanes |= undefined_pair(wave, VCC);
+    return lanes;
 }
 
-static uint64_t part_defined(const Wave *wave, const Operand *operand, int which) {
-    if (operand->kind == OPERAND_VECTOR) return wave->defined[operand->index + which];
-    return operand->kind == OPERAND_SCALAR && !scalar_is_defined(wave, operand->index + which, 1) ? 0 : ~0ull;
-}
-
-/* Packed 32-bit halves are defined one by one: which register of each source makes which half of the result.
- * v_mov_b64 copies both. */
-static uint64_t half_defined(const Wave *wave, const Instruction *in, int half) {
-    bool moves = in->operation->flags & OPERATION_MOVES;
-    uint64_t defined = ~0ull;
-    for (int i = 0; i < in->sources; i++) {
-        if (moves && in->sources == 2 && i != half) continue;
-        int which = moves ? (in->sources == 2 ? in->op_sel >> i & 1 : half) : (half ? in->op_sel_hi : in->op_sel) >> i & 1;
-        defined &= part_defined(wave, &in->source[i], which);
-    }
-    return defined;
-}
-
-/* Of a pair that is not wholly defined, the half that is: programs compute with pairs whose upper half nobody needs. */
-static void refine_halves(const Wave *wave, const Instruction *in, uint64_t halves[2]) {
-    uint32_t flags = in->operation->flags;
-    if (in->destination.type == TYPE_PACKED32 || flags & OPERATION_MOVES) {
-        for (int half = 0; half < 2; half++) halves[half] = half_defined(wave, in, half);
-    } else if (flags & OPERATION_CARRIES_UP) {
-        /* The lower half comes of lower halves alone; after a shift by 32 or more, the upper one too. */
-        const Operand *shift = &in->source[0];
-        bool moves_up = flags & OPERATION_SHIFTS && shift->kind == OPERAND_CONSTANT && shift->value >= 32;
-        halves[0] = ~0ull;
-        for (int i = 0; i < in->sources; i++) halves[0] &= part_defined(wave, &in->source[i], 0);
-        if (moves_up) halves[1] = halves[0];
-    } else if (flags & OPERATION_SHIFTS && in->source[0].kind == OPERAND_CONSTANT) {
-        uint64_t upper = part_defined(wave, &in->source[1], 1);
-        if (in->source[0].value >= 32) halves[0] = upper;
-        halves[1] = upper;
-    }
-}
-
-static uint64_t sources_defined(const Wave *wave, const Instruction *in, uint64_t first, uint64_t mask) {
-    uint64_t defined[3] = {first, ~0ull, ~0ull};
-    for (int i = 1; i < in->sources; i++) defined[i] = source_defined(wave, &in->source[i]);
-    if (in->operation->flags & OPERATION_SELECTS) return (defined[0] & ~mask) | (defined[1] & mask);
-    if (in->operation->flags & OPERATION_PACKS) return defined[0] | defined[1];
-    return defined[0] & defined[1] & defined[2];
-}
-
-/* The result of `in` is undefined in `lanes`: finds where that began. */
-static uint32_t undefined_origin(const Wave *wave, const Instruction *in, uint64_t lanes) {
-    for (int i = 0; i < in->sources; i++) {
-        const Operand *operand = &in->source[i];
-        for (int r = 0; operand->kind == OPERAND_VECTOR && r < operand->registers; r++)
-            if (lanes & ~wave->defined[operand->index + r] && wave->origin[operand->index + r]) return wave->origin[operand->index + r];
-    }
-    return (uint32_t)(in - wave->program) + 1;
-}
-
-/* Remembers which active lanes of the results hold values, and where an undefined one began. */
-static void mark_results(Wave *wave, const Instruction *in, uint64_t active, const uint64_t defined[2]) {
-    int index = in->destination.index, registers = in->destination.registers;
-    uint64_t undefined = active & ~(defined[0] & defined[1]);
-    if (undefined) {
-        uint32_t origin = undefined_origin(wave, in, undefined);
-        for (int r = 0; r < registers; r++) wave->origin[index + r] = origin;
-    }
-    for (int r = 0; r < registers; r++) wave->defined[index + r] = (wave->defined[index + r] & ~active) | (defined[r & 1] & active);
+static void mark_defined(Wave *wave, const Instruction *in, uint64_t active) {
+    if (in->destination.kind == OPERAND_VECTOR)
+        for (int r = 0; r < in->destination.registers; r++) wave->defined[in->destination.index + r] |= active;
+    if (in->mask_destination.kind == OPERAND_SCALAR) undefined_clear_pair(wave, in->mask_destination.index);
 }
 
 static void write_masks(Wave *wave, const Instruction *in, const VectorCall *call) {
-    if (in->mask_destination.kind == OPERAND_SCALAR) {
-        wave_set_pair(wave, in->mask_destination.index, call->result & call->exec);
-        scalar_set_defined(wave, in->mask_destination.index, 2, true);
-    }
+    if (in->mask_destination.kind == OPERAND_SCALAR) wave_set_pair(wave, in->mask_destination.index, call->result & call->exec);
     if (in->operation->flags & OPERATION_WRITES_EXEC) wave_set_pair(wave, EXEC, call->result & call->exec);
 }
 
@@ -308,40 +253,27 @@ void vector_execute(Wave *wave, const Instruction *in) {
     _Alignas(64) uint32_t temporary[3][2 * LANES], result[2 * LANES];
     uint64_t exec = wave_exec(wave), active = exec;
     VectorCall call = {.exec = exec};
-    uint64_t first = in->sources ? source_defined(wave, &in->source[0]) : ~0ull;
     if (in->mask_source.kind != OPERAND_NONE) call.mask = operand_scalar(wave, &in->mask_source);
     else if (in->operation->flags & OPERATION_USES_VCC) call.mask = wave_pair(wave, VCC);
     else call.mask = in->truth_table;
-    for (int i = 0; i < in->sources; i++) {
-        if (i == 0 && in->dpp) {
-            active = dpp_permute(wave, in, temporary[0], &first);
-            call.s[0] = temporary[0];
-            if (in->source[0].negate || in->source[0].absolute) apply_sign(&in->source[0], temporary[0], temporary[0]);
-        } else {
-            call.s[i] = fetch(wave, in, i, temporary[i]);
-        }
-    }
+    for (int i = 0; i < in->sources; i++) call.s[i] = fetch(wave, in, i, temporary[i], &active);
+    if (in->operation->flags & OPERATION_ACCUMULATES) call.s[in->sources] = wave->vector[in->destination.index];
+    if (undefined_sources(wave, in) & exec) undefined_vector(wave, in, &call, active);
+    else mark_defined(wave, in, active);
     if (in->destination.kind != OPERAND_VECTOR) {
         run_core(wave, in, &call, NULL);
         write_masks(wave, in, &call);
         return;
     }
     int index = in->destination.index, registers = in->destination.registers;
-    if (in->operation->flags & OPERATION_ACCUMULATES) {
-        call.s[in->sources] = wave->vector[index];
-        for (int r = 0; r < registers; r++) first &= wave->defined[index + r];
-    }
-    uint64_t defined = sources_defined(wave, in, first, call.mask), halves[2] = {defined, defined};
-    if (registers == 2 && ~defined) refine_halves(wave, in, halves);
     if (in->plain && active == ~0ull && !(in->operation->flags & OPERATION_KEEPS_HIGH)) {
         call.d = wave->vector[index];
         run_core(wave, in, &call, NULL);
     } else {
         call.d = result;
         run_core(wave, in, &call, result);
-        place_result(in, wave->vector[index], result);
+        vector_place_result(in, wave->vector[index], result);
         for (int r = 0; r < registers; r++) merge(&(VectorCall){.d = wave->vector[index + r], .s = {result + r * LANES}, .mask = active});
     }
-    mark_results(wave, in, active, halves);
     write_masks(wave, in, &call);
 }

@@ -70,14 +70,33 @@ CLASS(f16, pa[lane] & 0xffff, 5, 10)
 #define FORMAT_u32 "m:ii"
 #define FORMAT_i64 "m:II"
 #define FORMAT_u64 "m:II"
+/* How undefined bits decide. */
+#define ORDER_i16 UNDEFINED_MONOTONE_SIGNED
+#define ORDER_i32 UNDEFINED_MONOTONE_SIGNED
+#define ORDER_i64 UNDEFINED_MONOTONE_SIGNED
+#define ORDER_u16 UNDEFINED_MONOTONE
+#define ORDER_u32 UNDEFINED_MONOTONE
+#define ORDER_u64 UNDEFINED_MONOTONE
+#define RULE_f(type) ORDER_##type
+#define RULE_lt(type) ORDER_##type
+#define RULE_eq(type) UNDEFINED_EQUAL
+#define RULE_le(type) ORDER_##type
+#define RULE_gt(type) ORDER_##type
+#define RULE_ne(type) UNDEFINED_EQUAL
+#define RULE_ge(type) ORDER_##type
+#define RULE_t(type) ORDER_##type
 static const Operation rows[] = {
-#define X(name, type, condition)                                                                        \
-    {"v_cmp_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, 0, 0, 0},     \
-        {"v_cmpx_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, OPERATION_WRITES_EXEC, 0, 0},
-    FLOAT_COMPARISONS(X, f32) FLOAT_COMPARISONS(X, f64) FLOAT_COMPARISONS(X, f16) INTEGER_COMPARISONS(X, i16) INTEGER_COMPARISONS(X, u16)
-        INTEGER_COMPARISONS(X, i32) INTEGER_COMPARISONS(X, u32) INTEGER_COMPARISONS(X, i64) INTEGER_COMPARISONS(X, u64)
+#define ROWS(name, type, rule)                                                                            \
+    {"v_cmp_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, 0, 0, 0, rule}, \
+        {"v_cmpx_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, OPERATION_WRITES_EXEC, 0, 0, rule},
+#define X(name, type, condition) ROWS(name, type, UNDEFINED_WHOLE)
+    FLOAT_COMPARISONS(X, f32) FLOAT_COMPARISONS(X, f64) FLOAT_COMPARISONS(X, f16)
 #undef X
-            {"v_cmp_class_f32", "m:fi", vector_execute, core_class_f32, NULL, 0, 0, 0},
+#define X(name, type, condition) ROWS(name, type, RULE_##name(type))
+        INTEGER_COMPARISONS(X, i16) INTEGER_COMPARISONS(X, u16) INTEGER_COMPARISONS(X, i32) INTEGER_COMPARISONS(X, u32)
+            INTEGER_COMPARISONS(X, i64) INTEGER_COMPARISONS(X, u64)
+#undef X
+                {"v_cmp_class_f32", "m:fi", vector_execute, core_class_f32, NULL, 0, 0, 0},
     {"v_cmp_class_f64", "m:Fi", vector_execute, core_class_f64, NULL, 0, 0, 0},
     {"v_cmp_class_f16", "m:hi", vector_execute, core_class_f16, NULL, 0, 0, 0},
     {"v_cmpx_class_f32", "m:fi", vector_execute, core_class_f32, NULL, OPERATION_WRITES_EXEC, 0, 0},

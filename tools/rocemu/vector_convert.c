@@ -1,5 +1,6 @@
 /* Vector conversions between fp64, fp32, fp16, integers, normalised integers and fp8. Conversions to integers truncate and saturate; NaN gives 0. */
 #include "fp8.h"
+#include "undefined.h"
 
 LANE_INLINE int32_t to_signed(double x) { return x != x ? 0 : x <= -2147483648.0 ? INT32_MIN : x >= 2147483647.0 ? INT32_MAX : (int32_t)x; }
 LANE_INLINE uint32_t to_unsigned(double x) { return x != x || x <= 0 ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)(int64_t)x; }
@@ -58,15 +59,30 @@ FROM_FP8(ocp, FP8_OCP, BF8_OCP)
 PAIRS(X)
 #undef X
 
+static uint64_t source_lanes(const Wave *wave, const Instruction *in) {
+    uint64_t lanes = 0;
+    for (int i = 0; i < 2; i++) lanes |= undefined_source_lanes(wave, &in->source[i]);
+    return lanes;
+}
+
+/* Of the result of execute_pack_fp8, a source makes a byte. */
+static void mark_packed(Wave *wave, const Instruction *in, uint64_t exec, int shift) {
+    uint32_t bits[LANES], origin = undefined_origin(wave, in, exec);
+    undefined_get_lanes(wave, in->destination.index, bits);
+    for (int lane = 0; lane < LANES; lane++) bits[lane] &= ~(0xffffu << shift);
+    for (int i = 0; i < 2; i++)
+        for (uint64_t left = undefined_source_lanes(wave, &in->source[i]); left; left &= left - 1)
+            bits[__builtin_ctzll(left)] |= 0xffu << (shift + 8 * i);
+    undefined_set_lanes(wave, in->destination.index, exec, bits, origin);
+}
+
 /* Two fp32 to two fp8 bytes, in the half of the destination that op_sel names; the other half stays. */
 static void execute_pack_fp8(Wave *wave, const Instruction *in) {
     uint64_t exec = wave_exec(wave);
     uint32_t *d = wave->vector[in->destination.index];
     Fp8Type type = (Fp8Type)in->operation->argument;
     int shift = in->op_sel & 8 ? 16 : 0;
-    uint64_t defined = exec;
-    for (int i = 0; i < 2; i++)
-        if (in->source[i].kind == OPERAND_VECTOR) defined &= wave->defined[in->source[i].index];
+    if ((undefined_lanes(wave, in->destination.index, 1) | source_lanes(wave, in)) & exec) mark_packed(wave, in, exec, shift);
     for (int lane = 0; lane < LANES; lane++) {
         if (!(exec >> lane & 1)) continue;
         uint32_t pair = 0;
@@ -79,18 +95,16 @@ static void execute_pack_fp8(Wave *wave, const Instruction *in) {
         }
         d[lane] = (d[lane] & ~(0xffffu << shift)) | pair << shift;
     }
-    /* Programs build a register from an undefined one in two steps, so the other half is taken as defined. */
-    wave->defined[in->destination.index] = (wave->defined[in->destination.index] & ~exec) | defined;
 }
 
 static const Operation rows[] = {
 #define X(name, format, D, R, A, SA, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0},
     CONVERSIONS(X)
 #undef X
-#define X(name, format, A, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0},
+#define X(name, format, A, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0, UNDEFINED_PACKS},
         PAIRS(X)
 #undef X
-            {"v_cvt_pk_bf16_f32", "d:ff", vector_execute, core_v_cvt_pk_bf16_f32, NULL, OPERATION_PACKS, 0, 0},
+            {"v_cvt_pk_bf16_f32", "d:ff", vector_execute, core_v_cvt_pk_bf16_f32, NULL, 0, 0, 0, UNDEFINED_PACKS},
 #define FP8_FORM(suffix, form, fp8, bf8)                                                        \
     {"v_cvt_f32_fp8" suffix, "f:i", vector_execute, core_from_fp8_##form, NULL, 0, 0, 0},       \
     {"v_cvt_f32_bf8" suffix, "f:i", vector_execute, core_from_bf8_##form, NULL, 0, 0, 0},       \

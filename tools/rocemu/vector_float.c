@@ -282,7 +282,7 @@ static const Operation rows[] = {
                                     {"v_fmac_f64", "F:FF", vector_execute, core_v_fmac_f64, NULL, OPERATION_FLOAT64 | OPERATION_ACCUMULATES,
                                         0, 0},
     {"v_pk_fma_f32", "P:PPP", vector_execute, core_v_pk_fma_f32, NULL, OPERATION_FLOAT32, 0, 0},
-    {"v_pk_mov_b32", "P:PP", vector_execute, core_v_pk_mov_b32, NULL, OPERATION_MOVES, 0, 0},
+    {"v_pk_mov_b32", "P:PP", vector_execute, core_v_pk_mov_b32, NULL, 0, 0, 0, UNDEFINED_BITS},
     {"v_ldexp_f32", "f:fi", vector_execute, core_v_ldexp_f32, NULL, OPERATION_FLOAT32, 0, 0},
     {"v_ldexp_f64", "F:Fi", vector_execute, core_v_ldexp_f64, NULL, OPERATION_FLOAT64, 0, 0},
     {"v_frexp_exp_i32_f32", "d:f", vector_execute, core_v_frexp_exp_i32_f32, NULL, OPERATION_FLOAT32, 0, 0},

@@ -1,6 +1,7 @@
 /* Vector arithmetic in fp16: single, packed and mixed with fp32, and dot products of pairs. Sums and products are
  * made in fp32, whose rounding to fp16 afterwards cannot differ from one rounding; fused ones in fp64. */
 #include "lanes.h"
+#include "undefined.h"
 
 LANE_INLINE uint16_t narrow(float x) { return half_bits((_Float16)x); }
 LANE_INLINE uint16_t fused(uint16_t a, uint16_t b, uint16_t c) {
@@ -80,10 +81,36 @@ static float mixed_source(const Wave *wave, const Instruction *in, int i, int la
     return operand->negate ? -x : x;
 }
 
+/* The bits of source i that v_fma_mix reads. */
+static uint32_t mixed_bits(const Instruction *in, int i) {
+    if (!(in->op_sel_hi >> i & 1)) return ~0u;
+    return in->op_sel >> i & 1 ? 0xffff0000u : 0xffff;
+}
+
+static void mark_mixed(Wave *wave, const Instruction *in, uint64_t exec) {
+    static const uint32_t written[] = {~0u, 0xffff, 0xffff0000u}; /* by argument */
+    int to = in->destination.index, argument = in->operation->argument;
+    uint64_t open = argument ? undefined_lanes(wave, to, 1) : 0;
+    for (int i = 0; i < 3; i++) open |= undefined_source_lanes(wave, &in->source[i]);
+    wave->defined[to] |= exec & ~open;
+    uint32_t origin = exec & open ? undefined_origin(wave, in, exec) : 0;
+    for (uint64_t left = exec & open; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        uint32_t read = 0;
+        for (int i = 0; i < 3; i++) {
+            const Operand *operand = &in->source[i];
+            uint32_t bits =
+                operand->kind == OPERAND_VECTOR ? undefined_bits(wave, operand->index, lane) : (uint32_t)undefined_operand(wave, operand);
+            read |= bits & mixed_bits(in, i);
+        }
+        uint32_t kept = undefined_bits(wave, to, lane) & ~written[argument];
+        undefined_set(wave, to, lane, kept | (read ? written[argument] : 0), origin);
+    }
+}
+
 static void execute_mix(Wave *wave, const Instruction *in) {
-    uint64_t exec = wave_exec(wave), defined = exec;
-    for (int i = 0; i < 3; i++)
-        if (in->source[i].kind == OPERAND_VECTOR) defined &= wave->defined[in->source[i].index];
+    uint64_t exec = wave_exec(wave);
+    mark_mixed(wave, in, exec);
     uint32_t *d = wave->vector[in->destination.index];
     for (int lane = 0; lane < LANES; lane++) {
         if (!(exec >> lane & 1)) continue;
@@ -95,9 +122,6 @@ static void execute_mix(Wave *wave, const Instruction *in) {
         case 2: d[lane] = (d[lane] & 0xffff) | (uint32_t)narrow(x) << 16; break;
         }
     }
-    uint64_t *mask = &wave->defined[in->destination.index];
-    if (in->operation->argument == 0) *mask = (*mask & ~exec) | defined;
-    else *mask = (*mask & ~exec) | (defined & (in->operation->argument == 1 ? ~0ull : *mask));
 }
 
 static const Operation rows[] = {

@@ -1,6 +1,7 @@
 /* Vector instructions that move values between lanes and scalar registers. */
 #include "hip.h"
 #include "lanes.h"
+#include "undefined.h"
 
 static int first_lane(uint64_t exec) { return exec ? __builtin_ctzll(exec) : 0; }
 
@@ -9,42 +10,38 @@ static void read_lane(Wave *wave, const Instruction *in, int lane) {
     int to = in->operand[0].index;
     bool vector = from->kind == OPERAND_VECTOR;
     wave->scalar[to] = vector ? wave->vector[from->index][lane] : (uint32_t)operand_scalar(wave, from);
-    scalar_set_defined(wave, to, 1, vector ? wave->defined[from->index] >> lane & 1 : operand_scalar_defined(wave, from));
+    uint64_t undefined = vector ? undefined_bits(wave, from->index, lane) : undefined_operand(wave, from);
+    if (undefined) undefined_set_scalars(wave, in, to, 1, undefined, undefined_origin(wave, in, 1ull << lane));
+    else undefined_clear_scalars(wave, to, 1);
 }
 
 static void execute_readfirstlane(Wave *wave, const Instruction *in) { read_lane(wave, in, first_lane(wave_exec(wave))); }
 static void execute_readlane(Wave *wave, const Instruction *in) {
+    if (!undefined_check_scalar(wave, in, &in->operand[2], "a lane number")) return;
     read_lane(wave, in, (int)(operand_scalar(wave, &in->operand[2]) & (LANES - 1)));
 }
 
 static void execute_writelane(Wave *wave, const Instruction *in) {
+    if (!undefined_check_scalar(wave, in, &in->operand[2], "a lane number")) return;
     int lane = (int)(operand_scalar(wave, &in->operand[2]) & (LANES - 1)), to = in->operand[0].index;
     wave->vector[to][lane] = (uint32_t)operand_scalar(wave, &in->operand[1]);
-    wave->defined[to] |= 1ull << lane;
+    undefined_set(wave, to, lane, (uint32_t)undefined_operand(wave, &in->operand[1]), undefined_origin(wave, in, 0));
+}
+
+static void exchange(Wave *wave, const Instruction *in, int a, int lane_a, int b, int lane_b) {
+    uint32_t x = wave->vector[a][lane_a], undefined_a = undefined_bits(wave, a, lane_a), undefined_b = undefined_bits(wave, b, lane_b),
+             origin = undefined_a | undefined_b ? undefined_origin(wave, in, 1ull << lane_a | 1ull << lane_b) : 0;
+    wave->vector[a][lane_a] = wave->vector[b][lane_b];
+    wave->vector[b][lane_b] = x;
+    undefined_set(wave, a, lane_a, undefined_b, origin);
+    undefined_set(wave, b, lane_b, undefined_a, origin);
 }
 
 static void execute_swap(Wave *wave, const Instruction *in) {
-    uint64_t exec = wave_exec(wave);
-    uint32_t *a = wave->vector[in->operand[0].index], *b = wave->vector[in->operand[1].index];
-    for (int lane = 0; lane < LANES; lane++) {
-        if (!(exec >> lane & 1)) continue;
-        uint32_t x = a[lane];
-        a[lane] = b[lane];
-        b[lane] = x;
+    for (uint64_t left = wave_exec(wave); left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        exchange(wave, in, in->operand[0].index, lane, in->operand[1].index, lane);
     }
-    uint64_t *first = &wave->defined[in->operand[0].index], *second = &wave->defined[in->operand[1].index],
-             difference = (*first ^ *second) & exec;
-    *first ^= difference;
-    *second ^= difference;
-}
-
-static void exchange(Wave *wave, int a, int lane_a, int b, int lane_b) {
-    uint32_t x = wave->vector[a][lane_a];
-    uint64_t defined_a = wave->defined[a] >> lane_a & 1, defined_b = wave->defined[b] >> lane_b & 1;
-    wave->vector[a][lane_a] = wave->vector[b][lane_b];
-    wave->vector[b][lane_b] = x;
-    wave->defined[a] = (wave->defined[a] & ~(1ull << lane_a)) | defined_b << lane_a;
-    wave->defined[b] = (wave->defined[b] & ~(1ull << lane_b)) | defined_a << lane_b;
 }
 
 /* Of rows of `argument` lanes, exchanges the odd ones of the first register with the even ones of the second. */
@@ -55,7 +52,7 @@ static void execute_swap_rows(Wave *wave, const Instruction *in) {
         return;
     }
     for (int lane = 0; lane < LANES; lane++)
-        if (lane / row % 2) exchange(wave, in->operand[0].index, lane, in->operand[1].index, lane - row);
+        if (lane / row % 2) exchange(wave, in, in->operand[0].index, lane, in->operand[1].index, lane - row);
 }
 
 static void execute_nop(Wave *wave, const Instruction *in) { (void)wave, (void)in; }
