@@ -122,7 +122,9 @@ static inline int launch(void *module, const char *name, Shape s, void **argumen
 }
 static inline Shape line(unsigned blocks, unsigned threads) { return (Shape){blocks, 1, 1, threads, 1, 1, 0}; }
 
-static inline bool on_gfx950(void) { return getenv("ROCEMU_GPU") && !strcmp(getenv("ROCEMU_GPU"), "gfx950"); }
+static inline bool on_gpu(const char *name) { return getenv("ROCEMU_GPU") && !strcmp(getenv("ROCEMU_GPU"), name); }
+static inline bool on_gfx950(void) { return on_gpu("gfx950"); }
+static inline bool on_gfx90a(void) { return on_gpu("gfx90a"); }
 static inline bool emulator_is_given(void) { return getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS"); }
 
 static inline void skip_test(void **state) {

@@ -77,6 +77,14 @@ bool check_global(Wave *wave, const Instruction *in, int lane, uint64_t address,
     return false;
 }
 
+uint8_t *check_scratch(Wave *wave, const Instruction *in, int lane, uint32_t offset, unsigned bytes) {
+    if (offset <= wave->scratch_bytes && bytes <= wave->scratch_bytes - offset)
+        return wave->scratch + (size_t)lane * wave->scratch_bytes + offset;
+    check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds scratch access of %u bytes at %u; a lane has %u", bytes,
+        offset, wave->scratch_bytes);
+    return NULL;
+}
+
 /* -- LDS ----------------------------------------------------------------------------------------------------------- */
 
 /* A tag is an epoch and a wavefront; 0 is never. Reads by several wavefronts of one epoch, and atomics, have names

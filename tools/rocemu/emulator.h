@@ -184,8 +184,9 @@ typedef struct Architecture {
     unsigned machine; /* e_flags of code objects (EF_AMDGPU_MACH) */
     int minor;        /* of the compute capability */
     int compute_units;
-    uint32_t lds_bytes; /* of a compute unit, and the most that a workgroup has: LDS_BYTES or less */
-    bool ocp_fp8;       /* instructions on fp8 have OCP's formats, not FNUZ */
+    uint32_t lds_bytes;  /* of a compute unit, and the most that a workgroup has: LDS_BYTES or less */
+    bool ocp_fp8;        /* instructions on fp8 have OCP's formats, not FNUZ */
+    bool buffer_scratch; /* kernels reach scratch by a buffer descriptor and set FLAT_SCRATCH themselves; else it is there as they begin */
 } Architecture;
 /* The first, gfx942, where there is none of that name. */
 const Architecture *architecture_named(const char *name);
@@ -376,6 +377,12 @@ WaitKind wait_kind(const Instruction *instruction);
 uint8_t wait_limit(const char *text, const char *counter);
 /* How many of the operands, the first ones, are results. */
 int instruction_results(const Instruction *instruction);
+
+/* One lane's scratch of a wavefront, or NULL after reporting an access beyond it. */
+uint8_t *check_scratch(Wave *wave, const Instruction *instruction, int lane, uint32_t offset, unsigned bytes);
+
+/* The upper words of the descriptor of scratch: swizzled, with the lane's number in the address. */
+enum { SCRATCH_SWIZZLED = (int)(1u << 31), SCRATCH_ADDS_LANE = 1 << 23 };
 
 typedef enum LocalAccess { LOCAL_READ, LOCAL_WRITE, LOCAL_ATOMIC } LocalAccess;
 /* Checks one lane's access to LDS and remembers it. */

@@ -27,14 +27,8 @@ static bool global_addresses(
 static void *resolve(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, LocalAccess access) {
     Space space = access_space(in);
     uint32_t aperture = (uint32_t)(address >> 32);
-    if (space == SPACE_SCRATCH || (space == SPACE_FLAT && aperture == PRIVATE_APERTURE)) {
-        uint32_t offset = (uint32_t)address;
-        if (offset <= wave->scratch_bytes && bytes <= wave->scratch_bytes - offset)
-            return wave->scratch + (size_t)lane * wave->scratch_bytes + offset;
-        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds scratch access of %u bytes at %u; a lane has %u", bytes,
-            offset, wave->scratch_bytes);
-        return NULL;
-    }
+    if (space == SPACE_SCRATCH || (space == SPACE_FLAT && aperture == PRIVATE_APERTURE))
+        return check_scratch(wave, in, lane, (uint32_t)address, bytes);
     if (space == SPACE_FLAT && aperture == SHARED_APERTURE)
         return check_local(wave, in, lane, (uint32_t)address, bytes, access) ? wave->group->lds + (uint32_t)address : NULL;
     return check_global(wave, in, lane, address, bytes, access != LOCAL_READ) ? (void *)address : NULL;

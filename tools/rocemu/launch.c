@@ -67,7 +67,11 @@ static void set_scalars(Wave *wave) {
     const Launch *launch = group->launch;
     const Kernel *kernel = launch->kernel;
     int at = 0, properties = kernel->properties;
-    if (properties & PRIVATE_BUFFER) at = put_pair(wave, put_pair(wave, at, 0), 0);
+    bool buffer_scratch = kernel->program->architecture->buffer_scratch;
+    if (properties & PRIVATE_BUFFER) {
+        at = put(wave, put(wave, at, 0), (uint32_t)SCRATCH_SWIZZLED);
+        at = put(wave, put(wave, at, ~0u), SCRATCH_ADDS_LANE);
+    }
     if (properties & DISPATCH_PTR) at = put_pair(wave, at, (uint64_t)launch->packet);
     if (properties & QUEUE_PTR) at = put_pair(wave, at, 0);
     if (properties & KERNARG_PTR) at = put_pair(wave, at, (uint64_t)launch->kernarg);
@@ -85,8 +89,9 @@ static void set_scalars(Wave *wave) {
     for (int i = 0; i < 3; i++)
         if (kernel->rsrc2 >> (7 + i) & 1) at = put(wave, at, group->id[i]);
     if (kernel->rsrc2 >> 10 & 1) at = put(wave, at, 0);
+    if (buffer_scratch && kernel->rsrc2 & 1) at = put(wave, at, 0); /* where the wavefront's scratch begins */
     wave->mode = kernel->rsrc1 >> 12 & 0xff;
-    put_pair(wave, FLAT_SCRATCH, 0);
+    if (!buffer_scratch) put_pair(wave, FLAT_SCRATCH, 0);
     put_pair(wave, EXEC, wave->launch_exec);
 }
 

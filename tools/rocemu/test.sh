@@ -14,7 +14,8 @@ export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROC
 for argument in "$@"; do
     case $argument in
     *.gfx*) echo "$argument" >>"$work/objects" ;;
-    */tests/rocemu/test_rocemu_hip | */tests/rocemu/test_rocm_libraries | */tests/train/* | */tests/model/*) echo "gfx942 $argument" ;;
+    */tests/rocemu/test_rocemu_hip) echo "gfx942 $argument" && echo "gfx90a $argument" ;;
+    */tests/rocemu/test_rocm_libraries | */tests/train/* | */tests/model/*) echo "gfx942 $argument" ;;
     */tests/rocemu/test_rocemu | */tests/rocemu/test_timing) echo "gfx942 $argument" && echo "gfx950 $argument" ;;
     *) echo "gfx942 $argument" && echo "gfx90a $argument" && echo "gfx950 $argument" ;;
     esac

@@ -96,6 +96,33 @@ KERNEL scratch(GLOBAL u32 *out, const GLOBAL u32 *index) {
     out[lane] = local[index[lane] % 32];
 }
 
+/* An array that would fit into no registers, addressed by lanes and by the loop. */
+KERNEL scratch_array(GLOBAL u32 *out, const GLOBAL u32 *index) {
+    u32 lane = __builtin_amdgcn_workitem_id_x(), local[64];
+    for (u32 i = 0; i < 64; i++) local[i] = 0;
+    for (u32 i = 0; i < 64; i++) local[(index[lane] + i) % 64] += i * 1000 + lane;
+    out[lane] = local[index[lane] % 64] + local[(index[lane] + 5) % 64];
+}
+
+/* A pointer to the caller's scratch. */
+static __attribute__((noinline)) u32 pick(const u32 *from, u32 i) { return from[i % 16] + from[(i + 1) % 16]; }
+KERNEL scratch_pointer(GLOBAL u32 *out, const GLOBAL u32 *index) {
+    u32 lane = __builtin_amdgcn_workitem_id_x(), local[16];
+    for (u32 i = 0; i < 16; i++) local[i] = index[lane] + i * i;
+    out[lane] = pick(local, index[lane]);
+}
+
+/* Values that live on while one instruction takes all registers that 1024 threads have. */
+#define TEN(r) r "0", r "1", r "2", r "3", r "4", r "5", r "6", r "7", r "8", r "9"
+#define ALL(r) TEN(r), TEN(r "1"), TEN(r "2"), TEN(r "3"), TEN(r "4"), TEN(r "5"), r "60", r "61", r "62", r "63"
+KERNEL spills(GLOBAL u32 *out, const GLOBAL u32 *index) {
+    u32 lane = __builtin_amdgcn_workitem_id_x(), x[8], sum = 0;
+    for (u32 i = 0; i < 8; i++) x[i] = index[(lane + i) % 64];
+    __asm__ volatile("s_nop 0" : : : ALL("v"), ALL("a"));
+    for (u32 i = 0; i < 8; i++) sum = sum * 3 + x[i];
+    out[lane] = sum;
+}
+
 static __attribute__((noinline)) float horner(float x, int n) {
     float sum = 0;
     for (int i = 0; i < n; i++) sum = sum * x + (float)i;
