@@ -150,8 +150,10 @@ typedef enum UndefinedRule {
     UNDEFINED_MONOTONE_SIGNED, /* the same of signed sources */
     UNDEFINED_EQUAL            /* whether the sources are equal: no defined bit tells */
 } UndefinedRule;
-/* Bit i of `sources`: source i says which bits to take (a shift's distance), so that trying it may change all of the result. */
+/* Bit i of `sources`: source i says which bits to take, as a shift's distance does, so that all of the result is undefined where a bit
+ * of it is that counts: those that number the bits of the result, or all. */
 #define UNDEFINED_BITS_BY(sources) (UNDEFINED_BITS | (sources) << 4)
+#define UNDEFINED_BITS_BY_ALL(sources) (UNDEFINED_BITS | (sources) << 4 | 128)
 #define UNDEFINED_CARRY_BY(sources) (UNDEFINED_CARRY | (sources) << 4)
 
 /* One row of an instruction table. `format` names the operands as the text has them, results before the colon:
@@ -165,10 +167,14 @@ struct Operation {
     ScalarCore *scalar;
     uint32_t flags;
     int32_t argument, argument2; /* of the execute function: a size, a comparison ... */
-    uint8_t undefined;           /* an UndefinedRule, and its sources << 4 */
+    uint8_t undefined;           /* an UndefinedRule, with sources that choose bits */
 };
 static inline UndefinedRule operation_rule(const Operation *operation) { return (UndefinedRule)(operation->undefined & 15); }
-static inline unsigned operation_selectors(const Operation *operation) { return operation->undefined >> 4; }
+static inline unsigned operation_selectors(const Operation *operation) { return operation->undefined >> 4 & 7; }
+/* The bits of them that count, of `bits` that they choose among. */
+static inline uint32_t operation_selector_mask(const Operation *operation, uint32_t bits) {
+    return operation->undefined & 128 ? ~0u : bits - 1;
+}
 typedef struct OperationTable {
     const Operation *rows;
     size_t count;

@@ -83,6 +83,7 @@ static uint64_t whole_quads(uint64_t x) {
 #define RULE_BITS UNDEFINED_BITS
 #define RULE_BITS_BY_0 UNDEFINED_BITS_BY(1)
 #define RULE_BITS_BY_1 UNDEFINED_BITS_BY(2)
+#define RULE_BITS_BY_ALL_1 UNDEFINED_BITS_BY_ALL(2)
 #define RULE_CARRY UNDEFINED_CARRY
 #define RULE_MONOTONE UNDEFINED_MONOTONE
 #define RULE_MONOTONE_SIGNED UNDEFINED_MONOTONE_SIGNED
@@ -141,8 +142,8 @@ static uint64_t whole_quads(uint64_t x) {
     X(s_nor_b32, "s:ii", BITS, ~(A32 | B32)) X(s_nor_b64, "S:II", BITS, ~(a | b)) X(s_xnor_b32, "s:ii", BITS, ~(A32 ^ B32)) X(s_xnor_b64, "S:II", BITS, ~(a ^ b)) \
     X(s_lshl_b32, "s:ii", BITS_BY_1, A32 << (b & 31)) X(s_lshl_b64, "S:Ii", BITS_BY_1, a << (b & 63)) X(s_lshr_b32, "s:ii", BITS_BY_1, A32 >> (b & 31))                    \
     X(s_lshr_b64, "S:Ii", BITS_BY_1, a >> (b & 63)) X(s_ashr_i32, "s:ii", BITS_BY_1, (uint32_t)(SA >> (b & 31))) X(s_ashr_i64, "S:Ii", BITS_BY_1, (uint64_t)((int64_t)a >> (b & 63))) \
-    X(s_bfe_u32, "s:ii", BITS_BY_1, (uint32_t)field(a, b & 31, b >> 16 & 127, 32, false)) X(s_bfe_i32, "s:ii", BITS_BY_1, (uint32_t)field(a, b & 31, b >> 16 & 127, 32, true)) \
-    X(s_bfe_u64, "S:Ii", BITS_BY_1, field(a, b & 63, b >> 16 & 127, 64, false)) X(s_bfe_i64, "S:Ii", BITS_BY_1, field(a, b & 63, b >> 16 & 127, 64, true))
+    X(s_bfe_u32, "s:ii", BITS_BY_ALL_1, (uint32_t)field(a, b & 31, b >> 16 & 127, 32, false)) X(s_bfe_i32, "s:ii", BITS_BY_ALL_1, (uint32_t)field(a, b & 31, b >> 16 & 127, 32, true)) \
+    X(s_bfe_u64, "S:Ii", BITS_BY_ALL_1, field(a, b & 63, b >> 16 & 127, 64, false)) X(s_bfe_i64, "S:Ii", BITS_BY_ALL_1, field(a, b & 63, b >> 16 & 127, 64, true))
 /* Only SCC. */
 #define SCALAR_COMPARE(X)                                                                                                                 \
     X(s_cmp_eq_i32, ":ii", EQUAL, A32 == B32) X(s_cmp_lg_i32, ":ii", EQUAL, A32 != B32) X(s_cmp_gt_i32, ":ii", MONOTONE_SIGNED, SA > SB) X(s_cmp_ge_i32, ":ii", MONOTONE_SIGNED, SA >= SB) \

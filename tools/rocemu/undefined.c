@@ -194,9 +194,11 @@ static ScalarCall undefined_result(const ScalarTrial *t) {
         uint64_t told = (t->call->s[0] ^ t->call->s[1]) & ~(t->open[0] | t->open[1]);
         return (ScalarCall){.scc = t->wide ? !told : !(uint32_t)told};
     }
-    ScalarCall changed = try_sources(t, varying & ~selectors), selected = try_sources(t, varying & selectors);
-    if (selected.d || selected.scc) return whole;
     bool result = t->in->operation->format[0] != ':';
+    uint32_t counts = operation_selector_mask(t->in->operation, t->wide || t->in->operand[0].registers == 2 ? 64 : 32);
+    for (int i = 0; i < 2; i++)
+        if (selectors >> i & 1 && t->open[i] & counts) return whole;
+    ScalarCall changed = try_sources(t, varying & ~selectors);
     if (rule == UNDEFINED_CARRY) return (ScalarCall){.d = changed.d | -changed.d, .scc = true};
     if (rule != UNDEFINED_BITS) changed.d = changed.d ? ~0ull : 0;
     else if (result) changed.scc = undefined_zero(run_trial(t, 0, 0).d, changed.d);

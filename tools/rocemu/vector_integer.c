@@ -60,6 +60,7 @@ LANE_INLINE uint32_t saturate_unsigned(uint64_t x) { return x > UINT32_MAX ? UIN
 #define RULE_BITS_BY_0 UNDEFINED_BITS_BY(1)
 #define RULE_BITS_BY_1 UNDEFINED_BITS_BY(2)
 #define RULE_BITS_BY_2 UNDEFINED_BITS_BY(4)
+#define RULE_BITS_BY_ALL_2 UNDEFINED_BITS_BY_ALL(4)
 #define RULE_BITS_BY_1_2 UNDEFINED_BITS_BY(6)
 #define RULE_CARRY UNDEFINED_CARRY
 #define RULE_CARRY_BY_1 UNDEFINED_CARRY_BY(2)
@@ -85,7 +86,7 @@ LANE_INLINE uint32_t saturate_unsigned(uint64_t x) { return x > UINT32_MAX ? UIN
 #define UNSIGNED_3(X)                                                                                                            \
     X(v_bfe_u32, BITS_BY_1_2, field_unsigned(a, b, c)) X(v_bfe_i32, BITS_BY_1_2, field_signed(a, b, c)) X(v_bfi_b32, BITS, (a & b) | (~a & c))                   \
     X(v_alignbit_b32, BITS_BY_2, shift_pair(a, b, c & 31)) X(v_alignbyte_b32, BITS_BY_2, shift_pair(a, b, 8 * (c & 3)))                                \
-    X(v_perm_b32, BITS_BY_2, permute_bytes(a, b, c)) X(v_add3_u32, CARRY, a + b + c) X(v_lshl_add_u32, CARRY_BY_1, (a << (b & 31)) + c)                        \
+    X(v_perm_b32, BITS_BY_ALL_2, permute_bytes(a, b, c)) X(v_add3_u32, CARRY, a + b + c) X(v_lshl_add_u32, CARRY_BY_1, (a << (b & 31)) + c)                        \
     X(v_add_lshl_u32, CARRY_BY_2, (a + b) << (c & 31)) X(v_lshl_or_b32, BITS_BY_1, (a << (b & 31)) | c) X(v_and_or_b32, BITS, (a & b) | c)                    \
     X(v_or3_b32, BITS, a | b | c) X(v_xad_u32, CARRY, (a ^ b) + c) X(v_mad_u32_u24, CARRY, LOW24(a) * LOW24(b) + c)                                  \
     X(v_mad_i32_i24, CARRY, (uint32_t)((int64_t)SIGN24(a) * SIGN24(b)) + c) X(v_min3_u32, MONOTONE, umin(umin(a, b), c))                          \

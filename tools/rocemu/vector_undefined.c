@@ -155,16 +155,22 @@ static void fill_up(int registers, uint32_t d[2 * LANES]) {
     }
 }
 
+/* All of the result is undefined where a bit of source i is that says which bits to take. */
+static void apply_selector(const VectorTrial *t, int i, uint32_t d[2 * LANES]) {
+    const Operand *to = &t->in->destination;
+    uint32_t counts = operation_selector_mask(t->in->operation, is_short(to->type) ? 16 : to->registers == 2 ? 64 : 32);
+    for (int lane = 0; lane < LANES; lane++)
+        if (t->open[i][lane] & counts) d[lane] = d[LANES + lane] = ~0u;
+}
+
 static void apply_tried(const VectorTrial *t, UndefinedRule rule, VectorResult *undefined) {
     unsigned selectors = operation_selectors(t->in->operation);
     uint64_t open = undefined->mask;
-    VectorResult selected;
     try_sources(t, t->varying & ~selectors, undefined);
-    try_sources(t, t->varying & selectors, &selected);
     if (rule == UNDEFINED_CARRY) fill_up(t->in->destination.registers, undefined->d);
     else if (rule != UNDEFINED_BITS) fill_elements(t->in, undefined->d);
-    fill_elements(t->in, selected.d);
-    for (int j = 0; j < 2 * LANES; j++) undefined->d[j] |= selected.d[j];
+    for (int i = 0; i < VECTOR_SOURCES; i++)
+        if (t->varying & selectors & 1u << i) apply_selector(t, i, undefined->d);
     if (t->in->destination.kind == OPERAND_VECTOR) undefined->mask = open; /* a carry */
 }
 
