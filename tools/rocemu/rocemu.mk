@@ -44,6 +44,11 @@ $(ROCEMU_ABOVE_LIBRARIES): $(ROCEMU_LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(ROCEMU_CFLAGS) -Isrc -MF $@.d -MT $@ -shared -Wl,-soname,$(@F) -Wl,-z,defs -o $@ $(filter %.c,$^) $(ROCEMU_LIBRARY)
 
+# Looks at the emulator's own structures, so its objects are linked in.
+$(BUILD)/tests/rocemu/test_undefined.o: BASE_FLAGS += -Itools/rocemu
+$(BUILD)/tests/rocemu/test_undefined: LIBRARIES += -L$(ROCEMU_LLVM)/lib -Wl,-rpath,$(ROCEMU_LLVM)/lib -lLLVM-$(ROCEMU_LLVM_VERSION)
+$(BUILD)/tests/rocemu/test_undefined: $(ROCEMU_OBJECTS)
+
 define ROCEMU_KERNEL_RULE
 $(BUILD)/rocemu/$(1)/%.co: tests/rocemu/kernels/%.c
 	@mkdir -p $$(@D)

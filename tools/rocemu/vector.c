@@ -252,11 +252,12 @@ static void run_core(const Wave *wave, const Instruction *in, VectorCall *call, 
 void vector_execute(Wave *wave, const Instruction *in) {
     _Alignas(64) uint32_t temporary[3][2 * LANES], result[2 * LANES];
     uint64_t exec = wave_exec(wave), active = exec;
-    VectorCall call = {.exec = exec};
+    VectorCall call = {0};
     if (in->mask_source.kind != OPERAND_NONE) call.mask = operand_scalar(wave, &in->mask_source);
     else if (in->operation->flags & OPERATION_USES_VCC) call.mask = wave_pair(wave, VCC);
     else call.mask = in->truth_table;
     for (int i = 0; i < in->sources; i++) call.s[i] = fetch(wave, in, i, temporary[i], &active);
+    call.exec = active;
     if (in->operation->flags & OPERATION_ACCUMULATES) call.s[in->sources] = wave->vector[in->destination.index];
     if (undefined_sources(wave, in) & exec) undefined_vector(wave, in, &call, active);
     else mark_defined(wave, in, active);
