@@ -30,16 +30,13 @@ static void copy_registers(const Wave *wave, const Operand *operand, uint32_t *t
 /* The undefined bits of source i, moved as its modifiers move the value. */
 static void fetch_source(const Wave *wave, const Instruction *in, int i, uint32_t to[2 * LANES]) {
     const Operand *operand = &in->source[i];
-    uint32_t bits[2 * LANES], permuted[2 * LANES];
+    uint32_t bits[2 * LANES], permuted[2 * LANES] = {0};
     uint64_t undefined = undefined_operand(wave, operand);
     for (int lane = 0; lane < LANES; lane++) bits[lane] = (uint32_t)undefined, bits[LANES + lane] = (uint32_t)(undefined >> 32);
     if (operand->kind == OPERAND_VECTOR) copy_registers(wave, operand, bits);
-    const uint32_t *from = bits;
-    if (i == 0 && in->dpp) {
-        vector_permute(in, bits, wave_exec(wave), permuted);
-        from = permuted;
-    }
-    from = vector_modify_source(in, i, from, to, false);
+    bool permutes = i == 0 && in->dpp;
+    if (permutes) vector_permute(in, bits, wave_exec(wave), permuted);
+    const uint32_t *from = vector_modify_source(in, i, permutes ? permuted : bits, to, false);
     if (from != to) memcpy(to, from, (size_t)operand->registers * LANES * sizeof *to);
     for (int lane = 0; is_short(operand->type) && lane < LANES; lane++) to[lane] &= 0xffff;
 }
