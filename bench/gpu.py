@@ -65,10 +65,12 @@ def write_csv(path, columns, rows):
 
 
 def memory_used():
+    """GiB in use on the GPU that programs see first."""
+    index = int((os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0").split(",")[0])
     for command in (["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], ["rocm-smi", "--showmeminfo", "vram", "--csv"]):
         try:
             text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-            return float(text.split()[0]) / 1024 if command[0] == "nvidia-smi" else float(text.splitlines()[1].split(",")[2]) / 2**30
+            return float(text.split()[index]) / 1024 if command[0] == "nvidia-smi" else float(text.splitlines()[1 + index].split(",")[2]) / 2**30
         except (OSError, IndexError, ValueError, subprocess.TimeoutExpired):
             continue
     return float("nan")

@@ -1,4 +1,4 @@
-/* Training with hipBLASLt and RCCL, those of the emulator (tools/rocemu): two processes with an emulated card each, over
+/* Training and generation with hipBLASLt and RCCL, those of the emulator (tools/rocemu): two processes with an emulated card each, over
  * TCP. Losses are those of one card, whichever layout the ranks have and whoever computes the GEMMs.
  *
  * Bound: bf16 GEMMs round once, sums differ in their order, so the losses of a few steps differ by some 2^-9 of a
@@ -71,6 +71,28 @@ static void two_cards_have_the_losses_of_one(void **state) {
     assert_same_tensors("again", "run2", STEPS, "", 0);
 }
 
+/* Greedily, as bf16 rounds otherwise where ranks add up parts: cards that share the cache, or the heads, through each other's memory. */
+static void two_cards_generate_the_text_of_one(void **state) {
+    static const char *const layouts[] = {"cp", "tp"};
+    (void)state;
+    skip_without_emulator();
+    one_card("spoken");
+    ProcessResult alone = smelt("generate spoken the tokens=12 temperature=0 device=hip");
+    expect_code(&alone, 0, "generate");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        char *words = memory_format(
+            "launch -n 2 self_test=false -- generate spoken the tokens=12 temperature=0 device=hip layout.%s=2", layouts[i]);
+        Process process = words_start(program, words);
+        ProcessResult shared = process_finish(&process);
+        expect_code(&shared, 0, words);
+        assert_string_equal(shared.output, alone.output);
+        assert_null(strstr(shared.errors, "do not reach each other's memory"));
+        process_free(&shared);
+        free(words);
+    }
+    process_free(&alone);
+}
+
 /* A library whose products are wrong is named and not used, algorithm by algorithm; without any, smelt's kernels serve. */
 static void wrong_gemms_are_not_used(void **state) {
     (void)state;
@@ -129,6 +151,7 @@ int main(void) {
     setenv("SMELT", program, 1);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(two_cards_have_the_losses_of_one),
+        TRAIN_TEST(two_cards_generate_the_text_of_one),
         TRAIN_TEST(wrong_gemms_are_not_used),
         TRAIN_TEST(a_lost_rank_is_started_again),
     };

@@ -116,6 +116,7 @@ bool driver_open(Gpu *gpu, int index, Error *error) {
     bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu) &&
                   (gpu->stream = driver_open_stream(gpu));
     if (gpu_failed(gpu)) *error = gpu->failure;
+    if (opened && !strcmp(gpu->device.info.target, "sm_90a")) *(void **)&gpu->launch_early = dlsym(gpu->library, "cuLaunchKernelEx");
     return opened;
 }
 

@@ -90,14 +90,42 @@ static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
     return GPU_CALL(gpu, function_attribute, function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes);
 }
 
+/* As cuda.h has them: CUlaunchAttribute and CUlaunchConfig. */
+typedef struct LaunchAttribute {
+    int32_t id;
+    _Alignas(8) union { int32_t number; char bytes[64]; } value;
+} LaunchAttribute;
+typedef struct LaunchConfiguration {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const LaunchAttribute *attributes;
+    unsigned attribute_count;
+} LaunchConfiguration;
+
+/* A launch that may begin before the kernel ahead of it in the stream has ended: kernels for Hopper wait for that themselves, first of
+ * all (tools/embed-objects.sh), so that only the launch overlaps. Small kernels of generation take half as long so. */
+static int launch_early(const Gpu *gpu, void *function, const unsigned grid[3], unsigned threads, unsigned shared, void **parameters) {
+    enum { OVERLAPS = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */ };
+    static const LaunchAttribute overlaps = {.id = OVERLAPS, .value.number = 1};
+    LaunchConfiguration configuration = {.grid = {grid[0], grid[1], grid[2]},
+        .block = {threads, 1, 1},
+        .shared = shared,
+        .stream = gpu->stream,
+        .attributes = &overlaps,
+        .attribute_count = 1};
+    return gpu->launch_early(&configuration, function, parameters, NULL);
+}
+
 void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments) {
     Gpu *gpu = gpu_of(device);
     if (gpu_failed(gpu) || shape.x == 0) return;
     Function *function = find_function(gpu, kernel);
     if (!function || !allow_shared(gpu, function, shape.shared)) return;
     void *parameters[] = {(void *)arguments};
-    int result = gpu->call.launch(function->handle, (unsigned)shape.x, shape.y ? (unsigned)shape.y : 1, shape.z ? (unsigned)shape.z : 1,
-        (unsigned)shape.threads, 1, 1, (unsigned)shape.shared, gpu->stream, parameters, NULL);
+    unsigned grid[] = {(unsigned)shape.x, shape.y ? (unsigned)shape.y : 1, shape.z ? (unsigned)shape.z : 1};
+    int result = gpu->launch_early ? launch_early(gpu, function->handle, grid, (unsigned)shape.threads, (unsigned)shape.shared, parameters)
+                                   : gpu->call.launch(function->handle, grid[0], grid[1], grid[2], (unsigned)shape.threads, 1, 1,
+                                         (unsigned)shape.shared, gpu->stream, parameters, NULL);
     if (result)
         error_set(&gpu->failure, ERROR_DEVICE, "%s of kernel %s, %lld x %lld x %lld blocks of %d threads, failed: %s (%d)",
             driver_symbol(gpu, "launch"), kernel->name, (long long)shape.x, (long long)shape.y, (long long)shape.z, shape.threads,
