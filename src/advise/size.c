@@ -185,7 +185,7 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
 
 void size_check(Sizing *sizing, const SizeQuestion *question) {
     *sizing = (Sizing){0};
-    if (question->config->model.vocabulary) /* models of images have none */
+    if (!model_makes_images(&question->config->model))
         check_multiple(sizing, question, "model.vocabulary", offsetof(ModelConfig, vocabulary));
     check_head(sizing, question);
     check_multiple(sizing, question, "model.width", offsetof(ModelConfig, width));

@@ -95,6 +95,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     origin.model.fp8 = config->model.fp8; /* which is no part of a model, nor is the loss */
     origin.model.preference = config->model.preference;
     config->model = origin.model;
+    if (model_makes_images(&config->model)) config->model.context = 0; /* that of the images here */
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
     wanted = *config;

@@ -298,6 +298,9 @@ static bool check_family(const ModelConfig *model, Error *error) {
 }
 
 /* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are turned. */
+/* Rows of the embedding: of the byte tokenizer's 257 tokens; those of others are known before (corpus_resolve). */
+enum { BYTE_ROWS = 320 };
+
 static bool check_flux(const ModelConfig *model, Error *error) {
     int64_t rest = model->head_dim - model->rope_first;
     if (model->single_layers >= model->layers)
@@ -338,8 +341,8 @@ static bool check_idle(const Config *config, const char *const *names, const cha
 static bool check_images(const Config *config, Error *error) {
     static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
         "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
-        "model.rope_fraction", "model.rope_factor", "model.tied", "model.vocabulary", "model.context", "optimizer.balance_lr",
-        "preference.loss", NULL};
+        "model.rope_fraction", "model.rope_factor", "model.tied", "optimizer.balance_lr", "preference.loss", NULL},
+                             *const of_tokens[] = {"model.vocabulary", NULL}, *const of_positions[] = {"model.context", NULL};
     static const char *const of_images[] = {"flow.", "model.channels", "model.text_width", "model.pooled_width", "model.text_tokens",
         "model.rope_first", NULL},
                              *const of_guided[] = {"flow.guidance", NULL};
@@ -348,8 +351,11 @@ static bool check_images(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
             (long long)config->data.length, (long long)config->model.text_tokens);
+    static const char owner[] = "models of text, and model.family=flux makes images";
+    if (config->model.vocabulary != BYTE_ROWS && !check_idle(config, of_tokens, owner, error)) return false;
+    if (config->model.context != config->data.length && !check_idle(config, of_positions, owner, error)) return false;
     return (config->model.guidance || check_idle(config, of_guided, "model.guidance=true", error)) &&
-           check_idle(config, of_text, "models of text, and model.family=flux makes images", error);
+           check_idle(config, of_text, owner, error);
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {
@@ -373,9 +379,7 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
 }
 
 static bool check_model(ModelConfig *model, Error *error) {
-    enum { BYTE_ROWS = 320 }; /* of the byte tokenizer's 257 tokens; those of others are known before (corpus_resolve) */
-    bool texts = model->family != FAMILY_FLUX;
-    if (model->vocabulary == 0 && texts) model->vocabulary = BYTE_ROWS;
+    if (model->vocabulary == 0) model->vocabulary = BYTE_ROWS;
     if (model->head_dim == 0) {
         if (model->width % model->heads)
             return error_set(error, ERROR_USAGE,
@@ -400,7 +404,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->window_first >= model->window_period || (!model->window && (model->window_period > 1 || model->window_rope_theta > 0)))
         return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: %s", (long long)model->window_first,
             (long long)model->window_period, model->window ? "the first is below the second" : "they are for layers with a model.window");
-    if (model->padding >= model->vocabulary && texts)
+    if (model->padding >= model->vocabulary)
         return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
             (long long)model->vocabulary);
     if (model->experts && model->experts_per_token > model->experts)
@@ -569,9 +573,8 @@ bool config_check(Config *config, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
-    bool texts = config->model.family != FAMILY_FLUX; /* images' positions are places */
-    if (config->model.context == 0 && texts) config->model.context = config->data.length;
-    if (config->model.context < config->data.length && texts)
+    if (config->model.context == 0) config->model.context = config->data.length;
+    if (config->model.context < config->data.length)
         return error_set(error, ERROR_USAGE,
             "data.length=%lld is above model.context=%lld: give data.length=%lld, or a longer model.context",
             (long long)config->data.length, (long long)config->model.context, (long long)config->model.context);

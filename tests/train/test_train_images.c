@@ -193,7 +193,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     (void)state;
     static const char *const idle[] = {"data.special=true", "data.separator=x", "data.tokenizer=bytes", "data.packing=best_fit",
         "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100",
-        "preference.loss=dpo", "model.vocabulary=320", "model.context=512", "optimizer.balance_lr=0"};
+        "preference.loss=dpo", "model.vocabulary=400", "model.context=512", "optimizer.balance_lr=0"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "is for models of text");
     says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2 is for model.guidance=true");
     says(ERROR_USAGE, "layout.tp=2",
