@@ -4,14 +4,15 @@
  * The backward nodes are appended by the operations' gradient rules, last forward node first. The gradient of a
  * tensor with several readers is the sum of what they send back. Recomputation then rewrites the backward nodes:
  * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
- * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. */
+ * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Last, the backward
+ * nodes are put in an order in which collectives run beside others (overlap.c). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/scope.h"
-#include "graph/graph.h"
+#include "graph/graph_internal.h"
 #include "graph/op.h"
 
 static void add_gradient(Graph *graph, TensorId tensor, TensorId gradient) {
@@ -158,66 +159,6 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     free(r.again);
 }
 
-/* -- Overlap ------------------------------------------------------------------------------------------------------- */
-
-bool graph_only_adds_to_gradients(const Graph *graph, const Node *node) {
-    for (int i = 0; i < node->outputs; i++)
-        if (node->out[i] && graph_get(graph, node->out[i])->arena != ARENA_GRADIENT) return false;
-    return node->outputs > 0;
-}
-
-/* Nodes held back at most: each keeps its operands alive. */
-enum { MOST_HELD = 4 };
-
-typedef struct Order {
-    Graph *graph;
-    Node held[MOST_HELD]; /* in their order */
-    int count;
-} Order;
-
-static void release(Order *order) {
-    graph_append(order->graph, &order->held[0]);
-    memmove(order->held, order->held + 1, (size_t)--order->count * sizeof *order->held);
-}
-
-static void hold(Order *order, const Node *node) {
-    if (order->count == MOST_HELD) release(order);
-    order->held[order->count++] = *node;
-}
-
-/* Whether the node reads what the last node has only started to communicate. */
-static bool would_wait(const Graph *graph, const Node *node) {
-    int last = graph->node_count - 1;
-    if (!graph_communicates(graph, last)) return false;
-    for (int i = 0; i < node->inputs; i++)
-        if (node->in[i] && graph_get(graph, node->in[i])->producer == last) return true;
-    return false;
-}
-
-/* Lets collectives run beside gradients of weights, which nothing waits for: such a node is held back until the program
- * would wait for a collective that it has just started, and runs then. Of each linear layer that ranks share out, the
- * gather of its input's rows, the scatter of their gradient and the gather of its output's gradient all have a GEMM beside
- * them. */
-static void overlap_collectives(Graph *graph, int forward) {
-    int backward = graph->node_count - forward;
-    Order order = {.graph = graph};
-    SCOPED_FREE Node *nodes = memory_allocate((size_t)(backward + 1) * sizeof *nodes);
-    if (mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) == 1) return;
-    memcpy(nodes, graph->nodes + forward, (size_t)backward * sizeof *nodes);
-    graph->node_count = forward;
-    for (int i = 0; i < backward; i++) {
-        while (order.count && order.held[0].part != nodes[i].part) release(&order);
-        if (graph_only_adds_to_gradients(graph, &nodes[i])) {
-            hold(&order, &nodes[i]);
-            continue;
-        }
-        bool helps = order.count && !would_wait(graph, &order.held[0]);
-        if (helps && would_wait(graph, &nodes[i])) release(&order);
-        graph_append(graph, &nodes[i]);
-    }
-    while (order.count) release(&order);
-}
-
 /* -- Parts --------------------------------------------------------------------------------------------------------- */
 
 /* Moves the nodes that make only gradients of weights behind the others of their chunk's backward pass, as a part. */
@@ -241,7 +182,7 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
     for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
     recompute(graph, policy, forward);
     if (graph->splits_backward) split_backward(graph, forward);
-    else overlap_collectives(graph, forward);
+    else graph_overlap_collectives(graph, forward);
     graph->backward = false;
     graph->part = 0;
     graph_scope(graph, -1, "");

@@ -1,0 +1,181 @@
+/* Lets collectives of the backward pass run beside gradients of weights, which nothing in the program waits for. Such a node
+ * is held back until the program would wait for a collective, and runs then: of those that are held back the one whose time
+ * is nearest to the wait. Called by graph_differentiate; owns nothing that outlives the call.
+ *
+ * Times are guesses at the rates of a GPU and its links. What is chosen by them is order alone: sums into a gradient stay in
+ * their order, so bits do not depend on the rates.
+ *
+ * Ranks of one program reduce buckets of gradients in one order. Ranks of AXES_TENSOR may have programs that differ in what
+ * none of them shares out (ZAYA1's values), so gradients that are summed over these ranks alone are never held back. Times
+ * are whole nanoseconds, so that differences of them do not depend on what came before, as a rank's part of an uneven
+ * vocabulary. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "graph/graph_internal.h"
+#include "graph/op.h"
+
+/* By the nanosecond: FLOPs of a GEMM, bytes of memory, and of a link. Nanoseconds of a launch and of a collective besides. */
+enum { FLOPS = 600 * 1000, MEMORY_BYTES = 3000, LINK_BYTES = 300, LAUNCH = 4 * 1000, LATENCY = 20 * 1000 };
+/* Nodes held back at most: each keeps its operands alive. */
+enum { MOST_HELD = 6 };
+/* In a wait shorter than this, a node of more than so many times its length is kept for a longer one. */
+enum { LONG_WAIT = 100 * 1000, MOST_WAITS = 4 };
+
+typedef struct Held {
+    Node node;
+    int64_t time;
+} Held;
+
+typedef struct Order {
+    Graph *graph;
+    Held held[MOST_HELD]; /* in the order of the program */
+    int count;
+    int64_t now, links_free; /* nanoseconds */
+    int64_t *ready;          /* by tensor: when the collective that makes it has ended; 0: no collective does */
+} Order;
+
+/* -- Times --------------------------------------------------------------------------------------------------------- */
+
+/* Of what the node computes. */
+static int64_t computing_time(const Graph *graph, const Node *node) {
+    Cost cost = op_cost(graph, node);
+    if (op_table[node->op]->communicates) cost.bytes = 0; /* those that it sends */
+    return LAUNCH + int_max((int64_t)(cost.flops / FLOPS), (int64_t)(cost.bytes / MEMORY_BYTES));
+}
+
+/* Of what it sends; 0: nothing. */
+static int64_t link_time(const Graph *graph, const Node *node) {
+    const Op *op = op_table[node->op];
+    if (!op->communicates) return 0;
+    Traffic traffic = op->traffic(graph, node);
+    return mesh_size(graph->mesh, traffic.axes) > 1 ? LATENCY + (int64_t)(traffic.bytes / LINK_BYTES) : 0;
+}
+
+/* How long the node would wait now for its inputs. */
+static int64_t wait_time(const Order *order, const Node *node) {
+    int64_t ready = 0;
+    for (int i = 0; i < node->inputs; i++) ready = int_max(ready, order->ready[node->in[i]]);
+    return int_max(0, ready - order->now);
+}
+
+static void append(Order *order, const Node *node) {
+    int64_t link = link_time(order->graph, node);
+    order->now += wait_time(order, node) + computing_time(order->graph, node);
+    graph_append(order->graph, node);
+    if (!link) return;
+    order->links_free = int_max(order->links_free, order->now) + link;
+    for (int i = 0; i < node->outputs; i++)
+        if (node->out[i]) order->ready[node->out[i]] = order->links_free;
+}
+
+/* -- Holding back -------------------------------------------------------------------------------------------------- */
+
+bool graph_only_adds_to_gradients(const Graph *graph, const Node *node) {
+    for (int i = 0; i < node->outputs; i++)
+        if (node->out[i] && graph_get(graph, node->out[i])->arena != ARENA_GRADIENT) return false;
+    return node->outputs > 0;
+}
+
+/* Whether ranks of AXES_TENSOR share out the parameter that the node makes the gradient of. */
+static bool is_shared_out(const Graph *graph, const Node *node) {
+    for (int i = 0; i < node->outputs; i++) {
+        if (!node->out[i]) continue;
+        int64_t begin = graph_state_span(graph, node->out[i]).begin;
+        for (int p = 0; p < graph->parameter_count; p++) {
+            const Parameter *parameter = &graph->parameters[p];
+            bool holds = parameter->offset <= begin && begin < parameter->offset + parameter->count * parameter->element_bytes;
+            if (holds && mesh_size(graph->mesh, parameter_sum_axes(parameter) & AXES_TENSOR) == 1) return true;
+        }
+    }
+    return false;
+}
+
+static bool may_run_later(const Graph *graph, const Node *node) {
+    return graph_only_adds_to_gradients(graph, node) && is_shared_out(graph, node);
+}
+
+static void release(Order *order, int index) {
+    Node node = order->held[index].node;
+    memmove(order->held + index, order->held + index + 1, (size_t)(--order->count - index) * sizeof *order->held);
+    append(order, &node);
+}
+
+static bool is_gradient(const Graph *graph, TensorId tensor) { return tensor && graph_get(graph, tensor)->arena == ARENA_GRADIENT; }
+
+static bool add_to_the_same(const Graph *graph, const Node *a, const Node *b) {
+    for (int i = 0; i < a->outputs; i++)
+        for (int j = 0; j < b->outputs; j++) {
+            if (!is_gradient(graph, a->out[i]) || !is_gradient(graph, b->out[j])) continue;
+            ByteSpan x = graph_state_span(graph, a->out[i]), y = graph_state_span(graph, b->out[j]);
+            if (x.begin < y.end && y.begin < x.end) return true;
+        }
+    return false;
+}
+
+static void release_all(Order *order) {
+    while (order->count) release(order, 0);
+}
+
+/* Before a node that adds to a gradient runs, those held back that add to it do. */
+static void keep_order_of_sums(Order *order, const Node *node) {
+    for (int i = 0; i < order->count; i++)
+        if (add_to_the_same(order->graph, &order->held[i].node, node)) {
+            release_all(order);
+            return;
+        }
+}
+
+/* The shortest of those that would not wait, or the oldest. */
+static int least_useful(const Order *order) {
+    int least = -1;
+    for (int i = 0; i < order->count; i++)
+        if (!wait_time(order, &order->held[i].node) && (least < 0 || order->held[i].time < order->held[least].time)) least = i;
+    return least < 0 ? 0 : least;
+}
+
+static void hold(Order *order, const Node *node) {
+    if (order->count == MOST_HELD) release(order, least_useful(order));
+    order->held[order->count++] = (Held){*node, computing_time(order->graph, node)};
+}
+
+/* The node held back to run during a wait, or -1. */
+static int fitting(const Order *order, int64_t wait) {
+    int best = -1;
+    for (int i = 0; i < order->count; i++) {
+        int64_t time = order->held[i].time;
+        if ((wait < LONG_WAIT && time > MOST_WAITS * wait) || wait_time(order, &order->held[i].node)) continue;
+        if (best < 0 || llabs(time - wait) < llabs(order->held[best].time - wait)) best = i;
+    }
+    return best;
+}
+
+static void append_beside_others(Order *order, const Node *node) {
+    for (int64_t wait; (wait = wait_time(order, node)) > 0;) {
+        int beside = fitting(order, wait);
+        if (beside < 0) break;
+        release(order, beside);
+    }
+    append(order, node);
+}
+
+void graph_overlap_collectives(Graph *graph, int forward) {
+    int backward = graph->node_count - forward, part = -1;
+    if (mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) == 1) return;
+    Order order = {.graph = graph};
+    SCOPED_FREE Node *nodes = memory_allocate((size_t)(backward + 1) * sizeof *nodes);
+    SCOPED_FREE int64_t *ready = order.ready = memory_allocate((size_t)graph->tensor_count * sizeof *ready);
+    memcpy(nodes, graph->nodes + forward, (size_t)backward * sizeof *nodes);
+    graph->node_count = forward;
+    for (int i = 0; i < backward; i++) {
+        if (nodes[i].part != part) release_all(&order);
+        part = nodes[i].part;
+        keep_order_of_sums(&order, &nodes[i]);
+        if (may_run_later(graph, &nodes[i])) hold(&order, &nodes[i]);
+        else append_beside_others(&order, &nodes[i]);
+    }
+    release_all(&order);
+}
