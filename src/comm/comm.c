@@ -140,7 +140,7 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
 }
 
 void comm_use_own_stream(Comm *comm) {
-    if (comm && comm->nccl && !comm->stream) comm->stream = device_stream_open(comm->engine->device);
+    if (comm && comm->nccl && !comm->stream) comm->stream = device_stream_open(comm->engine->device, true);
 }
 
 /* -- Queries ------------------------------------------------------------------------------------------------------- */

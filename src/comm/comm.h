@@ -67,8 +67,9 @@ bool comm_use_device(Comm *comm, Device *device, Error *error);
 /* The ranks that gave the same colour, in their order in `comm`. Collective over `comm`. A negative colour joins
  * nobody and gets a group of its own. The group is closed before `comm`. NULL after a failure. */
 Comm *comm_split(Comm *comm, int colour, const char *name, Error *error);
-/* On GPUs the group's collectives run beside those of other groups, in the order of issue among themselves alone: for
- * transfers that wait for other ranks' computing. Elsewhere nothing changes. NULL is fine. */
+/* On GPUs the group's collectives run beside those of other groups, in the order of issue among themselves alone, and come
+ * before kernels that wait for a place on the device: for transfers that computing waits for soon, or that wait for other
+ * ranks' computing. Elsewhere nothing changes. NULL is fine. */
 void comm_use_own_stream(Comm *comm);
 /* Of the first group also ends the connections: call it on every rank, after the last collective. NULL and
  * comm_alone are fine. */

@@ -45,25 +45,26 @@ MeshAxes mesh_significant(const Mesh *mesh, MeshAxes axes) {
 
 /* "cp.tp"; "copy" is part of the user's tp. */
 void mesh_name_group(MeshAxes axes, char *name, size_t size) {
-    size_t used = 0;
-    name[0] = 0;
+    size_t used = (size_t)snprintf(name, size, "%s", axes & MESH_INNER ? "inner" : "");
     for (MeshAxis axis = 0; axis < AXIS_COUNT && used < size; axis++)
         if (axes & MESH(axis)) used += (size_t)snprintf(name + used, size - used, "%s%s", used ? "." : "", names[axis]);
 }
 
-static bool open_group(Mesh *mesh, MeshAxes axes, Error *error) {
+static bool open_group(const Mesh *mesh, Comm **groups, MeshAxes axes, MeshAxes named, Error *error) {
     char name[COMM_GROUP_NAME];
-    axes = mesh_significant(mesh, axes);
-    if (!axes || axes == mesh_significant(mesh, AXES_ALL) || mesh->groups[axes]) return true;
-    mesh_name_group(axes, name, sizeof name);
-    return (mesh->groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
+    if (!axes || groups[axes]) return true;
+    mesh_name_group(axes | named, name, sizeof name);
+    return (groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
 }
 
 bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error) {
     assert(comm_size(comm) == mesh_size(mesh, AXES_ALL) && comm_rank(comm) == mesh_rank(mesh));
     mesh->all = comm;
-    for (int i = 0; i < count; i++)
-        if (!open_group(mesh, axes[i], error)) return false;
+    for (int i = 0; i < count; i++) {
+        MeshAxes significant = mesh_significant(mesh, axes[i]);
+        bool all = significant == mesh_significant(mesh, AXES_ALL);
+        if (!all && !open_group(mesh, mesh->groups, significant, 0, error)) return false;
+    }
     comm_use_own_stream(mesh->groups[MESH(AXIS_PP)]);
     int stage = mesh->at[AXIS_PP], stages = mesh->size[AXIS_PP];
     bool end = stage == 0 || stage == stages - 1;
@@ -71,10 +72,20 @@ bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *e
     return stages == 1 || mesh->ends;
 }
 
+bool mesh_open_inner(Mesh *mesh, const MeshAxes *axes, int count, Error *error) {
+    for (int i = 0; i < count; i++) {
+        MeshAxes significant = mesh_significant(mesh, axes[i]);
+        if (!open_group(mesh, mesh->inner, significant, MESH_INNER, error)) return false;
+        comm_use_own_stream(mesh->inner[significant]);
+    }
+    return true;
+}
+
 void mesh_close(Mesh *mesh) {
     for (MeshAxes axes = 0; axes <= AXES_ALL; axes++) {
+        comm_close(mesh->inner[axes]);
         comm_close(mesh->groups[axes]);
-        mesh->groups[axes] = NULL;
+        mesh->inner[axes] = mesh->groups[axes] = NULL;
     }
     comm_close(mesh->ends);
     mesh->ends = NULL;
@@ -91,6 +102,11 @@ Comm *mesh_group(const Mesh *mesh, MeshAxes axes) {
     return group;
 }
 
+Comm *mesh_inner_group(const Mesh *mesh, MeshAxes axes) {
+    Comm *inner = mesh->inner[mesh_significant(mesh, axes)];
+    return inner ? inner : mesh_group(mesh, axes);
+}
+
 Mesh mesh_without(const Mesh *mesh, MeshAxis axis) {
     Mesh rest = *mesh;
     rest.size[axis] = 1;
@@ -101,7 +117,7 @@ Mesh mesh_without(const Mesh *mesh, MeshAxis axis) {
 /* -- For reports --------------------------------------------------------------------------------------------------- */
 
 MeshAxes mesh_find_axes(const Mesh *mesh, const char *group) {
-    for (MeshAxes axes = 1; axes <= AXES_ALL; axes++) {
+    for (MeshAxes axes = 1; axes <= (AXES_ALL | MESH_INNER); axes++) {
         char name[COMM_GROUP_NAME];
         if (mesh_significant(mesh, axes) != axes) continue;
         mesh_name_group(axes, name, sizeof name);

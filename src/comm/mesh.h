@@ -32,6 +32,7 @@ typedef struct Mesh {
     Comm *all;      /* borrowed; NULL: a plan */
     Comm *ends;     /* of the first and the last stage of a pipeline: mesh_ends */
     Comm *groups[1 << AXIS_COUNT]; /* by axes of more than one rank; NULL: none was opened */
+    Comm *inner[1 << AXIS_COUNT];  /* the same for collectives inside of programs (mesh_open_inner) */
 } Mesh;
 
 /* A mesh of one rank, without groups. */
@@ -61,11 +62,18 @@ Mesh mesh_without(const Mesh *mesh, MeshAxis axis);
 
 /* Opens the groups of all sets in `axes` over `comm`, whose ranks are the mesh's. Collective. ERROR_COMMUNICATION. */
 bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error);
+/* After mesh_open, and collective: opens the groups of these sets once more, for the collectives of programs, which computing waits for. On
+ * GPUs these then do not queue behind gradients and weights, which travel between the same ranks. */
+bool mesh_open_inner(Mesh *mesh, const MeshAxes *axes, int count, Error *error);
 void mesh_close(Mesh *mesh);
 /* The group of these axes, which was opened; comm_alone where it has one rank. */
 Comm *mesh_group(const Mesh *mesh, MeshAxes axes);
+/* The one for collectives of programs; the same as mesh_group where none of its own was opened. */
+Comm *mesh_inner_group(const Mesh *mesh, MeshAxes axes);
 
-/* A group's name, "cp.tp"; the axes of which a group has this name, and whether a rank is in this rank's group of these axes. */
+/* A group's name, "cp.tp"; the axes of which a group has this name, and whether a rank is in this rank's group of these axes.
+ * With MESH_INNER the axes stand for an inner group, "inner.cp.tp". */
+enum { MESH_INNER = 1 << AXIS_COUNT };
 void mesh_name_group(MeshAxes axes, char *name, size_t size);
 MeshAxes mesh_find_axes(const Mesh *mesh, const char *group);
 bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank);

@@ -74,7 +74,7 @@ bool nccl_open(Engine *engine, Error *error) {
     pthread_mutex_init(&nccl->lock, NULL);
     bool opened = load(nccl, device_info(device)->kind, error);
     if (opened) {
-        nccl->stream = device_stream_open(device);
+        nccl->stream = device_stream_open(device, false);
         nccl->ready = device_event_open(device, false);
         for (int i = 0; i < EVENTS; i++) {
             nccl->issued[i].event = device_event_open(device, false);

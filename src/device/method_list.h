@@ -83,8 +83,9 @@ OPTIONAL(void, recording_free, (Device *device, DeviceRecording *recording), (de
 
 /* -- Streams, events ----------------------------------------------------------------------------------------------- */
 
-/* A stream beside the main one, for communication; neither waits for the other. NULL after a failure, and on a CPU. */
-OPTIONAL(DeviceStream *, stream_open, (Device *device), (device), NULL)
+/* A stream beside the main one, for communication; neither waits for the other. Kernels of an `urgent` one come before those
+ * of others that wait for a place on the device. NULL after a failure, and on a CPU. */
+OPTIONAL(DeviceStream *, stream_open, (Device *device, bool urgent), (device, urgent), NULL)
 OPTIONAL(void, stream_close, (Device *device, DeviceStream *stream), (device, stream), (void)0)
 /* An event orders streams; a `timed` one also knows when it happened. NULL after a failure. */
 METHOD(DeviceEvent *, event_open, (Device *device, bool timed), (device, timed))

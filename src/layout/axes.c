@@ -31,8 +31,8 @@ bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *e
     return true;
 }
 
-const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS] = {
-    AXES_TENSOR, AXES_EXPERTS, AXES_ROWS, AXES_ROWS & ~MESH(AXIS_CP), MESH(AXIS_CP), MESH(AXIS_PP), MESH(AXIS_TP)};
+const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS] = {AXES_TENSOR, AXES_EXPERTS, AXES_ROWS, MESH(AXIS_CP)};
+const MeshAxes layout_cut_groups[LAYOUT_CUT_GROUPS] = {AXES_TENSOR, AXES_EXPERTS, MESH(AXIS_TP), MESH(AXIS_PP)};
 
 bool layout_open_mesh(Mesh *mesh, const Config *config, Comm *comm, Error *error) {
     return layout_mesh(mesh, config, comm_rank(comm), comm_size(comm), error) &&

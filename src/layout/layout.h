@@ -70,10 +70,10 @@ typedef struct Layout {
 Mesh layout_mesh_of(const Config *config, int ranks);
 /* The mesh of a run of `ranks` for one of them, without groups. ERROR_USAGE when they cannot be laid out so. */
 bool layout_mesh(Mesh *mesh, const Config *config, int rank, int ranks, Error *error);
-/* The groups of ranks in which programs communicate. */
-enum { LAYOUT_PROGRAM_GROUPS = 7 };
-extern const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS];
-/* The mesh of all ranks of `comm` with these groups. Collective. ERROR_USAGE, ERROR_COMMUNICATION. */
+/* The groups of ranks in which nodes of programs communicate; and those between which parameters and layers are cut. */
+enum { LAYOUT_PROGRAM_GROUPS = 4, LAYOUT_CUT_GROUPS = 4 };
+extern const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS], layout_cut_groups[LAYOUT_CUT_GROUPS];
+/* The mesh of all ranks of `comm` with the groups of programs. Collective. ERROR_USAGE, ERROR_COMMUNICATION. */
 bool layout_open_mesh(Mesh *mesh, const Config *config, Comm *comm, Error *error);
 /* A layout without buckets, which owns nothing: what is shared out on this mesh, whatever the model. */
 Layout layout_empty(const Mesh *mesh, const LayoutConfig *config, Precision precision);

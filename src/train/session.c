@@ -250,19 +250,20 @@ static bool initialize(Session *session, Error *error) {
     return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
 }
 
-/* The groups of ranks that the buckets and the program communicate in. */
+/* The groups of ranks that the buckets, the optimizer and the program communicate in. */
 static bool open_groups(Session *session, Error *error) {
     const Layout *layout = session->layout;
-    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_PROGRAM_GROUPS + 1 + 3 * (size_t)layout->bucket_count) * sizeof *axes);
+    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_CUT_GROUPS + 1 + 3 * (size_t)layout->bucket_count) * sizeof *axes);
     int count = 0;
     axes[count++] = AXES_ALL & ~MESH(AXIS_PP); /* amax_history_agree */
-    for (int i = 0; i < LAYOUT_PROGRAM_GROUPS; i++) axes[count++] = layout_program_groups[i];
+    for (int i = 0; i < LAYOUT_CUT_GROUPS; i++) axes[count++] = layout_cut_groups[i];
     for (int b = 0; b < layout->bucket_count; b++) {
         axes[count++] = layout->buckets[b].axes;
         axes[count++] = layout->buckets[b].axes & ~MESH(AXIS_REPLICA);
         axes[count++] = layout->buckets[b].axes & MESH(AXIS_REPLICA);
     }
     if (!mesh_open(session->mesh, session->comm, axes, count, error)) return false;
+    if (!mesh_open_inner(session->mesh, layout_program_groups, LAYOUT_PROGRAM_GROUPS, error)) return false;
     *session->whole = mesh_without(session->mesh, AXIS_CP);
     return true;
 }

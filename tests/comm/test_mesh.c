@@ -46,8 +46,10 @@ static void a_groups_name_tells_its_ranks(void **state) {
     assert_int_equal(mesh_find_axes(&mesh, "tp.copy"), AXES_TENSOR);
     assert_int_equal(mesh_find_axes(&mesh, "replica.pp"), MESH(AXIS_REPLICA) | MESH(AXIS_PP));
     assert_int_equal(mesh_find_axes(&mesh, "all"), AXES_ALL);
+    assert_int_equal(mesh_find_axes(&mesh, "inner.tp.copy"), AXES_TENSOR | MESH_INNER);
     for (int rank = 0; rank < 16; rank++) {
         assert_int_equal(mesh_has(&mesh, AXES_TENSOR, rank), rank / 4 == 1);
+        assert_int_equal(mesh_has(&mesh, AXES_TENSOR | MESH_INNER, rank), rank / 4 == 1);
         assert_int_equal(mesh_has(&mesh, MESH(AXIS_PP), rank), rank == 2 || rank == 6);
         assert_true(mesh_has(&mesh, AXES_ALL, rank));
     }

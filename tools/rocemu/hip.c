@@ -300,6 +300,10 @@ EXPORT int hipStreamCreateWithFlags(Stream **stream, unsigned flags) {
     *stream = stream_create();
     return finish(*stream ? 0 : HIP_ERROR_OUT_OF_MEMORY);
 }
+EXPORT int hipStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
+    (void)priority;
+    return hipStreamCreateWithFlags(stream, flags);
+}
 EXPORT int hipStreamCreate(Stream **stream) { return hipStreamCreateWithFlags(stream, 0); }
 EXPORT int hipStreamDestroy(Stream *stream) {
     stream_destroy(stream);

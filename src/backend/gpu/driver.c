@@ -107,14 +107,18 @@ static bool use_device(Gpu *gpu) {
     return GPU_CALL(gpu, context_retain, &gpu->context, gpu->ordinal) && GPU_CALL(gpu, context_use, gpu->context);
 }
 
-void *driver_open_stream(Gpu *gpu) {
+/* Priorities of both vendors: lower numbers come first, and those beyond what a device has are taken as the nearest. */
+enum { PRIORITY_DEFAULT = 0, PRIORITY_URGENT = -1 };
+
+void *driver_open_stream(Gpu *gpu, bool urgent) {
     void *stream = NULL;
-    return GPU_CALL(gpu, stream_create, &stream, STREAM_NON_BLOCKING) ? stream : NULL;
+    int priority = urgent ? PRIORITY_URGENT : PRIORITY_DEFAULT;
+    return GPU_CALL(gpu, stream_create, &stream, STREAM_NON_BLOCKING, priority) ? stream : NULL;
 }
 
 bool driver_open(Gpu *gpu, int index, Error *error) {
     bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu) &&
-                  (gpu->stream = driver_open_stream(gpu));
+                  (gpu->stream = driver_open_stream(gpu, false));
     if (gpu_failed(gpu)) *error = gpu->failure;
     if (opened && !strcmp(gpu->device.info.target, "sm_90a")) *(void **)&gpu->launch_early = dlsym(gpu->library, "cuLaunchKernelEx");
     return opened;

@@ -70,8 +70,9 @@ void gpu_set_properties(DeviceInfo *info);
 /* Opens library, context and stream of a GPU whose kind is set, and fills device.info. Close it after a failure too. */
 bool driver_open(Gpu *gpu, int index, Error *error);
 void driver_close(Gpu *gpu);
-/* A stream that does not wait for the default one; NULL after a failure. */
-void *driver_open_stream(Gpu *gpu);
+/* A stream that does not wait for the default one; NULL after a failure. Blocks of an urgent one's kernels start before
+ * those of other streams' kernels that wait for a place on the device. */
+void *driver_open_stream(Gpu *gpu, bool urgent);
 /* Lets the calling thread use the GPU. */
 void driver_use_in_thread(const Gpu *gpu);
 /* Keeps the failure of a call (result != 0) in gpu->failure unless there is one; true if the call succeeded. */

@@ -33,7 +33,7 @@
     CALL(download, hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *to, void *from, size_t bytes, void *stream))                       \
     CALL(copy, hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (void *to, void *from, size_t bytes, void *stream))                           \
     CALL(fill, hipMemsetD8Async, cuMemsetD8Async, (void *to, unsigned char byte, size_t bytes, void *stream))                          \
-    CALL(stream_create, hipStreamCreateWithFlags, cuStreamCreate, (void **stream, unsigned flags))                                     \
+    CALL(stream_create, hipStreamCreateWithPriority, cuStreamCreateWithPriority, (void **stream, unsigned flags, int priority))        \
     CALL(stream_wait, hipStreamWaitEvent, cuStreamWaitEvent, (void *stream, void *event, unsigned flags))                              \
     CALL(stream_synchronize, hipStreamSynchronize, cuStreamSynchronize, (void *stream))                                                \
     CALL(stream_destroy, hipStreamDestroy, cuStreamDestroy_v2, (void *stream))                                                         \

@@ -171,7 +171,7 @@ static void gpu_replay(Device *device, DeviceRecording *recording) {
 
 static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
 
-static DeviceStream *gpu_stream_open(Device *device) { return driver_open_stream(gpu_of(device)); }
+static DeviceStream *gpu_stream_open(Device *device, bool urgent) { return driver_open_stream(gpu_of(device), urgent); }
 
 static void gpu_stream_close(Device *device, DeviceStream *stream) {
     if (stream) gpu_of(device)->call.stream_destroy(stream);

@@ -116,7 +116,7 @@ static Ring ring_of(const OpCall *call, const RingKernels *by, bool backward) {
     const int64_t *queries = call->in_shape[ATTENTION_QKV], *keys = call->in_shape[ATTENTION_KV];
     Ring r = {.call = call,
         .by = by,
-        .group = mesh_group(call->mesh, MESH(AXIS_CP)),
+        .group = mesh_inner_group(call->mesh, MESH(AXIS_CP)),
         .rank = mesh_index(call->mesh, MESH(AXIS_CP)),
         .size = mesh_size(call->mesh, MESH(AXIS_CP)),
         .rows = queries[0],

@@ -70,7 +70,7 @@ static Collective collective_of(const OpCall *call, size_t compute, size_t wide)
     const CollectiveAttributes *attributes = call->attributes;
     size_t bytes = attributes->type == TYPE_COMPUTE ? compute : attributes->type == TYPE_WIDE ? wide : 1;
     const int64_t *shape = call->in_shape[COLLECTIVE_X];
-    return (Collective){.group = mesh_group(call->mesh, attributes->axes),
+    return (Collective){.group = mesh_inner_group(call->mesh, attributes->axes),
         .size = mesh_size(call->mesh, attributes->axes),
         .index = mesh_index(call->mesh, attributes->axes),
         .blocks = attributes->blocks,

@@ -31,7 +31,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 void halo_send(const OpCall *call, size_t element) {
     const HaloAttributes *attributes = call->attributes;
     HaloChunks c = halo_chunks(call);
-    Comm *group = mesh_group(call->mesh, MESH(AXIS_CP));
+    Comm *group = mesh_inner_group(call->mesh, MESH(AXIS_CP));
     int64_t bytes = c.ends * (int64_t)element, stride = c.chunk * (int64_t)element;
     int rank = comm_rank(group), below = rank - 1, above = rank + 1 < comm_size(group) ? rank + 1 : -1;
     const char *x = (const char *)call->in[HALO_X] + stride - bytes; /* the end of the first chunk */

@@ -96,7 +96,7 @@ static void finish_chunk(const Chunk *c) {
 
 /* finish_chunk for ranks that share the vocabulary out. `peaks` are [ranks, rows]. */
 static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
-    Comm *group = mesh_group(mesh, AXES_TENSOR);
+    Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
     int size = mesh_size(mesh, AXES_TENSOR);
     Peak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
     int64_t shards[size + 1];

@@ -291,7 +291,7 @@ static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses,
 /* The losses of a chunk, and its d_logits in place of the logits. `peaks` are scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
     const LossAttributes *attributes = call->attributes;
-    Comm *group = mesh_group(call->mesh, AXES_TENSOR);
+    Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
     if (ranks <= 1) {

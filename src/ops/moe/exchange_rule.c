@@ -64,7 +64,7 @@ int64_t moe_offsets_workspace(const Graph *graph, const Node *node) { return gra
 
 /* After a failure nothing travels any more, and all offsets are 0, so that what follows stays inside its buffers. */
 void moe_offsets_run(const OpCall *call) {
-    Comm *group = mesh_group(call->mesh, AXES_EXPERTS);
+    Comm *group = mesh_inner_group(call->mesh, AXES_EXPERTS);
     int64_t ranks = call->out_shape[MOE_OFFSETS_OFFSETS][0], bytes = call->in_shape[MOE_OFFSETS_OFFSET][0] * (int64_t)sizeof(int32_t);
     int64_t shards[ranks + 1];
     char *gathered = call->workspace;
@@ -97,7 +97,7 @@ void moe_send_run(const OpCall *call, bool back, size_t compute) {
     const int64_t *sent = back ? arrivals : slots, *received = back ? slots : arrivals;
     char *y = call->out[MOE_SEND_Y];
     *call->ticket = comm_all_to_all(
-        mesh_group(call->mesh, AXES_EXPERTS), back ? "rows back" : "rows", call->in[MOE_SEND_X], sent, y, received, COMM_U8);
+        mesh_inner_group(call->mesh, AXES_EXPERTS), back ? "rows back" : "rows", call->in[MOE_SEND_X], sent, y, received, COMM_U8);
     device_fill(call->device, y + received[ranks], 0, bytes - received[ranks]);
 }
 
