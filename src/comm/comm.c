@@ -254,6 +254,14 @@ CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t
         false);
 }
 
+void comm_begin_together(Comm *comm) {
+    if (comm->nccl) nccl_begin_together(comm->engine);
+}
+
+void comm_end_together(Comm *comm) {
+    if (comm->nccl) nccl_end_together(comm->engine);
+}
+
 void comm_wait(Comm *comm, CommTicket ticket) {
     if (ticket > 0) engine_wait(comm->engine, ticket);
     else if (ticket < 0) nccl_wait(comm->engine, ticket);

@@ -110,6 +110,11 @@ CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const
 CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count,
     int from, CommType type);
 
+/* Collectives of one group that are queued between the two need nothing of each other, nor what the device's stream is
+ * given between. On GPUs they are one launch then, and end together: the ticket of one is that of all. */
+void comm_begin_together(Comm *comm);
+void comm_end_together(Comm *comm);
+
 /* What is queued on the device afterwards runs after this collective; on the CPU the caller waits for it. Tickets
  * may be waited for in any order, more than once. */
 void comm_wait(Comm *comm, CommTicket ticket);

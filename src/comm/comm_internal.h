@@ -167,6 +167,9 @@ void nccl_leave(Comm *comm);
 /* Issues the collective and frees the task. Its ticket is negative. */
 CommTicket nccl_queue(Task *task);
 void nccl_wait(Engine *engine, CommTicket ticket);
+/* What is queued between the two is one launch, and has one ticket. */
+void nccl_begin_together(Engine *engine);
+void nccl_end_together(Engine *engine);
 /* In which the device's stream waited, as far as it has come. On the thread that computes. */
 double nccl_seconds_stalled(Engine *engine);
 /* On the worker, now and then: notes what is done, and what failed or takes too long; after a failure ends all that

@@ -17,8 +17,9 @@ enum { EVENTS = 1024, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
     DeviceEvent *event;
-    const DeviceStream *stream; /* NULL: none yet */
-    int64_t record;
+    DeviceStream *stream; /* NULL: none yet */
+    int64_t record;       /* the first of `records` */
+    int records;          /* collectives of this ticket */
     double since;
 } Issued;
 
@@ -31,9 +32,10 @@ typedef struct Nccl {
     } call;
     DeviceStream *stream;
     DeviceEvent *ready;
-    pthread_mutex_t lock;  /* of what follows, and of calls of the library */
-    Issued issued[EVENTS]; /* by ticket */
-    CommTicket last, done;
+    pthread_mutex_t lock;        /* of what follows, and of calls of the library */
+    Issued issued[EVENTS];       /* by ticket */
+    CommTicket last, done, open; /* open: that of collectives that are issued together; 0: none yet */
+    bool together;               /* between nccl_begin_together and nccl_end_together, which hold the lock */
     void *groups[MOST_GROUPS];
     bool in_thread, aborted;
     Stall stalls[EVENTS]; /* these are of the thread that computes */
@@ -217,31 +219,65 @@ static int issue(const Nccl *nccl, const Task *task) {
     return 0;
 }
 
+/* A ticket for what the stream is given from now on, after what the device's stream holds. */
+static CommTicket open_ticket(const Engine *engine, Nccl *nccl, DeviceStream *stream) {
+    CommTicket ticket = nccl->last + 1;
+    Issued *issued = &nccl->issued[ticket % EVENTS];
+    device_event_record(engine->device, nccl->ready, NULL);
+    device_event_wait(engine->device, nccl->ready, stream);
+    if (issued->stream && issued->stream != stream) device_event_wait(engine->device, issued->event, stream);
+    issued->stream = stream;
+    issued->records = 0;
+    return ticket;
+}
+
+static void close_ticket(const Engine *engine, Nccl *nccl, CommTicket ticket) {
+    Issued *issued = &nccl->issued[ticket % EVENTS];
+    device_event_record(engine->device, issued->event, issued->stream);
+    issued->since = log_seconds();
+    nccl->last = ticket;
+}
+
+static void note_record(Issued *issued, int64_t record) {
+    if (issued->records++ == 0) issued->record = record;
+}
+
 CommTicket nccl_queue(Task *task) {
     Engine *engine = task->comm->engine;
     Nccl *nccl = engine->nccl;
     Error error = {0};
     CommTicket ticket = 0;
     bool done = true;
-    pthread_mutex_lock(&nccl->lock);
+    if (!nccl->together) pthread_mutex_lock(&nccl->lock);
     if (!engine->failed && !nccl->aborted) {
-        ticket = nccl->last + 1;
-        Issued *issued = &nccl->issued[ticket % EVENTS];
-        DeviceStream *stream = stream_of(task);
-        device_event_record(engine->device, nccl->ready, NULL);
-        device_event_wait(engine->device, nccl->ready, stream);
-        if (issued->stream && issued->stream != stream) device_event_wait(engine->device, issued->event, stream);
-        issued->stream = stream;
+        ticket = nccl->open ? nccl->open : open_ticket(engine, nccl, stream_of(task));
         done = check(nccl, issue(nccl, task), &error) || error_context(&error, "%s '%s'", operation_name(task->operation), task->name);
-        device_event_record(engine->device, issued->event, stream);
-        issued->since = log_seconds();
-        issued->record = engine_record(engine, task, COMM_RUNNING);
-        nccl->last = ticket;
+        note_record(&nccl->issued[ticket % EVENTS], engine_record(engine, task, COMM_RUNNING));
+        if (nccl->together) nccl->open = ticket;
+        else close_ticket(engine, nccl, ticket);
     }
-    pthread_mutex_unlock(&nccl->lock);
+    if (!nccl->together) pthread_mutex_unlock(&nccl->lock);
     if (!done) engine_fail(engine, &error);
     task_free(task);
     return -ticket;
+}
+
+void nccl_begin_together(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    pthread_mutex_lock(&nccl->lock);
+    nccl->together = true;
+    if (!nccl->aborted) nccl->call.begin();
+}
+
+void nccl_end_together(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    Error error = {0};
+    bool done = nccl->aborted || check(nccl, nccl->call.end(), &error);
+    if (nccl->open) close_ticket(engine, nccl, nccl->open);
+    nccl->open = 0;
+    nccl->together = false;
+    pthread_mutex_unlock(&nccl->lock);
+    if (!done) engine_fail(engine, &error);
 }
 
 double nccl_seconds_stalled(Engine *engine) {
@@ -272,8 +308,10 @@ void nccl_wait(Engine *engine, CommTicket ticket) {
 static void note_done(Engine *engine) {
     Nccl *nccl = engine->nccl;
     if (nccl->done < nccl->last - EVENTS) nccl->done = nccl->last - EVENTS;
-    while (nccl->done < nccl->last && device_event_done(engine->device, nccl->issued[(nccl->done + 1) % EVENTS].event))
-        engine_record_state(engine, nccl->issued[++nccl->done % EVENTS].record, COMM_DONE);
+    while (nccl->done < nccl->last && device_event_done(engine->device, nccl->issued[(nccl->done + 1) % EVENTS].event)) {
+        const Issued *issued = &nccl->issued[++nccl->done % EVENTS];
+        for (int i = 0; i < issued->records; i++) engine_record_state(engine, issued->record + i, COMM_DONE);
+    }
 }
 
 /* The lock is held. */

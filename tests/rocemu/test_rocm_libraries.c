@@ -80,8 +80,8 @@ static void two_cards_generate_the_text_of_one(void **state) {
     ProcessResult alone = smelt("generate spoken the tokens=12 temperature=0 device=hip");
     expect_code(&alone, 0, "generate");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        char *words = memory_format(
-            "launch -n 2 self_test=false -- generate spoken the tokens=12 temperature=0 device=hip layout.%s=2", layouts[i]);
+        char *words =
+            memory_format("launch -n 2 self_test=false -- generate spoken the tokens=12 temperature=0 device=hip layout.%s=2", layouts[i]);
         Process process = words_start(program, words);
         ProcessResult shared = process_finish(&process);
         expect_code(&shared, 0, words);

@@ -93,7 +93,10 @@ static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
 /* As cuda.h has them: CUlaunchAttribute and CUlaunchConfig. */
 typedef struct LaunchAttribute {
     int32_t id;
-    _Alignas(8) union { int32_t number; char bytes[64]; } value;
+    _Alignas(8) union {
+        int32_t number;
+        char bytes[64];
+    } value;
 } LaunchAttribute;
 typedef struct LaunchConfiguration {
     unsigned grid[3], block[3], shared;

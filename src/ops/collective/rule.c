@@ -93,10 +93,10 @@ void collective_all_gather(const OpCall *call, size_t compute, size_t wide) {
     int64_t shards[c.size + 1], part = cut_block(&c, call->out_shape[COLLECTIVE_Y][0], shards), bytes = part * c.element;
     const char *x = call->in[COLLECTIVE_X];
     char *y = call->out[COLLECTIVE_Y];
-    for (int b = 0; b < c.blocks; b++, x += bytes, y += bytes * c.size) {
-        device_copy(call->device, y + bytes * c.index, x, bytes);
-        *call->ticket = comm_all_gather(c.group, "gather", y, shards, c.type);
-    }
+    for (int b = 0; b < c.blocks; b++) device_copy(call->device, y + bytes * (b * c.size + c.index), x + bytes * b, bytes);
+    comm_begin_together(c.group);
+    for (int b = 0; b < c.blocks; b++) *call->ticket = comm_all_gather(c.group, "gather", y + bytes * c.size * b, shards, c.type);
+    comm_end_together(c.group);
 }
 
 int64_t collective_columns_workspace(const Graph *graph, const Node *node) { return graph_bytes(graph, node->out[COLLECTIVE_Y]); }
@@ -122,8 +122,10 @@ void collective_reduce_scatter(const OpCall *call, size_t compute, size_t wide) 
     int64_t shards[c.size + 1], part = cut_block(&c, call->in_shape[COLLECTIVE_X][0], shards), bytes = part * c.element;
     const char *x = call->in[COLLECTIVE_X];
     char *y = call->out[COLLECTIVE_Y];
+    comm_begin_together(c.group);
     for (int b = 0; b < c.blocks; b++, x += bytes * c.size, y += bytes)
         *call->ticket = comm_reduce_scatter_to(c.group, "scatter", x, y, shards, c.type, COMM_SUM);
+    comm_end_together(c.group);
 }
 
 void collective_all_reduce(const OpCall *call, size_t compute, size_t wide) {

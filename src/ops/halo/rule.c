@@ -28,22 +28,38 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph->tensors[x].gradient = sum;
 }
 
+/* A chunk's neighbours: the rank that gets its end, or -1, and the one whose end comes here. Numbers of first chunks ascend
+ * with ranks, those of second ones descend. */
+typedef struct Neighbours {
+    bool up;
+    int to, from;
+} Neighbours;
+
+static Neighbours neighbours_of(const Comm *group, int64_t chunk, bool back) {
+    int rank = comm_rank(group), below = rank - 1, above = rank + 1 < comm_size(group) ? rank + 1 : -1;
+    bool up = (chunk % 2 == 1) == back;
+    return (Neighbours){up, up ? above : below, up ? below : above};
+}
+
 void halo_send(const OpCall *call, size_t element) {
     const HaloAttributes *attributes = call->attributes;
     HaloChunks c = halo_chunks(call);
     Comm *group = mesh_inner_group(call->mesh, MESH(AXIS_CP));
     int64_t bytes = c.ends * (int64_t)element, stride = c.chunk * (int64_t)element;
-    int rank = comm_rank(group), below = rank - 1, above = rank + 1 < comm_size(group) ? rank + 1 : -1;
     const char *x = (const char *)call->in[HALO_X] + stride - bytes; /* the end of the first chunk */
     char *y = call->out[HALO_Y];
+    comm_begin_together(group);
     for (int64_t i = 0; i < c.count; i++) {
-        bool second = i % 2, up = second == attributes->back; /* numbers of first chunks ascend with ranks, of second ones descend */
-        int to = up ? above : below, from = up ? below : above;
-        int64_t middle = second ? i - 1 : i + 1; /* the other chunk of this sequence, next to this one on the last rank */
-        *call->ticket = comm_exchange(group, "halo", x + i * stride, bytes, to, y + i * bytes, bytes, from, COMM_U8);
-        if (from >= 0) continue;
-        if (up) device_fill(call->device, y + i * bytes, 0, bytes); /* nothing comes before (after) the sequence */
-        else device_copy(call->device, y + i * bytes, x + middle * stride, bytes);
+        Neighbours n = neighbours_of(group, i, attributes->back);
+        *call->ticket = comm_exchange(group, "halo", x + i * stride, bytes, n.to, y + i * bytes, bytes, n.from, COMM_U8);
+    }
+    comm_end_together(group);
+    for (int64_t i = 0; i < c.count; i++) {
+        Neighbours n = neighbours_of(group, i, attributes->back);
+        int64_t other = i % 2 ? i - 1 : i + 1; /* the other chunk of this sequence, next to this one on the last rank */
+        if (n.from >= 0) continue;
+        if (n.up) device_fill(call->device, y + i * bytes, 0, bytes); /* nothing comes before (after) the sequence */
+        else device_copy(call->device, y + i * bytes, x + other * stride, bytes);
     }
 }
 
