@@ -21,9 +21,8 @@ static void check_order(const Graph *graph, int index) {
     for (int i = 0; i < node->inputs; i++) {
         const Tensor *tensor = graph_get(graph, node->in[i]);
         bool made_here = tensor->arena == ARENA_ACTIVATION || tensor->arena == ARENA_CONSTANT;
-        int producer = tensor->producer >= 0 ? tensor->producer : graph_get(graph, graph_whole(graph, node->in[i]))->producer;
-        assert(node->in[i] == TENSOR_NONE || !made_here || (producer >= 0 && producer < index));
-        (void)made_here, (void)producer;
+        assert(node->in[i] == TENSOR_NONE || !made_here || (tensor->producer >= 0 && tensor->producer < index));
+        (void)made_here;
     }
     for (int i = 0; i < node->outputs; i++) {
         bool added_to = operand_in(op_table[node->op]->adds_to, i);
@@ -56,14 +55,8 @@ static void find_last_uses(const Graph *graph, int *last) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         int end = graph_node_end(graph, i);
-        for (int j = 0; j < node->inputs; j++) {
-            TensorId whole = graph_whole(graph, node->in[j]);
-            last[whole] = int_max(end, last[whole]);
-        }
-        for (int j = 0; j < node->outputs; j++) {
-            TensorId whole = graph_whole(graph, node->out[j]);
-            last[whole] = int_max(end, last[whole]);
-        }
+        for (int j = 0; j < node->inputs; j++) last[node->in[j]] = int_max(end, last[node->in[j]]);
+        for (int j = 0; j < node->outputs; j++) last[node->out[j]] = int_max(end, last[node->out[j]]);
         if (op_in_place(graph, node)) last[op_in_place_input(node)] = i - 1;
     }
     for (int i = 1; i < graph->tensor_count; i++)
@@ -85,7 +78,7 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
             check_place(graph, plan, node->out[j]);
             if (tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
             int64_t end = tensor->offset + graph_bytes(graph, node->out[j]);
-            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[graph_whole(graph, node->out[j])]});
+            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});
         }
         assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
         if (workspace)

@@ -5,8 +5,7 @@
  * tensor with several readers is the sum of what they send back. Recomputation then rewrites the backward nodes:
  * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
  * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Last, the backward
- * nodes are put in an order in which collectives run beside others (overlap.c), and the forward ones are cut for the same
- * end (halves.c). */
+ * nodes are put in an order in which collectives run beside others (overlap.c). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,7 +183,6 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
     recompute(graph, policy, forward);
     if (graph->splits_backward) split_backward(graph, forward);
     else graph_overlap_collectives(graph, forward);
-    graph_cut_halves(graph, forward);
     graph->backward = false;
     graph->part = 0;
     graph_scope(graph, -1, "");

@@ -140,7 +140,6 @@ static void bind_slot(Executor *executor) {
             if (node->out[j]) memcpy(call->out_shape[j], graph_get(graph, node->out[j])->shape, sizeof call->out_shape[j]);
         }
         call->attributes = node->attributes;
-        call->half = node->half;
         call->compute_gradients = precision_state_type(graph->precision, TYPE_COMPUTE) == TYPE_COMPUTE;
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
         call->device = executor->backend.device;

@@ -107,25 +107,6 @@ TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, cons
     return graph_tensor(graph, ARENA_ACTIVATION, type, tensor.rank, tensor.shape, name);
 }
 
-TensorId graph_take_rows(Graph *graph, TensorId tensor, int64_t first, int64_t count) {
-    Tensor rows = *graph_get(graph, tensor);
-    assert(rows.arena == ARENA_ACTIVATION || rows.arena == ARENA_STASH || rows.arena == ARENA_INPUT);
-    assert(!rows.whole && first + count <= rows.shape[0]);
-    rows.name = own(graph, memory_format("%s.rows", rows.name));
-    rows.whole = tensor;
-    rows.first_row = first;
-    rows.shape[0] = count;
-    rows.keep = false;
-    int64_t shape[TENSOR_MAX_RANK];
-    memcpy(shape, rows.shape, sizeof shape);
-    return append_tensor(graph, rows, shape);
-}
-
-TensorId graph_whole(const Graph *graph, TensorId tensor) {
-    TensorId whole = graph_get(graph, tensor)->whole;
-    return whole ? whole : tensor;
-}
-
 static void cut_shape(const Mesh *mesh, const Cut *cut, int64_t *shape) {
     int index = mesh_index(mesh, cut->axes), size = mesh_size(mesh, cut->axes);
     if (size > 1) shape[cut->dimension] = cut_rows(cut, index, size);
@@ -261,8 +242,7 @@ int graph_append(Graph *graph, const Node *node) {
     int index = graph->node_count;
     array_append(graph->nodes, graph->node_count, *node);
     for (int i = 0; i < node->outputs; i++)
-        if (!operand_in(op_table[node->op]->adds_to, i) && node->out[i])
-            graph->tensors[node->out[i]].producer = graph->tensors[graph_whole(graph, node->out[i])].producer = index;
+        if (!operand_in(op_table[node->op]->adds_to, i) && node->out[i]) graph->tensors[node->out[i]].producer = index;
     return index;
 }
 
@@ -282,15 +262,10 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
     return graph_append(graph, &node);
 }
 
-/* Whether one is the other, or rows of it. */
-static bool are_of_one(const Graph *graph, TensorId a, TensorId b) {
-    return a == b || graph_get(graph, a)->whole == b || graph_get(graph, b)->whole == a;
-}
-
-static bool reads_any(const Graph *graph, const Node *node, const TensorId *tensors, int count) {
+static bool reads_any(const Node *node, const TensorId *tensors, int count) {
     for (int i = 0; i < node->inputs; i++)
         for (int j = 0; j < count && node->in[i]; j++)
-            if (tensors[j] && are_of_one(graph, node->in[i], tensors[j])) return true;
+            if (node->in[i] == tensors[j]) return true;
     return false;
 }
 
@@ -302,7 +277,7 @@ bool graph_communicates(const Graph *graph, int node) {
 int graph_await(const Graph *graph, int node) {
     const Node *starting = &graph->nodes[node];
     int at = node + 1;
-    while (at < graph->node_count && !reads_any(graph, &graph->nodes[at], starting->out, starting->outputs)) at++;
+    while (at < graph->node_count && !reads_any(&graph->nodes[at], starting->out, starting->outputs)) at++;
     return at;
 }
 

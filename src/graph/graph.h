@@ -79,21 +79,18 @@ typedef enum Arena {
 const char *arena_name(Arena arena);
 
 /* Invariants, asserted by graph_check: a tensor of the ACTIVATION or CONSTANT arena has one producer, before all its
- * readers, or one for each half of its rows; once planned it lies inside its arena, and no two activations that are alive at
- * once overlap, but for outputs that take the memory of an input (Op.in_place). Views and their gradients share that of
- * parameters. */
+ * readers; once planned it lies inside its arena, and no two activations that are alive at once overlap, but for
+ * outputs that take the memory of an input (Op.in_place). Views and their gradients share that of parameters. */
 typedef struct Tensor {
     char *name;
     Arena arena;
     TypeClass type;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset; /* bytes from the arena's start; the planner sets those outside parameters' arenas */
-    int producer;   /* index of the node that makes it, or -1 */
-    bool keep;      /* alive to the end of the program, for callers that read it */
-    bool frozen;    /* a parameter that is not trained: it has no gradient */
-    TensorId whole; /* this is rows of that tensor, from first_row on, and lies in its memory; TENSOR_NONE: in its own */
-    int64_t first_row;
+    int64_t offset;    /* bytes from the arena's start; the planner sets those outside parameters' arenas */
+    int producer;      /* index of the node that makes it, or -1 */
+    bool keep;         /* alive to the end of the program, for callers that read it */
+    bool frozen;       /* a parameter that is not trained: it has no gradient */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 
@@ -182,7 +179,6 @@ typedef struct Node {
     int layer;              /* -1 outside the layers */
     int part;               /* of a pipeline's program (graph_part); 0 in others */
     bool backward;
-    bool half;         /* one of two nodes that each work on half of the rows (halves.c) */
     int clone_of;      /* the forward node that this one recomputes, or -1 */
     int64_t workspace; /* offset of its scratch in the activation arena */
     char *name;
@@ -250,11 +246,6 @@ static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return A
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
 /* A view of rows first .. first + count - 1 of a matrix, or of such a view. */
 TensorId graph_slice(Graph *graph, TensorId parameter, int64_t first, int64_t count);
-/* Rows first .. first + count - 1 of an activation, planned or in the stash, or of an input, for nodes that make or read
- * these alone. */
-TensorId graph_take_rows(Graph *graph, TensorId tensor, int64_t first, int64_t count);
-/* The tensor in whose memory this one lies: itself, or the one that it is rows of. */
-TensorId graph_whole(const Graph *graph, TensorId tensor);
 /* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen, which the output
  * of op_dequantize is too. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);

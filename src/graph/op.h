@@ -29,7 +29,6 @@ typedef struct OpCall {
     const void *attributes;
     void *workspace;        /* as many bytes as OpKernel.workspace says */
     bool overwrite;         /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
-    bool half;              /* Node.half */
     bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device;         /* whose memory it is */
     const Mesh *mesh;       /* groups of ranks */
@@ -79,13 +78,9 @@ typedef struct Op {
     /* The input, as large as output 0, whose memory output 0 may take where nothing reads it later: each thread reads
      * an element before it writes it, and no other thread reads that element. */
     uint32_t in_place;
-    /* The inputs of which the node reads row r, or rows of r's sequence, for row r of its outputs; all others are the same for
-     * all rows. 0: outputs are not made so. Such a node may be cut into two that each work on half of the rows (halves.c). */
-    uint32_t by_rows;
-    bool by_sequences; /* it reads other rows of the sequence too */
-    bool once;         /* without run-time inputs: run when the executor is made, outputs in the constant arena */
-    bool once_a_step;  /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
-    bool loss;         /* adds to a loss metric: differentiation starts here */
+    bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
+    bool once_a_step; /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
+    bool loss;        /* adds to a loss metric: differentiation starts here */
     /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
      * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the
      * first node that reads an output, nothing that it works on is touched. */

@@ -93,8 +93,7 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
     TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
-    bool free = input && planned && !from->whole && !to->whole && !from->keep && last[input] == index &&
-                tensor_bytes(graph, input) == tensor_bytes(graph, output);
+    bool free = input && planned && !from->keep && last[input] == index && tensor_bytes(graph, input) == tensor_bytes(graph, output);
     return free ? input : TENSOR_NONE;
 }
 
@@ -107,12 +106,10 @@ typedef struct Listing {
     TensorId *source; /* the tensor whose memory it takes, or TENSOR_NONE */
 } Listing;
 
-/* Of halves the first one stands for the whole tensor. */
 static void list_output(Listing *list, Graph *graph, int node, int index) {
-    TensorId output = graph->nodes[node].out[index], id = graph_whole(graph, output);
+    TensorId id = graph->nodes[node].out[index];
     Tensor *tensor = &graph->tensors[id];
-    const Tensor *made = graph_get(graph, output);
-    if (!id || tensor->arena != ARENA_ACTIVATION || made->producer != node || made->first_row > 0) return;
+    if (!id || tensor->arena != ARENA_ACTIVATION || tensor->producer != node) return;
     int end = tensor->keep ? graph->node_count - 1 : list->last[id] > node ? list->last[id] : node;
     list->source[id] = index == 0 ? overwritten(graph, node, list->last) : TENSOR_NONE;
     list->block[id] = list->source[id] ? list->block[list->source[id]] : list->count++;
@@ -125,14 +122,10 @@ static void list_output(Listing *list, Graph *graph, int node, int index) {
 static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
     for (int i = 0; i < graph->node_count; i++) {
         int end = graph_node_end(graph, i);
-        for (int j = 0; j < graph->nodes[i].inputs; j++) {
-            int *last = &list->last[graph_whole(graph, graph->nodes[i].in[j])];
-            *last = int_max(end, *last);
-        }
-        for (int j = 0; j < graph->nodes[i].outputs; j++) {
-            int *last = &list->last[graph_whole(graph, graph->nodes[i].out[j])];
-            *last = int_max(end, *last);
-        }
+        for (int j = 0; j < graph->nodes[i].inputs; j++)
+            list->last[graph->nodes[i].in[j]] = int_max(end, list->last[graph->nodes[i].in[j]]);
+        for (int j = 0; j < graph->nodes[i].outputs; j++)
+            list->last[graph->nodes[i].out[j]] = int_max(end, list->last[graph->nodes[i].out[j]]);
     }
     for (int i = 0; i < graph->node_count; i++) {
         for (int j = 0; j < graph->nodes[i].outputs; j++) list_output(list, graph, i, j);
@@ -150,11 +143,10 @@ static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int
 static void find_stash(Graph *graph) {
     for (int i = 0; i < graph->node_count && graph->chunks; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) {
-            Tensor *tensor = &graph->tensors[graph_whole(graph, graph->nodes[i].in[j])];
+            Tensor *tensor = &graph->tensors[graph->nodes[i].in[j]];
             if (tensor->arena == ARENA_ACTIVATION && graph->nodes[tensor->producer].part != graph->nodes[i].part)
                 tensor->arena = ARENA_STASH;
         }
-    for (int i = 1; i < graph->tensor_count; i++) graph->tensors[i].arena = graph->tensors[graph_whole(graph, i)].arena;
 }
 
 /* When a slot has to hold each tensor of the stash. One without a producer is received before the part that reads it first;
@@ -166,12 +158,9 @@ static NodeSpan *list_lives(const Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         int last = graph_node_end(graph, i);
-        for (int j = 0; j < node->outputs; j++) {
-            NodeSpan *life = &lives[graph_whole(graph, node->out[j])];
-            *life = (NodeSpan){int_min(i, life->first), int_max(last, life->last)};
-        }
+        for (int j = 0; j < node->outputs; j++) lives[node->out[j]] = (NodeSpan){int_min(i, lives[node->out[j]].first), last};
         for (int j = 0; j < node->inputs; j++) {
-            NodeSpan *life = &lives[graph_whole(graph, node->in[j])];
+            NodeSpan *life = &lives[node->in[j]];
             if (span_is_empty(*life)) life->first = graph_part_span(graph, node->part).first;
             life->last = int_max(last, life->last);
         }
@@ -240,7 +229,6 @@ Plan graph_plan_lasting(Graph *graph) {
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         backward |= tensor->arena == ARENA_GRADIENT;
-        if (tensor->whole) continue;
         if (tensor->arena == ARENA_INPUT || tensor->arena == ARENA_CONSTANT || tensor->arena == ARENA_METRIC ||
             tensor->arena == ARENA_STATE || tensor->arena == ARENA_QUANTIZED || tensor->arena == ARENA_HOST) {
             tensor->offset = plan.bytes[tensor->arena];
@@ -254,20 +242,11 @@ Plan graph_plan_lasting(Graph *graph) {
     return plan;
 }
 
-static void place_rows(Graph *graph) {
-    for (int i = 1; i < graph->tensor_count; i++) {
-        Tensor *tensor = &graph->tensors[i];
-        if (tensor->whole)
-            tensor->offset = graph_get(graph, tensor->whole)->offset + tensor->first_row * (graph_bytes(graph, i) / tensor->shape[0]);
-    }
-}
-
 Plan graph_plan(Graph *graph, const Backend *backend) {
     Plan plan = graph_plan_lasting(graph);
     find_stash(graph);
     plan.bytes[ARENA_STASH] = place_stash(graph);
     place_activations(graph, backend, &plan);
-    place_rows(graph);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         Cost cost = op_cost(graph, node);

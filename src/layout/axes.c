@@ -1,17 +1,11 @@
 /* The mesh that a configuration asks for. Owns nothing. Called wherever ranks are planned. */
 #include "config/layout_rules.h"
 #include "layout/layout.h"
-#include "model/model.h"
 
 /* How many of the ranks of tensor parallelism have key heads of their own; the others copy them. */
 static int64_t key_groups(const Config *config) {
     int64_t tp = config->layout.tp, heads = config->model.kv_heads;
     return heads < tp && tp % heads == 0 ? heads : tp;
-}
-
-/* Whether programs are cut into halves of the rows (graph/halves.c). Layers in fp8, whose scale is one of all rows, are not. */
-static bool cuts_rows(const Config *config) {
-    return config->layout.tp > 1 && !config->model.fp8.recipe && !model_makes_images(&config->model);
 }
 
 Mesh layout_mesh_of(const Config *config, int ranks) {
@@ -26,8 +20,6 @@ Mesh layout_mesh_of(const Config *config, int ranks) {
     mesh.size[AXIS_TP] = (int)key_groups(config);
     mesh.size[AXIS_COPY] = (int)(layout->tp / key_groups(config));
     mesh.ring = layout->cp_exchange == CP_RING;
-    mesh.row_blocks = cuts_rows(config) ? 2 : 1;
-    mesh.cuts_sequences = config->batch.sequences % mesh.row_blocks != 0;
     return mesh;
 }
 

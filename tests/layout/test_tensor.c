@@ -43,12 +43,6 @@ static void biases_and_norms_of_heads_learn_the_same(void **state) {
     CHECK_LAYOUTS(LLAMA "model.qkv_bias=true model.qk_norm=true", both);
 }
 
-/* Halves of a microbatch's rows are then halves of its sequence. */
-static void one_sequence_learns_the_same(void **state) {
-    (void)state;
-    CHECK_LAYOUTS(LLAMA "batch.sequences=1 recompute=block", two);
-}
-
 static void recomputed_layers_learn_the_same(void **state) {
     (void)state;
     CHECK_LAYOUTS(LLAMA "recompute=block", two);
@@ -73,28 +67,15 @@ static void the_same_layout_gives_the_same_bits(void **state) {
     assert_same_steps("again-0", "again-1");
 }
 
-/* Halves of rows (graph/halves.c) are computed again as halves. */
-static void what_is_computed_again_does_not_change_the_bits(void **state) {
-    (void)state;
-    static const char *const policies[] = {"none", "norm", "attention", "block"};
-    if (!has_mpi()) skip();
-    for (int i = 0; i < 4; i++) {
-        train_ranks(2, LLAMA "precision=bf16 layout.tp=2 recompute=%s run=again-%d", policies[i], i);
-        if (i) assert_same_steps("again-0", i == 1 ? "again-1" : i == 2 ? "again-2" : "again-3");
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(llama_learns_the_same),
         TRAIN_TEST(llama_with_a_head_and_an_odd_vocabulary_learns_the_same),
         TRAIN_TEST(biases_and_norms_of_heads_learn_the_same),
-        TRAIN_TEST(one_sequence_learns_the_same),
         TRAIN_TEST(recomputed_layers_learn_the_same),
         TRAIN_TEST(groups_that_share_out_data_learn_the_same),
         TRAIN_TEST(muon_learns_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
-        TRAIN_TEST(what_is_computed_again_does_not_change_the_bits),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

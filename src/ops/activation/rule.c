@@ -50,18 +50,13 @@ static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out
 /* An exponential, a division or an error function counts as ten operations. */
 enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 
-const Op op_rule_gelu = {.name = "gelu",
-    .class = OP_CLASS_NORM,
-    .in_place = OPERAND(ACTIVATION_X),
-    .by_rows = OPERAND(ACTIVATION_X),
-    .gradient = gradient,
-    .element_flops = SMOOTH_FLOPS};
+const Op op_rule_gelu = {
+    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu = {
     .name = "silu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu_grad = {.name = "silu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu = {
-    .name = "swiglu", .class = OP_CLASS_NORM, .by_rows = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {
     .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = CLAMP_FLOPS};

@@ -48,11 +48,6 @@ static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d
     d_in[SCALE_ADD_PREVIOUS] = d_previous;
 }
 
-const Op op_rule_add = {
-    .name = "add", .in_place = OPERAND(ADD_A), .by_rows = OPERAND(ADD_A) | OPERAND(ADD_B), .gradient = add_gradient, .element_flops = 1};
-const Op op_rule_scale_add = {.name = "scale_add",
-    .in_place = OPERAND(SCALE_ADD_X),
-    .by_rows = OPERAND(SCALE_ADD_X) | OPERAND(SCALE_ADD_PREVIOUS),
-    .gradient = scale_add_gradient,
-    .element_flops = 2};
+const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_gradient, .element_flops = 1};
+const Op op_rule_scale_add = {.name = "scale_add", .in_place = OPERAND(SCALE_ADD_X), .gradient = scale_add_gradient, .element_flops = 2};
 const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = OPERAND(SCALE_ADD_GRAD_D_SCALE), .element_flops = 3};

@@ -2,9 +2,9 @@
  * own. Where the axes have one rank they append nothing and give back x.
  *
  * Rows over AXES_TENSOR (sequence parallelism) are shared out block by block: the whole rows are in mesh->row_blocks equal
- * blocks, and of each the rank that is number t of n has the t-th n-th. Nodes that are cut into halves (graph/halves.c)
- * gather or scatter one block each, others one after the other. Other axes have one block, and so have rows that blocks and
- * ranks do not divide: rank t has the t-th n-th of all rows. Collectives end before the first node that reads their result, beside the nodes until then. */
+ * blocks, and of each the rank that is number t of n has the t-th n-th. One block is gathered or scattered after the
+ * other, so that a GEMM on a block can run beside the next one's collective. Other axes have one block: rank t has the
+ * t-th n-th of all rows. Collectives end before the first node that reads their result, beside the nodes until then. */
 #pragma once
 
 #include "graph/op.h"

@@ -10,9 +10,7 @@
 static TensorId append(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t rows, const char *name) {
     const Tensor *tensor = graph_get(graph, x);
     int64_t shape[TENSOR_MAX_RANK] = {rows, graph_columns(graph, x)};
-    int64_t whole = int_max(rows, graph_rows(graph, x)), blocks = axes == AXES_TENSOR ? graph->mesh->row_blocks : 1;
-    if (whole % (blocks * mesh_size(graph->mesh, axes))) blocks = 1;
-    CollectiveAttributes attributes = {.axes = axes, .blocks = (int)blocks, .type = tensor->type};
+    CollectiveAttributes attributes = {.axes = axes, .blocks = axes == AXES_TENSOR ? graph->mesh->row_blocks : 1, .type = tensor->type};
     assert(tensor->rank <= 2);
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, tensor->type, 2, shape, name);
     graph_node(graph, op, (Inputs){[COLLECTIVE_X] = x}, (Outputs){[COLLECTIVE_Y] = y}, &attributes, sizeof attributes);
@@ -26,7 +24,7 @@ TensorId op_all_gather(Graph *graph, TensorId x, MeshAxes axes) {
 
 TensorId op_reduce_scatter(Graph *graph, TensorId x, MeshAxes axes) {
     int size = mesh_size(graph->mesh, axes);
-    assert(graph_rows(graph, x) % size == 0 || axes != AXES_TENSOR);
+    assert(graph_rows(graph, x) % ((int64_t)size * graph->mesh->row_blocks) == 0 || axes != AXES_TENSOR);
     return size == 1 ? x : append(graph, OP_reduce_scatter, x, axes, graph_rows(graph, x) / size, "scattered");
 }
 
@@ -75,7 +73,7 @@ static Collective collective_of(const OpCall *call, size_t compute, size_t wide)
     return (Collective){.group = mesh_inner_group(call->mesh, attributes->axes),
         .size = mesh_size(call->mesh, attributes->axes),
         .index = mesh_index(call->mesh, attributes->axes),
-        .blocks = call->half ? 1 : attributes->blocks,
+        .blocks = attributes->blocks,
         .type = attributes->type == TYPE_INT32 ? COMM_U8 : comm_real_type((int64_t)bytes),
         .columns = attributes->type == TYPE_INT32 ? shape[1] * (int64_t)sizeof(int32_t) : shape[1],
         .element = (int64_t)bytes};
@@ -175,16 +173,12 @@ static Traffic reduce_traffic(const Graph *graph, const Node *node) { return who
 
 const Op op_rule_all_gather = {.name = "all_gather",
     .class = OP_CLASS_GATHER,
-    .by_rows = OPERAND(COLLECTIVE_X),
     .communicates = true,
     .direct = is_gathered_directly,
     .traffic = gather_traffic,
     .gradient = gather_gradient};
 const Op op_rule_gather_columns = {.name = "gather_columns", .communicates = true, .direct = are_columns_direct, .traffic = gather_traffic};
-const Op op_rule_reduce_scatter = {.name = "reduce_scatter",
-    .by_rows = OPERAND(COLLECTIVE_X),
-    .communicates = true,
-    .traffic = scatter_traffic,
-    .gradient = scatter_gradient};
+const Op op_rule_reduce_scatter = {
+    .name = "reduce_scatter", .communicates = true, .traffic = scatter_traffic, .gradient = scatter_gradient};
 const Op op_rule_all_reduce = {
     .name = "all_reduce", .communicates = true, .direct = is_reduced_directly, .traffic = reduce_traffic, .gradient = reduce_gradient};

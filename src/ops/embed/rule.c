@@ -51,7 +51,7 @@ static double grad_bytes(const Graph *graph, const Node *node) {
 }
 static double grad_flops(const Graph *graph, const Node *node) { return 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]); }
 
-const Op op_rule_embed = {.name = "embed", .by_rows = OPERAND(EMBED_TOKENS), .gradient = gradient, .element_flops = 2, .bytes = bytes};
+const Op op_rule_embed = {.name = "embed", .gradient = gradient, .element_flops = 2, .bytes = bytes};
 const Op op_rule_embed_grad = {
     .name = "embed_grad",
     .adds_to = OPERAND(EMBED_GRAD_D_TABLE) | OPERAND(EMBED_GRAD_D_BIAS) | OPERAND(EMBED_GRAD_D_SCALE),

@@ -79,7 +79,7 @@ static double flops(const Graph *graph, const Node *node) {
     return 2.0 * s.rows * s.in * graph_columns(graph, node->out[LINEAR_Y]);
 }
 
-const Op op_rule_linear = {.name = "linear", .by_rows = OPERAND(LINEAR_X), .gradient = gradient, .flops = flops};
+const Op op_rule_linear = {.name = "linear", .gradient = gradient, .flops = flops};
 const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .flops = gemm_flops};
 const Op op_rule_linear_grad_weight = {
     .name = "linear_grad_weight",

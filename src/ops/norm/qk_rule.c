@@ -46,7 +46,6 @@ static double grad_flops(const Graph *graph, const Node *node) {
     return 2 * flops(graph, node);
 }
 
-const Op op_rule_qk_norm = {
-    .name = "qk_norm", .class = OP_CLASS_NORM, .by_rows = OPERAND(QK_NORM_QKV), .gradient = gradient, .flops = flops};
+const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
 const Op op_rule_qk_norm_grad = {
     .name = "qk_norm_grad", .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS), .flops = grad_flops};

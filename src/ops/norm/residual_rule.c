@@ -60,12 +60,8 @@ static double grad_flops(const Graph *graph, const Node *node) {
     return (merge + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
 }
 
-const Op op_rule_residual_norm = {.name = "residual_norm",
-    .class = OP_CLASS_NORM,
-    .by_rows = OPERAND(RESIDUAL_NORM_BLOCK) | OPERAND(RESIDUAL_NORM_STREAM),
-    .gradient = gradient,
-    .recompute = recompute,
-    .flops = flops};
+const Op op_rule_residual_norm = {
+    .name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .flops = flops};
 const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad",
     .adds_to = OPERANDS(RESIDUAL_NORM_GRAD_D_GAIN, RESIDUAL_NORM_GRAD_D_AFFINE + STREAM_BIAS),
     .flops = grad_flops};

@@ -57,10 +57,5 @@ static double bytes(const Graph *graph, const Node *node) {
 }
 
 const Op op_rule_rope_table = {.name = "rope_table", .once = true};
-const Op op_rule_rope = {.name = "rope",
-    .class = OP_CLASS_ATTENTION,
-    .in_place = OPERAND(ROPE_X),
-    .by_rows = OPERAND(ROPE_X) | OPERAND(ROPE_POSITIONS),
-    .gradient = gradient,
-    .flops = flops,
-    .bytes = bytes};
+const Op op_rule_rope = {
+    .name = "rope", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(ROPE_X), .gradient = gradient, .flops = flops, .bytes = bytes};
