@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. PTX is cut into one object per kernel, since a
-# kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.ptx. A kernel for Hopper begins with a wait for the one before it, so that its
-# launch overlaps that one's end (launch.c). Beside it stays MODULE.TARGET.d, which says what the object depends on.
+# kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.ptx. A kernel for Hopper begins with a wait for the one before it, unless it
+# waits itself, so that its launch may overlap that one's end (launch.c). Beside it stays MODULE.TARGET.d, which says what the object depends on.
 set -e
 echo '#include "backend/gpu/driver.h"'
 table=''
@@ -22,9 +22,10 @@ for file in "$@"; do
         [ "$target" = sm_90a ] && overlap='griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n'
         awk -v prefix="$file." -v overlap="$overlap" '
             /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name ".ptx"; text = bounds = "" }
-            out { text = text $0 "\n" ($0 == "{" ? overlap : "") }
+            out { text = text $0 "\n" }
             out && $2 == "bounds" { bounds = ".maxntid " $3 "\n.minnctapersm " $4 "\n" ($5 ? ".reqnctapercluster " $5 "\n" : "") }
             !out && !/globl/ { header = header $0 "\n" }
+            /^}/ && text !~ /griddepcontrol.wait/ { sub(/\n\{\n/, "\n{\n" overlap, text) }
             /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
         for piece in "$file".*.ptx; do
             [ -e "$piece" ] || continue # a file may have kernels for other targets alone

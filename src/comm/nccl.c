@@ -12,7 +12,7 @@
 #include "comm/comm_internal.h"
 #include "comm/nccl_calls_internal.h"
 
-enum { EVENTS = 256, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
+enum { EVENTS = 1024 /* more than a step waits for */, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
 /* The device's stream stood still between the two: it waited for a collective. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {

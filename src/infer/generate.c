@@ -226,6 +226,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
     g->mesh.direct = cache;
+    device_overlap_launches(device, cache);
     if (op_backend(&g->backend, device, precision, "", error) && open_windows(g, error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
@@ -234,6 +235,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
 void generator_free(Generator *g) {
     if (!g) return;
     comm_wait(g->comm, g->agreement);
+    device_overlap_launches(g->backend.device, false);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
     for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);

@@ -16,7 +16,7 @@ typedef const char *Settings[SETTINGS];
 
 /* Shapes of models that are trained: of smaller ones latencies are all of the time. A program needs no memory. */
 static const Settings llama = {"model.family=llama", "model.experts=0", "model.layers=3", "model.width=4096", "model.heads=32",
-    "model.kv_heads=8", "model.ffn=14336", "model.vocabulary=50257"},
+                          "model.kv_heads=8", "model.ffn=14336", "model.vocabulary=50257"},
                       zaya = {"model.family=zaya", "model.experts=12", "model.layers=3", "model.width=1536", "model.heads=12",
                           "model.kv_heads=6", "model.ffn=2048", "model.vocabulary=50257"};
 

@@ -32,7 +32,7 @@ static uint32_t random_undefined(void) {
 
 typedef struct Bench {
     Instruction instruction;
-    Wave *wave, *changed; /* `changed` knows of no undefined bits */
+    Wave *wave, *changed;                                         /* `changed` knows of no undefined bits */
     uint32_t vector[END_VECTOR][LANES], scalar[SCALAR_REGISTERS]; /* the undefined bits at the start */
     bool scc;
 } Bench;
@@ -81,7 +81,7 @@ static uint32_t flips(uint32_t undefined) { return undefined & (random_bits() % 
 
 /* `start` as it was before the instruction, with undefined bits of other values. */
 static void change_undefined(Bench *b, const Wave *start) {
-    uint32_t(*undefined)[LANES] = b->changed->undefined;
+    uint32_t (*undefined)[LANES] = b->changed->undefined;
     Wave *wave = b->changed;
     *wave = *start;
     wave->undefined = undefined;
@@ -98,8 +98,8 @@ static void change_undefined(Bench *b, const Wave *start) {
 
 static OperandType operand_type(char letter) {
     static const char letters[] = "fFIDSwhpPmM";
-    static const OperandType types[] = {TYPE_F32, TYPE_F64, TYPE_B64, TYPE_B64, TYPE_B64, TYPE_B16, TYPE_F16, TYPE_PACKED16, TYPE_PACKED32,
-        TYPE_MASK, TYPE_MASK};
+    static const OperandType types[] = {
+        TYPE_F32, TYPE_F64, TYPE_B64, TYPE_B64, TYPE_B64, TYPE_B16, TYPE_F16, TYPE_PACKED16, TYPE_PACKED32, TYPE_MASK, TYPE_MASK};
     const char *at = strchr(letters, letter);
     return at ? types[at - letters] : TYPE_B32;
 }
@@ -107,8 +107,10 @@ static OperandType operand_type(char letter) {
 static Operand make_operand(const Operation *operation, char letter, int number) {
     OperandType type = operand_type(letter);
     bool pair = type == TYPE_B64 || type == TYPE_F64 || type == TYPE_PACKED32 || type == TYPE_MASK;
-    Operand operand = {.kind = OPERAND_VECTOR, .type = (uint8_t)type, .registers = pair ? 2 : 1, .index = (uint16_t)(FIRST_VECTOR + 2 * number)};
-    if (operation->name[0] == 's' || type == TYPE_MASK) operand.kind = OPERAND_SCALAR, operand.index = (uint16_t)(FIRST_SCALAR + 2 * number);
+    Operand operand = {
+        .kind = OPERAND_VECTOR, .type = (uint8_t)type, .registers = pair ? 2 : 1, .index = (uint16_t)(FIRST_VECTOR + 2 * number)};
+    if (operation->name[0] == 's' || type == TYPE_MASK)
+        operand.kind = OPERAND_SCALAR, operand.index = (uint16_t)(FIRST_SCALAR + 2 * number);
     if (letter == 'k' || letter == 'K') operand.kind = OPERAND_CONSTANT, operand.value = (uint64_t)(int16_t)random_bits();
     return operand;
 }
@@ -121,8 +123,10 @@ static void add_modifiers(Instruction *in) {
     in->plain = false;
     for (int i = 0; i < in->sources; i++) {
         uint8_t type = in->source[i].type;
-        if (type == TYPE_F32 || type == TYPE_F64 || type == TYPE_F16) in->source[i].negate = random_bits() & 1, in->source[i].absolute = random_bits() & 1;
-        if (form == 1 && dwords && !packed) in->source[i].selection = (uint8_t)(random_bits() % 7), in->source[i].extend_sign = random_bits() & 1;
+        if (type == TYPE_F32 || type == TYPE_F64 || type == TYPE_F16)
+            in->source[i].negate = random_bits() & 1, in->source[i].absolute = random_bits() & 1;
+        if (form == 1 && dwords && !packed)
+            in->source[i].selection = (uint8_t)(random_bits() % 7), in->source[i].extend_sign = random_bits() & 1;
     }
     if (packed) in->op_sel = random_bits() & 7, in->op_sel_hi = random_bits() & 7;
     if (form == 1 && dwords && !packed && in->destination.registers == 1) {
@@ -135,8 +139,14 @@ static void add_modifiers(Instruction *in) {
 }
 
 static void make_instruction(Instruction *in, const Operation *operation) {
-    *in = (Instruction){.operation = operation, .execute = operation->execute, .text = operation->name, .plain = true, .row_mask = 15,
-        .bank_mask = 15, .op_sel_hi = strncmp(operation->name, "v_fma_mix", 9) ? 7 : 0, .truth_table = (uint8_t)random_bits()};
+    *in = (Instruction){.operation = operation,
+        .execute = operation->execute,
+        .text = operation->name,
+        .plain = true,
+        .row_mask = 15,
+        .bank_mask = 15,
+        .op_sel_hi = strncmp(operation->name, "v_fma_mix", 9) ? 7 : 0,
+        .truth_table = (uint8_t)random_bits()};
     bool result = true;
     for (const char *letter = operation->format; *letter; letter++) {
         if (*letter == ':') {

@@ -42,7 +42,7 @@ enum { GPU_MAX_FUNCTIONS = 512 }; /* slots of a hash table: more than twice the 
 typedef struct Gpu {
     Device device; /* first: a Device of this back end is a Gpu */
     GpuApi call;
-    /* cuLaunchKernelEx; NULL: not for this GPU */
+    bool overlaps_launches; /* by launch_early: cuLaunchKernelEx; NULL: not for this GPU */
     int (*launch_early)(const void *configuration, void *function, void **parameters, void **extra);
     void *library;
     int ordinal; /* of the device in the library */

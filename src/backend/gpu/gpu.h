@@ -85,6 +85,14 @@ INLINE void wave_barrier(void) { __nvvm_bar_warp_sync(~0u); }
 INLINE uint32_t shuffle(uint32_t x, int from) { return __nvvm_shfl_sync_idx_i32(~0u, (int)x, from, WAVE - 1); }
 #endif
 
+/* Waits for the kernel ahead in the stream, of which this one may need nothing before. A kernel without this call waits first of all. */
+INLINE void await_kernel_ahead(void) {
+#if defined __NVPTX__ && GPU_SM == 90
+    __asm__ volatile("griddepcontrol.launch_dependents;");
+    __asm__ volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* Blocks are one-dimensional. */
 INLINE int wave_id(void) { return thread_id() / WAVE; }
 INLINE float shuffle_float(float x, int from) { return __builtin_bit_cast(float, shuffle(__builtin_bit_cast(uint32_t, x), from)); }

@@ -167,6 +167,10 @@ static void gpu_replay(Device *device, DeviceRecording *recording) {
     if (!gpu_failed(gpu)) GPU_CALL(gpu, graph_launch, recording->executable, gpu->stream);
 }
 
+static void gpu_overlap_launches(Device *device, bool overlap) {
+    gpu_of(device)->overlaps_launches = overlap && gpu_of(device)->launch_early;
+}
+
 /* -- Streams, events, time ----------------------------------------------------------------------------------------- */
 
 static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
@@ -222,11 +226,11 @@ static void gpu_close(Device *device) {
 static const DeviceMethods methods = {
 #define GPU(name) .name = gpu_##name
     GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
-    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(share), GPU(share_open), GPU(share_close), GPU(cast_to_bf16),
-    GPU(cast_to_float), GPU(normals), .gemm = gpu_gemm_fastest, GPU(gemm_own), .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library),
-    GPU(prepare_begin), GPU(prepare_end), GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open),
-    GPU(stream_close), GPU(event_open), GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds),
-    GPU(use_thread)
+    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(share), GPU(share_open), GPU(share_close),
+    GPU(overlap_launches), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals), .gemm = gpu_gemm_fastest, GPU(gemm_own),
+    .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end), GPU(record_begin), GPU(record_end),
+    GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open), GPU(event_close), GPU(event_record),
+    GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
 #undef GPU
 };
 

@@ -34,19 +34,29 @@ INLINE void write_element(const GemvArguments *a, int32_t column, float sum) {
     else *narrow = to_bf16(sum);
 }
 
-/* `lines` elements of y; lines of B beyond the last one are the last one again. */
+/* A chunk of each line; those beyond k are zeros. */
+INLINE void load_chunks(u32x4 *chunks, GLOBAL const bf16 *const *line, const int lines, int32_t at, int32_t k) {
+    UNROLL for (int l = 0; l < lines; l++) chunks[l] = at < k ? *(GLOBAL const u32x4 *)(line[l] + at) : (u32x4){0, 0, 0, 0};
+}
+
+/* `lines` elements of y; lines of B beyond the last one are the last one again. B is a weight, so that its first chunks may come
+ * before the kernel ahead has made x. */
 INLINE void multiply_lines(const GemvArguments *a, const int lines) {
     static SHARED float parts[THREADS / WAVE][MOST_LINES];
-    int32_t first = block_x() * lines;
+    int32_t first = block_x() * lines, at = thread_id() * CHUNK;
     GLOBAL const bf16 *line[MOST_LINES];
+    u32x4 next[MOST_LINES];
     float sums[MOST_LINES];
     UNROLL for (int l = 0; l < lines; l++) {
         line[l] = a->b + (first + l < a->n ? first + l : a->n - 1) * a->ldb;
         sums[l] = 0;
     }
-    _Pragma("clang loop unroll_count(2)") for (int32_t at = thread_id() * CHUNK; at < a->k; at += THREADS * CHUNK) {
+    load_chunks(next, line, lines, at, a->k);
+    await_kernel_ahead();
+    for (; at < a->k; at += THREADS * CHUNK) {
         u32x4 x = *(GLOBAL const u32x4 *)(a->x + at), b[MOST_LINES];
-        UNROLL for (int l = 0; l < lines; l++) b[l] = *(GLOBAL const u32x4 *)(line[l] + at);
+        UNROLL for (int l = 0; l < lines; l++) b[l] = next[l];
+        load_chunks(next, line, lines, at + THREADS * CHUNK, a->k);
         UNROLL for (int l = 0; l < lines; l++) sums[l] = dot_chunk(x, b[l], sums[l]);
     }
     UNROLL for (int l = 0; l < lines; l++) {
