@@ -70,6 +70,7 @@ static inline int64_t gemm_scale_count(GemmScaling scaling, int64_t lines, int64
 typedef struct Gemm {
     bool transpose_a, transpose_b;
     bool accumulate;
+    bool b_lasts; /* B was there before the device's latest work, which may still be under way when it is read */
     GemmType input, output;
     int64_t m, n, k;
     const void *a;

@@ -85,11 +85,12 @@ INLINE void wave_barrier(void) { __nvvm_bar_warp_sync(~0u); }
 INLINE uint32_t shuffle(uint32_t x, int from) { return __nvvm_shfl_sync_idx_i32(~0u, (int)x, from, WAVE - 1); }
 #endif
 
-/* Waits for the kernel ahead in the stream, of which this one may need nothing before. A kernel without this call waits first of all. */
+/* Waits for the kernel ahead in the stream, of which this one may need nothing before; those ahead of that one have ended when this one
+ * begins. A kernel without this call waits first of all. */
 INLINE void await_kernel_ahead(void) {
 #if defined __NVPTX__ && GPU_SM == 90
-    __asm__ volatile("griddepcontrol.launch_dependents;");
     __asm__ volatile("griddepcontrol.wait;" ::: "memory");
+    __asm__ volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

@@ -11,6 +11,7 @@ typedef struct GemvArguments {
     int64_t ldb;
     int32_t n, k;
     int32_t wide, accumulate; /* y is fp32; is added to */
+    int32_t b_lasts;          /* Gemm.b_lasts */
 } GemvArguments;
 
 enum { THREADS = 256, CHUNK = 8, MOST_LINES = 8 };
@@ -39,8 +40,8 @@ INLINE void load_chunks(u32x4 *chunks, GLOBAL const bf16 *const *line, const int
     UNROLL for (int l = 0; l < lines; l++) chunks[l] = at < k ? *(GLOBAL const u32x4 *)(line[l] + at) : (u32x4){0, 0, 0, 0};
 }
 
-/* `lines` elements of y; lines of B beyond the last one are the last one again. B is a weight, so that its first chunks may come
- * before the kernel ahead has made x. */
+/* `lines` elements of y; lines of B beyond the last one are the last one again. The first chunks of B may come before the
+ * kernel ahead has made x. */
 INLINE void multiply_lines(const GemvArguments *a, const int lines) {
     static SHARED float parts[THREADS / WAVE][MOST_LINES];
     int32_t first = block_x() * lines, at = thread_id() * CHUNK;
@@ -51,8 +52,9 @@ INLINE void multiply_lines(const GemvArguments *a, const int lines) {
         line[l] = a->b + (first + l < a->n ? first + l : a->n - 1) * a->ldb;
         sums[l] = 0;
     }
-    load_chunks(next, line, lines, at, a->k);
+    if (a->b_lasts) load_chunks(next, line, lines, at, a->k);
     await_kernel_ahead();
+    if (!a->b_lasts) load_chunks(next, line, lines, at, a->k);
     for (; at < a->k; at += THREADS * CHUNK) {
         u32x4 x = *(GLOBAL const u32x4 *)(a->x + at), b[MOST_LINES];
         UNROLL for (int l = 0; l < lines; l++) b[l] = next[l];
@@ -100,7 +102,8 @@ void gpu_gemv(Device *device, const Gemm *gemm) {
             .n = (int32_t)gemm->n,
             .k = (int32_t)gemm->k,
             .wide = gemm->output == GEMM_F32,
-            .accumulate = gemm->accumulate});
+            .accumulate = gemm->accumulate,
+            .b_lasts = gemm->b_lasts});
 }
 
 #endif

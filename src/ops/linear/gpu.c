@@ -80,6 +80,7 @@ GPU_OP(linear) {
         LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = call->in_shape[LINEAR_W + i][0]};
         Gemm gemm = linear_gemm(shape, GEMM_BF16, call->in[LINEAR_X], call->in[LINEAR_W + i], y);
         if (attributes->wide) gemm.output = GEMM_F32;
+        gemm.b_lasts = attributes->lasts;
         gemm.ldc = call->out_shape[LINEAR_Y][1];
         gemm.bias = linear_has_bias(call) ? call->in[LINEAR_BIAS + i] : NULL;
         device_gemm(call->device, &gemm);

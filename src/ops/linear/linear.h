@@ -45,6 +45,7 @@ typedef enum BiasGradOperand {
 /* Of all these operations. Gradients are those of one part, whose columns of y begin at `first`. */
 typedef struct LinearAttributes {
     bool wide;    /* y and its gradient are WIDE */
+    bool lasts;   /* the weights are parameters, which no node makes */
     MeshAxes sum; /* as in op_linear_parts */
     int64_t first;
 } LinearAttributes;

@@ -7,6 +7,8 @@
 static TensorId append(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], const LinearAttributes *attributes) {
     Inputs in = {[LINEAR_X] = x};
     int64_t shape[] = {graph_rows(graph, x), 0};
+    LinearAttributes own = *attributes;
+    own.lasts = true;
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
     for (int i = 0; i < LINEAR_PARTS && parts[i].w; i++) {
         int64_t out = graph_rows(graph, parts[i].w);
@@ -14,9 +16,10 @@ static TensorId append(Graph *graph, TensorId x, const LinearPart parts[LINEAR_P
         assert(parts[i].bias == TENSOR_NONE || graph_elements(graph, parts[i].bias) == out);
         in[LINEAR_W + i] = parts[i].w, in[LINEAR_BIAS + i] = parts[i].bias;
         shape[1] += out;
+        own.lasts = own.lasts && graph_is_parameter(graph, parts[i].w);
     }
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, attributes->wide ? TYPE_WIDE : TYPE_COMPUTE, 2, shape, "linear");
-    graph_node(graph, OP_linear, in, (Outputs){[LINEAR_Y] = y}, attributes, sizeof *attributes);
+    graph_node(graph, OP_linear, in, (Outputs){[LINEAR_Y] = y}, &own, sizeof own);
     return y;
 }
 
