@@ -81,7 +81,7 @@ METHOD(void, replay, (Device *device, DeviceRecording *recording), (device, reco
 /* NULL is fine. */
 OPTIONAL(void, recording_free, (Device *device, DeviceRecording *recording), (device, recording), (void)0)
 
-/* Whether kernels may be launched while those ahead of them end. It pays where they are small, as in generation; not at first. */
+/* Whether kernels may be launched while those ahead of them end. It pays where they are small, as those of a token; not at first. */
 OPTIONAL(void, overlap_launches, (Device *device, bool overlap), (device, overlap), (void)0)
 
 /* -- Streams, events ----------------------------------------------------------------------------------------------- */

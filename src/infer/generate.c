@@ -76,32 +76,27 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     int32_t *positions = executor_tensor(program->executor, program->model.positions);
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
+    device_overlap_launches(g->backend.device, length == 1); /* larger programs have larger kernels */
     executor_run(program->executor);
+    device_overlap_launches(g->backend.device, false);
     g->computed = first + length;
 }
 
-/* The first of `count` numbers that is not finite, or count. */
-static int64_t find_not_finite(const double *numbers, int64_t count) {
-    enum { LANES = 8 };
-    double zeros[LANES] = {0}, zero = 0; /* NaN, where one is not finite */
-    int64_t at = 0;
-    for (; at + LANES <= count; at += LANES)
-        for (int l = 0; l < LANES; l++) zeros[l] += numbers[at + l] * 0;
-    for (int l = 0; l < LANES; l++) zero += zeros[l];
-    for (; at < count; at++) zero += numbers[at] * 0;
-    for (at = 0; at < count && zero != 0; at++)
-        if (!isfinite(numbers[at])) return at;
-    return count;
-}
-
-/* Takes the logits of the program that ran last. */
+/* Takes the logits of the program that ran last. LANES sums of zeros, NaN where a logit is not finite, keep the CPU busy. */
 static void read_logits(Generator *g, const Program *program) {
-    int64_t count = g->config->vocabulary;
+    enum { LANES = 8 };
+    const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
+    const float *floats = g->wide_logits;
+    double zeros[LANES] = {0}, zero = 0;
+    int64_t count = g->config->vocabulary, at = 0;
     executor_read(program->executor, program->model.logits, g->wide_logits);
-    if (precision_bytes(g->precision, TYPE_WIDE) == sizeof(float))
-        for (int64_t i = 0; i < count; i++) g->logits[i] = ((const float *)g->wide_logits)[i];
-    else memcpy(g->logits, g->wide_logits, (size_t)count * sizeof *g->logits);
-    g->not_finite = find_not_finite(g->logits, count);
+    if (!narrow) memcpy(g->logits, g->wide_logits, (size_t)count * sizeof *g->logits);
+    for (; at + LANES <= count; at += LANES)
+        for (int l = 0; l < LANES; l++) zeros[l] += 0 * (narrow ? g->logits[at + l] = floats[at + l] : g->logits[at + l]);
+    for (; at < count; at++) zero += 0 * (narrow ? g->logits[at] = floats[at] : g->logits[at]);
+    for (int l = 0; l < LANES; l++) zero += zeros[l];
+    g->not_finite = zero == 0 ? count : 0;
+    while (g->not_finite < count && isfinite(g->logits[g->not_finite])) g->not_finite++;
 }
 
 /* All programs must give the same offsets to the states in the shared arena. */
@@ -226,7 +221,6 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
     g->mesh.direct = cache;
-    device_overlap_launches(device, cache);
     if (op_backend(&g->backend, device, precision, "", error) && open_windows(g, error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
@@ -235,7 +229,6 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
 void generator_free(Generator *g) {
     if (!g) return;
     comm_wait(g->comm, g->agreement);
-    device_overlap_launches(g->backend.device, false);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
     for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);

@@ -27,17 +27,16 @@ INLINE GLOBAL uint64_t *slot_of(const Direct *a, GLOBAL uint64_t *window, uint32
     return window + a->blocks + ((number & 1) * a->size + rank) * (int64_t)a->slot;
 }
 
-/* Counts a collective of the block; the same in all threads. */
-INLINE uint32_t next_number(GLOBAL uint64_t *window) {
-    uint32_t number = (uint32_t)window[block_x()] + 1;
+/* The number of the block's collective; and its count, when all of its threads have theirs. */
+INLINE uint32_t number_of_block(GLOBAL const uint64_t *window) { return (uint32_t)window[block_x()] + 1; }
+INLINE void count(GLOBAL uint64_t *window, uint32_t number) {
     barrier();
     if (thread_id() == 0) window[block_x()] = number;
-    return number;
 }
 
 /* To all others. */
-INLINE void send(const Direct *a, int64_t word, uint32_t number) {
-    uint64_t labelled = (uint64_t)number << 32 | a->x[word];
+INLINE void send(const Direct *a, int64_t word, uint32_t x, uint32_t number) {
+    uint64_t labelled = (uint64_t)number << 32 | x;
     UNROLL for (int r = 0; r < COMM_MOST_WINDOWS; r++) if (r < a->size && r != a->rank)
         __atomic_store_n(&slot_of(a, a->window[r], number, a->rank)[word], labelled, __ATOMIC_RELAXED);
 }
@@ -62,16 +61,19 @@ INLINE GLOBAL uint64_t *own_window(const Direct *a) {
 /* y = the sum over ranks of x, added in their order: of bf16, two in a word, or of fp32. */
 INLINE void sum_directly(const Direct *a, const bool wide) {
     GLOBAL uint64_t *own = own_window(a);
-    uint32_t number = next_number(own);
     int64_t word = (int64_t)block_x() * WORDS + thread_id();
+    bool has_word = word < a->first[1];
+    uint32_t x = has_word ? a->x[word] : 0, number = number_of_block(own);
     f32x2 sum = {0, 0};
-    if (word >= a->first[1]) return;
-    send(a, word, number);
-    for (int r = 0; r < a->size; r++) {
-        uint32_t x = r == a->rank ? a->x[word] : receive(a, own, r, word, number);
-        sum += wide ? (f32x2){__builtin_bit_cast(float, x), 0} : (f32x2){to_float_low(x), to_float_high(x)};
+    if (has_word) {
+        send(a, word, x, number);
+        for (int r = 0; r < a->size; r++) {
+            uint32_t term = r == a->rank ? x : receive(a, own, r, word, number);
+            sum += wide ? (f32x2){__builtin_bit_cast(float, term), 0} : (f32x2){to_float_low(term), to_float_high(term)};
+        }
+        a->y[word] = wide ? __builtin_bit_cast(uint32_t, sum.x) : to_bf16_pair(sum.x, sum.y);
     }
-    a->y[word] = wide ? __builtin_bit_cast(uint32_t, sum.x) : to_bf16_pair(sum.x, sum.y);
+    count(own, number);
 }
 
 KERNEL(direct_sum_bf16, Direct) { sum_directly(&a, false); }
@@ -80,14 +82,16 @@ KERNEL(direct_sum_float, Direct) { sum_directly(&a, true); }
 /* y = x of all ranks, one after another. */
 KERNEL(direct_gather, Direct) {
     GLOBAL uint64_t *own = own_window(&a);
-    uint32_t number = next_number(own);
     int64_t word = (int64_t)block_x() * WORDS + thread_id();
+    uint32_t number = number_of_block(own);
     UNROLL for (int r = 0; r < COMM_MOST_WINDOWS; r++) if (r == a.rank && word < a.first[r + 1] - a.first[r]) {
-        send(&a, word, number);
-        a.y[a.first[r] + word] = a.x[word];
+        uint32_t x = a.x[word];
+        send(&a, word, x, number);
+        a.y[a.first[r] + word] = x;
     }
     UNROLL for (int r = 0; r < COMM_MOST_WINDOWS; r++) if (r < a.size && r != a.rank && word < a.first[r + 1] - a.first[r])
         a.y[a.first[r] + word] = receive(&a, own, r, word, number);
+    count(own, number);
 }
 
 #else
