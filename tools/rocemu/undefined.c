@@ -135,8 +135,8 @@ bool undefined_check_vccz(Wave *wave, const Instruction *in) {
 /* -- Scalar operations --------------------------------------------------------------------------------------------- */
 
 void undefined_set_scalars(Wave *wave, const Instruction *in, int index, int registers, uint64_t bits, uint32_t origin) {
-    for (int r = 0; r < registers; r++) {
-        uint32_t part = (uint32_t)(bits >> 32 * r);
+    for (int r = 0; r < registers; r++, bits >>= 32) {
+        uint32_t part = (uint32_t)bits;
         wave->scalar_undefined[index + r] = part;
         wave->scalar_origin[index + r] = origin;
         if (part && index + r >= EXEC)
