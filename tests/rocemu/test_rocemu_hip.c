@@ -331,6 +331,8 @@ static const struct {
     {"pair_upper", STORE, 0},
     {"permuted_bytes", STORE, 0},
     {"packed_halves", STORE, 0},
+    {"matrix", STORE, 0},
+    {"swapped", STORE, 0},
     {"compared_scalars", SCC_BRANCH, -1},
     {"first_lane", SCC_BRANCH, -1},
     {"scalar_logic", SCC_BRANCH, -1},

@@ -3,6 +3,8 @@
  * of 256 zeros, and run as one workgroup of 128. */
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef short i16x4 __attribute__((ext_vector_type(4)));
 #define GLOBAL __attribute__((address_space(1)))
 #define SHARED __attribute__((address_space(3), loader_uninitialized))
 #define LOCAL __attribute__((address_space(3)))
@@ -139,6 +141,25 @@ KERNEL packed_halves(GLOBAL u32 *buffer) {
 }
 KERNEL packed_halves_away(GLOBAL u32 *buffer) {
     __asm__ volatile(PACKED_SUM "global_store_short %1, v20, %0" : : "s"(buffer), "v"(thread_id() * 4) : "v20", "memory");
+}
+
+/* Row 0 of A, in every 16th lane, makes row 0 of the product: the first register of the first 16 lanes. */
+static inline f32x4 product(void) {
+    u32 a = thread_id() % 16 ? 0x3f803f80 : garbage();
+    i16x4 b = {0x3f80, 0x3f80, 0x3f80, 0x3f80};
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, (u64)a << 32 | a), b, (f32x4){0}, 0, 0, 0);
+}
+KERNEL matrix(GLOBAL float *buffer) { buffer[thread_id()] = product()[0]; }
+KERNEL matrix_away(GLOBAL float *buffer) { buffer[thread_id()] = product()[1]; }
+KERNEL swapped(GLOBAL u32 *buffer) {
+    u32 x = thread_id();
+    __asm__ volatile("v_swap_b32 %0, v77" : "+v"(x) : : "v77");
+    buffer[thread_id()] = x;
+}
+KERNEL swapped_away(GLOBAL u32 *buffer) {
+    u32 x = thread_id();
+    __asm__ volatile("v_swap_b32 %0, v77\n v_mov_b32 %0, v77" : "+v"(x) : : "v77");
+    buffer[thread_id()] = x;
 }
 
 /* -- Scalars ------------------------------------------------------------------------------------------------------- */
