@@ -3,8 +3,8 @@
  * compare what no lane needs and mask the result away. So nothing is said where they are read or compared. They are
  * followed, as exactly as needed, and reported where they decide something: a branch, the lanes in EXEC, an address, a
  * lane's number, the operand of an atomic operation, a jump, the mode register, or a store to device memory. A choice
- * (v_cndmask, s_cselect) by an undefined condition decides nothing yet: its result is undefined where the two choices
- * differ. Lanes that EXEC switches off count nowhere, but for matrix instructions, which read them.
+ * by an undefined condition (v_cndmask, s_cselect) or between undefined values (v_min) decides nothing yet: its result is
+ * undefined, where what is chosen from differs. Lanes that EXEC switches off count nowhere, but for matrix instructions, which read them.
  *
  * How an operation passes undefined bits on is one of the rules of UndefinedRule in its table's row. Most need no code
  * for the operation: "which bits may change" is found by computing it with the undefined bits of each source all 0 and
