@@ -4,8 +4,8 @@
  * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
  * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
  * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
- * prefetching the next one; on AMD a block computes one tile, small or large, and large ones have as many rows as lets all
- * processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles there, and the grid may
+ * prefetching the next one; on AMD a block computes one tile, small, split or large, and large ones have as many rows as
+ * lets all processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles there, and the grid may
  * have more blocks than tiles.
  *
  * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
@@ -35,11 +35,15 @@ INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layo
     Sums sums;
     if (!work_open(&work, g, size, height, a, b)) return;
     sums_clear(&sums, size);
-    if (size == TILE_SMALL) multiply_stages(&work, &sums, size, a, b, wave_rows(size));
+    if (size != TILE_LARGE) multiply_stages(&work, &sums, size, a, b, wave_rows(size));
     else
         UNROLL for (int rows = LARGE_LEAST_ROWS / 2; rows <= wave_rows(size); rows += LARGE_STEP / 2) if (work.tile.height == 2 * rows)
             multiply_stages(&work, &sums, size, a, b, rows);
     work_close(&work);
+    if (size == TILE_SPLIT) {
+        work_join(&work, &sums);
+        if (work.later) return;
+    }
     tile_write(g, size, &work.tile, &sums, (LOCAL float *)stages);
 }
 
@@ -125,6 +129,7 @@ INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layo
 #endif
 
 #define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, tile_rows(TILE_SMALL), left, right)
+#define SPLIT(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_SPLIT, tile_rows(TILE_SPLIT), left, right)
 #define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply(&a.gemm, TILE_LARGE, a.rows, left, right)
 KERNEL(gemm_nn, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_LINES); }
 KERNEL(gemm_nt, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_DEPTH); }
@@ -132,6 +137,10 @@ KERNEL(gemm_tn, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_LINES); }
 KERNEL(gemm_tt, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_DEPTH); }
 KERNEL(gemm_any, GemmArguments) { SMALL(LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
 #if defined __AMDGCN__
+KERNEL(gemm_split_nn, GemmArguments) { SPLIT(LAYOUT_DEPTH, LAYOUT_LINES); }
+KERNEL(gemm_split_nt, GemmArguments) { SPLIT(LAYOUT_DEPTH, LAYOUT_DEPTH); }
+KERNEL(gemm_split_tn, GemmArguments) { SPLIT(LAYOUT_LINES, LAYOUT_LINES); }
+KERNEL(gemm_split_tt, GemmArguments) { SPLIT(LAYOUT_LINES, LAYOUT_DEPTH); }
 KERNEL(gemm_large_nn, GemmLarge) { LARGE(LAYOUT_DEPTH, LAYOUT_LINES); }
 KERNEL(gemm_large_nt, GemmLarge) { LARGE(LAYOUT_DEPTH, LAYOUT_DEPTH); }
 KERNEL(gemm_large_tn, GemmLarge) { LARGE(LAYOUT_LINES, LAYOUT_LINES); }
@@ -153,6 +162,7 @@ HOPPER_KERNEL(gemm_hopper_tt, LAYOUT_LINES, LAYOUT_DEPTH)
 #else
 
 #include <assert.h>
+#include <string.h>
 
 LAUNCHER(gemm_hopper_nn, GemmHopper)
 LAUNCHER(gemm_hopper_nt, GemmHopper)
@@ -223,24 +233,41 @@ LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height
     g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
     return (LaunchShape){.x = divide_up(most, 8) * 8,
         .threads = tile_threads(size),
-        .shared = (int)(AMD_STAGES * lines * AMD_DEPTH * (int64_t)sizeof(bf16))};
+        .shared = (int)((size == TILE_SPLIT ? 2 : 1) * AMD_STAGES * lines * AMD_DEPTH * (int64_t)sizeof(bf16))};
 }
 
-/* The share of blocks that have a tile where experts have equal shares of the rows. */
-static double share_of_tiles(const GemmArguments *g, TileSize size, int32_t height) {
-    if (!g->offset || g->slots_are_depth) return 1;
+/* Rounds in which all processors have a tile; of experts, as many as there are where they have equal shares of the rows. */
+static int64_t rounds_of(const GemmArguments *g, TileSize size, int32_t height, int processors) {
+    int64_t most = most_tiles(g, size, height), rounds = divide_up(most, processors);
+    if (!g->offset || g->slots_are_depth) return rounds;
     int64_t rows = divide_up(divide_up(g->m, g->problems), height) * g->problems;
-    return (double)(rows * divide_up(g->n, tile_columns(size))) / (double)most_tiles(g, size, height);
+    return divide_up(rounds * rows * divide_up(g->n, tile_columns(size)), most);
 }
 
-/* How long a GEMM takes on AMD, in rows of a large tile that a processor multiplies in a stage: all processors are as late as the last
- * one. A tile begins and ends in the time of some rows. Small tiles, of which two share a processor, take longer for their size. All of
- * this is modelled (docs/speed-log.md). */
-static double time_of(const GemmArguments *g, TileSize size, int32_t height, int processors) {
-    static const double ends = 1000, small_tiles = 0.55;
-    double stages = (double)(g->slots_are_depth ? divide_up(g->k, g->problems) : g->k) / AMD_DEPTH,
-           rounds = (double)divide_up(most_tiles(g, size, height), processors) * share_of_tiles(g, size, height);
-    return rounds * (height * stages + ends) * (size == TILE_LARGE ? 1 : small_tiles);
+/* How long tiles take on an AMD processor, in rows of a large tile that it multiplies in a stage, as they are modelled
+ * (docs/speed-log.md). */
+typedef struct TileTimes {
+    double stage, row, ends;    /* of large tiles: a stage but for its rows, a row of it, and the begin and end of a tile */
+    double split, split_ends;   /* of split tiles: a row of a stage, and the ends */
+    double shared, shared_ends; /* the same of small tiles, several of which share a processor */
+    double alone, alone_ends;   /* and of those that have one to themselves */
+} TileTimes;
+
+static TileTimes tile_times(const Device *device) {
+    if (!strcmp(device_info(device)->target, "gfx950")) return (TileTimes){164, 0.36, 2200, 0.86, 1550, 0.74, 740, 1.24, 1100};
+    return (TileTimes){0, 1, 1000, 0.54, 1340, 0.55, 550, 1.03, 700};
+}
+
+/* How long a GEMM takes on AMD, in the unit of TileTimes: all processors are as late as the last one. */
+static double time_of(const Device *device, const GemmArguments *g, TileSize size, int32_t height) {
+    TileTimes t = tile_times(device);
+    int64_t rounds = rounds_of(g, size, height, device_info(device)->processors);
+    double stages = (double)(g->slots_are_depth ? divide_up(g->k, g->problems) : g->k) / AMD_DEPTH, tile = 0;
+    if (size == TILE_LARGE) tile = (t.stage + t.row * height) * stages + t.ends;
+    else if (size == TILE_SPLIT) tile = t.split * height * stages + t.split_ends;
+    else if (rounds > 1) tile = t.shared * height * stages + t.shared_ends;
+    else tile = t.alone * height * stages + t.alone_ends;
+    return (double)rounds * tile;
 }
 
 /* Least rows of large tiles: tiles of fewer read more for what they multiply, which pays only where operands stay in a large cache. */
@@ -250,15 +277,21 @@ static int32_t least_rows(const GemmArguments *g) {
     return g->symmetric || g->offset ? tile_rows(TILE_LARGE) : bytes > cache ? LARGE_LEAST_ROWS + 2 * LARGE_STEP : LARGE_LEAST_ROWS;
 }
 
-/* The rows of large tiles with which a GEMM takes the least time, or 0 where small tiles take less. Offsets in the lines of a tile fit
- * 31 bits. */
-static int32_t large_rows(const GemmArguments *g, int processors) {
-    int32_t best = 0;
-    double least = time_of(g, TILE_SMALL, tile_rows(TILE_SMALL), processors);
-    if ((g->lda | g->ldb) >= 1 << 22) return 0;
-    for (int32_t rows = tile_rows(TILE_LARGE); rows >= least_rows(g); rows -= LARGE_STEP) {
-        double time = time_of(g, TILE_LARGE, rows, processors);
-        if (time < least) best = rows, least = time;
+/* The tiles with which a GEMM takes the least time. */
+typedef struct TileChoice {
+    TileSize size;
+    int32_t rows;
+} TileChoice;
+
+/* Offsets in the lines of a large tile fit 31 bits. */
+static TileChoice choose_tiles(const Device *device, const GemmArguments *g) {
+    int32_t small = tile_rows(TILE_SMALL), first = (g->lda | g->ldb) >= 1 << 22 ? 0 : tile_rows(TILE_LARGE);
+    TileChoice best = {TILE_SMALL, small};
+    double least = time_of(device, g, TILE_SMALL, small), split = time_of(device, g, TILE_SPLIT, small);
+    if (split < least) best = (TileChoice){TILE_SPLIT, small}, least = split;
+    for (int32_t rows = first; rows >= least_rows(g); rows -= LARGE_STEP) {
+        double time = time_of(device, g, TILE_LARGE, rows);
+        if (time < least) best = (TileChoice){TILE_LARGE, rows}, least = time;
     }
     return best;
 }
@@ -266,20 +299,18 @@ static int32_t large_rows(const GemmArguments *g, int processors) {
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
 LAUNCHERS(gemm_of, GemmArguments, gemm_nn, gemm_nt, gemm_tn, gemm_tt, gemm_any)
+LAUNCHERS(gemm_split, GemmArguments, gemm_split_nn, gemm_split_nt, gemm_split_tn, gemm_split_tt)
 LAUNCHERS(gemm_large, GemmLarge, gemm_large_nn, gemm_large_nt, gemm_large_tn, gemm_large_tt)
 
 /* A form without chunks is the last one. */
 enum { FORM_ANY = 4 };
 
 static void launch_amd(Device *device, GemmArguments *g, int form) {
-    int32_t rows = form == FORM_ANY ? 0 : large_rows(g, device_info(device)->processors);
-    if (rows) {
-        LaunchShape shape = gpu_gemm_count_tiles(g, TILE_LARGE, rows);
-        launch_gemm_large(device, form, shape, &(GemmLarge){.gemm = *g, .rows = rows});
-    } else {
-        LaunchShape shape = gpu_gemm_count_tiles(g, TILE_SMALL, tile_rows(TILE_SMALL));
-        launch_gemm_of(device, form, shape, g);
-    }
+    TileChoice tiles = form == FORM_ANY ? (TileChoice){TILE_SMALL, tile_rows(TILE_SMALL)} : choose_tiles(device, g);
+    LaunchShape shape = gpu_gemm_count_tiles(g, tiles.size, tiles.rows);
+    if (tiles.size == TILE_LARGE) launch_gemm_large(device, form, shape, &(GemmLarge){.gemm = *g, .rows = tiles.rows});
+    else if (tiles.size == TILE_SPLIT) launch_gemm_split(device, form, shape, g);
+    else launch_gemm_of(device, form, shape, g);
 }
 
 static void launch_cuda(Device *device, GemmArguments *g, int form) {

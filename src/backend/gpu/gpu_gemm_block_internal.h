@@ -77,14 +77,14 @@ INLINE int height_of(const Tile *t, TileSize size) { return (void)t, tile_rows(s
 INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
     GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
-    return reader_at(layout, tile_rows(size), height_of(t, size) / 2, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda,
+    return reader_at(size, layout, tile_rows(size), height_of(t, size) / 2, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda,
         lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
 INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
     GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
-    return reader_at(layout, tile_columns(size), tile_columns(size) / 2, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb,
+    return reader_at(size, layout, tile_columns(size), tile_columns(size) / 2, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb,
         lines ? g->ldb : 1, g->n - t->column, t->depth);
 }
 
@@ -329,6 +329,7 @@ INLINE int32_t first_tile(const GemmArguments *g, TileSize size, int32_t height)
  * without being told. */
 typedef struct Work {
     Tile tile;
+    LOCAL bf16 *stages; /* the wave's */
     Reader left, right;
     Fetched left_on_its_way[STAGES], right_on_its_way[STAGES];
     OperandPlaces places;
@@ -344,17 +345,43 @@ INLINE void phase_barrier(void) {
 
 /* Writes a stage to place `at` of the STAGES, and starts to fetch the one that is STAGES later. */
 INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout b) {
-    LOCAL bf16 *stage = stages + at * both_elements(size);
+    LOCAL bf16 *stage = w->stages + at * both_elements(size);
     reader_put(&w->left, &w->left_on_its_way[at], stage, size, a, tile_rows(size));
     reader_put(&w->right, &w->right_on_its_way[at], stage + a_elements(size), size, b, tile_columns(size));
-    reader_fetch(&w->left, &w->left_on_its_way[at], a, tile_rows(size));
-    reader_fetch(&w->right, &w->right_on_its_way[at], b, tile_columns(size));
+    reader_fetch(&w->left, &w->left_on_its_way[at], size, a, tile_rows(size));
+    reader_fetch(&w->right, &w->right_on_its_way[at], size, b, tile_columns(size));
 }
 
 /* Of a tile of at most `height` rows those that it needs. */
 INLINE int32_t needed_height(const GemmArguments *g, const Tile *t, int32_t height) {
     int32_t needed = divide_up(t->rows - t->row, LARGE_STEP) * LARGE_STEP;
     return g->symmetric || needed > height ? height : needed < LARGE_LEAST_ROWS ? LARGE_LEAST_ROWS : needed;
+}
+
+/* Gives either half of the waves every second stage. */
+INLINE void reader_split(Reader *r, bool later) {
+    if (!later) return;
+    r->data += r->step / 2;
+    r->left -= TILE_DEPTH;
+}
+INLINE void work_split(Work *w) {
+    reader_split(&w->left, w->later);
+    reader_split(&w->right, w->later);
+    w->tile.steps = divide_up(w->tile.steps, 2);
+    if (w->later) w->stages += STAGES * both_elements(TILE_SPLIT);
+}
+
+/* Adds the later waves' sums of a split tile to those of the others, through shared memory, which they fill. */
+INLINE void work_join(const Work *w, Sums *sums) {
+    LOCAL f32x4 *room = (LOCAL f32x4 *)stages + chunk_thread(TILE_SPLIT);
+    UNROLL for (int i = 0; i < blocks_down(TILE_SPLIT); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        UNROLL for (int part = 0; part < 4; part++) if (w->later) room[((i * BLOCKS_ACROSS + j) * 4 + part) * SPLIT_WAVES * WAVE] =
+            sums->block[i][j].x[part / 2][part % 2];
+    phase_barrier();
+    UNROLL for (int i = 0; i < blocks_down(TILE_SPLIT); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
+        UNROLL for (int part = 0; part < 4; part++) if (!w->later) sums->block[i][j]
+            .x[part / 2][part % 2] += room[((i * BLOCKS_ACROSS + j) * 4 + part) * SPLIT_WAVES * WAVE];
+    phase_barrier();
 }
 
 /* Tiles have at most `height` rows. False where there is no tile for this block. */
@@ -366,10 +393,12 @@ INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, int32_t he
     w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
     w->in_turns = size != TILE_SMALL,
     w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch, no mask */
+    w->stages = stages;
+    if (size == TILE_SPLIT) work_split(w);
     w->places = operand_places(size);
     UNROLL for (int i = 0; i < STAGES; i++) {
-        reader_fetch(&w->left, &w->left_on_its_way[i], a, tile_rows(size));
-        reader_fetch(&w->right, &w->right_on_its_way[i], b, tile_columns(size));
+        reader_fetch(&w->left, &w->left_on_its_way[i], size, a, tile_rows(size));
+        reader_fetch(&w->right, &w->right_on_its_way[i], size, b, tile_columns(size));
     }
     work_advance(w, size, 0, a, b);
     phase_barrier();
@@ -381,7 +410,7 @@ INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, int32_t he
 /* The operands of the next stage, which is in place `at` of the STAGES, for `rows` rows of the wave. What follows is the wave's turn at
  * the matrix unit. */
 INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b, const int rows) {
-    operands_read(operands, stages + at * both_elements(size), size, w->places, rows);
+    operands_read(operands, w->stages + at * both_elements(size), size, w->places, rows);
     work_advance(w, size, (at + 1) % STAGES, a, b);
     phase_barrier();
     __builtin_amdgcn_s_setprio(1);

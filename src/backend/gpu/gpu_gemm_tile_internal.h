@@ -12,14 +12,17 @@
 
 #include "backend/gpu/mma.h"
 
-/* The size of a tile of C: a constant at every call on the device. Large ones, which blocks of eight waves sum, are AMD's alone;
- * they may have fewer rows than tile_rows (GemmLarge). */
-typedef enum TileSize { TILE_SMALL, TILE_LARGE } TileSize;
+/* The size of a tile of C: a constant at every call on the device. AMD alone has those that blocks of eight waves sum: large ones,
+ * which may have fewer rows than tile_rows (GemmLarge), and split ones, as large as small ones, of which either half of the waves sums
+ * every second stage: they are for problems that have fewer tiles than there are processors. */
+typedef enum TileSize { TILE_SMALL, TILE_SPLIT, TILE_LARGE } TileSize;
 static inline int tile_rows(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
 static inline int tile_columns(TileSize size) { return size == TILE_LARGE ? 256 : 128; }
-static inline int tile_threads(TileSize size) { return size == TILE_LARGE ? 512 : 256; }
+static inline int tile_threads(TileSize size) { return size == TILE_SMALL ? 256 : 512; }
 /* Of a tile, those that a wave sums. */
 static inline int wave_rows(TileSize size) { return size == TILE_LARGE ? 128 : 64; }
+/* Waves of either half of a block that sums a split tile. */
+enum { SPLIT_WAVES = 4 };
 /* Large tiles have LARGE_LEAST_ROWS rows, or more by steps of LARGE_STEP: then each of the two rows of waves has whole halves of blocks. */
 enum { LARGE_LEAST_ROWS = 128, LARGE_STEP = 32 };
 
@@ -94,6 +97,9 @@ INLINE void prefetch(GLOBAL const void *data) { __asm__ volatile("prefetch.globa
 INLINE int a_elements(TileSize size) { return tile_rows(size) * TILE_DEPTH; }
 INLINE int both_elements(TileSize size) { return (tile_rows(size) + tile_columns(size)) * TILE_DEPTH; }
 
+/* Steps along k from a wave's stage to its next one. */
+INLINE int depth_to_next(TileSize size) { return size == TILE_SPLIT ? 2 * TILE_DEPTH : TILE_DEPTH; }
+
 extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
 /* -- From global to shared memory ---------------------------------------------------------------------------------- */
@@ -115,20 +121,23 @@ typedef struct Reader {
 
 #if defined __AMDGCN__
 
+/* The thread's number among those that read the same stage. */
+INLINE unsigned chunk_thread(TileSize size) { return size == TILE_SPLIT ? thread_id() % (SPLIT_WAVES * WAVE) : thread_id(); }
 /* The first line and the first step of a thread's chunk i of a stage of `lines` lines, in memory. Of LAYOUT_LINES a thread has two
  * steps of the same eight lines, and a wave four pairs of steps of 128 lines: so its writes, transposed, go to every bank. */
-INLINE int chunk_line(Layout layout, int lines, int i) {
-    unsigned thread = thread_id();
+INLINE int chunk_line(TileSize size, Layout layout, int lines, int i) {
+    unsigned thread = chunk_thread(size);
     return (int)(layout == LAYOUT_DEPTH ? thread / 4 + i * lines / CHUNKS : thread / 4 % (lines / 8) * 8);
 }
-INLINE int chunk_depth(Layout layout, int lines, int i) {
-    unsigned thread = thread_id();
+INLINE int chunk_depth(TileSize size, Layout layout, int lines, int i) {
+    unsigned thread = chunk_thread(size);
     return (int)(layout == LAYOUT_DEPTH ? thread % 4 * 8 : (thread % 4 + thread / (lines / 2) * 4) * 2 + i);
 }
 /* From line 0 and step 0 of the stage, in elements; `lines` exist from there on. Either half of the stage has `half` lines, and then
  * copies of the last. */
-INLINE int32_t chunk_offset(Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
-    int line = chunk_line(layout, count, i), depth = chunk_depth(layout, count, i), of_chunk = layout == LAYOUT_DEPTH ? 1 : 8;
+INLINE int32_t chunk_offset(
+    TileSize size, Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    int line = chunk_line(size, layout, count, i), depth = chunk_depth(size, layout, count, i), of_chunk = layout == LAYOUT_DEPTH ? 1 : 8;
     int32_t in_memory = least(line / (count / 2) * half + least(line % (count / 2), half - of_chunk), lines - of_chunk);
     return layout == LAYOUT_DEPTH ? in_memory * (int32_t)line_stride + depth : depth * (int32_t)depth_stride + in_memory;
 }
@@ -148,9 +157,10 @@ INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, Layout layout, int i) {
            i * rows * width; /* rows are a multiple of the swizzle's period */
 }
 INLINE int chunk_depth(Layout layout, int i) { return layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH; }
-INLINE int32_t chunk_offset(Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+INLINE int32_t chunk_offset(
+    TileSize size, Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
     int row = chunk_row(layout, i), column = chunk_column(layout);
-    (void)count, (void)half;
+    (void)size, (void)count, (void)half;
     return layout == LAYOUT_DEPTH ? least(row, lines - 1) * (int32_t)line_stride + column
                                   : row % TILE_DEPTH * (int32_t)depth_stride + least(row / TILE_DEPTH * PANEL_LINES + column, lines - 8);
 }
@@ -160,20 +170,20 @@ INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { retur
 
 /* `data` is line 0 of the tile of `count` lines at k = 0, of which it has 2 half; `lines` and `depth` are the lines and steps along k
  * from there on. */
-INLINE Reader reader_at(
-    Layout layout, int count, int half, GLOBAL const bf16 *data, int64_t line_stride, int64_t depth_stride, int32_t lines, int32_t depth) {
-    Reader r = {.data = data, .step = TILE_DEPTH * depth_stride, .left = depth};
+INLINE Reader reader_at(TileSize size, Layout layout, int count, int half, GLOBAL const bf16 *data, int64_t line_stride,
+    int64_t depth_stride, int32_t lines, int32_t depth) {
+    Reader r = {.data = data, .step = depth_to_next(size) * depth_stride, .left = depth};
     if (layout == LAYOUT_ELEMENTS) {
         r.line_stride = (int32_t)line_stride, r.depth_stride = (int32_t)depth_stride, r.lines = lines;
     } else {
-        UNROLL for (int i = 0; i < CHUNKS; i++) r.offset[i] = chunk_offset(layout, count, half, i, line_stride, depth_stride, lines);
+        UNROLL for (int i = 0; i < CHUNKS; i++) r.offset[i] = chunk_offset(size, layout, count, half, i, line_stride, depth_stride, lines);
     }
     return r;
 }
 
-INLINE void reader_advance(Reader *r) {
+INLINE void reader_advance(Reader *r, TileSize size) {
     r->data += r->step;
-    r->left -= TILE_DEPTH;
+    r->left -= depth_to_next(size);
 }
 
 /* A whole stage, element by element; lanes read what is side by side in memory. */
@@ -186,7 +196,7 @@ INLINE void reader_gather(Reader *r, LOCAL bf16 *stage, int count, int threads) 
             (uint32_t)r->data[line * r->line_stride + (depth + e) * r->depth_stride] << e % 2 * 16;
         *(LOCAL u32x4 *)chunk_of_line(stage, line, depth) = chunk;
     }
-    reader_advance(r);
+    reader_advance(r, TILE_SMALL);
 }
 
 #if defined __AMDGCN__
@@ -196,19 +206,22 @@ typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
 /* Through a buffer descriptor of the steps that are left, so that steps beyond k are 0: those of lines side by side are beyond the
  * buffer's end; along a line -1 is. */
-INLINE void reader_fetch(Reader *r, Fetched *fetched, Layout layout, int count) {
+INLINE void reader_fetch(Reader *r, Fetched *fetched, TileSize size, Layout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
-    int bytes = r->left >= TILE_DEPTH ? -1 : r->left <= 0 ? 0 : layout == LAYOUT_LINES ? r->left * (int)(r->step / TILE_DEPTH) * 2 : -2;
+    int bytes = r->left >= TILE_DEPTH    ? -1
+                : r->left <= 0           ? 0
+                : layout == LAYOUT_LINES ? r->left * (int)(r->step / depth_to_next(size)) * 2
+                                         : -2;
     __amdgpu_buffer_rsrc_t buffer = __builtin_amdgcn_make_buffer_rsrc((void *)r->data, 0, bytes, 0x00020000);
     UNROLL for (int i = 0; i < CHUNKS; i++) {
-        bool there = layout == LAYOUT_LINES || chunk_depth(layout, count, i) < r->left;
+        bool there = layout == LAYOUT_LINES || chunk_depth(size, layout, count, i) < r->left;
         fetched->chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, there ? r->offset[i] * 2 : -1, 0, 0);
     }
-    reader_advance(r);
+    reader_advance(r, size);
 }
 
 INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *stage, TileSize size, Layout layout, int count) {
-    int line = chunk_line(layout, count, 0), depth = chunk_depth(layout, count, 0);
+    int line = chunk_line(size, layout, count, 0), depth = chunk_depth(size, layout, count, 0);
     if (layout == LAYOUT_ELEMENTS) reader_gather(r, stage, count, tile_threads(size));
     else if (layout == LAYOUT_LINES) lines_put_transposed(stage, line, depth / 2, fetched->chunk[0], fetched->chunk[1]);
     else
@@ -224,7 +237,7 @@ INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
         return;
     }
     UNROLL for (int i = 0; i < CHUNKS; i++) copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_depth(layout, i) < r->left);
-    reader_advance(r);
+    reader_advance(r, TILE_SMALL);
 }
 INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
 /* All but the last committed group of copies have arrived. */
@@ -257,9 +270,11 @@ typedef struct Sums { Accumulator block[MOST_BLOCKS][BLOCKS_ACROSS]; } Sums;
 typedef struct Operands { Operand left[MOST_BLOCKS], right[BLOCKS_ACROSS]; } Operands;
 
 INLINE int blocks_down(TileSize size) { return wave_rows(size) / MMA; }
+/* The wave's number among those that sum different parts of a tile. */
+INLINE int wave_of(TileSize size) { return size == TILE_SPLIT ? wave_id() % SPLIT_WAVES : wave_id(); }
 /* The wave's first row and column in the tile. */
-INLINE int wave_row(TileSize size) { return wave_id() / (tile_columns(size) / PASS_COLUMNS) * blocks_down(size) * MMA; }
-INLINE int wave_column(TileSize size) { return wave_id() % (tile_columns(size) / PASS_COLUMNS) * BLOCKS_ACROSS * MMA; }
+INLINE int wave_row(TileSize size) { return wave_of(size) / (tile_columns(size) / PASS_COLUMNS) * blocks_down(size) * MMA; }
+INLINE int wave_column(TileSize size) { return wave_of(size) % (tile_columns(size) / PASS_COLUMNS) * BLOCKS_ACROSS * MMA; }
 /* The first row of its pass i. */
 INLINE int pass_row(TileSize size, int i) { return (wave_id() / (tile_columns(size) / PASS_COLUMNS) * blocks_down(size) + i) * MMA; }
 

@@ -214,7 +214,8 @@ static void check_sizes(const Size *sizes, size_t count) {
 
 static void gemms_of_aligned_sizes_match_a_loop(void **state) {
     (void)state;
-    static const Size sizes[] = {{8, 8, 8, true}, {128, 256, 64, true}, {136, 264, 72, true}, {16, 520, 200, true}, {392, 40, 136, true}};
+    static const Size sizes[] = {{8, 8, 8, true}, {128, 256, 64, true}, {136, 264, 72, true}, {16, 520, 200, true}, {392, 40, 136, true},
+        {136, 264, 840, true}}; /* the last is as deep as makes AMD split the depth of a tile */
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
 }
 
@@ -423,6 +424,7 @@ static void symmetric_gemms_are_whole_and_symmetric_to_the_bit(void **state) {
     check_symmetric(1, 8, 16, true);
     check_symmetric(2, 328, 40, true);
     check_symmetric(2, 520, 72, true);
+    check_symmetric(1, 200, 840, true);
     check_symmetric(2, 65, 33, false);
 }
 
