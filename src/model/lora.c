@@ -90,7 +90,7 @@ static TensorId adapt(Builder *b, TensorId x, TensorId weight, CutShare rows, in
     Graph *graph = b->graph;
     int64_t rank = b->lora ? b->lora->rank : 0;
     Adapted found[LORA_MAX_ADAPTERS];
-    int count = find_adapted(b, weight, rows, column, group, found), first = 0, used = 0;
+    int count = rank ? find_adapted(b, weight, rows, column, group, found) : 0, first = 0, used = 0;
     if (!count) return y;
     graph->frozen = false;
     /* [count * rank, in] and [sum of out, rank] */

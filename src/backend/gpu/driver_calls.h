@@ -66,11 +66,12 @@
     NUMBER(minor, 61, hipDeviceAttributeComputeCapabilityMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)              \
     NUMBER(shared_bytes, 74, hipDeviceAttributeMaxSharedMemoryPerBlock, 97, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
-/* (our name, number, its name in HIP, in CUDA): the same in both. */
+/* (our name, number, its name in HIP, in CUDA): the same in both; without a name that vendor's differs between versions and is not
+ * looked at, or is not used. */
 #define GPU_SHARED_NUMBERS(NUMBER)                                                                                   \
     NUMBER(STREAM_NON_BLOCKING, 1, hipStreamNonBlocking, CU_STREAM_NON_BLOCKING)                                     \
     NUMBER(EVENT_WITHOUT_TIME, 2, hipEventDisableTiming, CU_EVENT_DISABLE_TIMING)                                    \
-    NUMBER(HANDLE_ENABLES_PEERS, 1, hipIpcMemLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)               \
+    NUMBER(HANDLE_ENABLES_PEERS, 1, , CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                            \
     NUMBER(SHARED_COHERENT, 1, hipDeviceMallocFinegrained, )                                                         \
     NUMBER(CAPTURE_THREAD_LOCAL, 1, hipStreamCaptureModeThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)            \
     NUMBER(ATTRIBUTE_DYNAMIC_SHARED, 8, hipFuncAttributeMaxDynamicSharedMemorySize, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
