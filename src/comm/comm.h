@@ -144,7 +144,7 @@ bool comm_read_number(const char *name, long least, long most, int *number, Erro
 /* -- Windows ------------------------------------------------------------------------------------------------------- */
 
 /* Memory of each GPU of a group, on one node, that the group's other GPUs write: for collectives so small that they are
- * kernels of the device's own stream (ops/collective/direct.h), which wait for nothing but each other. */
+ * kernels of the device's own stream (ops/collective/gpu.c), which wait for nothing but each other. */
 enum { COMM_MOST_WINDOWS = 8 /* ranks */ };
 typedef struct CommWindows {
     int size, rank;

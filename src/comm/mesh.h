@@ -28,7 +28,7 @@ typedef struct Mesh {
     int size[AXIS_COUNT], at[AXIS_COUNT]; /* of this rank: 0 <= at < size */
     int row_blocks; /* a microbatch's rows are in so many blocks, each shared out over AXES_TENSOR (ops/collective/collective.h) */
     bool ring;      /* over AXIS_CP keys go round the ranks instead of being gathered (ops/attention/ring.c) */
-    bool direct;    /* small collectives are kernels (ops/collective/direct.h): where nothing runs beside collectives */
+    bool direct;    /* small collectives are kernels (ops/collective/gpu.c): where nothing runs beside collectives */
     Comm *all;      /* borrowed; NULL: a plan */
     Comm *ends;     /* of the first and the last stage of a pipeline: mesh_ends */
     Comm *groups[1 << AXIS_COUNT]; /* by axes of more than one rank; NULL: none was opened */

@@ -182,17 +182,6 @@ static void skip_without_cards(void) {
     skip();
 }
 
-/* Where the emulator's RCCL is, and a card for each rank. */
-static void offer_cards(void) {
-    const char *library = getenv("ROCEMU_LIBRARY");
-    if (!library) return;
-    int folder = (int)(strrchr(library, '/') - library);
-    char *libraries = memory_format("%.*s:%.*s/rocm", folder, library, folder, library);
-    setenv("LD_LIBRARY_PATH", libraries, 1);
-    setenv("ROCEMU_CARDS", "3", 1);
-    free(libraries);
-}
-
 static void ranks_exchange_directly(void **state) {
     (void)state;
     skip_without_cards();
@@ -217,7 +206,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest exchange[] = {cmocka_unit_test(rank_exchanges)}, lose[] = {cmocka_unit_test(rank_loses_another)};
     if (argc == 3 && !strcmp(argv[1], "gpus")) return run_on_gpus(atoi(argv[2]));
     if (argc > 2) return !strcmp(argv[2], "lose") ? cmocka_run_group_tests(lose, NULL, NULL) : cmocka_run_group_tests(exchange, NULL, NULL);
-    offer_cards();
+    process_offer_cards("3");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_exchange_directly),
         cmocka_unit_test(a_lost_rank_ends_the_kernels_that_wait),

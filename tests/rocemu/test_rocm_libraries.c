@@ -139,14 +139,7 @@ static void a_lost_rank_is_started_again(void **state) {
 }
 
 int main(void) {
-    const char *library = getenv("ROCEMU_LIBRARY");
-    if (library) {
-        int folder = (int)(strrchr(library, '/') - library);
-        char *libraries = memory_format("%.*s:%.*s/rocm", folder, library, folder, library);
-        setenv("LD_LIBRARY_PATH", libraries, 1);
-        free(libraries);
-    }
-    setenv("ROCEMU_CARDS", "2", 1);
+    process_offer_cards("2");
     program = process_smelt();
     setenv("SMELT", program, 1);
     const struct CMUnitTest tests[] = {

@@ -217,3 +217,15 @@ static inline void process_set_number(const char *name, int number) {
     snprintf(text, sizeof text, "%d", number);
     setenv(name, text, 1);
 }
+
+/* Gives the processes that are started from now on so many emulated cards, with the emulator's hipBLASLt and RCCL, where there is the
+ * emulator. */
+static inline void process_offer_cards(const char *cards) {
+    const char *library = getenv("ROCEMU_LIBRARY");
+    if (!library) return;
+    int folder = (int)(strrchr(library, '/') - library);
+    char *libraries = memory_format("%.*s:%.*s/rocm", folder, library, folder, library);
+    setenv("LD_LIBRARY_PATH", libraries, 1);
+    setenv("ROCEMU_CARDS", cards, 1);
+    free(libraries);
+}
