@@ -91,12 +91,20 @@ static bool seat_rank(Meeting *meeting) {
     return true;
 }
 
+/* At rank 0 the seat of a rank that has died is free again: another process of it may be on its way. Later ranks learn
+ * of the dead one from their collectives, as rank 0 seats nobody any more. */
+static bool is_seated(Meeting *meeting, int rank) {
+    Channel *seat = &meeting->seats[rank];
+    if (seat->open && meeting->place->rank == 0 && !channel_is_alive(seat)) channel_close(seat);
+    return seat->open;
+}
+
 static bool seat_all(Meeting *meeting, Error *error) {
     const Place *place = meeting->place;
     for (;;) {
         int missing = 0, first = -1;
         for (int rank = place->size - 1; rank > place->rank; rank--)
-            if (!meeting->seats[rank].open) missing++, first = rank;
+            if (!is_seated(meeting, rank)) missing++, first = rank;
         if (!missing) return true;
         if (!seat_rank(meeting))
             return error_set(error, ERROR_COMMUNICATION,
