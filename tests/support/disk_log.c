@@ -72,6 +72,16 @@ char *disk_log_describe(const DiskLog *log, size_t at) {
     return text;
 }
 
+size_t disk_log_named(const DiskLog *log, size_t cut, const char *name) {
+    for (size_t at = log->before + cut; at-- > log->before;) {
+        const DiskChange *change = &log->changes[at];
+        for (int i = 0; i < change->name_count; i++)
+            if (change->names[i].object >= 0 && !strcmp(change->names[i].name, name)) return at + 1 - log->before;
+    }
+    fail_msg("nothing was named %s", name);
+    return 0;
+}
+
 /* -- What survives ------------------------------------------------------------------------------------------------- */
 
 /* A power cut: which changes were synced before it, and what decides about the others. */

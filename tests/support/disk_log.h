@@ -33,6 +33,9 @@ char *disk_log_describe(const DiskLog *log, size_t at);
 /* What the program had printed by then. The caller frees. */
 char *disk_log_output(const DiskLog *log, size_t cut);
 
+/* The first cut after which a file or folder has the name that it has at `cut`, which must be a name that something was given. */
+size_t disk_log_named(const DiskLog *log, size_t cut, const char *name);
+
 /* What survives of what was not synced: probabilities from 0 to 1, of which 0 and 1 leave nothing to chance. */
 typedef struct DiskChance {
     const char *name;

@@ -50,7 +50,8 @@ typedef struct Run {
     const char *resumed; /* words that train on in "cut"; NULL: nothing does */
 } Run;
 
-/* Takes each checkpoint from the disk as it was when the checkpoint was reported, and as it was in the end. */
+/* Takes each checkpoint that was reported from the disk as it was when it got its name, and as it was in the end. The
+ * report itself may come late: the launcher passes it on while its ranks go on. */
 static void collect_truth(const DiskLog *log) {
     const DiskChance everything = {.names = 1, .contents = 1, .sizes = 1};
     int64_t known = -1;
@@ -60,9 +61,9 @@ static void collect_truth(const DiskLog *log) {
         int64_t step = reported_step(output, -1);
         if (step == known) continue;
         known = step;
-        disk_log_cut(log, cut, &everything, "cut");
-        SCOPED_FREE char *from = memory_format("cut/run/checkpoints/step-%08lld", (long long)step);
-        SCOPED_FREE char *to = memory_format("truth/step-%08lld", (long long)step);
+        SCOPED_FREE char *name = memory_format("step-%08lld", (long long)step);
+        SCOPED_FREE char *from = memory_format("cut/run/checkpoints/%s", name), *to = memory_format("truth/%s", name);
+        disk_log_cut(log, disk_log_named(log, cut, name), &everything, "cut");
         assert_int_equal(rename(from, to), 0);
     }
     disk_log_cut(log, disk_log_count(log), &everything, "cut");
