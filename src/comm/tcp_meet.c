@@ -171,9 +171,19 @@ static struct sockaddr_storage address_of(const Meeting *meeting, int rank) {
     return address;
 }
 
-static bool meet_as_other(Meeting *meeting, Error *error) {
+/* On the host of rank 0 the system may choose the very port where rank 0 is about to listen; the next one is another. */
+static bool listen_anywhere(Meeting *meeting, Error *error) {
     struct sockaddr_storage own = socket_local_address(&meeting->first);
-    if (!listen_on(meeting, &own, error) || !reach_rank(meeting, 0, &meeting->first, error)) return false;
+    if (!listen_on(meeting, &own, error)) return false;
+    if (acceptor_port(meeting->acceptor) != meeting->place->port) return true;
+    Acceptor *in_the_way = meeting->acceptor;
+    bool listens = listen_on(meeting, &own, error);
+    acceptor_close(in_the_way);
+    return listens;
+}
+
+static bool meet_as_other(Meeting *meeting, Error *error) {
+    if (!listen_anywhere(meeting, error) || !reach_rank(meeting, 0, &meeting->first, error)) return false;
     for (int rank = 1; rank < meeting->place->rank; rank++) {
         struct sockaddr_storage address = address_of(meeting, rank);
         if (!reach_rank(meeting, rank, &address, error)) return false;

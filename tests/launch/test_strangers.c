@@ -53,11 +53,36 @@ static Run start_first(Target target) {
 /* Where the lines of rank 0 are. */
 static const Process *shown(const Run *run) { return &run->members[0]; }
 
+static bool trains(const Run *run) { return process_has_said(shown(run), "rank 0 starts at step 0", 1); }
+
+static bool has_lost_a_member(const Run *run) {
+    for (int i = 0; i < MEMBERS; i++)
+        if (process_has_ended(&run->members[i])) return true;
+    return false;
+}
+
+/* What each member said and did, for a failure. */
+static void show_members(const Run *run) {
+    for (int i = 0; i < MEMBERS; i++) {
+        char *errors = process_text(run->members[i].errors);
+        print_message("member %d, which %s:\n%s\n", i, process_has_ended(&run->members[i]) ? "has ended" : "still runs", errors);
+        free(errors);
+    }
+}
+
+static void await_training(const Run *run) {
+    double start = log_seconds();
+    while (!trains(run) && !has_lost_a_member(run) && log_seconds() - start < WAIT_LIMIT) process_sleep(1e-3);
+    if (trains(run)) return;
+    show_members(run);
+    fail_msg("rank 0 does not train");
+}
+
 /* Returns the seconds from the start of the last member until rank 0 trains. */
 static double complete(Run *run) {
     double start = log_seconds();
     start_member(run, MEMBERS - 1);
-    process_await_text(shown(run), "rank 0 starts at step 0", 1);
+    await_training(run);
     return log_seconds() - start;
 }
 
@@ -382,7 +407,7 @@ static void a_rank_keeps_its_place_until_it_dies(void **state) {
     Run run = start_without_rank_1(), twin = run;
     start_member(&run, 1);
     start_member(&twin, 1);
-    process_await_text(shown(&run), "rank 0 starts at step 0", 1);
+    await_training(&run);
     Process *seated[] = {&run.members[1], &twin.members[1]};
     WAIT_UNTIL(process_has_said(seated[0], "rank 1 starts", 1) || process_has_said(seated[1], "rank 1 starts", 1), "nobody is rank 1");
     if (process_has_said(seated[1], "rank 1 starts", 1)) {
