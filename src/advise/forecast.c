@@ -11,6 +11,7 @@
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
+static const double skew = 0.03;  /* of computing: what ranks wait for the slowest of them (docs/forecast.md) */
 static const double hidden = 0.5; /* of the exchange of gradients and weights, behind computing, where there is enough of it */
 
 double forecast_all_gather(const Cluster *cluster, double bytes) {
@@ -171,6 +172,7 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     double count = (double)forecast->microbatches, stages = (double)config->layout.pp;
     forecast->memory.total += (int64_t)cluster->hardware.runtime;
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
+    if (cluster->gpus > 1) forecast->waits += skew * count * forecast->work.total;
     forecast->bubble *= count * forecast->work.total + forecast->waits;
     forecast->step =
         count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;

@@ -4,9 +4,9 @@
  * MI355X; NVIDIA A100 80GB SXM, H100 SXM, H200 SXM; dense rates). Best rates: H100 and H200 GEMMs of 8192 cubed
  * through cuBLASLt, random data, and device copies, measured (docs/speed.md); MI300X 708 and MI325X 843 TFLOP/s:
  * AMD's "maximum achievable FLOPS" study; MI300X 4.33 TB/s and the 200 GFLOP plateau: arXiv 2511.17127; its 315 GB/s
- * all-reduce: AMD's RCCL study of 8 GPUs; H200 351 GB/s: NCCL on 4 GPUs without multicast, which stands for the H100
- * as well (same links). Latency: what AMD's all-reduces of 16 MiB
- * to 1 GiB and ours of 1 KiB and 4 MiB on 2 H200 take beyond bytes / bandwidth. Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
+ * all-reduce: AMD's RCCL study of 8 GPUs; H200 290 GB/s: NCCL's all-gathers and reduce-scatters of 1 GiB on 2 GPUs without
+ * multicast, 292 and 279 (all-reduces 331, of 4 GPUs 351), which stands for the H100 as well (same links). Latency: what AMD's
+ * all-reduces of 16 MiB to 1 GiB take beyond bytes / bandwidth, and NCCL's collectives in a step of training on 2 H200. Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
  * dies of a node of MI250 (MosaicML's cluster).
  *
  * GEMMs in fp8: an H100's were 1.73 times as quick as in bf16, both of 8192 cubed through cuBLASLt in one run
@@ -15,9 +15,11 @@
  *
  * A row's MI250 is one of its two dies, which is what the runtime calls a device.
  *
- * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and
- * 343, attention 231-451 and 178-362 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, which the two
- * constants below fit within 7%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
+ * Rates of the H100 are smelt's own. Of 2026-11-21 (docs/speed.md): linear 740-774 and attention 231-451 TFLOP/s over lengths
+ * of 1,024 to 8,192 and heads of 64 and 128, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. Of a profile on an H200 on
+ * 2026-11-27, 4 x 4,096 tokens of ZAYA1's width, in the ratio of the two cards: head 703, experts 612 and 535, attention's
+ * gradient 441, CCA's convolutions 41 forward and 46 backward (30 where a rank has half of the tokens or heads), and GEMMs of 16
+ * to 32 GFLOP, which lose 7 to 15 us each. */
 #include "advise/hardware.h"
 
 #include <math.h>
@@ -36,7 +38,7 @@
 /* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0 is unknown. */
 #define AMD(short_name, model, code) .name = short_name, .title = "AMD Instinct " model, .target = code, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
 #define NVIDIA(short_name, model, code)                                                                                                         \
-    .name = short_name, .title = "NVIDIA " model, .target = code, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 20e-6
+    .name = short_name, .title = "NVIDIA " model, .target = code, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 50e-6
 #define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
 #define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
@@ -55,22 +57,23 @@ static const Hardware table[] = {
     {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
     {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
     {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), FP8(1978.9), MEMORY(79.2, 3.35, 2.98),
-        LINKS(450, 351, 50), .source = RATES_MEASURED},
+        LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
     {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19),
-        LINKS(450, 351, 50)},
+        LINKS(450, 290, 50), PLATEAU(100)},
     /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
     {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
 };
 enum { ROWS = sizeof table / sizeof *table };
 
 static const Rates h100_rates = {.gemm = 735 * TERA,
-    .head = 685 * TERA,
+    .head = 695 * TERA,
     .experts = 600 * TERA,
-    .expert_weights = 500 * TERA,
+    .expert_weights = 540 * TERA,
     .attention = 530 * TERA,
     .attention_rows = 1500,
-    .attention_gradient = 440 * TERA,
-    .attention_gradient_rows = 1650,
+    .attention_gradient = 460 * TERA,
+    .attention_gradient_rows = 400,
+    .convolution = 39 * TERA,
     .muon = 600 * TERA,
     .memory = 2.6 * TERA,
     .optimizer = 2.88 * TERA,
@@ -88,24 +91,24 @@ static const Hardware *measured_row(void) {
 /* What smelt's kernels reach in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-27): of the matrix units' peak, in FLOPs as
  * op_cost counts them, and of what copies reach. GEMMs of 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their
  * gradients of weights; each without what its last, partly filled wave loses, which gemm_fit knows. Attention: 32 heads of 128 over
- * 4,096 tokens. The head on gfx950 and gfx90a was not modelled, and has that of gfx942. */
+ * 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950 and gfx90a was not modelled, and has that of gfx942. */
 typedef struct ModelledShares {
     const char *target;
-    double gemm, head, experts, expert_weights, attention, attention_gradient, memory, optimizer;
+    double gemm, head, experts, expert_weights, attention, attention_gradient, convolution, memory, optimizer;
 } ModelledShares;
 
 static const ModelledShares modelled[] = {
-    {"gfx942", 0.95, 0.72, 0.82, 0.75, 0.55, 0.31, 0.9, 1},
-    {"gfx950", 0.75, 0.72, 0.50, 0.51, 0.39, 0.23, 0.9, 1},
-    {"gfx90a", 0.92, 0.72, 0.72, 0.71, 0.46, 0.39, 0.9, 1},
+    {"gfx942", 0.95, 0.72, 0.82, 0.75, 0.55, 0.31, 0.05, 0.9, 1},
+    {"gfx950", 0.75, 0.72, 0.50, 0.51, 0.39, 0.23, 0.03, 0.9, 1},
+    {"gfx90a", 0.92, 0.72, 0.72, 0.71, 0.46, 0.39, 0.13, 0.9, 1},
 };
 
 /* The model leaves out that clocks fall under load: GEMMs of HipKittens' structure take 0.87 of the rate that it gives them. */
 static const double loaded_clock = 0.87;
 
 static void multiply_rates(Rates *rates, double compute, double memory) {
-    double *const computing[] = {
-        &rates->gemm, &rates->head, &rates->experts, &rates->expert_weights, &rates->attention, &rates->attention_gradient, &rates->muon};
+    double *const computing[] = {&rates->gemm, &rates->head, &rates->experts, &rates->expert_weights, &rates->attention,
+        &rates->attention_gradient, &rates->convolution, &rates->muon};
     for (size_t i = 0; i < sizeof computing / sizeof *computing; i++) *computing[i] *= compute;
     rates->memory *= memory;
     rates->optimizer *= memory;
@@ -146,6 +149,7 @@ static void take_modelled_rates(Hardware *hardware, const ModelledShares *shares
     rates->head = modelled_rate(hardware, shares->head);
     rates->experts = modelled_rate(hardware, shares->experts);
     rates->expert_weights = modelled_rate(hardware, shares->expert_weights);
+    rates->convolution = modelled_rate(hardware, shares->convolution);
     rates->muon = rates->gemm * h100_rates.muon / h100_rates.gemm;
     rates->attention = modelled_rate(hardware, shares->attention * (1 + rates->attention_rows / length));
     rates->attention_gradient = modelled_rate(hardware, shares->attention_gradient * (1 + rates->attention_gradient_rows / length));

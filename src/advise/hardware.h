@@ -15,6 +15,7 @@ typedef struct Rates {
     double experts, expert_weights;                     /* of grouped GEMMs, and of those for gradients of weights */
     double attention, attention_rows;                   /* forward */
     double attention_gradient, attention_gradient_rows; /* backward */
+    double convolution;                                 /* of CCA's convolutions, forward and backward */
     double muon;                                        /* of Newton-Schulz GEMMs, counted at half for symmetric ones */
     double memory, optimizer;                           /* bytes/s of elementwise operations, of an AdamW update */
     double launch;                                      /* seconds between two operations */
@@ -42,7 +43,7 @@ typedef struct Hardware {
     double bandwidth, best_bandwidth; /* bytes/s; best: of a copy, read and written */
     int per_node;                     /* usual GPUs of a node */
     bool switched;                    /* any two GPUs have the whole link; else all others share it */
-    double link, best_link;           /* bytes/s of a GPU to its node, one direction; best: bus bandwidth of an all-reduce */
+    double link, best_link;           /* bytes/s of a GPU to its node, one direction; best: bus bandwidth of large collectives */
     double latency;                   /* seconds of a collective in a node beyond bytes / bandwidth */
     double network;                   /* bytes/s of a GPU to other nodes, as the cards of usual clusters allow */
     double runtime;                   /* bytes that driver and libraries take of its memory */

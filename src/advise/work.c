@@ -13,7 +13,7 @@
 
 const char *work_class_name(WorkClass class) {
     static const char *const names[WORK_CLASSES] = {"GEMMs", "head", "GEMMs of experts", "gradients of experts", "attention, forward",
-        "attention, backward", "memory-bound operations"};
+        "attention, backward", "convolutions of CCA", "memory-bound operations"};
     return names[class];
 }
 
@@ -94,6 +94,8 @@ Work work_of_node(const Graph *graph, const Node *node) {
         work.length = spec->length;
         work.padding = (double)work_head_width(spec->heads.head_dim) / (double)spec->heads.head_dim;
         break;
+    case OP_cca:
+    case OP_cca_grad: work.class = WORK_CONVOLUTION; break;
     }
     return work;
 }
@@ -113,6 +115,7 @@ static double computing_seconds(const Work *work, const Hardware *hardware, cons
     case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));
     case WORK_ATTENTION_GRADIENT:
         return work->padding * work->flops / (rates->attention_gradient * length / (length + rates->attention_gradient_rows));
+    case WORK_CONVOLUTION: return work->flops / rates->convolution;
     default: return 0;
     }
 }
