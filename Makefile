@@ -210,7 +210,7 @@ screenshots: packages ## make the pictures of docs/screenshots anew
 	@tools/screenshots $(BUILD)/smelt docs/screenshots
 
 run-tests: $(TESTS)
-	@SMELT=$(BUILD)/smelt tests/support/run.sh $(SUITE) $(TESTS)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(SUITE) $(TESTS)
 
 # Readers are host code: kernels, which nobody fuzzes, are linked from the ordinary library.
 FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)

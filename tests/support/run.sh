@@ -1,35 +1,48 @@
 #!/bin/sh
-# Runs test programs one after another: one line for each, the whole output of those that fail, and as the last line the sum over all,
+# Runs test programs, several at once: one line for each, the whole output of those that fail, and as the last line the sum over all,
 # "N passed, N failed, N skipped". A program that ends without cmocka's closing lines (a crash, a sanitizer's report) counts as one failure.
-# Usage: run.sh [-s SUITE] [PROGRAM...]     SUITE: a command that runs first and prints such lines itself; its programs are part of the sum
+# Usage: run.sh [-j JOBS] [-s SUITE] [PROGRAM...]
+#        run.sh -1 PROGRAM           one program, without the sum
+#   JOBS: how many programs run at once; else one
+#   SUITE: a command that runs first and prints such lines itself; its programs are part of the sum
 set -u
 export OMP_WAIT_POLICY=passive # threads that wait must not spin: machines that test are often busy
-suite=
-if [ "${1:-}" = -s ]; then
-    suite=$2
-    shift 2
-fi
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+
+report() { printf '%-32s %3d passed, %d failed, %d skipped, %d s\n' "$@"; }
 
 # The number of tests in cmocka's last line that begins with "[  $1".
 count() { sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$output" | tail -n 1 | grep . || echo 0; }
 
-report() { printf '%-32s %3d passed, %d failed, %d skipped, %d s\n' "$@"; }
-
-run() {
+run_one() {
+    output=$(mktemp)
+    trap 'rm -f "$output"' EXIT
     start=$(date +%s)
     "$1" >"$output" 2>&1
     status=$?
     failed=$(count FAILED)
     if [ "$failed" -eq 0 ] && { [ "$status" -ne 0 ] || ! grep -q '^\[  PASSED' "$output"; }; then failed=1; fi
-    report "${1#*/tests/}" "$(count PASSED)" "$failed" "$(count SKIPPED)" $(($(date +%s) - start))
-    [ "$failed" -eq 0 ] || cat "$output"
+    line=$(report "${1#*/tests/}" "$(count PASSED)" "$failed" "$(count SKIPPED)" $(($(date +%s) - start)))
+    if [ "$failed" -eq 0 ]; then echo "$line"; else echo "$line" | cat - "$output"; fi
 }
+
+if [ "${1:-}" = -1 ]; then
+    run_one "$2"
+    exit
+fi
+
+jobs=1 suite=
+while getopts j:s: option; do
+    case $option in
+    j) jobs=$OPTARG ;;
+    s) suite=$OPTARG ;;
+    *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
 
 {
     if [ -n "$suite" ]; then sh -c "$suite" || report "$suite" 0 1 0 0; fi
-    for program in "$@"; do run "$program"; done
+    printf '%s\n' "$@" | xargs -r -d '\n' -P "$jobs" -n 1 "$0" -1
 } | awk '
     { print; fflush() }
     match($0, /[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped, [0-9]+ s/) {

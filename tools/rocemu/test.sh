@@ -24,7 +24,7 @@ for target in gfx942 gfx90a gfx950; do
     if grep -q "$target\$" "$work/objects"; then grep "^$target" "$work/wanted"; fi
 done >"$work/runs"
 # shellcheck disable=SC2016  # the inner shell expands these
-xargs -P "$jobs" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh "$2" | sed "\$d; 1s/\$/, $1/"' "$emulator" <"$work/runs"
+xargs -P "$jobs" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh -1 "$2" | sed "1s/\$/, $1/"' "$emulator" <"$work/runs"
 
 # Kernels of the code objects that no line of the ledger has, by the checksum of their object.
 touch "$work/ledger"
