@@ -49,6 +49,7 @@ INLINE int accumulator_row(int r) { return lane_id() % 16 * 2 + r; }
 INLINE int half_row(int r) { return lane_id() % 16 + r; }
 INLINE int accumulator_step(int c) { return c; }
 INLINE int accumulator_first(void) { return lane_id() / 16 * 8; }
+INLINE int accumulator_place(int c) { return c % 2 * 4 + c / 2; } /* of column c among the eight of a row */
 INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r][c % 2][c / 2]; }
 INLINE void accumulator_set(Accumulator *a, int r, int c, float value) { a->x[r][c % 2][c / 2] = value; }
 INLINE float lanes_sum(float x) {
@@ -68,9 +69,15 @@ INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const i
     }
 }
 
-/* Rounds to nearest, ties away from zero: three instructions where ties to even take ten. */
-INLINE uint32_t round_pair(float low, float high) {
-    return upper_halves(__builtin_bit_cast(uint32_t, low) + 0x8000, __builtin_bit_cast(uint32_t, high) + 0x8000);
+/* Four floats whose upper halves are those of x rounded to nearest, ties away from zero. gfx942 adds to two of them at once: none but that
+ * of a NaN carries into the other. */
+INLINE u32x4 rounded(f32x4 x) {
+#if defined __gfx942__
+    typedef uint64_t Pairs __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(u32x4, __builtin_bit_cast(Pairs, x) + 0x0000800000008000);
+#else
+    return __builtin_bit_cast(u32x4, x) + 0x8000;
+#endif
 }
 
 INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
@@ -98,7 +105,10 @@ INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int widt
 }
 
 INLINE void operand_of(Operand *o, const Accumulator *a) {
-    UNROLL for (int s = 0; s < 2; s++) UNROLL for (int r = 0; r < 4; r++) o->half[s][r] = round_pair(a->x[s][0][r], a->x[s][1][r]);
+    UNROLL for (int s = 0; s < 2; s++) {
+        u32x4 even = rounded(a->x[s][0]), odd = rounded(a->x[s][1]);
+        UNROLL for (int r = 0; r < 4; r++) o->half[s][r] = upper_halves(even[r], odd[r]);
+    }
 }
 
 INLINE int accumulator_chunk(void) { return lane_id() / 16 * 8; }

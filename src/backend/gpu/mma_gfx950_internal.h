@@ -26,6 +26,7 @@ INLINE int accumulator_row(int r) { return operand_row(lane_id() % 16) + 4 * r; 
 INLINE int half_row(int r) { return lane_id() % 16 + r; }
 INLINE int accumulator_step(int c) { return c; }
 INLINE int accumulator_first(void) { return lane_id() / 16 * 8; }
+INLINE int accumulator_place(int c) { return c; } /* of column c among the eight of a row */
 INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r][c / 4][c % 4]; }
 INLINE void accumulator_set(Accumulator *a, int r, int c, float value) { a->x[r][c / 4][c % 4] = value; }
 

@@ -2,9 +2,10 @@
  * scores and their weights P^T and owns dV, the other computes dP^T and owns dK:
  *     first:   S^T = K Q^T,    P^T = exp(S^T - log_sum),       dV += P^T dO
  *     second:  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),    dK += dS^T Q
- * P^T goes from one to the other through shared memory, in fp32. So a wave holds one operand and one sum, two waves share a SIMD, and
- * one of them multiplies while the other computes weights. Tiles of 32 queries have two buffers where shared memory allows it: while
- * one is in use the next one is on its way.
+ * P^T goes to both through shared memory, in fp32. So a wave holds one operand and one sum, and two waves share a SIMD. They sum a tile of
+ * 32 queries while they score the next one: neither waits for the other within a tile, P^T of two tiles has room, and one barrier a tile
+ * is enough. So tiles have two buffers, of which one is in use and one is filled. With heads of 256 there is room for one: a tile is
+ * summed when it has been scored, and a second barrier comes between.
  *
  * Where keys have too few blocks to fill the processors, the heads of a group are shared out to `parts` blocks, whose sums in fp32 a
  * last kernel adds in their order. Scratch: these sums. */
@@ -14,99 +15,192 @@
 
 enum { PAIR_ROUND = sizeof(Accumulator) / 16 }; /* 16-byte chunks of a lane's weights */
 
-/* Of a tile in shared memory. */
-typedef struct PairRows {
-    RowTile rows;
-    int low_max[4]; /* the greatest first key, and nothing */
-} PairRows;
+/* What is constant in a pass; `chunks`: queries and dO are copied in chunks of 16 bytes. */
+typedef struct PairShape {
+    int width, columns, pairs, buffers;
+    bool chunks;
+} PairShape;
 
-/* A tile in flight, and one query's numbers in each lane of the first wave, as loaded: the log-sum-exp to base e, and the position. */
-typedef struct PairStage {
-    Stage queries, d_outs;
-    Source q, d;
-    float log_sum, delta;
-    int position, low_max;
-} PairStage;
+INLINE int pair_threads(PairShape s) { return s.pairs * WAVE; } /* that fetch a matrix */
+/* From a tile of queries and rows of dO: the matrix that a wave fetches and scores its rows with, and the one that it sums rows of. */
+INLINE int pair_scored(PairShape s, bool owns_values) { return owns_values ? 0 : TILE * s.width; }
+INLINE int pair_summed(PairShape s, bool owns_values) { return pair_scored(s, !owns_values); }
+INLINE int pair_tile(PairShape s, int number) { return number % s.buffers * 2 * TILE * s.width; }
+INLINE int pair_exchange(PairShape s, int number) { return number % 2 * s.pairs * PAIR_ROUND * WAVE; }
 
-INLINE void pair_stage_begin(
-    PairStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
-    const Attention *a = &g->attention;
-    int first = walk->tile * TILE, length = a->query_rows.rows;
-    int64_t base = (int64_t)walk->sequence * length;
-    stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, length - first, a->head_dim);
-    stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, length - first, a->head_dim);
-    stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
-    stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
-    if (of_wave(wave_id()) > 0) return;
-    int64_t row = base + min_int(first + lane_id() % TILE, length - 1), number = row * a->heads + walk->head;
-    stage->log_sum = g->log_sum[number];
-    stage->delta = g->delta[number];
-    stage->position = a->positions[row];
-    stage->low_max =
-        reach_of(g, walk->sequence, walk->tile)[opaque(1)]; /* a wave would wait for what it knows to be the same in all lanes */
-}
-/* `first` is the tile's first query. Queries past the last one get weights of zero. */
-INLINE void pair_stage_end(
-    const PairStage *stage, LOCAL bf16 *tile, LOCAL PairRows *pair, const int width, const int threads, const Attention *a, int first) {
-    LOCAL RowTile *rows = &pair->rows;
-    stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
-    stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
-    if (of_wave(wave_id()) > 0 || lane_id() >= TILE) return;
-    int row = first + lane_id();
-    bool there = row < a->query_rows.rows;
-    rows->log_sum[lane_id()] = there ? attention_log_sum(stage->log_sum) : __builtin_inff();
-    rows->delta[lane_id()] = there ? stage->delta : 0;
-    rows->low[lane_id()] = there ? attention_interval_at(a, row, &stage->position).low : 0;
-    rows->high[lane_id()] = attention_last_key(a, token_of_row(&a->query_rows, row));
-    pair->low_max[0] = stage->low_max;
-}
-
-/* A wave's part in its pair, and where it finds what. */
-typedef struct PairWave {
+/* The matrix that a wave fetches. */
+typedef struct PairMatrix {
+    GLOBAL const bf16 *from;
+    int64_t stride;
+    int columns;
     bool owns_values;
-    int key;                /* its first one */
-    LOCAL u32x4 *exchange;  /* of the pair */
-    int scored, transposed; /* from a tile: the matrix that it scores its rows with, and the one that it sums rows of */
-} PairWave;
-
-/* The weights of the pair's first wave, which its second one gets. */
-INLINE void pair_weights(Accumulator *scores, float scale, LOCAL const RowTile *rows, LOCAL u32x4 *exchange) {
-    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-        float log_sum = rows->log_sum[accumulator_column(c)];
-        UNROLL for (int r = 0; r < LANE_ROWS; r++)
-            accumulator_set(scores, r, c, fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum)));
-    }
-    struct { u32x4 x[PAIR_ROUND]; } chunks;
-    chunks = __builtin_bit_cast(__typeof__(chunks), *scores);
-    UNROLL for (int i = 0; i < PAIR_ROUND; i++) exchange[i * WAVE + lane_id()] = chunks.x[i];
+} PairMatrix;
+INLINE PairMatrix pair_matrix(const AttentionGrad *g, bool owns_values) {
+    const Attention *a = &g->attention;
+    return (PairMatrix){
+        owns_values ? a->queries : g->d_out, owns_values ? a->query_stride : (int64_t)a->heads * a->head_dim, a->head_dim, owns_values};
 }
-/* d_weights: dP^T -> dS^T. */
-INLINE void pair_gradients(Accumulator *d_weights, LOCAL const RowTile *rows, LOCAL const u32x4 *exchange) {
-    struct { u32x4 x[PAIR_ROUND]; } chunks;
-    UNROLL for (int i = 0; i < PAIR_ROUND; i++) chunks.x[i] = exchange[i * WAVE + lane_id()];
-    Accumulator weights = __builtin_bit_cast(Accumulator, chunks);
+
+/* The tile that is fetched next: its first row of the matrix, how many there are from there on, and its numbers. */
+typedef struct PairWalk {
+    GLOBAL const bf16 *from;
+    GLOBAL const TileNumbers *numbers;
+    int rows, sequence, head, heads_left, first_tile, tile, last_tile;
+} PairWalk;
+
+/* To the first tile of the walk's head. */
+INLINE void pair_walk_head(PairWalk *walk, const AttentionGrad *g, const PairMatrix *m) {
+    const Attention *a = &g->attention;
+    int first = walk->first_tile * TILE;
+    walk->tile = walk->first_tile;
+    walk->from = m->from + ((int64_t)walk->sequence * a->query_rows.rows + first) * m->stride + walk->head * a->head_dim;
+    walk->rows = a->query_rows.rows - first;
+    walk->numbers = tile_numbers(g, walk->sequence, walk->head, walk->tile);
+}
+/* False: there is no other tile, and the walk stays at the last one. */
+INLINE bool pair_walk_next(PairWalk *walk, const AttentionGrad *g, const PairMatrix *m) {
+    if (walk->tile < walk->last_tile) {
+        walk->tile++;
+        walk->from += TILE * m->stride;
+        walk->rows -= TILE;
+        walk->numbers++;
+        return true;
+    }
+    if (walk->heads_left == 1) return false;
+    walk->heads_left--;
+    walk->head++;
+    pair_walk_head(walk, g, m);
+    return true;
+}
+
+/* A tile in flight: a wave's chunks of its matrix. */
+typedef struct PairStage { u32x4 chunk[4]; } PairStage;
+
+INLINE void pair_stage_begin(PairStage *stage, const PairWalk *walk, const PairMatrix *m, PairShape s) {
+    if (!s.chunks) return;
+    const Source source = {walk->from, m->stride, walk->rows, m->columns};
+    __amdgpu_buffer_rsrc_t buffer = source_buffer(&source, TILE);
+    UNROLL for (int i = 0; i < stage_chunks(s.width, TILE, pair_threads(s)); i++) {
+        StagePlace place = stage_place(thread_id() % pair_threads(s), s.width, pair_threads(s), i);
+        stage->chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, source_offset(&source, place.row, place.column), 0, 0);
+    }
+}
+INLINE void pair_stage_end(const PairStage *stage, LOCAL bf16 *tile, const PairWalk *walk, const PairMatrix *m, PairShape s) {
+    int thread = thread_id() % pair_threads(s);
+    tile += pair_scored(s, m->owns_values);
+    if (!s.chunks) {
+        for (int i = thread; i < TILE * s.width; i += pair_threads(s)) {
+            int row = i / s.width, column = i % s.width;
+            bool there = row < walk->rows && column < m->columns;
+            tile[tile_at(s.width, row, column) + column % 8] = there ? walk->from[row * m->stride + column] : 0;
+        }
+    } else if (stage_takes_part(thread, s.width, TILE, pair_threads(s))) {
+        UNROLL for (int i = 0; i < stage_chunks(s.width, TILE, pair_threads(s)); i++) *
+            (LOCAL u32x4 *)(tile + stage_place(thread, s.width, pair_threads(s), i).at) = stage->chunk[i];
+    }
+}
+
+/* What a wave needs of the queries in a lane's columns, in the order of an Accumulator, log2-sum-exps where it owns values and deltas where
+ * it owns keys; and bounds of what the tile's queries see. */
+typedef struct PairNumbers {
+    f32x4 x[2];
+    int low_max, first_high;
+} PairNumbers;
+
+INLINE void pair_numbers(PairNumbers *numbers, const PairWalk *walk, bool owns_values) {
+    GLOBAL const float *from = (owns_values ? walk->numbers->log_sum : walk->numbers->delta) + accumulator_first();
+    UNROLL for (int t = 0; t < 2; t++) numbers->x[t] = *(GLOBAL const f32x4 *)(from + 4 * t);
+    GLOBAL const int *bounds = &walk->numbers->low_max + opaque(0); /* a wave would wait for what it knows to be the same in all lanes */
+    numbers->low_max = bounds[0], numbers->first_high = bounds[1];
+}
+
+/* Adds the ALiBi bias to scaled and transposed scores [32 keys][32 queries] and sets masked ones to -inf; keys are from `key` on, queries
+ * from `query` on. */
+INLINE void mask_pair(Accumulator *scores, const Attention *a, GLOBAL const TileNumbers *numbers, int head, int key, int query) {
+    const TokenRows keys = a->key_rows, queries = a->query_rows;
+    float slope = attention_slope(a, head) * a->scale;
+    if (a->alibi > 0) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            int distance = token_of_row(&keys, key + accumulator_row(r)) - token_of_row(&queries, query + accumulator_column(c));
+            accumulator_set(scores, r, c, accumulator_get(scores, r, c) + slope * (float)distance);
+        }
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-        float delta = rows->delta[accumulator_column(c)];
-        UNROLL for (int r = 0; r < LANE_ROWS; r++)
-            accumulator_set(d_weights, r, c, accumulator_get(&weights, r, c) * (accumulator_get(d_weights, r, c) - delta));
+        int low = numbers->low[accumulator_column(c)], high = numbers->high[accumulator_column(c)];
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            int number = key + accumulator_row(r);
+            accumulator_set(scores, r, c, number >= low && number <= high ? accumulator_get(scores, r, c) : -__builtin_inff());
+        }
+    }
+}
+
+/* A wave's operands and sums, and of the tile that it scored last the rows to sum and, in the wave that owns keys, dP^T - delta. */
+typedef struct PairPass {
+    int key; /* the wave's first one */
+    LOCAL u32x4 *exchange;
+    Operand held[MOST_WIDTH / MMA], rows[MOST_COLUMNS / MMA];
+    Accumulator scores, sums[MOST_COLUMNS / MMA];
+} PairPass;
+
+/* Sums tile `number`, with P^T or dS^T. */
+INLINE void pair_sum(PairPass *p, int number, bool owns_values, PairShape s) {
+    LOCAL const u32x4 *place = p->exchange + pair_exchange(s, number);
+    Accumulator x;
+    UNROLL for (int i = 0; i < PAIR_ROUND; i++) x.x[i / 2][i % 2] = __builtin_bit_cast(f32x4, place[i * WAVE + lane_id()]);
+    if (!owns_values) UNROLL for (int i = 0; i < PAIR_ROUND; i++) x.x[i / 2][i % 2] *= p->scores.x[i / 2][i % 2];
+    Operand weights;
+    operand_of(&weights, &x);
+    UNROLL for (int n = 0; n < s.columns / MMA; n++) mma(&p->sums[n], &weights, &p->rows[n]);
+}
+
+/* factor * scores - numbers of `tile`, and its rows to sum. */
+INLINE void pair_score(PairPass *p, LOCAL const bf16 *tile, float factor, const PairNumbers *numbers, bool owns_values, PairShape s) {
+    accumulator_clear(&p->scores);
+    UNROLL for (int k = 0; k < s.width / MMA; k++) {
+        Operand operand;
+        operand_load(&operand, tile + pair_scored(s, owns_values), s.width, 0, k * MMA);
+        mma(&p->scores, &p->held[k], &operand);
+    }
+    LOCAL const bf16 *summed = tile + pair_summed(s, owns_values) + (s.columns < s.width ? block_z() * s.columns : 0);
+    UNROLL for (int n = 0; n < s.columns / MMA; n++) operand_load_transposed(&p->rows[n], summed, s.width, 0, n * MMA);
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int t = 0; t < 2; t++) p->scores.x[r][t] =
+        p->scores.x[r][t] * factor - numbers->x[t];
+}
+
+/* P^T of scores, for both waves. */
+INLINE void store_weights(LOCAL u32x4 *place, const Accumulator *scores) {
+    UNROLL for (int i = 0; i < PAIR_ROUND; i++) {
+        f32x4 x = scores->x[i / 2][i % 2];
+        UNROLL for (int j = 0; j < 4; j++) x[j] = fast_exp2(x[j]);
+        place[i * WAVE + lane_id()] = __builtin_bit_cast(u32x4, x);
+    }
+}
+/* Of tile `number`; `walk` is where it was fetched. */
+INLINE void pair_weights(const PairPass *p, const Attention *a, int number, const PairNumbers *numbers, const PairWalk *walk, PairShape s) {
+    LOCAL u32x4 *place = p->exchange + pair_exchange(s, number);
+    if (a->alibi > 0 || p->key < of_wave(numbers->low_max) || p->key + MMA - 1 > of_wave(numbers->first_high)) {
+        Accumulator masked = p->scores;
+        mask_pair(&masked, arguments_again(a), walk->numbers, walk->head, p->key, walk->tile * TILE);
+        store_weights(place, &masked);
+        __asm__ volatile(""); /* the compiler would join both branches, and copy the scores on either */
+    } else {
+        store_weights(place, &p->scores);
     }
 }
 
 /* Stores a wave's sums: to bf16 rows of the result, or to fp32 rows of its part. */
-INLINE void pair_store(const AttentionGrad *g, const PairWave *wave, const Accumulator *sums, int64_t base, int kv_head, int part,
+INLINE void pair_store(const AttentionGrad *g, bool owns_values, int key, const Accumulator *sums, int64_t base, int kv_head, int part,
     int column, const int columns) {
     const Attention *a = &g->attention;
-    float factor = wave->owns_values ? 1 : a->scale * LN_2;
+    float factor = owns_values ? 1 : a->scale * LN_2;
     int64_t kv_columns = (int64_t)a->kv_heads * a->head_dim;
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int row = wave->key + accumulator_row(r);
+        int row = key + accumulator_row(r);
         bool there = row < a->key_rows.rows;
         if (g->parts == 1) {
-            GLOBAL bf16 *to = (wave->owns_values ? g->d_values : g->d_keys) + (base + row) * a->key_stride + kv_head * a->head_dim;
+            GLOBAL bf16 *to = (owns_values ? g->d_values : g->d_keys) + (base + row) * a->key_stride + kv_head * a->head_dim;
             UNROLL for (int n = 0; n < columns / MMA; n++) attention_store(to, &sums[n], r, column + n * MMA, a->head_dim, factor, there);
             continue;
         }
-        GLOBAL float *to = g->partial_keys + ((part * g->rows + base + row) * 2 + wave->owns_values) * kv_columns + kv_head * a->head_dim;
+        GLOBAL float *to = g->partial_keys + ((part * g->rows + base + row) * 2 + owns_values) * kv_columns + kv_head * a->head_dim;
         UNROLL for (int n = 0; n < columns / MMA; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int at = column + n * MMA + accumulator_column(c);
             if (there && at < a->head_dim) to[at] = accumulator_get(&sums[n], r, c) * factor;
@@ -114,76 +208,73 @@ INLINE void pair_store(const AttentionGrad *g, const PairWave *wave, const Accum
     }
 }
 
-/* The keys pass of a block of 2 * `pairs` waves, for 32 keys of each pair. */
-INLINE void gradient_of_pairs(const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers) {
-    const int rows = pairs * MMA, threads = 2 * pairs * WAVE, tile_elements = 2 * TILE * width;
+/* The pass of a block of 2 * s.pairs waves, for 32 keys of each pair. It begins with a tile before the first one, whose weights are zero. */
+INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
+    const int rows = s.pairs * MMA, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;
     int part = block_x() % g->parts, head = block_x() / g->parts, sequence = head / a->kv_heads, kv_head = head % a->kv_heads;
-    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, pair = of_wave(wave_id()) % pairs;
+    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, pair = of_wave(wave_id()) % s.pairs;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
+    const bool owns_values = of_wave(wave_id()) < s.pairs;
 
     LOCAL bf16 *tiles = attention_tiles;
-    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + buffers * tile_elements);
-    LOCAL PairRows *row_tiles = (LOCAL PairRows *)(exchange + pairs * PAIR_ROUND * WAVE);
-    PairWave wave = {
-        .owns_values = of_wave(wave_id()) < pairs, .key = first_key + pair * MMA, .exchange = exchange + pair * PAIR_ROUND * WAVE};
-    wave.scored = wave.owns_values ? 0 : TILE * width;
-    wave.transposed = TILE * width - wave.scored + block_z() * columns;
-
-    Operand held[MOST_WIDTH / MMA];
+    PairPass p = {.key = first_key + pair * MMA};
+    p.exchange = (LOCAL u32x4 *)(tiles + s.buffers * 2 * TILE * s.width) + pair * PAIR_ROUND * WAVE;
     for (int of_values = 0; of_values < 2; of_values++) {
         Source source = rows_of(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
             a->key_rows.rows - first_key, a->head_dim);
-        tile_load(tiles, width, rows, threads, &source);
+        tile_load(tiles, s.width, rows, threads, &source);
         barrier();
-        if (wave.owns_values != of_values)
-            UNROLL for (int k = 0; k < width / MMA; k++) operand_load(&held[k], tiles + pair * MMA * width, width, 0, k * MMA);
+        if (owns_values != of_values)
+            UNROLL for (int k = 0; k < s.width / MMA; k++) operand_load(&p.held[k], tiles + pair * MMA * s.width, s.width, 0, k * MMA);
         barrier();
     }
-    Accumulator sums[MOST_COLUMNS / MMA];
-    UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
+    UNROLL for (int n = 0; n < s.columns / MMA; n++) accumulator_clear(&p.sums[n]), p.rows[n] = (Operand){0};
+    accumulator_clear(&p.scores);
+    if (owns_values)
+        UNROLL for (int i = 0; i < PAIR_ROUND; i++) p.exchange[pair_exchange(s, 1) + i * WAVE + lane_id()] = (u32x4){0, 0, 0, 0};
 
-    int first_tile = attention_first_query(a, first_key) / TILE, first_head = kv_head * heads * g->parts + part * heads;
-    Walk walk = {.sequence = sequence, .head = first_head, .heads_left = heads, .first_tile = first_tile, .tile = first_tile};
+    const PairMatrix matrix = pair_matrix(g, owns_values);
+    PairWalk walk = {.sequence = sequence,
+        .head = kv_head * heads * g->parts + part * heads,
+        .heads_left = heads,
+        .first_tile = attention_first_query(a, first_key) / TILE};
     walk.last_tile = of_wave(last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1));
     PairStage stage;
+    PairNumbers numbers;
     bool more = walk.last_tile >= walk.first_tile;
-    if (more) pair_stage_begin(&stage, tiles, width, threads, g, &walk);
-    for (int buffer = 0; more; buffer = (buffer + 1) % buffers) {
-        LOCAL bf16 *tile = tiles + buffer * tile_elements;
-        LOCAL RowTile *row_tile = &row_tiles[buffer].rows;
-        int query = walk.tile * TILE, query_head = walk.head;
-        pair_stage_end(&stage, tile, row_tiles + buffer, width, threads, a, query);
-        barrier();
-        more = walk_next(&walk);
-        if (more) pair_stage_begin(&stage, tile, width, threads, g, &walk);
-
-        Accumulator scores;
-        accumulator_clear(&scores);
-        UNROLL for (int k = 0; k < width / MMA; k++) {
-            Operand operand;
-            operand_load(&operand, tile + wave.scored, width, 0, k * MMA);
-            mma(&scores, &held[k], &operand);
-        }
-        if (wave.owns_values) {
-            if (a->alibi > 0 || of_wave(wave.key < row_tiles[buffer].low_max[0] || wave.key + MMA - 1 > row_tile->high[0]))
-                mask_keys(&scores, arguments_again(a), query_head, wave.key, query, row_tile, 0);
-            pair_weights(&scores, a->scale, row_tile, wave.exchange);
-        }
-        const int early = width > 128 ? 1 : columns / MMA; /* operands that fit in registers before they can be used */
-        Operand operands[MOST_COLUMNS / MMA];
-        UNROLL for (int n = 0; n < early; n++) operand_load_transposed(&operands[n], tile + wave.transposed, width, 0, n * MMA);
-        barrier();
-        if (!wave.owns_values) pair_gradients(&scores, row_tile, wave.exchange);
-        Operand weights;
-        operand_of(&weights, &scores);
-        UNROLL for (int n = 0; n < columns / MMA; n++) {
-            if (n >= early) operand_load_transposed(&operands[n], tile + wave.transposed, width, 0, n * MMA);
-            mma(&sums[n], &weights, &operands[n]);
-        }
-        if (buffers == 1) barrier();
+    if (more) {
+        pair_walk_head(&walk, g, &matrix);
+        pair_stage_begin(&stage, &walk, &matrix, s);
+        pair_numbers(&numbers, &walk, owns_values);
+        pair_stage_end(&stage, tiles, &walk, &matrix, s);
     }
-    pair_store(arguments_again(g), &wave, sums, base, kv_head, part, block_z() * columns, columns);
+    const float factor = owns_values ? a->scale : 1;
+    int number = 0;
+    for (; more; number++) {
+        const PairWalk at = walk;
+        barrier();
+        more = pair_walk_next(&walk, g, &matrix);
+        pair_stage_begin(&stage, &walk, &matrix, s);
+        if (s.buffers == 2) pair_sum(&p, number + 1, opaque_of_wave(owns_values), s);
+        pair_score(&p, tiles + pair_tile(s, number), factor, &numbers, owns_values, s);
+        if (opaque_of_wave(owns_values)) pair_weights(&p, a, number, &numbers, &at, s);
+        if (s.buffers == 1) {
+            barrier();
+            pair_sum(&p, number, opaque_of_wave(owns_values), s);
+        }
+        pair_numbers(&numbers, &walk, owns_values);
+        pair_stage_end(&stage, tiles + pair_tile(s, number + 1), &walk, &matrix, s);
+    }
+    barrier();
+    if (s.buffers == 2) pair_sum(&p, number + 1, owns_values, s);
+    pair_store(arguments_again(g), owns_values, p.key, p.sums, base, kv_head, part, block_z() * s.columns, s.columns);
+}
+
+INLINE void gradient_of_pairs(const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers) {
+    const Source queries = {.stride = g->attention.query_stride, .columns = g->attention.head_dim};
+    if (source_in_chunks(&queries)) pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, true});
+    else pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, false});
 }
 
 /* Adds the parts of eight columns of a row, in their order. */

@@ -12,18 +12,20 @@
  * scores of its 32 queries of a tile and owns its share of the columns, and they exchange P^T and dS^T through shared
  * memory in register layout. On AMD two waves share 32 keys in another way (gpu_grad_pairs.h). Heads of 256 are cut into
  * two blocks of 128 output columns in both passes. Heads of 64 and 128 have one fused pass on NVIDIA's Hopper
- * (gpu_grad_hopper.h). Scratch: delta, and two bounds per tile; on Hopper mainly dQ in fp32, on AMD parts of dK and dV. */
+ * (gpu_grad_hopper.h). Scratch: delta, on AMD with all that a tile of queries needs, and two bounds per tile; on Hopper
+ * mainly dQ in fp32, on AMD parts of dK and dV. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_grad_hopper.h"
 
-/* Queries of a tile in the keys pass. */
+/* Queries of a tile in the keys pass, and words of a tile's numbers on AMD. */
 #define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
+enum { GRAD_NUMBERS = 4 * 32 + 4 };
 
 typedef struct AttentionGrad {
     Attention attention;
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
-    GLOBAL float *delta;                        /* [rows][heads] */
+    GLOBAL float *delta;                        /* [rows][heads]; on AMD TileNumbers */
     GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and greatest first key of a tile */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
     int32_t tiles;                              /* of a sequence */
@@ -42,12 +44,68 @@ enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES
 
 /* -- Before both passes -------------------------------------------------------------------------------------------- */
 
+#if defined __AMDGCN__
+
+/* What the passes need of the queries of a tile and a head, [sequences][heads][tiles] at AttentionGrad.delta: where there is no query,
+ * infinity and zeros. Last keys ascend. Log2-sum-exps and deltas lie at number_place of a query: eight of them as a lane of an Accumulator
+ * has eight columns. */
+typedef struct TileNumbers {
+    float log_sum[TILE], delta[TILE];
+    int low[TILE], high[TILE];        /* first and last key */
+    int low_max, first_high, none[2]; /* bounds of the keys that all of them see */
+} TileNumbers;
+_Static_assert(sizeof(TileNumbers) == GRAD_NUMBERS * sizeof(float), "the host's scratch has room for them");
+
+INLINE int number_place(int query) { return query / 8 * 8 + accumulator_place(query % 8); }
+INLINE GLOBAL TileNumbers *tile_numbers(const AttentionGrad *g, int sequence, int head, int tile) {
+    return (GLOBAL TileNumbers *)g->delta + ((int64_t)sequence * g->attention.heads + head) * g->tiles + tile;
+}
+
+/* All but delta, of the tile that begins with row `first`. */
+INLINE void store_numbers(const AttentionGrad *g, GLOBAL TileNumbers *numbers, int64_t base, int head, int first, int low_max) {
+    const Attention *a = &g->attention;
+    int i = thread_id(), row = first + i;
+    bool there = row < a->query_rows.rows;
+    if (i >= TILE) return;
+    Interval seen = attention_interval(a, base, there ? row : first);
+    numbers->log_sum[number_place(i)] = there ? attention_log_sum(g->log_sum[(base + row) * a->heads + head]) : __builtin_inff();
+    numbers->low[i] = there ? seen.low : 0;
+    numbers->high[i] = seen.high;
+    if (i == 0) numbers->low_max = low_max, numbers->first_high = seen.high;
+}
+
+/* delta, of as many rows at once as waves have lanes for: a lane takes eight columns. */
+INLINE void store_deltas(const AttentionGrad *g, GLOBAL TileNumbers *numbers, int64_t base, int head, int first) {
+    const Attention *a = &g->attention;
+    int lanes = attention_width(a->head_dim) / 8, rows = WAVE / lanes, column = lane_id() % lanes * 8;
+    for (int i = wave_id() * rows + lane_id() / lanes; i < TILE; i += DELTA_WAVES * rows) {
+        bool there = first + i < a->query_rows.rows && column < a->head_dim;
+        int64_t at = ((base + first + i) * a->heads + head) * a->head_dim + column;
+        float sum = 0;
+        if (there && a->head_dim % 8 == 0) {
+            u32x4 x = *(GLOBAL const u32x4 *)(g->d_out + at), y = *(GLOBAL const u32x4 *)(g->out + at);
+            UNROLL for (int j = 0; j < 4; j++) sum += to_float_low(x[j]) * to_float_low(y[j]) + to_float_high(x[j]) * to_float_high(y[j]);
+        } else if (there) {
+            for (int j = 0; j < min_int(8, a->head_dim - column); j++) sum += to_float(g->d_out[at + j]) * to_float(g->out[at + j]);
+        }
+        for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        if (column == 0) numbers->delta[number_place(i)] = sum;
+    }
+}
+
+#endif
+
 /* delta of each row and head, and bounds of each tile; a block for each tile of queries and head. */
 KERNEL(attention_delta, AttentionGrad) {
     int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.query_rows.rows, first = tile * TILE;
     int64_t base = (int64_t)sequence * length;
     KeyBounds seen = attention_bounds(&a.attention, base, first, TILE, length);
     if (block_y() == 0 && thread_id() == 0) a.reach[2 * block_x()] = seen.low_min, a.reach[2 * block_x() + 1] = seen.low_max;
+#if defined __AMDGCN__
+    GLOBAL TileNumbers *numbers = tile_numbers(&a, sequence, block_y(), tile);
+    store_numbers(&a, numbers, base, block_y(), first, seen.low_max);
+    store_deltas(&a, numbers, base, block_y(), first);
+#else
     for (int row = first + wave_id(); row < min_int(first + TILE, length); row += DELTA_WAVES) {
         int64_t at = (base + row) * a.attention.heads + block_y();
         GLOBAL const bf16 *d_out = a.d_out + at * a.attention.head_dim, *out = a.out + at * a.attention.head_dim;
@@ -63,6 +121,7 @@ KERNEL(attention_delta, AttentionGrad) {
         sum = wave_sum(sum);
         if (lane_id() == 0) a.delta[at] = sum;
     }
+#endif
 }
 
 /* S and dP of a wave's 32 rows with 32 others, both sums over `width`: the wave's operands are held in registers
@@ -143,9 +202,16 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
     float log_sum[LANE_ROWS], delta[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int64_t number = (place.base + min_int(first + accumulator_row(r), length - 1)) * a->heads + place.head;
+        int row = min_int(first + accumulator_row(r), length - 1);
+#if defined __AMDGCN__
+        GLOBAL const TileNumbers *numbers = tile_numbers(g, block_x() / a->heads, place.head, row / TILE);
+        log_sum[r] = numbers->log_sum[number_place(row % TILE)];
+        delta[r] = numbers->delta[number_place(row % TILE)];
+#else
+        int64_t number = (place.base + row) * a->heads + place.head;
         log_sum[r] = attention_log_sum(g->log_sum[number]);
         delta[r] = g->delta[number];
+#endif
     }
     Accumulator sums[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
@@ -219,6 +285,8 @@ INLINE int last_touched_tile(const AttentionGrad *g, int sequence, int first, in
     return last;
 }
 
+#if defined __NVPTX__
+
 /* Iteration of the keys pass: over the heads of the group, and for each over the tiles of queries in order. */
 typedef struct Walk { int sequence, head, heads_left, first_tile, tile, last_tile; } Walk;
 
@@ -251,8 +319,6 @@ INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key
         }
     }
 }
-
-#if defined __NVPTX__
 
 /* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
 typedef struct QueryStage {
@@ -409,7 +475,7 @@ INLINE void gradient_of_keys(
     KERNEL(attention_queries_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_queries(&a, width, columns, waves); }
 
 QUERIES_PASS(32, 32, 4, 2)
-QUERIES_PASS(64, 64, 4, 2)
+QUERIES_PASS(64, 64, 4, 3)
 QUERIES_PASS(128, 128, 4, SHARE_OF_128)
 QUERIES_PASS(256, 128, 2, 1)
 #if defined __AMDGCN__
@@ -489,8 +555,8 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     KeysPass pass = keys_constants(wave, width);
     int rows = pass.waves / pass.split * ATTENTION_ROWS;
     int tiles = pass.buffers * 2 * tile * width * (int)sizeof(bf16), own = rows * width * (int)sizeof(bf16);
-    int exchange = pass.split == 1 ? 0 : rows * ATTENTION_ROWS * (int)(wave == 64 ? sizeof(float) : 4 * sizeof(bf16));
-    int queries = pass.buffers * (tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t)) + (wave == 64 ? 16 : 0)),
+    int exchange = pass.split == 1 ? 0 : rows * ATTENTION_ROWS * (int)(wave == 64 ? 2 * sizeof(float) : 4 * sizeof(bf16));
+    int queries = wave == 64 ? 0 : pass.buffers * tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t)),
         others = tiles + exchange + queries;
     LaunchShape shape = {.x = sequences * g->attention.kv_heads,
         .y = divide_up(g->attention.key_rows.rows, rows),
@@ -572,7 +638,7 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
 /* Scratch of the others: byte offsets of the bounds of tiles, of which the smaller ones are more, and of parts of sums. */
 typedef struct GradScratch { int64_t reach_at, parts_at, bytes; } GradScratch;
 static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
-    GradScratch s = {.reach_at = sequences * queries * heads->heads * (int64_t)sizeof(float)};
+    GradScratch s = {.reach_at = sequences * divide_up(queries, 32) * heads->heads * GRAD_NUMBERS * (int64_t)sizeof(float)};
     s.parts_at = round_up(s.reach_at + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t), 16);
     s.bytes = s.parts_at + (can_part(heads) ? 2 * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
     return s;
