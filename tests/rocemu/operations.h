@@ -81,6 +81,7 @@
     X(max3_u16, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_max3_u16 %0, %1, %2, %3", 0, 0xffff0000 | largest_half(a, b, c))                 \
     X(lshlrev_b16, I, u32, u32, u32, u32, "v_lshlrev_b16 %0, %1, %2", 0, (b << a % 16) & 0xffff)                                              \
     X(sub_u16, I, u32, u32, u32, u32, "v_sub_u16 %0, %1, %2", 0, (a - b) & 0xffff)                                                            \
+    X(mul_lo_u16, I, u32, u32, u32, u32, "v_mul_lo_u16 %0, %1, %2", 0, (a * b) & 0xffff)                                                      \
     X(lshrrev_b16, I, u32, u32, u32, u32, "v_lshrrev_b16 %0, %1, %2", 0, (b & 0xffff) >> a % 16)                                              \
     X(ashrrev_i16, I, u32, u32, u32, u32, "v_ashrrev_i16 %0, %1, %2", 0, (u32)((short)b >> a % 16) & 0xffff)                                  \
     X(sdwa_word, I, u32, u32, u32, u32, "v_add_u32_sdwa %0, %1, %2 dst_sel:DWORD src0_sel:WORD_1 src1_sel:BYTE_2", 0, (a >> 16) + (b >> 16 & 255)) \
@@ -240,6 +241,7 @@
     X(s_bitcmp, u32, u32, u32, "s_bitcmp1_b32 %1, %2\n s_cselect_b32 %0, 1, 0", a >> b % 32 & 1)                                              \
     X(s_bitset, u32, u32, u32, "s_mov_b32 %0, %1\n s_bitset1_b32 %0, %2", a | 1u << b % 32)                                                   \
     X(s_lshl2_add, u32, u32, u32, "s_lshl2_add_u32 %0, %1, %2", 4 * a + b)                                                                    \
+    X(s_lshl4_add, u32, u32, u32, "s_lshl4_add_u32 %0, %1, %2", 16 * a + b)                                                                   \
     X(s_pack, u32, u32, u32, "s_pack_lh_b32_b16 %0, %1, %2", (a & 0xffff) | (b & 0xffff0000))                                                 \
     X(s_bfm, u64, u32, u32, "s_bfm_b64 %0, %1, %2", ((1ull << a % 64) - 1) << b % 64)                                                         \
     X(s_wqm, u64, u64, u64, "s_wqm_b64 %0, %1", quads(a))                                                                                     \

@@ -65,16 +65,23 @@ KERNEL lds_of_160_kib(GLOBAL u32 *out, const GLOBAL u32 *in) {
 }
 #endif
 
-/* A signed and an unsigned byte, then a dword and a pair that pass through the lane's scratch, at a place known at run time. */
+/* A signed and an unsigned byte, then a dword and a pair that pass through the lane's scratch, as four dwords do that make no difference, at
+ * a place known at run time. */
 KERNEL bytes(GLOBAL u32x4 *out, const volatile GLOBAL signed char *in) {
     u32 lane = __builtin_amdgcn_workitem_id_x(), dwords[512]; /* too large for LDS */
     unsigned long pairs[512];
+    u32x4 quads[512];
     volatile PRIVATE u32 *dword = (PRIVATE u32 *)dwords + lane % 8;
     volatile PRIVATE unsigned long *pair = (PRIVATE unsigned long *)pairs + lane % 8;
+    volatile PRIVATE u32x4 *quad = (PRIVATE u32x4 *)quads + lane % 8;
+    *quad = (u32x4){lane, 2 * lane, 3 * lane, 4 * lane};
     *dword = lane * 3;
     *pair = (unsigned long)lane << 40 | 7;
     unsigned long x = *pair;
-    out[lane] = (u32x4){(u32)in[16 * lane], ((const volatile GLOBAL unsigned char *)in)[16 * lane + 1], *dword, (u32)(x >> 32) + (u32)x};
+    u32x4 y = *quad;
+    u32 dword_again = *dword + (y.x + y.w - y.y - y.z);
+    out[lane] =
+        (u32x4){(u32)in[16 * lane], ((const volatile GLOBAL unsigned char *)in)[16 * lane + 1], dword_again, (u32)(x >> 32) + (u32)x};
 }
 
 KERNEL halves(GLOBAL u16 *out, const GLOBAL u16 *in) {
