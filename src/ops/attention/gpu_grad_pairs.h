@@ -1,4 +1,4 @@
-/* Gradients of keys and values on AMD, for grad_gpu.c: the same sums as there, with two waves for 32 keys. One of them computes the
+/* Gradients of keys and values on AMD for heads of more than 64 columns, for grad_gpu.c: the same sums as there, with two waves for 32 keys. One of them computes the
  * scores and their weights P^T and owns dV, the other computes dP^T and owns dK:
  *     first:   S^T = K Q^T,    P^T = exp(S^T - log_sum),       dV += P^T dO
  *     second:  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),    dK += dS^T Q
@@ -114,19 +114,20 @@ INLINE void pair_numbers(PairNumbers *numbers, const PairWalk *walk, bool owns_v
     numbers->low_max = bounds[0], numbers->first_high = bounds[1];
 }
 
-/* Adds the ALiBi bias to scaled and transposed scores [32 keys][32 queries] and sets masked ones to -inf; keys are from `key` on, queries
+/* Adds the ALiBi bias to scaled and transposed scores [rows keys][32 queries] and sets masked ones to -inf; keys are from `key` on, queries
  * from `query` on. */
-INLINE void mask_pair(Accumulator *scores, const Attention *a, GLOBAL const TileNumbers *numbers, int head, int key, int query) {
+INLINE void mask_pair(
+    Accumulator *scores, const int rows, const Attention *a, GLOBAL const TileNumbers *numbers, int head, int key, int query) {
     const TokenRows keys = a->key_rows, queries = a->query_rows;
     float slope = attention_slope(a, head) * a->scale;
-    if (a->alibi > 0) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-            int distance = token_of_row(&keys, key + accumulator_row(r)) - token_of_row(&queries, query + accumulator_column(c));
+    if (a->alibi > 0) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+            int distance = token_of_row(&keys, key + lane_row(rows, r)) - token_of_row(&queries, query + accumulator_column(c));
             accumulator_set(scores, r, c, accumulator_get(scores, r, c) + slope * (float)distance);
         }
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int low = numbers->low[accumulator_column(c)], high = numbers->high[accumulator_column(c)];
-        UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-            int number = key + accumulator_row(r);
+        UNROLL for (int r = 0; r < lane_rows(rows); r++) {
+            int number = key + lane_row(rows, r);
             accumulator_set(scores, r, c, number >= low && number <= high ? accumulator_get(scores, r, c) : -__builtin_inff());
         }
     }
@@ -178,7 +179,7 @@ INLINE void pair_weights(const PairPass *p, const Attention *a, int number, cons
     LOCAL u32x4 *place = p->exchange + pair_exchange(s, number);
     if (a->alibi > 0 || p->key < of_wave(numbers->low_max) || p->key + MMA - 1 > of_wave(numbers->first_high)) {
         Accumulator masked = p->scores;
-        mask_pair(&masked, arguments_again(a), walk->numbers, walk->head, p->key, walk->tile * TILE);
+        mask_pair(&masked, MMA, arguments_again(a), walk->numbers, walk->head, p->key, walk->tile * TILE);
         store_weights(place, &masked);
         __asm__ volatile(""); /* the compiler would join both branches, and copy the scores on either */
     } else {
@@ -186,14 +187,14 @@ INLINE void pair_weights(const PairPass *p, const Attention *a, int number, cons
     }
 }
 
-/* Stores a wave's sums: to bf16 rows of the result, or to fp32 rows of its part. */
-INLINE void pair_store(const AttentionGrad *g, bool owns_values, int key, const Accumulator *sums, int64_t base, int kv_head, int part,
-    int column, const int columns) {
+/* Stores a wave's sums of `wave_rows` keys: to bf16 rows of the result, or to fp32 rows of its part. */
+INLINE void pair_store(const AttentionGrad *g, bool owns_values, const int wave_rows, int key, const Accumulator *sums, int64_t base,
+    int kv_head, int part, int column, const int columns) {
     const Attention *a = &g->attention;
     float factor = owns_values ? 1 : a->scale * LN_2;
     int64_t kv_columns = (int64_t)a->kv_heads * a->head_dim;
-    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int row = key + accumulator_row(r);
+    UNROLL for (int r = 0; r < lane_rows(wave_rows); r++) {
+        int row = key + lane_row(wave_rows, r);
         bool there = row < a->key_rows.rows;
         if (g->parts == 1) {
             GLOBAL bf16 *to = (owns_values ? g->d_values : g->d_keys) + (base + row) * a->key_stride + kv_head * a->head_dim;
@@ -268,7 +269,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     }
     barrier();
     if (s.buffers == 2) pair_sum(&p, number + 1, owns_values, s);
-    pair_store(arguments_again(g), owns_values, p.key, p.sums, base, kv_head, part, block_z() * s.columns, s.columns);
+    pair_store(arguments_again(g), owns_values, MMA, p.key, p.sums, base, kv_head, part, block_z() * s.columns, s.columns);
 }
 
 INLINE void gradient_of_pairs(const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers) {

@@ -10,8 +10,9 @@
  * The keys pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers.
  * Where sums of all columns of dK and dV do not fit in registers, `split` waves share 32 keys: each computes the
  * scores of its 32 queries of a tile and owns its share of the columns, and they exchange P^T and dS^T through shared
- * memory in register layout. On AMD two waves share 32 keys in another way (gpu_grad_pairs.h). Heads of 256 are cut into
- * two blocks of 128 output columns in both passes. Heads of 64 and 128 have one fused pass on NVIDIA's Hopper
+ * memory in register layout. On AMD two waves share 32 keys in another way (gpu_grad_pairs.h), and a wave has 16 keys
+ * of narrow heads (gpu_grad_waves.h). Heads of 256 are cut into two blocks of 128 output columns in both passes. Heads
+ * of 64 and 128 have one fused pass on NVIDIA's Hopper
  * (gpu_grad_hopper.h). Scratch: delta, on AMD with all that a tile of queries needs, and two bounds per tile; on Hopper
  * mainly dQ in fp32, on AMD parts of dK and dV. */
 #include "ops/attention/gpu_tile.h"
@@ -469,6 +470,7 @@ INLINE void gradient_of_keys(
 #endif
 
 #include "ops/attention/gpu_grad_pairs.h"
+#include "ops/attention/gpu_grad_waves.h"
 
 /* `share`: waves that share a SIMD on AMD. */
 #define QUERIES_PASS(width, columns, waves, share) \
@@ -481,8 +483,10 @@ QUERIES_PASS(256, 128, 2, 1)
 #if defined __AMDGCN__
 #define KEYS_PASS(width, columns, pairs, buffers) \
     KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS(2 * (pairs) * WAVE, 2); gradient_of_pairs(&a, width, columns, pairs, buffers); }
-KEYS_PASS(32, 32, 4, 2)
-KEYS_PASS(64, 64, 4, 2)
+#define NARROW_KEYS_PASS(width) \
+    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS(4 * WAVE, 4); gradient_of_waves(&a, width, 4); }
+NARROW_KEYS_PASS(32)
+NARROW_KEYS_PASS(64)
 KEYS_PASS(128, 128, 4, 2)
 KEYS_PASS(256, 128, 4, 1)
 #else
@@ -524,18 +528,19 @@ LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attentio
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
 
 static KeysPass keys_constants(int wave, int width) {
-    static const KeysPass amd[] = {{8, 2, 2}, {8, 2, 2}, {8, 2, 2}, {8, 2, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
+    static const KeysPass amd[] = {{4, 2, 2}, {4, 2, 2}, {8, 2, 2}, {8, 2, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
     return (wave == 64 ? amd : nvidia)[attention_width_index(width)];
 }
 
-/* Blocks that share the heads of a group on AMD: two where one for all leaves processors idle. Their sums take no more memory than those of
- * Hopper's kernels. */
+/* Blocks that share the heads of a group on AMD: several where one for all leaves processors idle, and more where blocks are short. Their
+ * sums take about as much memory as those of Hopper's kernels. */
 static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->head_dim % 8 == 0; }
+static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : heads->head_dim <= 64 ? 4 : 2; }
 static int32_t parts_of(const Device *device, const AttentionGrad *g, int64_t blocks) {
     const Attention *a = &g->attention;
     Heads heads = {a->heads, a->kv_heads, a->head_dim};
     bool few = blocks < 4 * (int64_t)device_info(device)->processors;
-    return device_info(device)->wave == 64 && few && can_part(&heads) && a->key_stride % 8 == 0 ? 2 : 1;
+    return device_info(device)->wave == 64 && few && a->key_stride % 8 == 0 ? most_parts(&heads) : 1;
 }
 
 static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
@@ -555,7 +560,9 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     KeysPass pass = keys_constants(wave, width);
     int rows = pass.waves / pass.split * ATTENTION_ROWS;
     int tiles = pass.buffers * 2 * tile * width * (int)sizeof(bf16), own = rows * width * (int)sizeof(bf16);
-    int exchange = pass.split == 1 ? 0 : rows * ATTENTION_ROWS * (int)(wave == 64 ? 2 * sizeof(float) : 4 * sizeof(bf16));
+    int exchange = pass.split == 1 || (wave == 64 && width <= 64)
+                       ? 0
+                       : rows * ATTENTION_ROWS * (int)(wave == 64 ? 2 * sizeof(float) : 4 * sizeof(bf16));
     int queries = wave == 64 ? 0 : pass.buffers * tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t)),
         others = tiles + exchange + queries;
     LaunchShape shape = {.x = sequences * g->attention.kv_heads,
@@ -640,7 +647,8 @@ typedef struct GradScratch { int64_t reach_at, parts_at, bytes; } GradScratch;
 static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
     GradScratch s = {.reach_at = sequences * divide_up(queries, 32) * heads->heads * GRAD_NUMBERS * (int64_t)sizeof(float)};
     s.parts_at = round_up(s.reach_at + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t), 16);
-    s.bytes = s.parts_at + (can_part(heads) ? 2 * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
+    s.bytes = s.parts_at +
+              (can_part(heads) ? most_parts(heads) * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
     return s;
 }
 
