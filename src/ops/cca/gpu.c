@@ -21,19 +21,6 @@ typedef struct CcaStateArguments {
 
 #ifdef GPU_DEVICE
 
-/* qk-mean of eight channels of head `head` of row r. */
-INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
-    int left = in->dim - channel;
-    bool whole = in->whole;
-    const bf16 GLOBAL *row = row_of_u(in, r) + channel, *keys = row + in->heads * in->dim;
-    if (head < in->heads)
-        return (load_channels(row + head * in->dim, left, whole) + load_channels(keys + head / in->group * in->dim, left, whole)) * 0.5f;
-    int key = head - in->heads;
-    f32x8 sum = (f32x8)0;
-    for (int h = 0; h < in->group; h++) sum += load_channels(row + (key * in->group + h) * in->dim, left, whole);
-    return load_channels(keys + key * in->dim, left, whole) * 0.5f + sum * (0.5f / (float)in->group);
-}
-
 /* Rotates eight channels of row `row`, whose products are complete, by the angles of its position. */
 INLINE f32x8 rotate(
     f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const float GLOBAL *angles, const int DIM) {
@@ -68,6 +55,108 @@ INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int h
     store_channels(a->qkv + r * in->columns + head * in->dim + channel, y * scale, left, whole);
 }
 
+#if defined __AMDGCN__
+/* What a chunk of a tile needs of global memory: its pairs, and u of the head of its keys. It is asked for while the tile
+ * before is computed, so that a wave seldom waits for it. */
+typedef struct TileChunk {
+    PairChunk pair;
+    u32x4 keys;
+} TileChunk;
+
+INLINE TileChunk load_tile_chunk(const CcaInput *in, int r, int head, int channel) {
+    int left = in->dim - channel, keys = head < in->heads ? in->heads + head / in->group : head;
+    PairChunk pair = load_pair_chunk(in, r, head * in->dim + channel, left);
+    const bf16 GLOBAL *u = in->u + offset_of(pair.row.row, in->columns) + channel;
+    return (TileChunk){.pair = pair, .keys = load_chunk(u + keys * in->dim, left, in->whole)};
+}
+
+/* qk-mean of a chunk of head `head`. */
+INLINE f32x8 loaded_mean(const CcaInput *in, const TileChunk *chunk, int head, int channel) {
+    if (head < in->heads) return (to_float8(chunk->pair.own) + to_float8(chunk->keys)) * 0.5f;
+    const bf16 GLOBAL *queries = in->u + offset_of(chunk->pair.row.row, in->columns) + (head - in->heads) * in->group * in->dim + channel;
+    f32x8 sum = add_all_queries((f32x8)0, queries, in, in->dim - channel);
+    return to_float8(chunk->pair.own) * 0.5f + sum * (0.5f / (float)in->group);
+}
+
+/* Cosines and sines of eight channels, asked for before the products; of a head in whole chunks. */
+typedef struct Angles { f32x8 cosine, sine; } Angles;
+
+INLINE Angles load_angles(const CcaInput *in, const float GLOBAL *angles, int channel) {
+    int half = in->rotated / 2, angle = channel < half ? channel : channel < in->rotated ? channel - half : 0;
+    return (Angles){load8_wide(angles + angle, CHUNK), load8_wide(angles + half + angle, CHUNK)};
+}
+
+/* rotate() by them. */
+INLINE f32x8 rotate_by(
+    const Angles *angles, f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const int DIM) {
+    int half = in->rotated / 2;
+    if (channel >= in->rotated) return own;
+    f32x8 other = load_products(products, row, channel < half ? channel + half : channel - half, DIM);
+    return own * angles->cosine + other * (channel < half ? -angles->sine : angles->sine);
+}
+
+/* Norm and rotation of a chunk whose products are complete. */
+INLINE void finish_chunk(const CcaArguments *a, const Angles *angles, const float GLOBAL *table, LOCAL const float *products, int row,
+    int64_t r, int head, int channel, const int DIM) {
+    const CcaInput *in = &a->in;
+    f32x8 y = load_products(products, row, channel, DIM);
+    float squares = 0;
+    UNROLL for (int j = 0; j < CHUNK; j++) squares += y[j] * y[j];
+    float scale = fast_sqrt((float)in->dim) * fast_rsqrt(__builtin_fmaxf(sum_of_row(squares, DIM), CCA_LEAST_NORM * CCA_LEAST_NORM));
+    if (r >= in->rows) return;
+    y = in->whole && in->rotated ? rotate_by(angles, y, products, row, channel, in, DIM)
+                                 : rotate(y, products, row, channel, in, table, DIM);
+    finish(a, y, scale, r, head, channel);
+}
+
+/* The tiles of a block, from row `first` on. Products start as bias and mean. */
+INLINE void convolve_tiles(
+    const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
+    const CcaInput *in = &a->in;
+    int channel = chunk_channel(DIM), left = in->dim - channel, column = head * in->dim + channel;
+    bool by_chunks = in->whole && in->rotated;
+    PairWeights pair_weights = load_pair_weights(in, column, left);
+    f32x8 bias = load_wide(a->grouped_bias + column, left, in->whole);
+    TileChunk ahead[CCA_CHUNKS];
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_tile_chunk(in, (int)first + chunk_row(i, DIM), head, channel);
+    for (; first < in->rows; first += a->stride) {
+        Angles angles[CCA_CHUNKS] = {0};
+        const float GLOBAL *table[CCA_CHUNKS];
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+            int row = chunk_row(i, DIM);
+            table[i] = a->table + offset_of(ahead[i].pair.row.position, in->rotated);
+            store_loaded_pairs(tile, 2 * DIM, row, channel, in, first + row < in->rows, &ahead[i].pair, &pair_weights);
+            store_products(products, row, channel, bias + loaded_mean(in, &ahead[i], head, channel), DIM);
+        }
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+            if (by_chunks) angles[i] = load_angles(in, table[i], channel);
+            int64_t next = first + a->stride + chunk_row(i, DIM);
+            ahead[i] = load_tile_chunk(in, (int)(next < in->rows ? next : in->rows - 1), head, channel);
+        }
+        barrier();
+        multiply_tile(products, tile, weights, true, DIM);
+        barrier();
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+            int row = chunk_row(i, DIM);
+            finish_chunk(a, &angles[i], table[i], products, row, first + row, head, channel, DIM);
+        }
+        barrier();
+    }
+}
+#else
+/* qk-mean of eight channels of head `head` of row r. */
+INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
+    int left = in->dim - channel;
+    bool whole = in->whole;
+    const bf16 GLOBAL *row = row_of_u(in, r) + channel, *keys = row + in->heads * in->dim;
+    if (head < in->heads)
+        return (load_channels(row + head * in->dim, left, whole) + load_channels(keys + head / in->group * in->dim, left, whole)) * 0.5f;
+    int key = head - in->heads;
+    f32x8 sum = (f32x8)0;
+    for (int h = 0; h < in->group; h++) sum += load_channels(row + (key * in->group + h) * in->dim, left, whole);
+    return load_channels(keys + key * in->dim, left, whole) * 0.5f + sum * (0.5f / (float)in->group);
+}
+
 /* One tile of one head, rows from `first` on. Products start as bias and mean, so that all loads from global memory
  * are in flight at once. */
 INLINE void convolve_tile(
@@ -97,6 +186,12 @@ INLINE void convolve_tile(
     }
     barrier();
 }
+
+INLINE void convolve_tiles(
+    const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
+    for (; first < a->in.rows; first += a->stride) convolve_tile(a, first, head, tile, products, weights, DIM);
+}
+#endif
 
 /* Loads the rows of the weights that each wave multiplies with, through the tile. */
 INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
@@ -135,16 +230,22 @@ INLINE void convolve(const CcaArguments *a, LOCAL bf16 *tile, LOCAL float *produ
     }
     Operand weights[2 * CCA_MAX_DIM / MMA];
     load_weights(weights, &a->in, head, tile, DIM);
-    for (; first < a->in.rows; first += a->stride) convolve_tile(a, first, head, tile, products, weights, DIM);
+    convolve_tiles(a, first, head, tile, products, weights, DIM);
 }
 
 #define CCA(name, DIM, in_chunks)                                                                                                          \
     KERNEL(name, CcaArguments) {                                                                                                           \
+        WAVE_BOUNDS(256, 2);                                                                                                               \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 tile[2 * CCA_TILE];                                                     \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) float products[CCA_TILE];                                                    \
         CcaArguments own = a;                                                                                                              \
         own.in.whole = in_chunks;                                                                                                          \
-        convolve(&own, tile, products, DIM);                                                                                               \
+        if (fills(&own.in, DIM)) {                                                                                                         \
+            own.in.dim = DIM;                                                                                                              \
+            convolve(&own, tile, products, DIM);                                                                                           \
+        } else {                                                                                                                           \
+            convolve(&own, tile, products, DIM);                                                                                           \
+        }                                                                                                                                  \
     }
 CCA(cca_64, 64, true)
 CCA(cca_128, 128, true)
@@ -176,7 +277,8 @@ GPU_OP(cca) {
         .scales = call->out[CCA_HEAD_SCALES]};
     const CcaInput *in = &arguments.in;
     int64_t tiles = divide_up(in->rows, cca_tile_rows(in)), tasks = in->heads + in->kv_heads + 1;
-    int64_t most = divide_up(RESIDENT * device->processors, tasks);
+    int64_t most = RESIDENT * device->processors / tasks; /* all at once */
+    if (most < 1) most = 1;
     LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device->wave};
     arguments.stride = shape.x * cca_tile_rows(in);
     launch_cca(call->device, cca_form(in), shape, &arguments);

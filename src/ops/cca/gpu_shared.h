@@ -38,6 +38,10 @@ typedef struct CcaInput {
 
 enum { CCA_THREADS = CCA_WAVES * WAVE, CCA_CHUNKS = CCA_TILE / CHUNK / CCA_THREADS /* chunks of a tile per thread */ };
 
+/* Whether heads fill DIM channels. On AMD their kernels have code of their own for these, with the number of channels as a
+ * constant: no branch stands between loads, which then all start at once. */
+INLINE bool fills(const CcaInput *in, const int DIM) { return WAVE == 64 && in->whole && in->dim == DIM; }
+
 /* -- Rows in global memory ----------------------------------------------------------------------------------------- */
 
 /* In the functions below, those of eight channels from `left` on do not exist: they are read as zero and not
@@ -118,6 +122,48 @@ INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     return at >= 0 ? in->u + (r - back) * in->columns : in->halo + in_halo * in->halo_columns;
 }
 
+#if defined __AMDGCN__
+/* A row without branches and with 32 bits, so that loads of it and of its neighbours start at once: a row that exists (`row`, the last
+ * one for rows past it), the number of rows before it in its chunk, and its position. */
+typedef struct RowPlace { int32_t row, place, position; } RowPlace;
+
+INLINE RowPlace place_row(const CcaInput *in, int r) {
+    int row = r < in->rows ? r : in->rows - 1;
+    int chunk = (int)((uint64_t)(uint32_t)row * in->chunk_factor >> in->chunk_shift);
+    return (RowPlace){row, row - chunk * in->chunk, in->positions[row]};
+}
+INLINE int history_of(const CcaInput *in, RowPlace p) {
+    int rows = p.place + in->reach;
+    return p.position < rows ? p.position : rows;
+}
+INLINE int64_t offset_of(int row, int64_t columns) { return (int64_t)((uint64_t)(uint32_t)row * (uint32_t)columns); }
+/* row_before of such a row. */
+INLINE const bf16 GLOBAL *placed_before(const CcaInput *in, RowPlace p, int back) {
+    bool inside = p.place >= back;
+    int in_halo = (int)((uint64_t)(uint32_t)p.row * in->chunk_factor >> in->chunk_shift) * HALO_ROWS + HALO_ROWS + p.place - back;
+    const bf16 GLOBAL *from = inside ? in->u : in->halo;
+    return from + offset_of(inside ? p.row - back : in_halo, inside ? in->columns : in->halo_columns);
+}
+
+INLINE f32x8 to_float8(u32x4 bits) { return join(to_float4(bits.lo), to_float4(bits.hi)); }
+
+/* Adds the channels of `count` heads, at most 4, from `from` on to sum, all in flight at once. */
+INLINE f32x8 add_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput *in, int left, const int count) {
+    u32x4 row[4];
+    UNROLL for (int i = 0; i < count; i++) row[i] = load_chunk(from + i * in->dim, left, in->whole);
+    UNROLL for (int i = 0; i < count; i++) sum += to_float8(row[i]);
+    return sum;
+}
+
+/* Adds those of all the heads that share keys. */
+INLINE f32x8 add_all_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput *in, int left) {
+    int h = 0;
+    for (; h + 4 <= in->group; h += 4) sum = add_queries(sum, from + h * in->dim, in, left, 4);
+    for (; h < in->group; h++) sum = add_queries(sum, from + h * in->dim, in, left, 1);
+    return sum;
+}
+#endif
+
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
 /* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i. The DIM / CHUNK
@@ -148,6 +194,43 @@ INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 
+#if defined __AMDGCN__
+/* store_pairs in two steps: what a thread's chunk needs, asked for ahead, and the rest. */
+typedef struct PairChunk {
+    u32x4 own, before, older;
+    RowPlace row;
+} PairChunk;
+
+INLINE PairChunk load_pair_chunk(const CcaInput *in, int r, int column, int left) {
+    RowPlace row = place_row(in, r);
+    return (PairChunk){.own = load_chunk(in->u + offset_of(row.row, in->columns) + column, left, in->whole),
+        .before = load_chunk(placed_before(in, row, 1) + column, left, in->whole),
+        .older = load_chunk(placed_before(in, row, 2) + column, left, in->whole),
+        .row = row};
+}
+
+/* The depthwise convolution of a thread's channels. */
+typedef struct PairWeights {
+    TapWords taps;
+    f32x8 bias;
+} PairWeights;
+
+INLINE PairWeights load_pair_weights(const CcaInput *in, int column, int left) {
+    return (PairWeights){load_taps(in->depthwise + 2 * column, left, in->whole), load_wide(in->depthwise_bias + column, left, in->whole)};
+}
+
+INLINE void store_loaded_pairs(
+    LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, bool there, const PairChunk *chunk, const PairWeights *weights) {
+    f32x8 earlier = earlier_taps(&weights->taps), later = later_taps(&weights->taps);
+    int history = history_of(in, chunk->row);
+    f32x8 u1 = to_float8(history > 0 ? chunk->before : (u32x4)0), u2 = to_float8(history > 1 ? chunk->older : (u32x4)0);
+    f32x8 previous = weights->bias + earlier * u2 + later * u1, current = weights->bias + earlier * u1 + later * to_float8(chunk->own);
+    u32x4 pairs[2];
+    UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? to_bf16_pair(previous[i], current[i]) : 0;
+    UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
+}
+#endif
+
 /* -- Matmul of a tile ---------------------------------------------------------------------------------------------- */
 
 /* Each wave computes a block of MMA x MMA of the tile's products. */
@@ -156,6 +239,27 @@ INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
 
 /* Place of four products, swizzled against bank conflicts. */
 INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
+
+INLINE f32x8 load_products(LOCAL const float *products, int row, int channel, const int DIM) {
+    return join(*(LOCAL const f32x4 *)(products + product_at(row, channel, DIM)),
+        *(LOCAL const f32x4 *)(products + product_at(row, channel + 4, DIM)));
+}
+
+INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x, const int DIM) {
+    *(LOCAL f32x4 *)(products + product_at(row, channel, DIM)) = x.lo;
+    *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = x.hi;
+}
+
+/* Stores the products of a wave whose lanes have eight neighbouring columns, by 16-byte accesses; `onto`: adds them. */
+INLINE void add_products(LOCAL float *products, const Accumulator *sum, const bool onto, const int DIM) {
+    int column = wave_column(DIM) + accumulator_column(0);
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+        int row = wave_row(DIM) + accumulator_row(r);
+        f32x8 own = onto ? load_products(products, row, column, DIM) : (f32x8)0;
+        UNROLL for (int c = 0; c < LANE_COLUMNS; c++) own[c] += accumulator_get(sum, r, c);
+        store_products(products, row, column, own, DIM);
+    }
+}
 
 /* products = tile [rows, 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto`:
  * added to what products held. */
@@ -167,21 +271,15 @@ INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const O
         operand_load(&rows, tile + wave_row(DIM) * 2 * DIM, 2 * DIM, 0, k * MMA);
         mma(&sum, &rows, &weights[k]);
     }
+    if (WAVE == 64) { /* a lane has eight neighbouring columns */
+        add_products(products, &sum, onto, DIM);
+        return;
+    }
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int column = wave_column(DIM) + accumulator_column(c);
         LOCAL float *product = &products[product_at(wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4];
         *product = (onto ? *product : 0) + accumulator_get(&sum, r, c);
     }
-}
-
-INLINE f32x8 load_products(LOCAL const float *products, int row, int channel, const int DIM) {
-    return join(*(LOCAL const f32x4 *)(products + product_at(row, channel, DIM)),
-        *(LOCAL const f32x4 *)(products + product_at(row, channel + 4, DIM)));
-}
-
-INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x, const int DIM) {
-    *(LOCAL f32x4 *)(products + product_at(row, channel, DIM)) = x.lo;
-    *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = x.hi;
 }
 
 #else

@@ -12,12 +12,22 @@
 
 enum {
     NORM_THREADS = 256,
-    NORM_ROWS = 256,     /* rows of a block of cca_grad_norm */
-    INPUT_TILES = 21,    /* tiles of a block of cca_grad_input: 651 rows of heads of 128 channels */
-    WEIGHT_ROWS = 1280,  /* rows of a block of cca_grad_weight: 16,384 rows, 10 heads: 260 blocks, two per H100 SM */
     WEIGHT_STEP = 64,    /* rows of its tiles */
     WEIGHT_COLUMNS = 128 /* columns of its pairs: two for each channel */
 };
+
+/* Rows of a block of cca_grad_norm, by the lanes of a wave. AMD has more processors, and asks for all rows of a block at once. */
+#define NORM_ROWS(wave) ((wave) == 64 ? 64 : 256)
+
+/* Parts of a column in cca_grad_bias, of which each has a thread. */
+#define BIAS_PARTS(wave) ((wave) == 64 ? 8 : 2)
+
+/* Rows of a block of cca_grad_weight: 16,384 rows of 10 heads are 480 blocks on AMD, 260 on NVIDIA, two per H100 SM. */
+#define WEIGHT_ROWS(wave) ((wave) == 64 ? 704 : 1280)
+
+/* Tiles of a block of cca_grad_input, by the lanes of a wave: 16,384 rows of 10 heads of 128 channels are 590 blocks on AMD, two for
+ * each of an MI300X's processors, and 260 on NVIDIA. */
+#define INPUT_TILES(wave) ((wave) == 64 ? 9 : 21)
 
 /* `y` and `units` are the forward outputs qkv and unit_keys; sums are per block of NORM_ROWS. */
 typedef struct CcaNormGradArguments {
@@ -93,15 +103,80 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
     return own;
 }
 
-/* g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
-INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
+#if defined __AMDGCN__
+/* What a thread needs of its chunk of a row: dy and y of its channels and of those that the rotation pairs with them. */
+typedef struct NormChunk {
+    NormRow row;
+    u32x4 dy, y, other_dy, other_y;
+    float scale;
+    int position;
+} NormChunk;
+
+/* Channels that the rotation pairs with eight from `channel` on; of others, `channel`. */
+INLINE int paired(const CcaInput *in, int channel) {
+    int half = in->rotated / 2;
+    return channel >= in->rotated ? channel : channel < half ? channel + half : channel - half;
+}
+
+INLINE NormChunk load_norm_chunk(const CcaNormGradArguments *a, int r, int head, int channel) {
+    const CcaInput *in = &a->in;
+    int own = r < in->rows ? r : in->rows - 1, key = head - in->heads, left = in->dim - channel, other = paired(in, channel);
+    const bf16 GLOBAL *dy = a->dy + offset_of(own, in->columns) + head * in->dim;
+    const bf16 GLOBAL *y =
+        key < 0 ? a->y + offset_of(own, in->columns) + head * in->dim : a->units + offset_of(own, in->values) + key * in->dim;
+    return (NormChunk){.row = {.dy = dy, .y = y},
+        .dy = load_chunk(dy + channel, left, in->whole),
+        .y = load_chunk(y + channel, left, in->whole),
+        .other_dy = in->whole ? load_chunk(dy + other, left, true) : (u32x4)0,
+        .other_y = in->whole ? load_chunk(y + other, left, true) : (u32x4)0,
+        .scale = a->scales[offset_of(own, in->heads + in->kv_heads) + head],
+        .position = in->positions[own]};
+}
+
+/* undo_rotation with what was loaded. */
+INLINE f32x8 undo_loaded_rotation(const NormChunk *chunk, f32x8 own, int channel, const CcaInput *in, const float GLOBAL *table) {
+    const float GLOBAL *angles = table + offset_of(chunk->position, in->rotated);
+    if (!in->whole || !in->rotated) return undo_rotation(&chunk->row, own, channel, in, angles);
+    int half = in->rotated / 2, angle = channel < half ? channel : channel < in->rotated ? channel - half : 0;
+    f32x8 cosine = load8_wide(angles + angle, CHUNK), sine = load8_wide(angles + half + angle, CHUNK);
+    f32x8 other = (to_float8(chunk->other_dy) - to_float8(chunk->other_y) * chunk->row.pull) * chunk->row.scale;
+    return channel >= in->rotated ? own : own * cosine + other * (channel < half ? sine : -sine);
+}
+
+/* g of a thread's chunks of NORM_ROWS rows, stored and added to `sum`, and the rows' products with dy, to `dot_sum`. */
+INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
+    enum { MOST = NORM_ROWS(WAVE) / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
+    const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS(WAVE) / groups;
+    const CcaInput *in = &a->in;
+    int first = block_x() * NORM_ROWS(WAVE) + group, key = head - in->heads;
+    float temperature = key < 0 ? 1 : a->temperature[key];
+    NormChunk chunks[MOST];
+    UNROLL for (int i = 0; i < steps; i++) chunks[i] = load_norm_chunk(a, first + i * groups, head, channel);
+    UNROLL for (int i = 0; i < steps; i++) {
+        NormChunk *chunk = &chunks[i];
+        int r = first + i * groups;
+        f32x8 dy = to_float8(chunk->dy), y = to_float8(chunk->y);
+        float along = 0;
+        UNROLL for (int j = 0; j < CHUNK; j++) along += dy[j] * y[j];
+        along = sum_of_row(along, DIM);
+        bool normal = chunk->scale * CCA_LEAST_NORM < 0.9999f * fast_sqrt((float)in->dim); /* up to rounding */
+        chunk->row.pull = normal ? along / (float)in->dim : 0;
+        chunk->row.scale = chunk->scale * temperature;
+        f32x8 g = undo_loaded_rotation(chunk, (dy - y * chunk->row.pull) * chunk->row.scale, channel, in, a->table);
+        if (r >= in->rows) continue;
+        *sum += g;
+        *dot_sum += along;
+        store_channels(a->g + offset_of(r, in->convolved) + head * in->dim + channel, g, in->dim - channel, in->whole);
+    }
+}
+#else
+INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
     const int groups = NORM_THREADS / (DIM / CHUNK);
     const CcaInput *in = &a->in;
-    int group = thread_id() / (DIM / CHUNK), channel = chunk_channel(DIM), left = in->dim - channel, key = head - in->heads;
-    float temperature = key < 0 ? 1 : a->temperature[key], dot_sum = 0;
-    f32x8 sum = (f32x8)0;
-    for (int step = 0; step < NORM_ROWS / groups; step++) {
-        int64_t r = (int64_t)block_x() * NORM_ROWS + step * groups + group;
+    int left = in->dim - channel, key = head - in->heads;
+    float temperature = key < 0 ? 1 : a->temperature[key];
+    for (int step = 0; step < NORM_ROWS(WAVE) / groups; step++) {
+        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + step * groups + group;
         bool there = r < in->rows;
         int64_t own = there ? r : 0;
         NormRow row = {.dy = a->dy + own * in->columns + head * in->dim,
@@ -116,10 +191,21 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
         row.scale = scale * temperature;
         f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
         if (!there) continue;
-        sum += g;
-        dot_sum += along;
+        *sum += g;
+        *dot_sum += along;
         store_channels(a->g + r * in->convolved + head * in->dim + channel, g, left, in->whole);
     }
+}
+#endif
+
+/* g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
+INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
+    const int groups = NORM_THREADS / (DIM / CHUNK);
+    const CcaInput *in = &a->in;
+    int group = thread_id() / (DIM / CHUNK), channel = chunk_channel(DIM), key = head - in->heads;
+    float dot_sum = 0;
+    f32x8 sum = (f32x8)0;
+    norm_rows_grad(a, &sum, &dot_sum, group, head, channel, DIM);
     UNROLL for (int i = 0; i < CHUNK; i++) sums[group * DIM + channel + i] = sum[i];
     if (channel == 0) dots[group] = dot_sum;
     barrier();
@@ -138,9 +224,9 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
-    for (int i = thread_id(); i < NORM_ROWS * chunks; i += NORM_THREADS) {
+    for (int i = thread_id(); i < NORM_ROWS(WAVE) * chunks; i += NORM_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
-        int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
+        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
         if (follows(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
@@ -161,26 +247,82 @@ CCA_GRAD_NORM(cca_grad_norm_64, 64, true)
 CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
 CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
 
-/* Gradients of biases and temperature; a block for each head, two threads for a channel: one sums even blocks and rows
- * of the weight, the other odd ones. */
+#if defined __AMDGCN__
+/* The sum of a thread's rows of a column of the blocks' sums, from row b on; eight are in flight. */
+INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column) {
+    const int step = BIAS_PARTS(WAVE);
+    float sum = 0;
+    for (; b + 7 * step < a->blocks; b += 8 * step) {
+        float x[8];
+        UNROLL for (int i = 0; i < 8; i++) x[i] = a->bias_sums[(b + i * step) * a->convolved + column];
+        UNROLL for (int i = 0; i < 8; i++) sum += x[i];
+    }
+    for (; b < a->blocks; b += step) sum += a->bias_sums[b * a->convolved + column];
+    return sum;
+}
+
+/* The sum of both taps of channel c's column of the weight times the rows' totals, over a thread's rows from row k on. */
+INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total, int head, int k, int c) {
+    const int step = BIAS_PARTS(WAVE);
+    float sum = 0;
+    for (; k + 7 * step < a->dim; k += 8 * step) {
+        uint32_t taps[8];
+        UNROLL for (int i = 0; i < 8; i++) taps[i] =
+            *(const uint32_t GLOBAL *)(a->grouped + ((int64_t)(head * a->dim + k + i * step) * a->dim + c) * 2);
+        UNROLL for (int i = 0; i < 8; i++) sum += total[k + i * step] * (to_float_low(taps[i]) + to_float_high(taps[i]));
+    }
+    for (; k < a->dim; k += step) {
+        uint32_t taps = *(const uint32_t GLOBAL *)(a->grouped + ((int64_t)(head * a->dim + k) * a->dim + c) * 2);
+        sum += total[k] * (to_float_low(taps) + to_float_high(taps));
+    }
+    return sum;
+}
+
+/* Adds all parts to the first two. */
+INLINE void join_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
+    float sum = parts[part][c];
+    if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS(WAVE); i += 2) sum += parts[i + part][c];
+    barrier();
+    if (part < 2) parts[part][c] = sum;
+    barrier();
+}
+#endif
+
+/* Gradients of biases and temperature; a block for each head, BIAS_PARTS threads for a channel, each of which sums every
+ * so many blocks and rows of the weight. */
 KERNEL(cca_grad_bias, CcaBiasGradArguments) {
-    static SHARED float parts[2][CCA_MAX_DIM], total[CCA_MAX_DIM];
+    WAVE_BOUNDS(BIAS_PARTS(WAVE) * CCA_MAX_DIM, 4);
+    static SHARED float parts[BIAS_PARTS(WAVE)][CCA_MAX_DIM], total[CCA_MAX_DIM];
     int c = thread_id() % CCA_MAX_DIM, part = thread_id() / CCA_MAX_DIM, head = block_x(), key = head - a.heads;
     int64_t column = head * a.dim + c;
     bool there = c < a.dim;
     float sum = 0;
+#if defined __AMDGCN__
+    if (there) sum = sum_of_blocks(&a, part, column);
+#else
     for (int b = part; there && b < a.blocks; b += 2) sum += a.bias_sums[b * a.convolved + column];
+#endif
     parts[part][c] = sum;
     barrier();
+#if defined __AMDGCN__
+    join_parts(parts, part, c);
+#endif
     if (part == 0) total[c] = parts[0][c] + parts[1][c];
     barrier();
     sum = 0;
+#if defined __AMDGCN__
+    if (there) sum = sum_of_taps(&a, total, head, part, c);
+#else
     for (int k = part; there && k < a.dim; k += 2) {
         uint32_t taps = *(const uint32_t GLOBAL *)(a.grouped + ((int64_t)(head * a.dim + k) * a.dim + c) * 2);
         sum += total[k] * (to_float_low(taps) + to_float_high(taps));
     }
+#endif
     parts[part][c] = sum;
     barrier();
+#if defined __AMDGCN__
+    join_parts(parts, part, c);
+#endif
     if (part == 0 && there) {
         a.grouped_bias[column] += total[c];
         a.depthwise_bias[column] += parts[0][c] + parts[1][c];
@@ -228,6 +370,125 @@ INLINE void load_transposed_weights(Operand *weights, const CcaInput *in, int he
     }
 }
 
+/* Gradients of the depthwise weights of one thread's channels. */
+typedef struct TapSums { f32x8 earlier, later; } TapSums;
+
+/* Adds the threads' sums of each channel in order and stores them. */
+INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
+    const int groups = CCA_THREADS / (DIM / CHUNK);
+    LOCAL float *later = scratch + groups * DIM;
+    int at = chunk_row(0, DIM) * DIM + chunk_channel(DIM);
+    barrier();
+    UNROLL for (int i = 0; i < CHUNK; i++) {
+        scratch[at + i] = sums->earlier[i];
+        later[at + i] = sums->later[i];
+    }
+    barrier();
+    for (int c = thread_id(); c < a->in.dim; c += CCA_THREADS) {
+        f32x2 total = (f32x2)0;
+        UNROLL for (int i = 0; i < groups; i++) total += (f32x2){scratch[i * DIM + c], later[i * DIM + c]};
+        *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * a->in.convolved + head * a->in.dim + c) * 2) = total;
+    }
+}
+
+#if defined __AMDGCN__
+/* What a chunk of a tile needs of global memory: g of its row, of the next row and of the head of its keys, u of its row
+ * and of the one before. It is asked for while the tile before is computed, so that a wave seldom waits for it. */
+typedef struct InputChunk {
+    u32x4 own, next, keys, u, before;
+    RowPlace row, after;
+} InputChunk;
+
+INLINE InputChunk load_input_chunk(const CcaInputGradArguments *a, int r, int head, int channel) {
+    const CcaInput *in = &a->in;
+    int left = in->dim - channel, keys = head < in->heads ? in->heads + head / in->group : head, whole = in->whole;
+    RowPlace row = place_row(in, r), after = place_row(in, r + 1);
+    const bf16 GLOBAL *g = a->g + offset_of(row.row, in->convolved) + channel;
+    int column = head * in->dim + channel;
+    return (InputChunk){.own = load_chunk(g + head * in->dim, left, whole),
+        .next = load_chunk(a->g + offset_of(after.row, in->convolved) + column, left, whole),
+        .keys = load_chunk(g + keys * in->dim, left, whole),
+        .u = load_chunk(in->u + offset_of(row.row, in->columns) + column, left, whole),
+        .before = load_chunk(placed_before(in, row, 1) + column, left, whole),
+        .row = row,
+        .after = after};
+}
+
+INLINE bool next_follows(const CcaInput *in, int r, const InputChunk *chunk) {
+    return (r + 1 < in->rows) & (chunk->after.place > 0) & (chunk->after.position > 0);
+}
+
+/* Gradients by way of the qk-mean of this thread's chunks. */
+INLINE void mean_grads(f32x8 *means, const CcaInputGradArguments *a, const InputChunk *chunks, int head, int channel) {
+    const CcaInput *in = &a->in;
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) means[i] = to_float8(chunks[i].own);
+    if (head >= in->heads)
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) means[i] = add_all_queries(means[i],
+            a->g + offset_of(chunks[i].row.row, in->convolved) + (head - in->heads) * in->group * in->dim + channel, in, in->dim - channel);
+    float of_keys = head < in->heads ? 0.5f / (float)in->group : 0;
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) means[i] = means[i] * 0.5f + to_float8(chunks[i].keys) * of_keys;
+}
+
+/* du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1 of the depthwise convolution
+ * in the tile. */
+INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const InputChunk *chunk, f32x8 mean, const TapWords *taps,
+    LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
+    const CcaInput *in = &a->in;
+    f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
+    following = next_follows(in, (int)r, chunk) ? following : (f32x8)0;
+    f32x8 du = mean + later_taps(taps) * d + earlier_taps(taps) * following;
+    store_channels(a->du + r * in->columns + head * in->dim + channel, du, in->dim - channel, in->whole);
+    sums->later += d * to_float8(chunk->u);
+    sums->earlier += history_of(in, chunk->row) > 0 ? d * to_float8(chunk->before) : (f32x8)0;
+}
+
+/* The tiles of a block, rows `first` to `end`. */
+INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int64_t first, int64_t end, LOCAL bf16 *tile,
+    LOCAL float *products, const Operand *weights, int head, const int DIM) {
+    const CcaInput *in = &a->in;
+    const int rows = CCA_TILE / DIM - 1;
+    int channel = chunk_channel(DIM), left = in->dim - channel;
+    TapWords taps = load_taps(in->depthwise + 2 * (head * in->dim + channel), left, in->whole);
+    InputChunk ahead[CCA_CHUNKS];
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_input_chunk(a, (int)first + chunk_row(i, DIM), head, channel);
+    for (; first < end; first += rows) {
+        InputChunk chunks[CCA_CHUNKS];
+        f32x8 means[CCA_CHUNKS];
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+            int row = chunk_row(i, DIM), r = (int)first + row;
+            chunks[i] = ahead[i];
+            bool follows = next_follows(in, r, &chunks[i]);
+            *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? chunks[i].own : (u32x4)0;
+            *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows ? chunks[i].next : (u32x4)0;
+        }
+        mean_grads(means, a, chunks, head, channel);
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_input_chunk(a, (int)first + rows + chunk_row(i, DIM), head, channel);
+        barrier();
+        multiply_tile(products, tile, weights, false, DIM);
+        barrier();
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+            int row = chunk_row(i, DIM);
+            if (row < rows && first + row < end)
+                depthwise_grad(a, sums, &chunks[i], means[i], &taps, products, row, first + row, head, channel, DIM);
+        }
+    }
+}
+
+/* cca_grad_input of a block. The last row of a tile only serves the row before it. */
+INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
+    const CcaInput *in = &a->in;
+    const int rows = CCA_TILE / DIM - 1;
+    int head = block_y();
+    int64_t first = (int64_t)block_x() * INPUT_TILES(WAVE) * rows,
+            end = first + INPUT_TILES(WAVE) * rows < in->rows ? first + INPUT_TILES(WAVE) * rows : in->rows;
+    Operand weights[2 * CCA_MAX_DIM / MMA];
+    TapSums sums = {(f32x8)0, (f32x8)0};
+    load_transposed_weights(weights, in, head, tile, DIM);
+    input_grad_tiles(a, &sums, first, end, tile, products, weights, head, DIM);
+    store_tap_sums(a, &sums, products, head, DIM);
+}
+
+#else
 /* Row `row` of the tile becomes g of row r, followed by g of row r + 1 where that continues the document. */
 INLINE void store_gradients(
     LOCAL bf16 *tile, int row, int channel, const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int left, const int DIM) {
@@ -252,9 +513,6 @@ INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int 
     return sum * 0.5f;
 }
 
-/* Gradients of the depthwise weights of one thread's channels. */
-typedef struct TapSums { f32x8 earlier, later; } TapSums;
-
 /* du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1 of the depthwise convolution
  * in the tile. */
 INLINE void depthwise_grad(
@@ -273,31 +531,13 @@ INLINE void depthwise_grad(
     sums->earlier += history(in, r) > 0 ? d * before : (f32x8)0;
 }
 
-/* Adds the threads' sums of each channel in order and stores them. */
-INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
-    const int groups = CCA_THREADS / (DIM / CHUNK);
-    LOCAL float *later = scratch + groups * DIM;
-    int at = chunk_row(0, DIM) * DIM + chunk_channel(DIM);
-    barrier();
-    UNROLL for (int i = 0; i < CHUNK; i++) {
-        scratch[at + i] = sums->earlier[i];
-        later[at + i] = sums->later[i];
-    }
-    barrier();
-    for (int c = thread_id(); c < a->in.dim; c += CCA_THREADS) {
-        f32x2 total = (f32x2)0;
-        UNROLL for (int i = 0; i < groups; i++) total += (f32x2){scratch[i * DIM + c], later[i * DIM + c]};
-        *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * a->in.convolved + head * a->in.dim + c) * 2) = total;
-    }
-}
-
 /* cca_grad_input of a block. The last row of a tile only serves the row before it. */
 INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
     int head = block_y(), channel = chunk_channel(DIM), left = in->dim - channel;
-    int64_t first = (int64_t)block_x() * INPUT_TILES * rows,
-            end = first + INPUT_TILES * rows < in->rows ? first + INPUT_TILES * rows : in->rows;
+    int64_t first = (int64_t)block_x() * INPUT_TILES(WAVE) * rows,
+            end = first + INPUT_TILES(WAVE) * rows < in->rows ? first + INPUT_TILES(WAVE) * rows : in->rows;
     const bf16 GLOBAL *g = a->g + head * in->dim + channel;
     Operand weights[2 * CCA_MAX_DIM / MMA];
     TapSums sums = {(f32x8)0, (f32x8)0};
@@ -315,14 +555,21 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
     }
     store_tap_sums(a, &sums, products, head, DIM);
 }
+#endif
 
 #define CCA_GRAD_INPUT(name, DIM, in_chunks)                                                                                               \
     KERNEL(name, CcaInputGradArguments) {                                                                                                  \
+        WAVE_BOUNDS(256, 2);                                                                                                               \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 tile[2 * CCA_TILE];                                                     \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) float products[CCA_TILE];                                                    \
         CcaInputGradArguments own = a;                                                                                                     \
         own.in.whole = in_chunks;                                                                                                          \
-        input_grad(&own, tile, products, DIM);                                                                                             \
+        if (fills(&own.in, DIM)) {                                                                                                         \
+            own.in.dim = DIM;                                                                                                              \
+            input_grad(&own, tile, products, DIM);                                                                                         \
+        } else {                                                                                                                           \
+            input_grad(&own, tile, products, DIM);                                                                                         \
+        }                                                                                                                                  \
     }
 CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
@@ -372,10 +619,35 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
     const CcaInput *in = &a->in;
     int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * SIDE * MMA,
         column = wave_id() % 2 * SIDE * MMA;
-    int64_t first = (int64_t)block_x() * WEIGHT_ROWS, end = first + WEIGHT_ROWS < in->rows ? first + WEIGHT_ROWS : in->rows;
+    int64_t first = (int64_t)block_x() * WEIGHT_ROWS(WAVE),
+            end = first + WEIGHT_ROWS(WAVE) < in->rows ? first + WEIGHT_ROWS(WAVE) : in->rows;
     Accumulator sums[SIDE][SIDE];
     UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) accumulator_clear(&sums[m][n]);
+#if defined __AMDGCN__
+    /* Memory is asked for the next step while this one is computed. */
+    int at = thread_id() % (CHANNELS / CHUNK) * CHUNK, channels = in->dim - offset - at, row_of_pairs = thread_id() / (CHANNELS / CHUNK);
+    enum { PAIR_ROWS = CCA_THREADS / (CHANNELS / CHUNK) };
+    PairWeights weights = load_pair_weights(in, head * in->dim + offset + at, channels);
+    PairChunk chunks[CHUNKS];
+    Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
+    Stage stage;
+    stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+    UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
+        load_pair_chunk(in, (int)first + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
+#endif
     for (; first < end; first += WEIGHT_STEP) {
+#if defined __AMDGCN__
+        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
+        UNROLL for (int i = 0; i < CHUNKS; i++) {
+            int pair = row_of_pairs + i * PAIR_ROWS;
+            store_loaded_pairs(pairs, WEIGHT_COLUMNS, pair, at, in, first + pair < in->rows, &chunks[i], &weights);
+        }
+        source.from += WEIGHT_STEP * in->convolved;
+        source.rows -= WEIGHT_STEP;
+        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+        UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
+            load_pair_chunk(in, (int)first + WEIGHT_STEP + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
+#else
         Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
         Stage stage;
         stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
@@ -385,6 +657,7 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
             store_pairs(pairs, WEIGHT_COLUMNS, at / (CHANNELS / CHUNK), channel, in, r, head * in->dim + offset + channel, left);
         }
         stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
+#endif
         barrier();
         _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
             Operand right[SIDE];
@@ -430,11 +703,11 @@ typedef struct Layout { int64_t norm_blocks, input_chunks, tap_sums, weight_chun
 
 static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows) {
+static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows, int wave) {
     const int64_t wide = sizeof(float);
-    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS),
-        .input_chunks = divide_up(s.rows, INPUT_TILES * (tile_rows - 1)),
-        .weight_chunks = divide_up(s.rows, WEIGHT_ROWS),
+    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS(wave)),
+        .input_chunks = divide_up(s.rows, INPUT_TILES(wave) * (tile_rows - 1)),
+        .weight_chunks = divide_up(s.rows, WEIGHT_ROWS(wave)),
         .bias = align(s.rows * s.convolved * (int64_t)sizeof(bf16))};
     l.tap_sums = l.input_chunks + halo_rows / HALO_ROWS;
     l.temperature = l.bias + align(l.norm_blocks * s.convolved * wide);
@@ -444,10 +717,10 @@ static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows)
     return l;
 }
 
-/* Enough for every form of the kernels: tiles of the fewest rows make the most chunks. */
+/* Enough for every form of the kernels and every card: tiles of the fewest rows make the most chunks, and blocks of AMD. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
-    return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM).bytes;
+    return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;
 }
 
 /* Adds the sums over chunks to the gradients of both weights. */
@@ -462,9 +735,9 @@ static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
 GPU_OP(cca_grad, workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call);
-    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in));
+    int wave = device_info(device)->wave, threads = CCA_WAVES * wave;
+    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
     int64_t heads = in.heads + in.kv_heads;
-    int threads = CCA_WAVES * device_info(device)->wave;
     char *at = call->workspace;
     bf16 *g = call->workspace;
     float *bias_sums = (float *)(at + l.bias), *temperature_sums = (float *)(at + l.temperature);
@@ -500,7 +773,8 @@ GPU_OP(cca_grad, workspace) {
         .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
     LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
     launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
-    if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
+    if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT])
+        launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS(wave) * CCA_MAX_DIM}, &bias);
     launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
     if (halo.d_halo) launch_cca_grad_halo(device, (LaunchShape){.x = in.rows / in.chunk, .y = heads + 1, .threads = CCA_MAX_DIM}, &halo);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
