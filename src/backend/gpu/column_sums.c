@@ -33,6 +33,29 @@ INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
 
 INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thread_id() % SUM_COLUMNS; }
 
+#if defined __AMDGCN__
+/* Adds this thread's partials of a column from that of `block` on: sixteen in flight, and of the last ones four, of which those past the end
+ * are others read again. */
+INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
+    enum { MANY = 2 * SUM_LOADS, FEW = SUM_LOADS / 2 };
+    float sum = 0;
+    for (; block + (MANY - 1) * SUM_PARTS < a->blocks; block += MANY * SUM_PARTS) {
+        float values[MANY];
+        UNROLL for (int i = 0; i < MANY; i++) values[i] = partials[(block + i * SUM_PARTS) * a->stride];
+        UNROLL for (int i = 0; i < MANY; i++) sum += values[i];
+    }
+    for (; block < a->blocks; block += FEW * SUM_PARTS) {
+        float values[FEW];
+        UNROLL for (int i = 0; i < FEW; i++) {
+            int64_t own = block + i * SUM_PARTS;
+            values[i] = partials[(own < a->blocks ? own : block) * a->stride];
+        }
+        UNROLL for (int i = 0; i < FEW; i++) sum += block + i * SUM_PARTS < a->blocks ? values[i] : 0;
+    }
+    return sum;
+}
+#endif
+
 /* The sum of this thread's column over all blocks, in part 0. Part p adds partials p, p + SUM_PARTS, ...; then the parts are
  * added in order. All threads of the block call it; `partials` are those of the first block. */
 INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *partials) {
@@ -41,6 +64,9 @@ INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *parti
     int64_t column = sum_column(), block = part;
     float sum = 0;
     partials += block_y() * a->columns + column;
+#if defined __AMDGCN__
+    if (column < a->columns) sum = add_rows(a, partials, block);
+#else
     if (column < a->columns) {
         for (; block + (SUM_LOADS - 1) * SUM_PARTS < a->blocks; block += SUM_LOADS * SUM_PARTS) {
             float values[SUM_LOADS];
@@ -49,6 +75,7 @@ INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *parti
         }
         for (; block < a->blocks; block += SUM_PARTS) sum += partials[block * a->stride];
     }
+#endif
     sums[part][lane] = sum;
     barrier();
     if (part == 0)

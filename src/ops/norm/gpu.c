@@ -61,10 +61,10 @@ GPU_OP(norm_grad, grad_workspace) {
         .rows = rows,
         .columns = columns,
         .layer = layer};
-    LaunchShape shape = norm_grad_shape(&arguments);
+    LaunchShape shape = norm_grad_shape(call->device, &arguments);
     if (norm_width(columns) == NORM_ANY) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = rows, .threads = NORM_THREADS}, &arguments);
-        launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
+        launch_any_grad_columns(call->device, norm_grad_columns_shape(call->device, &arguments), &arguments);
     } else (layer ? launch_layer_grad : launch_rms_grad)(call->device, norm_width(columns), shape, &arguments);
     float *targets[] = {call->out[NORM_GRAD_D_GAIN], call->out[NORM_GRAD_D_BIAS]};
     gpu_add_partial_sums(call->device, targets, layer ? 2 : 1, call->workspace, shape.x, columns);

@@ -12,7 +12,9 @@
 #include "backend/gpu/vector.h"
 #include "ops/norm/merge.h"
 
-enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512, NORM_GRAD_ROWS = 32 };
+enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512 };
+/* Rows of a block of the backward pass, by the lanes of a wave. */
+#define NORM_GRAD_ROWS(wave) ((wave) == 64 ? 9 : 32)
 
 /* X(most columns, threads of a team, units: groups of 4 columns of a thread) */
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
@@ -353,7 +355,8 @@ INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, 
     clear_row(t, sums.block);
     clear_row(t, sums.stream);
     clear_row(t, sums.merged);
-    int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS, end = begin + NORM_GRAD_ROWS < a->rows ? begin + NORM_GRAD_ROWS : a->rows;
+    int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS(WAVE),
+            end = begin + NORM_GRAD_ROWS(WAVE) < a->rows ? begin + NORM_GRAD_ROWS(WAVE) : a->rows;
     for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
         norm_grad_row(a, layer, merge, t, &parameters, row, &sums);
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
@@ -394,7 +397,7 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
     bool affine = a->merge == MERGE_AFFINE;
     float block_scale = affine ? a->affine[BLOCK_SCALE][j] : 1, stream_scale = affine ? a->affine[STREAM_SCALE][j] : 1;
     float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, merged_sum = 0;
-    for (int64_t row = block * NORM_GRAD_ROWS; row < (block + 1) * NORM_GRAD_ROWS && row < a->rows; row++) {
+    for (int64_t row = block * NORM_GRAD_ROWS(WAVE); row < (block + 1) * NORM_GRAD_ROWS(WAVE) && row < a->rows; row++) {
         int64_t at = row * columns + j;
         Statistics s = load_statistics(a->statistics, row, a->layer);
         float dy = a->d_normed ? to_float(a->d_normed[at]) : 0, ds = a->d_stream[at];
@@ -442,17 +445,18 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
 }
 
 /* Grid of the backward pass, and of the second half for any width. */
-static inline LaunchShape norm_grad_shape(const NormGradArguments *arguments) {
-    return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS), .threads = NORM_THREADS};
+static inline LaunchShape norm_grad_shape(Device *device, const NormGradArguments *arguments) {
+    return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS(device_info(device)->wave)), .threads = NORM_THREADS};
 }
-static inline LaunchShape norm_grad_columns_shape(const NormGradArguments *arguments) {
-    int64_t blocks = divide_up(arguments->rows, NORM_GRAD_ROWS), tiles = divide_up(arguments->columns, NORM_THREADS);
+static inline LaunchShape norm_grad_columns_shape(Device *device, const NormGradArguments *arguments) {
+    int64_t blocks = divide_up(arguments->rows, NORM_GRAD_ROWS(device_info(device)->wave)),
+            tiles = divide_up(arguments->columns, NORM_THREADS);
     return (LaunchShape){.x = blocks * tiles, .threads = NORM_THREADS};
 }
 
-/* Scratch for `sums` column sums of every block. */
+/* Scratch for `sums` column sums of every block: of AMD's, which have fewer rows. */
 static inline int64_t norm_grad_scratch(int64_t rows, int64_t columns, int sums) {
-    return divide_up(rows, NORM_GRAD_ROWS) * sums * columns * (int64_t)sizeof(float);
+    return divide_up(rows, NORM_GRAD_ROWS(64)) * sums * columns * (int64_t)sizeof(float);
 }
 
 #endif

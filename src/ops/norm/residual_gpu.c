@@ -97,11 +97,11 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
-    LaunchShape shape = norm_grad_shape(&arguments);
+    LaunchShape shape = norm_grad_shape(call->device, &arguments);
     int width = norm_width(arguments.columns);
     if (width == NORM_ANY || (affine && (layer || arguments.columns > 4096))) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.rows, .threads = NORM_THREADS}, &arguments);
-        launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
+        launch_any_grad_columns(call->device, norm_grad_columns_shape(call->device, &arguments), &arguments);
     } else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
     add_sums(call, layer, affine, shape.x, arguments.columns);
 }
