@@ -38,7 +38,21 @@ typedef struct IdentityArguments {
     float identity, linear, quadratic;
 } IdentityArguments;
 
+/* Blocks that share a chunk in passes without sums, by the lanes of a wave: AMD has more processors than a small matrix has
+ * chunks. */
+#define CHUNK_PARTS(wave) ((wave) == 64 ? 8 : 1)
+
 #ifdef GPU_DEVICE
+
+/* Where this thread's elements of a chunk that CHUNK_PARTS blocks share begin and end, by fours; the first block has what is left. */
+enum { PART = OPTIM_CHUNK / CHUNK_PARTS(WAVE) };
+INLINE int64_t part_first(void) { return 4 * thread_id() + (CHUNK_PARTS(WAVE) > 1 ? block_y() * PART : 0); }
+INLINE int64_t part_end(int64_t fours) {
+    if (CHUNK_PARTS(WAVE) == 1) return fours;
+    int64_t end = (block_y() + 1) * PART;
+    return end < fours ? end : fours;
+}
+INLINE bool part_is_first(void) { return CHUNK_PARTS(WAVE) == 1 || block_y() == 0; }
 
 /* The direction, for which the momentum has taken g in. */
 INLINE f32x4 direction_of(const MuonGroup *a, f32x4 m, f32x4 g) { return a->scale * g + a->momentum * m; }
@@ -59,12 +73,39 @@ INLINE double update_momentum(
     return add_squares(sum, direction_of(a, m, g));
 }
 
+#if defined __gfx942__ || defined __gfx950__ /* by the model gfx90a loses by it */
+/* update_momentum of AHEAD steps of a thread, whose loads are in flight together, as long as there are so many from *i on. */
+INLINE double update_many(
+    const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t fours, int64_t *i, double sum, bool pure_bf16) {
+    enum { AHEAD = 8 };
+    for (; *i + (AHEAD - 1) * OPTIM_STEP < fours; *i += AHEAD * OPTIM_STEP) {
+        f32x4 g[AHEAD], before[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            int64_t at = chunk->index + *i + k * OPTIM_STEP;
+            g[k] = load_state(a->arenas.gradients, at, pure_bf16, 4);
+            before[k] = load_state(a->arenas.momentum, at, pure_bf16, 4);
+        }
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            int64_t step = *i + k * OPTIM_STEP;
+            f32x4 m = a->momentum * before[k] + a->scale * g[k];
+            store_state(
+                a->arenas.momentum, chunk->index + step, m, pure_bf16 ? noise_of(~seed, chunk->first + step) : (u32x4)0, pure_bf16, 4);
+            sum = add_squares(sum, direction_of(a, m, g[k]));
+        }
+    }
+    return sum;
+}
+#endif
+
 INLINE void update_momenta(const MuonGroup *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
-    int64_t fours = chunk_fours(chunk), i;
+    int64_t fours = chunk_fours(chunk), i = 4 * thread_id();
     double sum = 0;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = update_momentum(a, chunk, seed, i, sum, pure_bf16, 4);
+#if defined __gfx942__ || defined __gfx950__
+    sum = update_many(a, chunk, seed, fours, &i, sum, pure_bf16);
+#endif
+    for (; i < fours; i += OPTIM_STEP) sum = update_momentum(a, chunk, seed, i, sum, pure_bf16, 4);
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) sum = update_momentum(a, chunk, seed, i, sum, pure_bf16, 1);
     sum = block_sum_double(sum);
     if (thread_id() == 0) a->partials[block_x()] = sum;
@@ -83,8 +124,9 @@ INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {
     bf16 GLOBAL *x = chunk_direction(a, chunk);
     float norm = (float)__builtin_sqrt(a->squares[chunk->matrix]), factor = 1 / (norm + (float)MUON_EPSILON);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 1);
+    for (i = part_first(); i < part_end(fours); i += OPTIM_STEP) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 4);
+    for (i = fours + thread_id(); part_is_first() && i < chunk->count; i += OPTIM_THREADS)
+        write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 1);
 }
 
 KERNEL(direction, MuonGroup) { write_directions(&a, false); }
@@ -127,8 +169,9 @@ INLINE void apply_directions(const MuonGroup *a, bool pure_bf16) {
     const bf16 GLOBAL *x = chunk_direction(a, chunk);
     uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) apply_direction(a, chunk, x, seed, i, pure_bf16, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) apply_direction(a, chunk, x, seed, i, pure_bf16, 1);
+    for (i = part_first(); i < part_end(fours); i += OPTIM_STEP) apply_direction(a, chunk, x, seed, i, pure_bf16, 4);
+    for (i = fours + thread_id(); part_is_first() && i < chunk->count; i += OPTIM_THREADS)
+        apply_direction(a, chunk, x, seed, i, pure_bf16, 1);
 }
 
 KERNEL(apply, MuonGroup) { apply_directions(&a, false); }
@@ -157,6 +200,12 @@ LAUNCHER(place, PlaceArguments)
 
 static LaunchShape block_per_chunk(const MuonGroup *group) {
     return (LaunchShape){.x = group->matrices * group->chunks_each, .threads = OPTIM_THREADS};
+}
+
+static LaunchShape blocks_of_chunks(const Optimizer *optimizer, const MuonGroup *group) {
+    LaunchShape shape = block_per_chunk(group);
+    shape.y = CHUNK_PARTS(device_info(optimizer->device)->wave);
+    return shape;
 }
 
 /* -- GEMMs --------------------------------------------------------------------------------------------------------- */
@@ -255,13 +304,13 @@ void gpu_muon_momenta(const Optimizer *optimizer, const Segment *segment, const 
 void gpu_muon_directions(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
     MuonGroup group = group_of(optimizer, segment, update, first, end);
     group.x = muon_direction(optimizer, &optimizer->matrices[first]);
-    launch_direction(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
+    launch_direction(optimizer->device, segment->pure_bf16, blocks_of_chunks(optimizer, &group), &group);
 }
 
 void gpu_muon_apply(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
     MuonGroup group = group_of(optimizer, segment, update, first, end);
     group.x = muon_result(optimizer, &optimizer->matrices[first]);
-    launch_apply(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
+    launch_apply(optimizer->device, segment->pure_bf16, blocks_of_chunks(optimizer, &group), &group);
 }
 
 void gpu_muon_place(const Optimizer *optimizer, const MuonMove *move) {

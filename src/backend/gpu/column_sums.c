@@ -34,8 +34,8 @@ INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
 INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thread_id() % SUM_COLUMNS; }
 
 #if defined __AMDGCN__
-/* Adds this thread's partials of a column from that of `block` on: sixteen in flight, and of the last ones four, of which those past the end
- * are others read again. */
+/* Adds this thread's partials of a column from that of `block` on: sixteen in flight, then four, of which
+ * those past the end are others read again, and one alone. */
 INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
     enum { MANY = 2 * SUM_LOADS, FEW = SUM_LOADS / 2 };
     float sum = 0;
@@ -44,7 +44,7 @@ INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partial
         UNROLL for (int i = 0; i < MANY; i++) values[i] = partials[(block + i * SUM_PARTS) * a->stride];
         UNROLL for (int i = 0; i < MANY; i++) sum += values[i];
     }
-    for (; block < a->blocks; block += FEW * SUM_PARTS) {
+    for (; block + SUM_PARTS < a->blocks; block += FEW * SUM_PARTS) {
         float values[FEW];
         UNROLL for (int i = 0; i < FEW; i++) {
             int64_t own = block + i * SUM_PARTS;
@@ -52,6 +52,7 @@ INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partial
         }
         UNROLL for (int i = 0; i < FEW; i++) sum += block + i * SUM_PARTS < a->blocks ? values[i] : 0;
     }
+    if (block < a->blocks) sum += partials[block * a->stride];
     return sum;
 }
 #endif
