@@ -4,9 +4,9 @@
  * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
  * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
  * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
- * prefetching the next one; on AMD a block computes one tile, small, split or large, and large ones have as many rows as
- * lets all processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles there, and the grid may
- * have more blocks than tiles.
+ * prefetching the next one; on AMD a block computes one small or split tile, or goes from one large tile to the next, and large ones
+ * have as many rows as lets all processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles
+ * there: the grid may have more blocks than small tiles, and large ones are cut so that the last round of them is full.
  *
  * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
  * choice depends on the arguments alone, and either gives the same bits for the same arguments, always. */
@@ -29,22 +29,39 @@ INLINE void multiply_stages(Work *work, Sums *sums, TileSize size, Layout a, Lay
         }
 }
 
-/* Tiles have at most `height` rows. The loop over stages exists once for each height: branches inside it would cost every stage. */
-INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
+INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
     Work work;
     Sums sums;
-    if (!work_open(&work, g, size, height, a, b)) return;
+    Tile tile = block_tile(g, size);
+    if (tile.steps == 0) return;
+    work_open(&work, g, size, &tile, a, b);
     sums_clear(&sums, size);
-    if (size != TILE_LARGE) multiply_stages(&work, &sums, size, a, b, wave_rows(size));
-    else
-        UNROLL for (int rows = LARGE_LEAST_ROWS / 2; rows <= wave_rows(size); rows += LARGE_STEP / 2) if (work.tile.height == 2 * rows)
-            multiply_stages(&work, &sums, size, a, b, rows);
+    multiply_stages(&work, &sums, size, a, b, wave_rows(size));
     work_close(&work);
     if (size == TILE_SPLIT) {
         work_join(&work, &sums);
         if (work.later) return;
     }
-    tile_write(g, size, &work.tile, &sums, (LOCAL float *)stages);
+    tile_write(g, size, &tile, &sums, (LOCAL float *)stages);
+}
+
+/* The loop over stages exists once for each height of tiles: branches inside it would cost every stage. Arguments are read anew, since
+ * no registers could keep them. */
+INLINE void multiply_large(const GemmLarge *l, Layout a, Layout b) {
+    const TileSize size = TILE_LARGE;
+    Tile tile;
+    Round round = rounds_open(l);
+    _Pragma("clang loop unroll(disable)") while (rounds_next(&round, arguments_again(l), &tile)) {
+        Work work;
+        Sums sums;
+        work_open(&work, arguments_again(l), size, &tile, a, b);
+        sums_clear(&sums, size);
+        UNROLL for (int rows = LARGE_LEAST_ROWS / 2; rows <= wave_rows(size); rows += LARGE_STEP / 2) if (tile.height == 2 * rows)
+            multiply_stages(&work, &sums, size, a, b, rows);
+        work_close(&work);
+        tile_write(arguments_again(l), size, &tile, &sums, (LOCAL float *)stages);
+        if (!in_eights(arguments_again(l))) phase_barrier(); /* it went through shared memory */
+    }
 }
 
 #elif defined __NVPTX__
@@ -96,8 +113,7 @@ INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
     }
 }
 
-INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
-    (void)height;
+INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
     Prefetch loads = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
     int stage = 0;
@@ -128,9 +144,9 @@ INLINE void multiply(const GemmArguments *g, TileSize size, int32_t height, Layo
 
 #endif
 
-#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, tile_rows(TILE_SMALL), left, right)
-#define SPLIT(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_SPLIT, tile_rows(TILE_SPLIT), left, right)
-#define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply(&a.gemm, TILE_LARGE, a.rows, left, right)
+#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, left, right)
+#define SPLIT(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_SPLIT, left, right)
+#define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply_large(&a, left, right)
 KERNEL(gemm_nn, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_LINES); }
 KERNEL(gemm_nt, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_DEPTH); }
 KERNEL(gemm_tn, GemmArguments) { SMALL(LAYOUT_LINES, LAYOUT_LINES); }
@@ -258,11 +274,30 @@ static TileTimes tile_times(const Device *device) {
     return (TileTimes){0, 1, 1000, 0.54, 1340, 0.55, 550, 1.03, 700};
 }
 
+/* The cut of experts with equal shares of the rows. */
+static RowCut cut_of_equal_shares(const GemmArguments *g, int32_t blocks) {
+    int32_t tiles[MOST_UNITS + 1] = {0}, units = (int32_t)divide_up(g->slots_are_depth ? g->m : divide_up(g->m, g->problems), LARGE_STEP);
+    for (int32_t most = 1; most <= MOST_UNITS; most++) tiles[most] = g->problems * (int32_t)divide_up(units, most);
+    return choose_cut(tiles, (int32_t)divide_up(g->n, tile_columns(TILE_LARGE)), blocks);
+}
+
+/* Rounds of large tiles of experts, and the rows of each that a processor has in the mean. */
+static double time_of_experts(const Device *device, const GemmArguments *g, double stages) {
+    TileTimes t = tile_times(device);
+    int32_t processors = device_info(device)->processors, columns = (int32_t)divide_up(g->n, tile_columns(TILE_LARGE));
+    RowCut cut = cut_of_equal_shares(g, processors);
+    int64_t rows = g->slots_are_depth ? g->m : divide_up(g->m, g->problems), units = divide_up(rows, LARGE_STEP);
+    int64_t tiles = g->problems * (cut.columns * divide_up(units, cut.units) + (columns - cut.columns) * divide_up(units, cut.units - 1));
+    double height = (double)(g->problems * columns * units * LARGE_STEP) / (double)tiles;
+    return (double)divide_up(tiles, processors) * ((t.stage + t.row * height) * stages + t.ends);
+}
+
 /* How long a GEMM takes on AMD, in the unit of TileTimes: all processors are as late as the last one. */
 static double time_of(const Device *device, const GemmArguments *g, TileSize size, int32_t height) {
     TileTimes t = tile_times(device);
     int64_t rounds = rounds_of(g, size, height, device_info(device)->processors);
     double stages = (double)(g->slots_are_depth ? divide_up(g->k, g->problems) : g->k) / AMD_DEPTH, tile = 0;
+    if (size == TILE_LARGE && g->offset) return time_of_experts(device, g, stages);
     if (size == TILE_LARGE) tile = (t.stage + t.row * height) * stages + t.ends;
     else if (size == TILE_SPLIT) tile = t.split * height * stages + t.split_ends;
     else if (rounds > 1) tile = t.shared * height * stages + t.shared_ends;
@@ -305,10 +340,19 @@ LAUNCHERS(gemm_large, GemmLarge, gemm_large_nn, gemm_large_nt, gemm_large_tn, ge
 /* A form without chunks is the last one. */
 enum { FORM_ANY = 4 };
 
+/* As many blocks as processors, which go from tile to tile. Every chiplet, of which there are at most eight, has one at least. */
+static void launch_large(Device *device, const GemmArguments *g, int32_t rows, int form, LaunchShape shape) {
+    int32_t processors = device_info(device)->processors, columns = (int32_t)divide_up(g->n, tile_columns(TILE_LARGE));
+    GemmLarge large = {.gemm = *g, .cut = {rows / LARGE_STEP, columns}};
+    shape.x = shape.x < processors ? shape.x : processors > 8 ? processors : 8;
+    large.blocks = (int32_t)shape.x;
+    launch_gemm_large(device, form, shape, &large);
+}
+
 static void launch_amd(Device *device, GemmArguments *g, int form) {
     TileChoice tiles = form == FORM_ANY ? (TileChoice){TILE_SMALL, tile_rows(TILE_SMALL)} : choose_tiles(device, g);
     LaunchShape shape = gpu_gemm_count_tiles(g, tiles.size, tiles.rows);
-    if (tiles.size == TILE_LARGE) launch_gemm_large(device, form, shape, &(GemmLarge){.gemm = *g, .rows = tiles.rows});
+    if (tiles.size == TILE_LARGE) launch_large(device, g, tiles.rows, form, shape);
     else if (tiles.size == TILE_SPLIT) launch_gemm_split(device, form, shape, g);
     else launch_gemm_of(device, form, shape, g);
 }

@@ -219,7 +219,7 @@ INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part
     UNROLL for (int i = 0; i < blocks_down(size); i++) {
         int32_t left = rows - i * MMA;
         int64_t offset = first + (int64_t)i * MMA * row_bytes;
-        if (left <= 0) break;
+        if (left <= 0) continue; /* of a loop that must be unrolled */
         if (!plain) eights_load(&d, g, offset, least(left, MMA) * row_bytes, &places, wide);
         Buffer to = buffer_of(g->c, offset, least(left, MMA) * row_bytes);
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
@@ -309,18 +309,150 @@ INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, con
 #if defined __AMDGCN__
 
 /* Blocks go to chiplets round-robin, and each chiplet has its own L2 cache: gives every chiplet adjacent tiles. */
-INLINE int32_t first_tile(const GemmArguments *g, TileSize size, int32_t height) {
 #if defined __gfx942__ || defined __gfx950__
-    enum { CHIPLETS = 8 };
-    int32_t tiles = g->offset ? 0 : g->problems * g->tiles;
-    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, size, height, i);
-    int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
-    return index < share ? block_x() % CHIPLETS * share + index : tiles;
+enum { CHIPLETS = 8 };
 #else
-    (void)g, (void)size, (void)height;
-    return block_x();
+enum { CHIPLETS = 1 };
 #endif
+
+/* The tile of a block that has one alone; without steps where there is none for it. */
+INLINE Tile block_tile(const GemmArguments *g, TileSize size) {
+    int32_t height = tile_rows(size), index = block_x();
+    Walk walk = {0};
+    if (CHIPLETS > 1) {
+        int32_t tiles = g->offset ? 0 : g->problems * g->tiles;
+        for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, size, height, i);
+        int32_t share = divide_up(tiles, CHIPLETS), of_share = block_x() / CHIPLETS;
+        index = of_share < share ? block_x() % CHIPLETS * share + of_share : tiles;
+    }
+    Tile tile = tile_find(g, size, height, &walk, index);
+    tile.height = height;
+    return tile;
 }
+
+/* -- Large tiles on AMD -------------------------------------------------------------------------------------------- */
+
+/* The large tiles of a block, round after round. */
+typedef struct Round {
+    RowCut cut;
+    int32_t columns, tiles; /* of all problems */
+    int32_t number, shift;  /* of the round, and of the blocks' places in it */
+    Walk walk;
+} Round;
+
+/* units / most, rounded up, for `most` of at most MOST_UNITS, which is known at run time. */
+INLINE int32_t units_up(int32_t units, int32_t most) {
+    uint32_t reciprocal = 0;
+    UNROLL for (int i = 2; i <= MOST_UNITS; i++) if (i == most) reciprocal = UINT32_MAX / i + 1;
+    return (int32_t)((uint64_t)(uint32_t)(units + most - 1) * reciprocal >> 32);
+}
+
+/* Rows of a problem in units, 0 where nothing is to be done; and those of the problems from `first` on, one in each lane. */
+INLINE int32_t problem_units(const GemmArguments *g, int32_t problem) {
+    int32_t slots = g->offset ? g->offset[problem + 1] - g->offset[problem] : 0;
+    if (slots_are_rows(g)) return divide_up(slots, LARGE_STEP);
+    return g->offset && slots == 0 && g->d ? 0 : divide_up(g->m, LARGE_STEP);
+}
+INLINE int32_t lanes_units(const GemmArguments *g, int32_t first) {
+    int32_t problem = first + lane_id();
+    return problem < g->problems ? problem_units(g, problem) : 0;
+}
+INLINE int32_t large_tiles(const Round *round, int32_t units) {
+    int32_t columns = round->cut.columns;
+    return columns * units_up(units, round->cut.units) + (round->columns - columns) * units_up(units, round->cut.units - 1);
+}
+
+INLINE int32_t sum_of_lanes(int32_t x) {
+    UNROLL for (int step = 1; step < WAVE; step *= 2) x += (int32_t)shuffle((uint32_t)x, lane_id() ^ step);
+    return of_wave(x);
+}
+
+INLINE Round rounds_open(const GemmLarge *l) {
+    const GemmArguments *g = &l->gemm;
+    Round round = {.cut = l->cut, .columns = divide_up(g->n, tile_columns(TILE_LARGE))};
+    int32_t tiles[MOST_UNITS + 1] = {0};
+    if (!g->offset) {
+        round.tiles = g->problems * g->tiles;
+        return round;
+    }
+    for (int32_t first = 0; first < g->problems; first += WAVE) {
+        int32_t units = lanes_units(g, first);
+        UNROLL for (int most = EXPERTS_LEAST_UNITS - 1; most <= MOST_UNITS; most++) tiles[most] += divide_up(units, most);
+    }
+    UNROLL for (int most = EXPERTS_LEAST_UNITS - 1; most <= MOST_UNITS; most++) tiles[most] = sum_of_lanes(tiles[most]);
+    round.cut = choose_cut(tiles, round.columns, l->blocks);
+    UNROLL for (int most = EXPERTS_LEAST_UNITS - 1; most <= MOST_UNITS; most++) {
+        if (most == round.cut.units) round.tiles += tiles[most] * round.cut.columns;
+        if (most == round.cut.units - 1) round.tiles += tiles[most] * (round.columns - round.cut.columns);
+    }
+    return round;
+}
+
+/* Advances to the problem of tile `index`. */
+INLINE void rounds_walk(Round *round, const GemmArguments *g, int32_t index) {
+    if (!g->offset) {
+        if (g->problems > 1) round->walk = (Walk){index / g->tiles, index / g->tiles * g->tiles};
+        return;
+    }
+    int32_t chunk = round->walk.problem / WAVE * WAVE, units = lanes_units(g, chunk);
+    for (;; round->walk.problem++) {
+        if (round->walk.problem - chunk == WAVE) chunk += WAVE, units = lanes_units(g, chunk);
+        int32_t tiles = large_tiles(round, __builtin_amdgcn_readlane(units, round->walk.problem - chunk));
+        if (index < round->walk.first + tiles) return;
+        round->walk.first += tiles;
+    }
+}
+
+/* Rows of tile `index` of a problem, in units: [first, end). */
+INLINE void large_place(const GemmArguments *g, const Round *round, int32_t index, int32_t units, Tile *tile) {
+    int32_t row, rows, column = 0, columns = round->cut.columns, most = round->cut.units;
+    rows = units_up(units, most);
+    if (g->symmetric) {
+        place_below_diagonal(index, &row, &column);
+        tile->row = row * MOST_UNITS, tile->rows = tile->row + MOST_UNITS;
+    } else {
+        bool shorter = index >= columns * rows;
+        if (shorter) index -= columns * rows, rows = units_up(units, most - 1);
+        place_in_band(index, BAND, rows, shorter ? round->columns - columns : columns, &row, &column);
+        if (shorter) column += columns;
+        int32_t least_units = units / rows, taller = units % rows; /* the first rows of tiles have one unit more */
+        tile->row = row * least_units + least(row, taller), tile->rows = tile->row + least_units + (row < taller);
+    }
+    tile->column = column * tile_columns(TILE_LARGE);
+}
+
+/* The next tile of this block. Every chiplet has adjacent tiles, and their order in a round turns from round to round, so that none of
+ * its blocks has the tallest tile every time. False where there are no more. */
+INLINE bool rounds_next(Round *round, const GemmLarge *l, Tile *tile) {
+    enum { TURN = 11 };
+    const GemmArguments *g = &l->gemm;
+    int32_t share = divide_up(round->tiles, CHIPLETS), chiplet = block_x() % CHIPLETS, blocks = divide_up(l->blocks - chiplet, CHIPLETS);
+    for (;; round->number++) {
+        int32_t place = block_x() / CHIPLETS + round->shift, first = round->number * blocks;
+        int32_t in_share = first + (place < blocks ? place : place - blocks), index = chiplet * share + in_share;
+        if (first >= share) return false;
+        round->shift = round->shift + TURN < blocks ? round->shift + TURN : 0;
+        if (in_share >= share || index >= round->tiles) continue;
+        rounds_walk(round, g, index);
+        int32_t problem = round->walk.problem, rows = g->m, slots = 0;
+        *tile = (Tile){.problem = problem, .depth = g->k};
+        if (g->offset) {
+            tile->slot = g->offset[problem];
+            slots = g->offset[problem + 1] - (int32_t)tile->slot;
+            if (g->slots_are_depth) tile->depth = slots;
+            else rows = slots;
+        }
+        large_place(g, round, index - round->walk.first, divide_up(rows, LARGE_STEP), tile);
+        int32_t units = tile->rows - tile->row;
+        tile->height = (units < LEAST_UNITS ? LEAST_UNITS : units) * LARGE_STEP;
+        tile->row *= LARGE_STEP, tile->rows = least(tile->rows * LARGE_STEP, rows);
+        tile->steps = tile->depth > TILE_DEPTH ? divide_up(tile->depth, TILE_DEPTH) : 1;
+        round->number++;
+        return true;
+    }
+}
+
+/* -- The stages of a tile on AMD ------------------------------------------------------------------------------------ */
 
 /* A block's tile, and its stages on their way from memory. While a stage is multiplied the next one goes to shared memory, and two more
  * are on their way. Every wave goes through two phases a stage: in one it reads its operands and writes the stage after, in the other it
@@ -352,12 +484,6 @@ INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout 
     reader_fetch(&w->right, &w->right_on_its_way[at], size, b, tile_columns(size));
 }
 
-/* Of a tile of at most `height` rows those that it needs. */
-INLINE int32_t needed_height(const GemmArguments *g, const Tile *t, int32_t height) {
-    int32_t needed = divide_up(t->rows - t->row, LARGE_STEP) * LARGE_STEP;
-    return g->symmetric || needed > height ? height : needed < LARGE_LEAST_ROWS ? LARGE_LEAST_ROWS : needed;
-}
-
 /* Gives either half of the waves every second stage. */
 INLINE void reader_split(Reader *r, bool later) {
     if (!later) return;
@@ -384,12 +510,9 @@ INLINE void work_join(const Work *w, Sums *sums) {
     phase_barrier();
 }
 
-/* Tiles have at most `height` rows. False where there is no tile for this block. */
-INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, int32_t height, Layout a, Layout b) {
-    Walk walk = {0};
-    w->tile = tile_find(g, size, height, &walk, first_tile(g, size, height));
-    if (w->tile.steps == 0) return false;
-    w->tile.height = size == TILE_LARGE ? needed_height(g, &w->tile, height) : height;
+/* Starts with a tile. */
+INLINE void work_open(Work *w, const GemmArguments *g, TileSize size, const Tile *tile, Layout a, Layout b) {
+    w->tile = *tile;
     w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
     w->in_turns = size != TILE_SMALL,
     w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch, no mask */
@@ -404,7 +527,6 @@ INLINE bool work_open(Work *w, const GemmArguments *g, TileSize size, int32_t he
     phase_barrier();
     __builtin_amdgcn_s_setprio(0); /* tells the emulator that waves stand at barriers apart */
     if (w->in_turns && w->later) phase_barrier();
-    return true;
 }
 
 /* The operands of the next stage, which is in place `at` of the STAGES, for `rows` rows of the wave. What follows is the wave's turn at

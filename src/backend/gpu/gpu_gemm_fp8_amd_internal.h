@@ -123,7 +123,9 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
     Work work;
     Sums sums;
     MxScales scales;
-    if (!work_open(&work, &a->gemm, FP8_TILE, tile_rows(FP8_TILE), LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    Tile tile = block_tile(&a->gemm, FP8_TILE);
+    if (tile.steps == 0) return;
+    work_open(&work, &a->gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
         Operands operands[STAGES];
@@ -143,7 +145,9 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
 INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
     Work work;
     Sums sums, group;
-    if (!work_open(&work, &a->gemm, FP8_TILE, tile_rows(FP8_TILE), LAYOUT_DEPTH, LAYOUT_DEPTH)) return;
+    Tile tile = block_tile(&a->gemm, FP8_TILE);
+    if (tile.steps == 0) return;
+    work_open(&work, &a->gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
         WaveScales scales = groups ? wave_scales(a, &work.tile, step / STAGES, true) : (WaveScales){0};

@@ -52,12 +52,35 @@ typedef struct GemmArguments {
     int32_t fours; /* C, D and bias can be accessed by four aligned columns, and C by four rows if it is symmetric */
 } GemmArguments;
 
-/* For kernels of large tiles: the rows of a tile, but for a problem's last one, which has no more than it needs. All of tile_rows
- * where C is symmetric. */
+/* How problems are cut into large tiles, in units of LARGE_STEP rows: evenly, into as few as have at most `units` in the first
+ * `columns` columns of tiles, and one less in the others. */
+enum { LEAST_UNITS = LARGE_LEAST_ROWS / LARGE_STEP, MOST_UNITS = 8 };
+typedef struct RowCut { int32_t units, columns; } RowCut;
+
+/* For kernels of large tiles, whose blocks go from tile to tile. Of a GEMM of experts only the device knows how many rows each has, so
+ * blocks choose the cut there. Symmetric problems have tiles of MOST_UNITS, but for the last row. */
 typedef struct GemmLarge {
     GemmArguments gemm;
-    int32_t rows;
+    RowCut cut;
+    int32_t blocks; /* of the grid */
 } GemmLarge;
+
+/* Experts' tiles have at least so many units where they are cut smaller to fill the last round: smaller ones read too much. */
+enum { EXPERTS_LEAST_UNITS = 7 };
+
+/* The cut by which the rounds that large tiles need are full. `tiles` are those of one column of tiles of all problems together, by
+ * their most units; there are `columns` columns. */
+static inline __attribute__((always_inline)) RowCut choose_cut(const int32_t tiles[MOST_UNITS + 1], int32_t columns, int32_t blocks) {
+    int32_t rounds = (tiles[MOST_UNITS] * columns + blocks - 1) / blocks;
+    RowCut cut = {MOST_UNITS, columns};
+    for (int units = MOST_UNITS; units >= EXPERTS_LEAST_UNITS; units--) {
+        int32_t left = rounds * blocks - tiles[units] * columns, more = tiles[units - 1] - tiles[units];
+        if (left < 0) break;
+        int32_t shorter = more > 0 ? left / more : columns;
+        cut = (RowCut){units, columns - (shorter < columns ? shorter : columns)};
+    }
+    return cut;
+}
 
 #ifdef GPU_DEVICE
 

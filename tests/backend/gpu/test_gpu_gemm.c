@@ -265,6 +265,14 @@ static void gemms_of_large_tiles_match_a_loop(void **state) {
             &(Form){i & 1, i & 2, .wide = i % 3 == 1, .accumulate = i == 1, .bias = i == 2});
 }
 
+/* More large tiles than processors: on AMD blocks go from tile to tile. */
+static void a_gemm_of_many_large_tiles_matches_a_loop(void **state) {
+    (void)state;
+    check_gpu();
+    int64_t columns = 16, down = device_info(check_device())->processors / columns + 2;
+    check_gemm(&(Size){256 * down - 8, columns * 256 - 8, 64, true}, &(Form){.transpose_b = true});
+}
+
 /* AMD casts to bf16 in another way where no sum of a wave is NaN. */
 static void a_row_of_nan_stays_nan(void **state) {
     (void)state;
@@ -856,6 +864,7 @@ int main(void) {
         cmocka_unit_test(one_row_is_for_the_kernel_that_reads_whole_lines),
         cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
         cmocka_unit_test(gemms_of_large_tiles_match_a_loop),
+        cmocka_unit_test(a_gemm_of_many_large_tiles_matches_a_loop),
         cmocka_unit_test(a_row_of_nan_stays_nan),
         cmocka_unit_test(a_gemm_without_depth_is_zero_or_the_bias),
         cmocka_unit_test(a_gemm_without_rows_or_columns_touches_nothing),
