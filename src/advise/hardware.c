@@ -88,7 +88,7 @@ static const Hardware *measured_row(void) {
     return row;
 }
 
-/* What smelt's kernels reach in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-27): of the matrix units' peak, in FLOPs as
+/* What smelt's kernels reach in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-28): of the matrix units' peak, in FLOPs as
  * op_cost counts them, and of what copies reach. GEMMs of 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their
  * gradients of weights; each without what its last, partly filled wave loses, which gemm_fit knows. Attention: 32 heads of 128 over
  * 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950 and gfx90a was not modelled, and has that of gfx942. */
@@ -98,9 +98,9 @@ typedef struct ModelledShares {
 } ModelledShares;
 
 static const ModelledShares modelled[] = {
-    {"gfx942", 0.95, 0.72, 0.82, 0.75, 0.55, 0.31, 0.05, 0.9, 1},
-    {"gfx950", 0.75, 0.72, 0.50, 0.51, 0.39, 0.23, 0.03, 0.9, 1},
-    {"gfx90a", 0.92, 0.72, 0.72, 0.71, 0.46, 0.39, 0.13, 0.9, 1},
+    {"gfx942", 0.95, 0.72, 0.96, 0.88, 0.55, 0.36, 0.106, 0.9, 1},
+    {"gfx950", 0.75, 0.72, 0.68, 0.55, 0.39, 0.25, 0.067, 0.9, 1},
+    {"gfx90a", 0.95, 0.72, 0.89, 0.73, 0.46, 0.40, 0.24, 0.9, 1},
 };
 
 /* The model leaves out that clocks fall under load: GEMMs of HipKittens' structure take 0.87 of the rate that it gives them. */

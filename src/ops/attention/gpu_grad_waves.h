@@ -55,7 +55,8 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     const int rows = 2 * s.pairs * WAVE_KEYS, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;
     int part = block_x() % g->parts, head = block_x() / g->parts, sequence = head / a->kv_heads, kv_head = head % a->kv_heads;
-    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, wave = of_wave(wave_id()), key = first_key + wave * WAVE_KEYS;
+    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, wave = of_wave(wave_id()),
+        key = first_key + wave * WAVE_KEYS;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
 
     LOCAL bf16 *tiles = attention_tiles;

@@ -155,20 +155,70 @@ INLINE void load_held_rows(Operand *held, LOCAL bf16 *tile, const int width, con
     barrier();
 }
 
+/* -- The order of blocks ------------------------------------------------------------------------------------------- */
+
+#if defined __gfx942__ || defined __gfx950__
+
+/* Processors of the card that a target is made for; on other cards of it blocks only come in a worse order. */
+#if defined __gfx942__
+enum { PROCESSORS = 304, CHIPLETS = 8 };
+#else
+enum { PROCESSORS = 256, CHIPLETS = 8 };
+#endif
+
+/* Blocks go to chiplets and processors in turn, those that have the most to do first. Where nearly all run at once, the processor of the
+ * longest one would get the longest ones of all rounds: every second round goes backwards, on each chiplet, whose caches have its heads.
+ * Returns the number of the block's work, of `count`. */
+INLINE int balanced_number(const int number, const int count) {
+    int round = number / PROCESSORS, place = number % PROCESSORS;
+    if (round % 2 == 1 && (round + 1) * PROCESSORS <= count)
+        place = (PROCESSORS / CHIPLETS - 1 - place / CHIPLETS) * CHIPLETS + place % CHIPLETS;
+    return round * PROCESSORS + place;
+}
+
+#endif
+
 /* -- Gradients of queries ------------------------------------------------------------------------------------------ */
+
+INLINE int query_tiles(const Attention *a, const int rows) { return (a->query_rows.rows + rows - 1) / rows; }
+
+/* Which sequence and head a block works on, and which tile of queries: 0 has the most keys. */
+#if defined __gfx942__ || defined __gfx950__ /* one die of gfx90a took 2% longer with the order of balanced_number */
+INLINE int query_columns(const AttentionGrad *g) { return (int)(g->rows / g->attention.key_rows.rows) * g->attention.heads; }
+INLINE int query_number(const AttentionGrad *g, const int rows) {
+    int columns = query_columns(g);
+    return balanced_number(opaque_of_wave(block_y()) * columns + opaque_of_wave(block_x()), columns * query_tiles(&g->attention, rows));
+}
+INLINE int query_x(const AttentionGrad *g, const int rows, const int width) {
+    return width <= 64 ? query_number(g, rows) % query_columns(g) : opaque_of_wave(block_x());
+}
+INLINE int query_y(const AttentionGrad *g, const int rows, const int width) {
+    return width <= 64 ? query_number(g, rows) / query_columns(g) : opaque_of_wave(block_y());
+}
+#else
+INLINE int query_x(const AttentionGrad *g, const int rows, const int width) {
+    (void)g, (void)rows, (void)width;
+    return opaque_of_wave(block_x());
+}
+INLINE int query_y(const AttentionGrad *g, const int rows, const int width) {
+    (void)g, (void)rows, (void)width;
+    return opaque_of_wave(block_y());
+}
+#endif
 
 typedef struct QueryPlace {
     int64_t base, key_base;
     int head, kv_head, first, part;
 } QueryPlace;
 
-INLINE QueryPlace query_place(const Attention *a, const int rows) {
-    int x = opaque_of_wave(block_x()), head = x % a->heads;
+INLINE QueryPlace query_place(const AttentionGrad *g, const int rows, const int width) {
+    const Attention *a = &g->attention;
+    int x = query_x(g, rows, width), head = x % a->heads;
     return (QueryPlace){.base = (int64_t)(x / a->heads) * a->query_rows.rows,
         .key_base = (int64_t)(x / a->heads) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque_of_wave(block_y())) * rows,
+        .first = (query_tiles(a, rows) - 1 - query_y(g, rows, width)) * rows,
         .part = opaque_of_wave(block_z())};
 }
 
@@ -187,7 +237,7 @@ INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, f
 INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const int columns, const int waves) {
     const int rows = waves * MMA, threads = waves * WAVE, buffers = HOLDS ? 1 : 2;
     const Attention *a = &g->attention;
-    QueryPlace place = query_place(a, rows);
+    QueryPlace place = query_place(g, rows, width);
     LOCAL bf16 *queries = attention_tiles, *d_outs = queries + (HOLDS ? 0 : rows * width), *tiles = d_outs + (HOLDS ? 0 : rows * width);
     int first = place.first + wave_id() * MMA;
     const int length = a->query_rows.rows;
@@ -205,7 +255,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = min_int(first + accumulator_row(r), length - 1);
 #if defined __AMDGCN__
-        GLOBAL const TileNumbers *numbers = tile_numbers(g, block_x() / a->heads, place.head, row / TILE);
+        GLOBAL const TileNumbers *numbers = tile_numbers(g, (int)(place.base / a->query_rows.rows), place.head, row / TILE);
         log_sum[r] = numbers->log_sum[number_place(row % TILE)];
         delta[r] = numbers->delta[number_place(row % TILE)];
 #else
@@ -245,7 +295,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
             scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
             if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
                 const Attention *call = arguments_again(a);
-                QueryPlace again = query_place(call, rows);
+                QueryPlace again = query_place(arguments_again(g), rows, width);
                 attention_mask(&scores, 1, MMA, call, again.base, again.head, again.first + opaque_of_wave(wave_id()) * MMA,
                     call->query_rows.rows, key);
             }
@@ -262,7 +312,7 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         keys = next, values = next + MMA * width;
     }
     g = arguments_again(g), a = &g->attention;
-    place = query_place(a, rows);
+    place = query_place(g, rows, width);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = place.first + wave_id() * MMA + accumulator_row(r);
         GLOBAL bf16 *to = g->d_queries + (place.base + row) * a->query_stride + place.head * a->head_dim;
