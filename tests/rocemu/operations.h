@@ -241,6 +241,7 @@
     X(s_bitcmp, u32, u32, u32, "s_bitcmp1_b32 %1, %2\n s_cselect_b32 %0, 1, 0", a >> b % 32 & 1)                                              \
     X(s_bitset, u32, u32, u32, "s_mov_b32 %0, %1\n s_bitset1_b32 %0, %2", a | 1u << b % 32)                                                   \
     X(s_lshl2_add, u32, u32, u32, "s_lshl2_add_u32 %0, %1, %2", 4 * a + b)                                                                    \
+    X(s_lshl3_add, u32, u32, u32, "s_lshl3_add_u32 %0, %1, %2", 8 * a + b)                                                                    \
     X(s_lshl4_add, u32, u32, u32, "s_lshl4_add_u32 %0, %1, %2", 16 * a + b)                                                                   \
     X(s_pack, u32, u32, u32, "s_pack_lh_b32_b16 %0, %1, %2", (a & 0xffff) | (b & 0xffff0000))                                                 \
     X(s_bfm, u64, u32, u32, "s_bfm_b64 %0, %1, %2", ((1ull << a % 64) - 1) << b % 64)                                                         \
