@@ -22,7 +22,13 @@ for argument in "$@"; do
 done >"$work/wanted"
 for target in gfx942 gfx90a gfx950; do
     if grep -q "$target\$" "$work/objects"; then grep "^$target" "$work/wanted"; fi
-done >"$work/runs"
+done >"$work/offered"
+# Those that take a minute first, or the last of them would run alone.
+long='/test_(attention|train_gpu|model_gpu|gpu_gemm_fp8|rocm_libraries|cycles)$'
+{
+    grep -E "$long" "$work/offered"
+    grep -Ev "$long" "$work/offered"
+} >"$work/runs"
 # shellcheck disable=SC2016  # the inner shell expands these
 xargs -P "$jobs" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh -1 "$2" | sed "1s/\$/, $1/"' "$emulator" <"$work/runs"
 
