@@ -6,8 +6,9 @@
  * AMD's "maximum achievable FLOPS" study; MI300X 4.33 TB/s and the 200 GFLOP plateau: arXiv 2511.17127; its 315 GB/s
  * all-reduce: AMD's RCCL study of 8 GPUs; H200 290 GB/s: NCCL's all-gathers and reduce-scatters of 1 GiB on 2 GPUs without
  * multicast, 292 and 279 (all-reduces 331, of 4 GPUs 351), which stands for the H100 as well (same links). Latency: what AMD's
- * all-reduces of 16 MiB to 1 GiB take beyond bytes / bandwidth, and NCCL's collectives in a step of training on 2 H200. Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
- * dies of a node of MI250 (MosaicML's cluster).
+ * all-reduces of 16 MiB to 1 GiB take beyond bytes / bandwidth, and NCCL's collectives in a step of training on 2 H200.
+ * Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8 dies of a node of MI250
+ * (MosaicML's cluster).
  *
  * GEMMs in fp8: an H100's were 1.73 times as quick as in bf16, both of 8192 cubed through cuBLASLt in one run
  * (docs/bench.md); other GPUs gain as much of the ratio of their peaks. A CPU computes them in fp32, at about half the rate of
@@ -91,7 +92,8 @@ static const Hardware *measured_row(void) {
 /* What smelt's kernels reach in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-28): of the matrix units' peak, in FLOPs as
  * op_cost counts them, and of what copies reach. GEMMs of 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their
  * gradients of weights; each without what its last, partly filled wave loses, which gemm_fit knows. Attention: 32 heads of 128 over
- * 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950 and gfx90a was not modelled, and has that of gfx942. */
+ * 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950 and gfx90a was not modelled, and has
+ * that of gfx942. */
 typedef struct ModelledShares {
     const char *target;
     double gemm, head, experts, expert_weights, attention, attention_gradient, convolution, memory, optimizer;
