@@ -1,5 +1,5 @@
-/* Gradients of keys and values on AMD for heads of more than 64 columns, for grad_gpu.c: the same sums as there, with two waves for 32 keys. One of them computes the
- * scores and their weights P^T and owns dV, the other computes dP^T and owns dK:
+/* Gradients of keys and values on AMD for heads of more than 64 columns, for grad_gpu.c: the same sums as there, with two waves for 32
+ * keys. One of them computes the scores and their weights P^T and owns dV, the other computes dP^T and owns dK:
  *     first:   S^T = K Q^T,    P^T = exp(S^T - log_sum),       dV += P^T dO
  *     second:  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),    dK += dS^T Q
  * P^T goes to both through shared memory, in fp32. So a wave holds one operand and one sum, and two waves share a SIMD. They sum a tile of
@@ -56,6 +56,17 @@ INLINE void pair_walk_head(PairWalk *walk, const AttentionGrad *g, const PairMat
     walk->from = m->from + ((int64_t)walk->sequence * a->query_rows.rows + first) * m->stride + walk->head * a->head_dim;
     walk->rows = a->query_rows.rows - first;
     walk->numbers = tile_numbers(g, walk->sequence, walk->head, walk->tile);
+}
+/* The walk of a block over all tiles that see one of its `rows` keys, in its part of the heads of a group; it stands nowhere yet. */
+INLINE PairWalk pair_walk_open(const AttentionGrad *g, int sequence, int kv_head, int part, int first_key, int rows) {
+    const Attention *a = &g->attention;
+    int heads = a->heads / a->kv_heads / g->parts;
+    PairWalk walk = {.sequence = sequence,
+        .head = kv_head * heads * g->parts + part * heads,
+        .heads_left = heads,
+        .first_tile = attention_first_query(a, first_key) / TILE};
+    walk.last_tile = of_wave(last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1));
+    return walk;
 }
 /* False: there is no other tile, and the walk stays at the last one. */
 INLINE bool pair_walk_next(PairWalk *walk, const AttentionGrad *g, const PairMatrix *m) {
@@ -214,7 +225,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     const int rows = s.pairs * MMA, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;
     int part = block_x() % g->parts, head = block_x() / g->parts, sequence = head / a->kv_heads, kv_head = head % a->kv_heads;
-    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, pair = of_wave(wave_id()) % s.pairs;
+    int first_key = block_y() * rows, pair = of_wave(wave_id()) % s.pairs;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
     const bool owns_values = of_wave(wave_id()) < s.pairs;
 
@@ -236,11 +247,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
         UNROLL for (int i = 0; i < PAIR_ROUND; i++) p.exchange[pair_exchange(s, 1) + i * WAVE + lane_id()] = (u32x4){0, 0, 0, 0};
 
     const PairMatrix matrix = pair_matrix(g, owns_values);
-    PairWalk walk = {.sequence = sequence,
-        .head = kv_head * heads * g->parts + part * heads,
-        .heads_left = heads,
-        .first_tile = attention_first_query(a, first_key) / TILE};
-    walk.last_tile = of_wave(last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1));
+    PairWalk walk = pair_walk_open(g, sequence, kv_head, part, first_key, rows);
     PairStage stage;
     PairNumbers numbers;
     bool more = walk.last_tile >= walk.first_tile;

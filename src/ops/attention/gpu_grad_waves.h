@@ -55,8 +55,7 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     const int rows = 2 * s.pairs * WAVE_KEYS, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;
     int part = block_x() % g->parts, head = block_x() / g->parts, sequence = head / a->kv_heads, kv_head = head % a->kv_heads;
-    int heads = a->heads / a->kv_heads / g->parts, first_key = block_y() * rows, wave = of_wave(wave_id()),
-        key = first_key + wave * WAVE_KEYS;
+    int first_key = block_y() * rows, wave = of_wave(wave_id()), key = first_key + wave * WAVE_KEYS;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
 
     LOCAL bf16 *tiles = attention_tiles;
@@ -74,11 +73,7 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     UNROLL for (int n = 0; n < s.width / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
 
     const PairMatrix matrix = pair_matrix(g, wave < s.pairs);
-    PairWalk walk = {.sequence = sequence,
-        .head = kv_head * heads * g->parts + part * heads,
-        .heads_left = heads,
-        .first_tile = attention_first_query(a, first_key) / TILE};
-    walk.last_tile = of_wave(last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1));
+    PairWalk walk = pair_walk_open(g, sequence, kv_head, part, first_key, rows);
     PairStage stage;
     WaveNumbers numbers;
     bool more = walk.last_tile >= walk.first_tile;
