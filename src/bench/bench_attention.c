@@ -1,6 +1,6 @@
-/* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a
+/* Attention, causal unless asked otherwise, forward and backward, over lengths and head sizes: the operation that training uses, run as a
  * program of one node and its gradient. Only the nodes are timed. Operations are counted as the operation's own cost
- * rule says: the half of the products that causality (and a window) leaves. */
+ * rule says: those products that causality (and a window) leaves. */
 
 #include "base/rng.h"
 #include "base/sort.h"
@@ -15,6 +15,7 @@ typedef struct AttentionOptions {
     const char *lengths, *head_dims;
     int64_t heads, kv_heads, tokens, window;
     int precision;
+    bool bidirectional;
 } AttentionOptions;
 
 #define FIELD(name) offsetof(AttentionOptions, name)
@@ -26,6 +27,7 @@ static const Option rows[] = {
     INT_OPTION(kv_heads, "0", 0, 4096, "", "key and value heads; 0: those of the configuration, else a quarter of the query heads"),
     INT_OPTION(tokens, "0", 0, 1 << 24, "tokens", "of all sequences together, at least one sequence; 0: 4096, on a GPU 32768"),
     INT_OPTION(window, "0", 0, 1 << 24, "tokens", "that a token sees at most; 0: that of the configuration, else all"),
+    BOOL_OPTION(bidirectional, "false", "a token sees the tokens after it too, as in a flux"),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32", "of queries, keys and values"),
 };
 
@@ -140,6 +142,11 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     spec->window = first_of(options->window, configured, model->window, 0);
     spec->alibi = mpt ? model->alibi_max : 0;
     spec->scale = mpt ? model->softmax_scale : 0;
+    spec->bidirectional = options->bidirectional;
+    if (spec->bidirectional && (spec->window || spec->alibi))
+        return error_set(error, ERROR_USAGE,
+            "bidirectional=true has no window and no bias of distance: give window=0 and no CONFIG.yaml of "
+            "an mpt");
     return spec->heads.heads % spec->heads.kv_heads == 0 || error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld",
                                                                 (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
 }
@@ -172,11 +179,11 @@ static bool run(Bench *bench, Error *error) {
 
 const Benchmark bench_attention = {
     .name = "attention",
-    .summary = "causal attention, forward and backward, over lengths and head sizes",
+    .summary = "attention, forward and backward, over lengths and head sizes",
     .explanation = "The operation of training on random normal queries, keys and values. TFLOP/s count the GEMMs that causality leaves: "
                    "2 forward, 5 backward.\n"
                    "With CONFIG.yaml its heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(AttentionOptions),
-    .plot = {"Causal attention", "length", "tflops", {"pass", "head_dim"}, "tokens of a sequence", "TFLOP/s", .x_logarithmic = true},
+    .plot = {"Attention", "length", "tflops", {"pass", "head_dim"}, "tokens of a sequence", "TFLOP/s", .x_logarithmic = true},
 };

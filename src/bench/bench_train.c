@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "images/images.h"
+#include "train/profile.h"
 #include "train/session.h"
 #include "advise/hardware.h"
 
@@ -99,8 +100,8 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* As training makes it: zero, microbatches, norm, clipped update. */
-static bool run_step(Session *session, Error *error) {
+/* As training makes it: zero, microbatches, norm, clipped update. `profile`, if not NULL, gets its times. */
+static bool run_step(Session *session, Profile *profile, Error *error) {
     const Config *config = session->config;
     Executor *executor = session->executor;
     int64_t count = microbatches(config);
@@ -108,15 +109,24 @@ static bool run_step(Session *session, Error *error) {
     executor_set_scalar(executor, session->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
     executor_set_scalar(executor, session->model.share, 1.0 / (double)count);
     amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
+    double start = log_seconds();
     executor_zero(executor);
-    for (int64_t i = 0; i < count; i++) executor_run(executor);
+    for (int64_t i = 0; i < count; i++) {
+        if (profile) executor_run_hooked(executor, profile_node, profile);
+        else executor_run(executor);
+    }
     if (!executor_finish(executor, error) || !amax_history_agree(session->history, executor, error)) return false;
     amax_history_note(session->history, session->step + 1, true);
-    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(executor, ARENA_GRADIENT));
+    double executed = log_seconds(), norm = optimizer_gradient_norm(session->optimizer, executor_arena(executor, ARENA_GRADIENT));
     if (!isfinite(norm))
         return error_set(
             error, ERROR_NUMERICS, "the gradient's norm is %g after %lld updates on random tokens", norm, (long long)session->step);
     session_update(session, ++session->step, 1e-3 * config->optimizer.lr, norm);
+    if (!profile) return true;
+    device_synchronize(session->backend.device);
+    profile->steps++;
+    profile->optimizer += log_seconds() - executed;
+    profile->seconds += log_seconds() - start;
     return true;
 }
 
@@ -126,14 +136,23 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
     Device *device = session->backend.device;
     int64_t warm = device_info(device)->records && microbatches(session->config) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
-        if (!run_step(session, error)) return false;
+        if (!run_step(session, NULL, error)) return false;
     device_synchronize(device);
     double start = log_seconds();
     for (int64_t i = 0; i < steps; i++)
-        if (!run_step(session, error)) return false;
+        if (!run_step(session, NULL, error)) return false;
     device_synchronize(device);
     *seconds = (log_seconds() - start) / (double)steps;
     return device_ok(device, error);
+}
+
+/* Prints to stderr where the time of `steps` more steps goes, by operation: the table of results is alone on stdout. */
+static bool profile_steps(Session *session, int64_t steps, Error *error) {
+    Profile profile = {0};
+    for (int64_t i = 0; i < steps; i++)
+        if (!run_step(session, &profile, error)) return false;
+    profile_print(&profile, 0, stderr);
+    return device_ok(session->backend.device, error);
 }
 
 /* Tokens per second with a microbatch. */
@@ -205,6 +224,7 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
     config->batch.tokens = tokens;
     if (!open_session(trainer, sequences, measure->accumulation, error) || !time_steps(session, measure->steps, &seconds, error))
         return false;
+    if (config->profile && !profile_steps(session, config->profile, error)) return false;
     *speed = (TrainSpeed){.microbatch = sequences,
         .accumulation = microbatches(config),
         .step_seconds = seconds,
@@ -255,7 +275,8 @@ const Benchmark bench_train = {
         "microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
         "the model's operations need,\n"
         "without recomputation; % of peak is of the vendor's figure for the GPU, with fp8.recipe that in fp8, % of best of the best "
-        "large GEMM in the configuration's precision measured here.\n",
+        "large GEMM in the configuration's precision measured here. profile=N measures N more steps and prints the time of each "
+        "operation.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(TrainOptions),
     .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences of a microbatch", "tokens/s"},

@@ -8,7 +8,7 @@
 #include "train/metrics_internal.h"
 #include "train/pace_internal.h"
 #include "train/phases.h"
-#include "train/profile_internal.h"
+#include "train/profile.h"
 #include "train/train.h"
 
 /* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the rank's

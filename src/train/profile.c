@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "train/profile_internal.h"
+#include "train/profile.h"
 
 bool profile_node(void *context, const Graph *graph, int node, double seconds) {
     Profile *profile = context;
