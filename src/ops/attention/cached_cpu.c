@@ -75,8 +75,8 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
     load_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
-    int64_t end = deal_rows(c->deal, tile.mask.last_key + 1);
-    for (int64_t at = deal_rows(c->deal, tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
+    int32_t end = deal_rows(c->deal, (int32_t)tile.mask.last_key + 1);
+    for (int32_t at = deal_rows(c->deal, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
         int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
         const T *from = c->cache + at * stride + kv_head * heads->head_dim;
         attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);

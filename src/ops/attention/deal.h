@@ -11,13 +11,14 @@ enum { DEAL_BLOCK = 64 };
 
 typedef struct Deal { int32_t rank, ranks; } Deal;
 
-/* How many of the first `positions` positions the rank holds: the row of the next one that it gets. */
-static inline int64_t deal_rows(Deal deal, int64_t positions) {
-    int64_t round = (int64_t)DEAL_BLOCK * deal.ranks, rest = positions % round - (int64_t)DEAL_BLOCK * deal.rank;
+/* How many of the first `positions` positions the rank holds: the row of the next one that it gets. Of 32 bits, as positions
+ * are: a division of 64 bits is a function call on a GPU, which makes wgmma wait (backend/gpu/hopper.h). */
+static inline int32_t deal_rows(Deal deal, int32_t positions) {
+    int32_t round = DEAL_BLOCK * deal.ranks, rest = positions % round - DEAL_BLOCK * deal.rank;
     return positions / round * DEAL_BLOCK + (rest < 0 ? 0 : rest < DEAL_BLOCK ? rest : DEAL_BLOCK);
 }
 /* The position of a row of the rank's part. */
-static inline int64_t deal_position(Deal deal, int64_t row) {
+static inline int32_t deal_position(Deal deal, int32_t row) {
     return (row / DEAL_BLOCK * deal.ranks + deal.rank) * DEAL_BLOCK + row % DEAL_BLOCK;
 }
-static inline int deal_has(Deal deal, int64_t position) { return position / DEAL_BLOCK % deal.ranks == deal.rank; }
+static inline int deal_has(Deal deal, int32_t position) { return position / DEAL_BLOCK % deal.ranks == deal.rank; }

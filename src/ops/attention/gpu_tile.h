@@ -93,7 +93,7 @@ INLINE Interval attention_interval_at(const Attention *a, int row, const int *po
     int position = *position_of_row, token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
-    if (a->deal.ranks > 0) return (Interval){(int)deal_rows(a->deal, token - back), (int)deal_rows(a->deal, token + 1) - 1};
+    if (a->deal.ranks > 0) return (Interval){deal_rows(a->deal, token - back), deal_rows(a->deal, token + 1) - 1};
     return (Interval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
 }
 /* The same of row `row` of the sequence that begins at row `base`. */
@@ -105,7 +105,7 @@ INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
 /* How far key `key`, the first of a tile, lies behind row `row`; < 0: before it. So does each key of the tile as much
  * further as it comes after the first one, but those from key_rows.half on by attention_jump more. */
 INLINE int attention_distance(const Attention *a, int64_t base, int row, int key) {
-    int token = a->deal.ranks > 0 ? (int)deal_position(a->deal, key) : token_of_row(&a->key_rows, key);
+    int token = a->deal.ranks > 0 ? deal_position(a->deal, key) : token_of_row(&a->key_rows, key);
     return token - (a->cached ? a->positions[base + row] : token_of_row(&a->query_rows, row));
 }
 /* By how much a tile of keys jumps, 0 for most. */

@@ -85,7 +85,7 @@ const Op op_rule_attention_grad = {.name = "attention_grad", .flops = attention_
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
 
 int64_t attention_cache_rows(const Graph *graph, int64_t context) {
-    return deal_rows((Deal){0, attention_deal(graph->mesh).ranks}, context); /* rank 0 has the most */
+    return deal_rows((Deal){0, attention_deal(graph->mesh).ranks}, (int32_t)context); /* rank 0 has the most */
 }
 
 /* The node of attention over a cache, whose output is `out`. */
