@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. PTX is cut into one object per kernel, since a
 # kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.ptx. A kernel for Hopper begins with a wait for the one before it, unless it
-# waits itself, so that its launch may overlap that one's end (launch.c). Beside it stays MODULE.TARGET.d, which says what the object depends on.
+# waits itself, so that its launch may overlap that one's end (launch.c). A kernel with wgmma that would call a function is refused. Beside it stays MODULE.TARGET.d, which says what the object depends on.
 set -e
 echo '#include "backend/gpu/driver.h"'
 table=''
@@ -29,6 +29,10 @@ for file in "$@"; do
             /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
         for piece in "$file".*.ptx; do
             [ -e "$piece" ] || continue # a file may have kernels for other targets alone
+            if grep -q wgmma "$piece" && grep -nE '(div|rem)[.][su]64|(div|rcp|sqrt)[.]r[nzmp]|call' "$piece" >&2; then
+                echo "$piece: these become function calls, before each of which ptxas waits for all wgmma: divide in 32 bits, or with fast_reciprocal" >&2
+                exit 1
+            fi
             kernel=${piece%.ptx}
             embed "$piece" "$module" "$target" "${kernel##*.}"
         done ;;

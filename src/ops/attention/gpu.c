@@ -116,8 +116,8 @@ KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, 4); }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                               \
     KERNEL(attention_hopper_##width, AttentionHopper) {                                             \
-        BLOCK_BOUNDS(HOPPER_GROUPS * WARPGROUP, hopper_blocks(width));                              \
-        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##width), width, hopper_keys(width));  \
+        BLOCK_BOUNDS(HOPPER_THREADS, hopper_blocks(width));                              \
+        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##width), width);  \
     }
 HOPPER(64)
 HOPPER(128)
@@ -195,12 +195,14 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int width = a->head_dim;
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum};
+    enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, which the cache of second level then keeps */
     bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
-    LaunchShape shape = {.x = sequences * a->heads,
-        .y = divide_up(a->query_rows.rows, HOPPER_ROWS),
-        .threads = HOPPER_GROUPS * 128,
-        .shared = hopper_shared(width)};
+    int64_t bytes = (int64_t)a->key_rows.rows * width * 2 * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;
+    hopper.heads = (int32_t)(sequences * a->heads);
+    hopper.section = (int32_t)int_min(int_max(HOPPER_SECTION / bytes, 1) * group, hopper.heads);
+    LaunchShape shape = {
+        .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = HOPPER_THREADS, .shared = hopper_shared(width)};
     launch_attention_hopper(call->device, width == 128, shape, &hopper);
     return true;
 }

@@ -5,15 +5,16 @@
  * meanwhile. Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
  *
  * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a round holds the tile of
- * keys that it needs and the tile of values before that. One thread of the last group, which runs behind the others,
- * refills stages. */
+ * keys that it needs and the tile of values before that. One thread of a further group refills stages: a warp of a group
+ * that multiplies would hold up its group, since matmuls start when all four warps are there. */
 #pragma once
 
 #include "ops/attention/gpu_tile.h"
 
 enum {
-    HOPPER_GROUPS = 2, /* warpgroups of a block */
+    HOPPER_GROUPS = 2, /* warpgroups of a block that multiply; a third one copies */
     HOPPER_ROWS = HOPPER_GROUPS * 64,
+    HOPPER_THREADS = (HOPPER_GROUPS + 1) * 128,
     HOPPER_STAGES = 3,
     HOPPER_BOX = 64,  /* rows, and columns, of one copy */
     HOPPER_SUMS = 64, /* most sums of a thread: 64 rows x 128 columns over a warpgroup */
@@ -24,11 +25,14 @@ typedef struct AttentionHopper {
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum;
+    int32_t heads, section; /* of all sequences; those whose blocks follow one another, longest first */
 } AttentionHopper;
 
-/* By head width: keys of a tile, blocks per multiprocessor, and bytes of a block's shared memory. */
+/* By head width: keys of a tile, blocks per multiprocessor, registers of threads that multiply, and bytes of a block's
+ * shared memory. */
 static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
 static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
+static inline int hopper_registers(int width) { return width == 64 ? 112 : 240; }
 static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
 
 #ifndef GPU_DEVICE
@@ -57,14 +61,28 @@ INLINE int group_row(int r) { return opaque(wave_id()) % 4 * 16 + opaque(lane_id
 
 /* -- Softmax ------------------------------------------------------------------------------------------------------- */
 
-typedef struct HopperSoftmax { float maximum[2], sum[2], rescale[2]; } HopperSoftmax;
+/* `maximum` is that of the row's scores, or less by at most MAXIMUM_LAG: weights are then up to 2^MAXIMUM_LAG. */
+typedef struct HopperSoftmax {
+    float maximum[2], sum[2], rescale[2];
+    bool rescales; /* of the warp: whether a factor is not 1 */
+} HopperSoftmax;
+
+enum { MAXIMUM_LAG = 8 }; /* in powers of two */
 
 /* Raw scores become weights; s->rescale is the factor of older sums. */
 INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float scale) {
+    float maxima[2];
+    bool grows = false;
     UNROLL for (int r = 0; r < 2; r++) {
-        float maximum = s->maximum[r], sum = 0;
-        UNROLL for (int i = 2 * r; i < keys / 2; i += 4) maximum = __builtin_fmaxf(maximum, __builtin_fmaxf(x[i], x[i + 1]));
-        maximum = lanes_max(maximum);
+        float maximum[2] = {s->maximum[r], x[2 * r]};
+        UNROLL for (int i = 2 * r; i < keys / 2; i += 4) maximum[i / 4 % 2] =
+            __builtin_fmaxf(maximum[i / 4 % 2], __builtin_fmaxf(x[i], x[i + 1]));
+        maxima[r] = lanes_max(__builtin_fmaxf(maximum[0], maximum[1]));
+        grows = grows || (maxima[r] - s->maximum[r]) * scale > MAXIMUM_LAG;
+    }
+    s->rescales = __nvvm_vote_any_sync(~0u, grows);
+    UNROLL for (int r = 0; r < 2; r++) {
+        float maximum = s->rescales ? maxima[r] : s->maximum[r], sum = 0;
         float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
         s->rescale[r] = exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) {
@@ -108,12 +126,13 @@ INLINE void hopper_mask_where_needed(
 
 typedef struct HopperPlace { int sequence, head, kv_head, first; } HopperPlace;
 
-INLINE HopperPlace hopper_place(const Attention *a, const int rows) {
-    int x = opaque(block_x()), head = x % a->heads;
-    return (HopperPlace){.sequence = x / a->heads,
-        .head = head,
-        .kv_head = head / (a->heads / a->kv_heads),
-        .first = ((a->query_rows.rows + rows - 1) / rows - 1 - opaque(block_y())) * rows};
+INLINE HopperPlace hopper_place(const AttentionHopper *h, const int rows) {
+    const Attention *a = &h->attention;
+    int tiles = (a->query_rows.rows + rows - 1) / rows, block = opaque(block_x());
+    int start = block / (h->section * tiles) * h->section, size = min_int(h->section, h->heads - start);
+    int x = block - start * tiles, tile = x / size, of_all = start + x % size, head = of_all % a->heads;
+    return (HopperPlace){
+        .sequence = of_all / a->heads, .head = head, .kv_head = head / (a->heads / a->kv_heads), .first = (tiles - 1 - tile) * rows};
 }
 
 /* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns and all rows. */
@@ -131,8 +150,8 @@ typedef struct Rounds {
     int key_column, value_column, sequence, key, tiles;
 } Rounds;
 
-INLINE void round_fill(const Rounds *r, const int width, const int keys, int round, int stage) {
-    const int elements = keys * width;
+INLINE void round_fill(const Rounds *r, const int width, int round, int stage) {
+    const int keys = hopper_keys(width), elements = keys * width;
     LOCAL bf16 *to = r->stages + stage * 2 * elements;
     int key = r->key + round * keys, parts = (round < r->tiles) + (round > 0);
     shared_barrier_expect(r->full + stage, parts * elements * 2);
@@ -140,25 +159,31 @@ INLINE void round_fill(const Rounds *r, const int width, const int keys, int rou
     if (round > 0) copy_rows(to + elements, r->keys_map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
 }
 
-/* Initializes the barriers and starts the first copies; called by the thread that fills stages. */
-INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width, const int keys) {
+/* Initializes the barriers and starts the first copies; called by the thread that copies. */
+INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width) {
     for (int i = 0; i < HOPPER_STAGES; i++) shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, HOPPER_GROUPS * 4);
     shared_barrier_init(r->queries_full, 1);
     fence_shared_to_async();
     shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
     UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
         copy_rows(r->queries + i * width, r->queries_map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
-    for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, keys, i, i);
+    for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, i, i);
 }
 
-/* Releases a round's stage for this warp; the thread that fills stages waits for all warps and refills it. */
-INLINE void round_done(const Rounds *r, Ring *ring, const int width, const int keys, int round, bool fills) {
+/* Fills the stages of all further rounds, each once it is empty. */
+INLINE void rounds_copy(const Rounds *r, const int width) {
+    Ring ring = {0};
+    for (int round = HOPPER_STAGES; round <= r->tiles; round++) {
+        shared_barrier_wait(r->empty + ring.stage, ring.phase);
+        round_fill(r, width, round, ring.stage);
+        ring_advance(&ring, HOPPER_STAGES);
+    }
+}
+
+/* Releases a round's stage for this warp. */
+INLINE void round_done(const Rounds *r, Ring *ring) {
     warp_barrier();
     if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
-    if (fills && round + HOPPER_STAGES <= r->tiles) {
-        shared_barrier_wait(r->empty + ring->stage, ring->phase);
-        round_fill(r, width, keys, round + HOPPER_STAGES, ring->stage);
-    }
     ring_advance(ring, HOPPER_STAGES);
 }
 
@@ -222,13 +247,67 @@ INLINE void pingpong_pass(int group, int round, int rounds) {
     if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
-INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width, const int keys) {
+/* What a group that multiplies does: the rounds of its 64 queries from `first` on, which see the keys of `seen`. */
+INLINE void hopper_multiply(
+    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, const KeyBounds *seen, int group, const int width) {
     const Attention *a = &h->attention;
-    const int stage_elements = 2 * keys * width;
-    HopperPlace place = hopper_place(a, HOPPER_ROWS);
+    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
+    int first = place->first + group * GROUP_ROWS, tiles = rounds->tiles;
+    int64_t base = (int64_t)place->sequence * a->query_rows.rows;
+    HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
+    float scores[HOPPER_SUMS], out[HOPPER_SUMS];
+    uint32_t weights[HOPPER_SUMS / 2];
+    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * width;
+    Ring ring = {0};
+    shared_barrier_wait(rounds->queries_full, 0);
+    shared_barrier_wait(rounds->full, 0);
+    warp_barrier();
+    pingpong_wait(group, 0);
+    wgmma_begin(scores, keys);
+    scores_start(scores, width, keys, queries, rounds->stages);
+    pingpong_pass(group, 0, tiles);
+    wgmma_wait(scores, keys, 0);
+    hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key);
+    hopper_softmax(&softmax, scores, keys, a->scale);
+    sums_to_operand(weights, scores, keys);
+    round_done(rounds, &ring);
+    UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
+    for (int round = 1; round < tiles; round++) {
+        LOCAL const bf16 *stage = rounds->stages + ring.stage * stage_elements;
+        shared_barrier_wait(rounds->full + ring.stage, ring.phase);
+        warp_barrier();
+        pingpong_wait(group, round);
+        wgmma_begin(scores, keys), wgmma_begin(out, width);
+        scores_start(scores, width, keys, queries, stage);
+        values_start(out, width, keys, weights, stage + keys * width);
+        pingpong_pass(group, round, tiles);
+        wgmma_wait(scores, keys, 1);
+        hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key + round * keys);
+        hopper_softmax(&softmax, scores, keys, a->scale);
+        materialize_sums(scores, keys);
+        fence_on_value(softmax.sum[0] + softmax.sum[1], rounds->full);
+        wgmma_wait(out, width, 0);
+        if (softmax.rescales) UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
+        sums_to_operand(weights, scores, keys);
+        round_done(rounds, &ring);
+    }
+    shared_barrier_wait(rounds->full + ring.stage, ring.phase);
+    warp_barrier();
+    wgmma_begin(out, width);
+    values_start(out, width, keys, weights, rounds->stages + ring.stage * stage_elements + keys * width);
+    wgmma_wait(out, width, 0);
+    hopper_store(h, place, &softmax, out, width);
+}
+
+INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width) {
+    const Attention *a = &h->attention;
+    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
+    HopperPlace place = hopper_place(h, HOPPER_ROWS);
     int64_t base = (int64_t)place.sequence * a->query_rows.rows;
-    int group = wave_id() / 4, first = place.first + group * GROUP_ROWS;
-    KeyBounds block = hopper_bounds(a, base, place.first, HOPPER_ROWS), own = hopper_bounds(a, base, first, GROUP_ROWS);
+    int group = wave_id() / 4;
+    KeyBounds bounds[HOPPER_GROUPS];
+    UNROLL for (int i = 0; i < HOPPER_GROUPS; i++) bounds[i] = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
+    KeyBounds block = bounds_join(bounds[0], bounds[1]), own = group == 0 ? bounds[0] : bounds[1];
     int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
     LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
     SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
@@ -244,53 +323,16 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int wid
         .tiles = tiles,
         .key_column = place.kv_head * width,
         .value_column = (a->kv_heads + place.kv_head) * width};
-    bool fills = thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP;
-    if (fills) rounds_init(&rounds, &place, width, keys);
+    bool copies = thread_id() == HOPPER_GROUPS * WARPGROUP;
+    if (copies) rounds_init(&rounds, &place, width);
     barrier();
-
-    HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
-    float scores[HOPPER_SUMS], out[HOPPER_SUMS];
-    uint32_t weights[HOPPER_SUMS / 2];
-    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * width;
-    Ring ring = {0};
-    shared_barrier_wait(rounds.queries_full, 0);
-    shared_barrier_wait(full, 0);
-    warp_barrier();
-    pingpong_wait(group, 0);
-    wgmma_begin(scores, keys);
-    scores_start(scores, width, keys, queries, stages);
-    pingpong_pass(group, 0, tiles);
-    wgmma_wait(scores, keys, 0);
-    hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key);
-    hopper_softmax(&softmax, scores, keys, a->scale);
-    sums_to_operand(weights, scores, keys);
-    round_done(&rounds, &ring, width, keys, 0, fills);
-    UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
-    for (int round = 1; round < tiles; round++) {
-        LOCAL const bf16 *stage = stages + ring.stage * stage_elements;
-        shared_barrier_wait(full + ring.stage, ring.phase);
-        warp_barrier();
-        pingpong_wait(group, round);
-        wgmma_begin(scores, keys), wgmma_begin(out, width);
-        scores_start(scores, width, keys, queries, stage);
-        values_start(out, width, keys, weights, stage + keys * width);
-        pingpong_pass(group, round, tiles);
-        wgmma_wait(scores, keys, 1);
-        hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key + round * keys);
-        hopper_softmax(&softmax, scores, keys, a->scale);
-        materialize_sums(scores, keys);
-        fence_on_value(softmax.sum[0] + softmax.sum[1], full);
-        wgmma_wait(out, width, 0);
-        UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
-        sums_to_operand(weights, scores, keys);
-        round_done(&rounds, &ring, width, keys, round, fills);
+    if (group == HOPPER_GROUPS) {
+        registers_lower(24);
+        if (copies) rounds_copy(&rounds, width);
+    } else {
+        registers_raise(hopper_registers(width));
+        hopper_multiply(h, &place, &rounds, &own, group, width);
     }
-    shared_barrier_wait(full + ring.stage, ring.phase);
-    warp_barrier();
-    wgmma_begin(out, width);
-    values_start(out, width, keys, weights, stages + ring.stage * stage_elements + keys * width);
-    wgmma_wait(out, width, 0);
-    hopper_store(h, &place, &softmax, out, width);
 }
 
 #endif
