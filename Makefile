@@ -151,6 +151,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
+.DELETE_ON_ERROR:
 .PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list

@@ -23,20 +23,19 @@ from parallel import Case
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LLAMA_70B = {"layers": 80, "width": 8192, "query_heads": 64, "ffn_width": 28672}  # else as llama-8b
-LONG = {"recompute": "norm"}
 FP8 = {"fp8.recipe": "tensor"}
 ROWS = {
-    "llama-70b-zero3": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "fsdp", LONG),
-    "llama-70b-zero3-fp8": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", {**LONG, **FP8}),
-    "llama-70b-tp8": Case("llama-70b", 8192, 1, 1, {"layout.tp": 8}, "tp", LONG),
-    "llama-70b-tp4-pp2": Case("llama-70b", 8192, 1, 8, {"layout.tp": 4, "layout.pp": 2}, "", LONG),
+    "llama-70b-zero3": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "fsdp", {}),
+    "llama-70b-zero3-fp8": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", FP8),
+    "llama-70b-tp8": Case("llama-70b", 8192, 1, 1, {"layout.tp": 8}, "tp", {}),
+    "llama-70b-tp4-pp2": Case("llama-70b", 8192, 1, 8, {"layout.tp": 4, "layout.pp": 2}, "", {}),
     "llama-8b-zero1": Case("llama-8b", 8192, 1, 8, {"layout.zero": 1}, "", {}),
     "llama-8b-zero1-fp8": Case("llama-8b", 8192, 1, 8, {"layout.zero": 1}, "", FP8),
     "llama-8b-zero3": Case("llama-8b", 8192, 1, 8, {"layout.zero": 3}, "fsdp", {}),
-    "llama-8b-cp8-131k": Case("llama-8b", 131072, 1, 1, {"layout.cp": 8, "layout.zero": 3}, "cp", LONG),
+    "llama-8b-cp8-131k": Case("llama-8b", 131072, 1, 1, {"layout.cp": 8, "layout.zero": 3}, "cp", {}),
     "zaya-8b-ep": Case("zaya1-8b", 4096, 2, 8, {"layout.ep": 8}, "", {}),
     "zaya-8b-zero1-muon": Case("zaya1-8b", 4096, 2, 8, {"layout.zero": 1}, "", {"optimizer.name": "muon"}),
-    "zaya-8b-cp8-131k": Case("zaya1-8b", 131072, 1, 1, {"layout.cp": 8}, "", LONG),
+    "zaya-8b-cp8-131k": Case("zaya1-8b", 131072, 1, 1, {"layout.cp": 8}, "", {}),
     "llama-1b-dp8": Case("llama-1b", 4096, 4, 8, {"layout.zero": 1}, "", {}),
     "zaya-8layers-dp8": Case("zaya1-8layers", 4096, 4, 8, {"layout.zero": 1}, "", {}),
 }
