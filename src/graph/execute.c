@@ -112,10 +112,10 @@ static OpCall *call_of(const Executor *executor, int node) {
     return &executor->calls[(int64_t)executor->slot * executor->graph->node_count + node];
 }
 
-/* Whether the node has nothing to do in the run that goes on: it did it before. */
+/* Whether the node has nothing to do in the run that goes on: it did it before, or another node computes it. */
 static bool is_done(const Executor *executor, int node) {
     const Node *n = &executor->graph->nodes[node];
-    return op_table[n->op]->once || (op_runs_once_a_step(executor->graph, n) && !executor->overwrite[n->part]);
+    return op_table[n->op]->once || n->absorber || (op_runs_once_a_step(executor->graph, n) && !executor->overwrite[n->part]);
 }
 
 static void run_nodes(Executor *executor, int first, int end) {
@@ -145,6 +145,7 @@ static void bind_slot(Executor *executor) {
         call->device = executor->backend.device;
         call->mesh = graph->mesh;
         call->direct = op_is_direct(graph, node);
+        call->absorbs = node->absorbs;
         call->ticket = &executor->tickets[i];
     }
 }

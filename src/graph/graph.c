@@ -282,6 +282,7 @@ int graph_await(const Graph *graph, int node) {
 }
 
 int graph_node_end(const Graph *graph, int node) {
+    if (graph->nodes[node].absorber) return graph->nodes[node].absorber;
     int end = graph_communicates(graph, node) ? graph_await(graph, node) : node;
     return end < graph->node_count ? end : graph->node_count - 1;
 }

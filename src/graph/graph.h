@@ -181,6 +181,8 @@ typedef struct Node {
     bool backward;
     int clone_of;      /* the forward node that this one recomputes, or -1 */
     int64_t workspace; /* offset of its scratch in the activation arena */
+    int absorbs;       /* how many of the nodes right before it its kernel computes too (OpKernel.absorbs); set by graph_plan */
+    int absorber;      /* the later node that computes this one; 0: none */
     char *name;
 } Node;
 
@@ -275,7 +277,7 @@ bool graph_communicates(const Graph *graph, int node);
 /* The node before which a collective has ended that `node` started (graph_communicates): the first one that reads an output
  * of it, or node_count. */
 int graph_await(const Graph *graph, int node);
-/* The last node during which `node` works on its operands and scratch: itself, or the one of graph_await. */
+/* The last node during which `node` works on its operands and scratch: itself, the one of graph_await, or its absorber. */
 int graph_node_end(const Graph *graph, int node);
 /* Size of a tensor; 0 for TENSOR_NONE. */
 int64_t graph_elements(const Graph *graph, TensorId tensor);

@@ -244,6 +244,7 @@ Plan graph_plan_lasting(Graph *graph) {
 
 Plan graph_plan(Graph *graph, const Backend *backend) {
     Plan plan = graph_plan_lasting(graph);
+    op_absorb(backend, graph);
     find_stash(graph);
     plan.bytes[ARENA_STASH] = place_stash(graph);
     place_activations(graph, backend, &plan);

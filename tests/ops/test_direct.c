@@ -1,6 +1,6 @@
 /* Collectives that are kernels of the device's stream (Op.direct), between real ranks with a GPU each: this program starts
  * itself as the ranks. Sums and gathered words are those of a loop over the ranks' inputs in their order, to the bit, run
- * after run, at once, recorded and replayed; and a rank that is lost ends the others' kernels. On the emulated cards; on
+ * after run, at once, recorded and replayed; norms that exchange the sum before them give the bits of a sum and a norm; and a rank that is lost ends the others' kernels. On the emulated cards; on
  * real ones by hand: SMELT_TEST_DEVICE=cuda test_direct gpus 2 */
 #include <unistd.h>
 
@@ -10,6 +10,7 @@
 #include "base/bf16.h"
 #include "base/rng.h"
 #include "ops/collective/collective.h"
+#include "ops/norm/norm.h"
 #include "support/check.h"
 
 /* Sizes: below a block of the kernels, of several blocks, and whose shares differ. ROUNDS use each slot some times. */
@@ -108,6 +109,77 @@ static void check_gathered(const Exchanges *e, TensorId input, TensorId result, 
     free(all);
 }
 
+/* -- Sums that the norm behind them exchanges ---------------------------------------------------------------------- */
+
+enum { WIDTHS = 6, KINDS = 3 };
+
+/* Two norms of each width and kind, by one kernel with the sum before it and by kernels of their own. */
+typedef struct SumNorms {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+    ResidualNorm apart[WIDTHS * KINDS], together[WIDTHS * KINDS];
+} SumNorms;
+
+static ResidualNorm sum_norm(Graph *graph, TensorId term, TensorId stream, const AffineMerge *affine, const Norm *norm, bool keeps) {
+    TensorId sum = op_all_reduce(graph, term, AXES_TENSOR);
+    graph->tensors[sum].keep = keeps;
+    ResidualNorm merged = op_residual_norm(graph, sum, stream, affine, norm);
+    assert_int_equal(graph->nodes[graph->node_count - 2].op, OP_all_reduce);
+    graph->tensors[merged.stream].keep = graph->tensors[merged.normed].keep = true;
+    return merged;
+}
+
+static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
+    static const int64_t widths[WIDTHS] = {40, 1000, 1028, 2048, 4096, 8192};
+    SumNorms s = {.graph = graph_create(PRECISION_BF16, false)};
+    Error error = {0};
+    Backend backend;
+    s.graph->mesh = mesh;
+    for (int i = 0; i < WIDTHS * KINDS; i++) {
+        int64_t width = widths[i / KINDS];
+        TensorId term = input(s.graph, TYPE_COMPUTE, 1, width, "term"), stream = input(s.graph, TYPE_WIDE, 1, width, "stream");
+        TensorId vectors[2 + AFFINE_VECTORS];
+        for (int j = 0; j < 2 + AFFINE_VECTORS; j++) vectors[j] = graph_tensor(s.graph, ARENA_INPUT, TYPE_WIDE, 1, &width, "vector");
+        Norm norm = {.kind = i % KINDS == 1 ? NORM_LAYER : NORM_RMS, .gain = vectors[0], .epsilon = 1e-5};
+        if (norm.kind == NORM_LAYER) norm.bias = vectors[1];
+        AffineMerge affine;
+        memcpy(affine.vectors, vectors + 2, sizeof affine.vectors);
+        s.apart[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, true);
+        s.together[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, false);
+    }
+    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    s.plan = graph_plan(s.graph, &backend);
+    for (int i = 0; i < s.graph->node_count; i++)
+        if (s.graph->nodes[i].op == OP_residual_norm) assert_int_equal(s.graph->nodes[i].absorbs, i % 4 == 3);
+    s.executor = executor_create(s.graph, &s.plan, &backend, NULL, &error);
+    if (!s.executor) fail_msg("%s", error.message);
+    return s;
+}
+
+/* Terms are the rank's, all else is the same on all ranks. */
+static void sum_norms_fill(const SumNorms *s, int rank, int round) {
+    for (TensorId t = 1; t < s->graph->tensor_count; t++) {
+        const Tensor *tensor = graph_get(s->graph, t);
+        if (tensor->arena != ARENA_INPUT) continue;
+        bool halves = tensor->type == TYPE_COMPUTE;
+        for (int64_t i = 0; i < graph_elements(s->graph, t); i++) {
+            float value = value_of(t, halves ? rank : 0, round, i);
+            if (halves) ((uint16_t *)executor_tensor(s->executor, t))[i] = bf16_from_float(value);
+            else ((float *)executor_tensor(s->executor, t))[i] = value;
+        }
+    }
+}
+
+static void expect_same(const SumNorms *s, TensorId a, TensorId b) {
+    int64_t bytes = graph_bytes(s->graph, a);
+    char *x = memory_allocate(2 * (size_t)bytes);
+    executor_read(s->executor, a, x);
+    executor_read(s->executor, b, x + bytes);
+    assert_memory_equal(x, x + bytes, bytes);
+    free(x);
+}
+
 /* -- On every rank ------------------------------------------------------------------------------------------------- */
 
 typedef struct Rank {
@@ -157,6 +229,25 @@ static void rank_exchanges(void **state) {
     rank_close(&rank);
 }
 
+static void rank_norms_sums(void **state) {
+    (void)state;
+    Rank rank = rank_open();
+    Error error = {0};
+    SumNorms s = sum_norms_open(&rank.mesh, rank.device);
+    for (int round = 0; round < ROUNDS; round++) {
+        sum_norms_fill(&s, comm_rank(rank.comm), round);
+        executor_run(s.executor);
+        for (int i = 0; i < WIDTHS * KINDS; i++) {
+            expect_same(&s, s.apart[i].stream, s.together[i].stream);
+            expect_same(&s, s.apart[i].normed, s.together[i].normed);
+        }
+    }
+    if (!comm_ok(rank.comm, &error) || !device_ok(rank.device, &error)) fail_msg("%s", error.message);
+    executor_free(s.executor);
+    graph_free(s.graph);
+    rank_close(&rank);
+}
+
 /* Rank 1 is lost after a round; the others' kernels of the next one wait for it until its connection is seen to end. */
 static void rank_loses_another(void **state) {
     (void)state;
@@ -189,6 +280,13 @@ static void ranks_exchange_directly(void **state) {
     run_over_tcp(3, "exchange");
 }
 
+static void a_norm_exchanges_the_sum_before_it(void **state) {
+    (void)state;
+    skip_without_cards();
+    run_over_tcp(2, "norm");
+    run_over_tcp(3, "norm");
+}
+
 static void a_lost_rank_ends_the_kernels_that_wait(void **state) {
     (void)state;
     skip_without_cards();
@@ -197,18 +295,22 @@ static void a_lost_rank_ends_the_kernels_that_wait(void **state) {
 
 static int run_on_gpus(int size) {
     run_over_tcp(size, "exchange");
+    run_over_tcp(size, "norm");
     run_over_tcp(size, "lose");
     printf("%d GPUs exchange words\n", size);
     return 0;
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest exchange[] = {cmocka_unit_test(rank_exchanges)}, lose[] = {cmocka_unit_test(rank_loses_another)};
+    const struct CMUnitTest exchange[] = {cmocka_unit_test(rank_exchanges)}, norm[] = {cmocka_unit_test(rank_norms_sums)},
+                            lose[] = {cmocka_unit_test(rank_loses_another)};
     if (argc == 3 && !strcmp(argv[1], "gpus")) return run_on_gpus(atoi(argv[2]));
+    if (argc > 2 && !strcmp(argv[2], "norm")) return cmocka_run_group_tests(norm, NULL, NULL);
     if (argc > 2) return !strcmp(argv[2], "lose") ? cmocka_run_group_tests(lose, NULL, NULL) : cmocka_run_group_tests(exchange, NULL, NULL);
     process_offer_cards("3");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_exchange_directly),
+        cmocka_unit_test(a_norm_exchanges_the_sum_before_it),
         cmocka_unit_test(a_lost_rank_ends_the_kernels_that_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

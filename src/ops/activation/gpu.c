@@ -1,6 +1,7 @@
 /* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of
  * SwiGLU; one by one where widths are no multiple of 8. No scratch. */
 #include "backend/gpu/vector.h"
+#include "ops/activation/swiglu_row.h"
 
 typedef struct FlatArguments {
     const bf16 GLOBAL *d_y, *x;
@@ -17,8 +18,6 @@ typedef struct SwigluArguments {
 #ifdef GPU_DEVICE
 
 #define FOR_UNIT(i, unit) UNROLL for (int i = 0; i < (unit); i++)
-
-INLINE float sigmoid(float x) { return fast_reciprocal(1 + fast_exp(-x)); }
 
 INLINE float silu_slope(float x) {
     float s = sigmoid(x);
@@ -159,8 +158,12 @@ GPU_OP(scale) {
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 
-GPU_OP(swiglu) {
+GPU_OP(swiglu, .absorbs = swiglu_absorbs_row) {
     const int64_t *shape = call->out_shape[ACTIVATION_Y];
+    if (call->absorbs) {
+        swiglu_launch_row(call);
+        return;
+    }
     SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(shape[0], shape[1], 8)};
     launch_swiglu(call->device, &arguments);
 }

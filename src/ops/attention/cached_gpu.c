@@ -7,10 +7,13 @@
  * So each wave of a block has all rows and its own tiles of keys, which it copies without waiting for other waves, and
  * the block joins its waves' results in their order.
  *
+ * In generation the first kernel can be that of the row's projection (project_gpu.c).
+ *
  * What a row sees is cut into as many chunks as fill the GPU once, whatever part of the cache is used. So bits depend on
  * shapes, the row's position and the number of processors of the GPU. Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/gpu_forward.h"
+#include "ops/attention/project.h"
 
 typedef struct AttentionAppend {
     GLOBAL const bf16 *from; /* keys and values of the new rows */
@@ -264,7 +267,17 @@ static void join(Device *device, int64_t rows, const AttentionJoin *join) {
     launch_attention_join(device, fours, (LaunchShape){.x = rows * join->heads, .threads = JOIN_THREADS}, join);
 }
 
-GPU_OP(attention_cached, workspace) {
+static void append(const OpCall *call, const Attention *new) {
+    AttentionAppend arguments = {.from = new->keys,
+        .cache = call->out[ATTENTION_CACHED_CACHE],
+        .positions = new->positions,
+        .stride = new->key_stride,
+        .columns = call->out_shape[ATTENTION_CACHED_CACHE][1],
+        .deal = attention_deal(call->mesh)};
+    launch_attention_append(call->device, (LaunchShape){.x = call->in_shape[ATTENTION_QKV][0], .threads = THREADS}, &arguments);
+}
+
+GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
@@ -272,15 +285,9 @@ GPU_OP(attention_cached, workspace) {
     const Deal deal = attention_deal(call->mesh);
     AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
-    AttentionAppend append = {.from = a->keys,
-        .cache = call->out[ATTENTION_CACHED_CACHE],
-        .positions = a->positions,
-        .stride = a->key_stride,
-        .columns = columns,
-        .deal = deal};
-    launch_attention_append(call->device, (LaunchShape){.x = rows, .threads = THREADS}, &append);
-
-    a->keys = append.cache;
+    if (call->absorbs) attention_project(call);
+    else append(call, a);
+    a->keys = call->out[ATTENTION_CACHED_CACHE];
     a->values = a->keys + h->kv_heads * h->head_dim;
     a->key_stride = columns;
     a->query_rows = token_rows(rows, 1, 0);

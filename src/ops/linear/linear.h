@@ -55,6 +55,10 @@ static inline bool linear_has_bias(const OpCall *call) {
     return mesh_index(call->mesh, ((const LinearAttributes *)call->attributes)->sum) == 0;
 }
 
+/* Whether a node multiplies one row by one matrix, into a COMPUTE row: what follows may be done in the same kernel
+ * (OpKernel.absorbs). */
+bool linear_is_row(const Graph *graph, const Node *node);
+
 /* Shape and weight (or its gradient) of a node of any of the three operations with a GEMM, of the first part. */
 LinearShape linear_node_shape(const Graph *graph, const Node *node);
 TensorId linear_node_weight(const Node *node);

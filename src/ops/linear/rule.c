@@ -72,6 +72,11 @@ LinearShape linear_node_shape(const Graph *graph, const Node *node) {
         .rows = graph_rows(graph, node->in[LINEAR_X]), .in = graph_columns(graph, weight), .out = graph_rows(graph, weight)};
 }
 
+bool linear_is_row(const Graph *graph, const Node *node) {
+    const LinearAttributes *attributes = node->attributes;
+    return node->op == OP_linear && graph_rows(graph, node->in[LINEAR_X]) == 1 && !node->in[LINEAR_W + 1] && !attributes->wide;
+}
+
 /* All three GEMMs have the same size. */
 static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);

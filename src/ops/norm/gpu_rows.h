@@ -444,6 +444,11 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
     return (LaunchShape){.x = blocks, .threads = NORM_THREADS};
 }
 
+/* Whether residual_norm absorbs the sum over ranks that comes before it (OpKernel.absorbs), and the launch of both; norm->block
+ * is not read (sum_gpu.c). */
+int norm_absorbs_sum(const Graph *graph, int index);
+void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm);
+
 /* Grid of the backward pass, and of the second half for any width. */
 static inline LaunchShape norm_grad_shape(Device *device, const NormGradArguments *arguments) {
     return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS(device_info(device)->wave)), .threads = NORM_THREADS};

@@ -36,7 +36,7 @@ LAUNCHERS(affine_grad, NormGradArguments, affine_grad_1024, affine_grad_1024, af
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHER(any_grad_columns, NormGradArguments)
 
-GPU_OP(residual_norm) {
+GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_AFFINE] != NULL;
     int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
@@ -55,6 +55,10 @@ GPU_OP(residual_norm) {
         .epsilon = attributes->epsilon,
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
+    if (call->absorbs) {
+        norm_launch_sum(call, width, &arguments);
+        return;
+    }
     LaunchShape shape = norm_shape(call->device, width, &arguments);
     (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }

@@ -1,0 +1,82 @@
+/* Queries, keys and values of one row by the kernel of their GEMM, as in generation: it turns them as rope does and writes
+ * keys and values to the row's place in the cache. Two small kernels less a layer; the bits are those of the three kernels
+ * one after the other, as the GEMM's results are rounded between. Called by cached_gpu.c; no scratch. */
+#include "backend/gpu/gemv.h"
+#include "ops/attention/deal.h"
+#include "ops/attention/project.h"
+
+typedef struct AttentionProjection {
+    Gemv gemv;
+    GLOBAL const float *bias; /* NULL: none */
+    GLOBAL const float *angles; /* of each position `half` cosines, then sines */
+    GLOBAL const int32_t *positions;
+    GLOBAL bf16 *queries, *cache;
+    int32_t half, turned, kept; /* half a head; columns that are turned; columns of queries, before those of the cache */
+    Deal deal;
+} AttentionProjection;
+
+#ifdef GPU_DEVICE
+
+/* Pairs of channels half a head apart. The bits are those of the GEMM, which rounds, and of rope. */
+INLINE void project_row(const AttentionProjection *a, const int lines) {
+    int32_t column = first_line_of_pairs(a->half, lines) + thread_id(), position = a->positions[0];
+    bool turned = column < a->turned;
+    float cosine = 1, sine = 0;
+    if (thread_id() < lines / 2 && turned) {
+        GLOBAL const float *angles = a->angles + (int64_t)position * 2 * a->half + column % a->half;
+        cosine = angles[0], sine = angles[a->half];
+    }
+    GemvPair pair = multiply_pairs(&a->gemv, a->half, lines);
+    if (thread_id() >= lines / 2) return;
+    if (a->bias) pair.first += a->bias[column], pair.second += a->bias[column + a->half];
+    float x = to_float(to_bf16(pair.first)), partner = to_float(to_bf16(pair.second));
+    GLOBAL bf16 *to = a->queries + column;
+    if (column >= a->kept) {
+        if (!deal_has(a->deal, position)) return;
+        to = a->cache + deal_rows(a->deal, position) * (a->gemv.n - a->kept) + column - a->kept;
+    }
+    to[0] = to_bf16(turned ? x * cosine - partner * sine : x);
+    to[a->half] = to_bf16(turned ? partner * cosine + x * sine : partner);
+}
+
+KERNEL(project_4, AttentionProjection) { project_row(&a, 4); }
+KERNEL(project_8, AttentionProjection) { project_row(&a, 8); }
+
+#else
+
+#include "ops/attention/attention.h"
+#include "ops/linear/linear.h"
+#include "ops/rope/rope.h"
+
+LAUNCHERS(project, AttentionProjection, project_4, project_8)
+
+int attention_absorbs_projection(const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index], *rope = node - 1, *linear = node - 2;
+    const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
+    if (index < 2 || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
+    if (rope->out[ROPE_Y] != node->in[ATTENTION_QKV] || linear->out[LINEAR_Y] != rope->in[ROPE_X]) return 0;
+    TensorId w = linear->in[LINEAR_W];
+    bool halves = ((const RopeAttributes *)rope->attributes)->pairs == ROPE_HALVES && rope->in[ROPE_POSITIONS] == node->in[ATTENTION_POSITIONS],
+         whole = graph_columns(graph, rope->in[ROPE_TABLE]) == h->head_dim && h->head_dim % 8 == 0;
+    return halves && whole && gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset) ? 2 : 0;
+}
+
+void attention_project(const OpCall *call) {
+    const OpCall *rope = call - 1, *linear = call - 2;
+    const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
+    const int64_t *w_shape = linear->in_shape[LINEAR_W];
+    bool lasts = ((const LinearAttributes *)linear->attributes)->lasts;
+    AttentionProjection projection = {.gemv = gemv_of(linear->in[LINEAR_X], linear->in[LINEAR_W], w_shape[0], w_shape[1], lasts),
+        .bias = linear_has_bias(linear) ? linear->in[LINEAR_BIAS] : NULL,
+        .angles = rope->in[ROPE_TABLE],
+        .positions = rope->in[ROPE_POSITIONS],
+        .queries = rope->out[ROPE_Y],
+        .cache = call->out[ATTENTION_CACHED_CACHE],
+        .half = (int32_t)h->head_dim / 2,
+        .turned = (int32_t)((h->heads + h->kv_heads) * h->head_dim),
+        .kept = (int32_t)(h->heads * h->head_dim),
+        .deal = attention_deal(call->mesh)};
+    launch_project(call->device, gemv_is_shallow(w_shape[1]), gemv_shape(&projection.gemv), &projection);
+}
+
+#endif

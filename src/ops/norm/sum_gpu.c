@@ -1,0 +1,116 @@
+/* residual_norm of one row whose block's output is a sum over ranks, as in generation: one block exchanges the ranks' terms
+ * (backend/gpu/words.h), adds them in the order of ranks, merges and norms. Two kernels less a layer, each of which takes
+ * some microseconds for a few KiB. The bits are those of both kernels one after the other. Called by residual_gpu.c; no
+ * scratch. */
+#include "backend/gpu/words.h"
+#include "ops/norm/gpu_rows.h"
+
+/* norm.block is this rank's term. */
+typedef struct SumNormArguments {
+    NormArguments norm;
+    Windows windows;
+} SumNormArguments;
+
+#ifdef GPU_DEVICE
+
+/* First of the two words of the thread's unit i; of the last unit of the row where that is outside of it. */
+INLINE int word_of(Team t, int i) { return (inside(t, i) ? unit_begin(t, i) : t.columns - 4) / 2; }
+
+/* The thread's words of another rank, all looked for at once: zeros once the group has failed. */
+INLINE void receive_row(const Windows *windows, GLOBAL uint64_t *own, int rank, Team t, const uint32_t number[NORM_UNITS], Bf16Row to) {
+    for (int looks = 1;; looks++) {
+        uint64_t labelled[2 * NORM_UNITS];
+        bool all = true;
+        UNROLL for (int i = 0; i < 2 * t.units; i++) labelled[i] = look(windows, own, rank, word_of(t, i / 2) + i % 2, number[i / 2]);
+        UNROLL for (int i = 0; i < 2 * t.units; i++) all = all && labelled[i] >> 32 == number[i / 2];
+        UNROLL for (int i = 0; i < t.units; i++) to[i] = (u32x2){(uint32_t)labelled[2 * i], (uint32_t)labelled[2 * i + 1]};
+        if (all) return;
+        if (!have_failed(windows, looks)) continue;
+        UNROLL for (int i = 0; i < t.units; i++) to[i] = (u32x2)0;
+        return;
+    }
+}
+
+/* block = the sum over ranks of their terms, added in their order. */
+INLINE void sum_row(const SumNormArguments *a, Team t, Bf16Row block) {
+    const Windows *windows = &a->windows;
+    GLOBAL uint64_t *own = own_window(windows);
+    uint32_t number[NORM_UNITS];
+    Bf16Row term;
+    Row sum;
+    UNROLL for (int i = 0; i < t.units; i++) number[i] = number_of_group(own, word_of(t, i) / WORDS);
+    UNROLL for (int i = 0; i < t.units; i++) term[i] = *(const u32x2 GLOBAL *)(a->norm.block + 2 * word_of(t, i));
+    FOR_OTHERS(windows, r) UNROLL for (int i = 0; i < 2 * t.units; i++)
+        send_to(windows, windows->window[r], word_of(t, i / 2) + i % 2, term[i / 2][i % 2], number[i / 2]);
+    clear_row(t, sum);
+    for (int r = 0; r < windows->size; r++) {
+        Bf16Row other;
+        if (r != windows->rank) receive_row(windows, own, r, t, number, other);
+        UNROLL for (int i = 0; i < t.units; i++) sum[i] += to_float4(r == windows->rank ? term[i] : other[i]);
+    }
+    UNROLL for (int i = 0; i < t.units; i++) block[i] =
+        (u32x2){to_bf16_pair(sum[i].x, sum[i].y), to_bf16_pair(sum[i].z, sum[i].w)};
+    barrier(); /* all threads have the groups' numbers */
+    for (int group = t.lane; group * WORDS * 2 < t.columns; group += t.threads)
+        count_group(own, group, number_of_group(own, group));
+}
+
+/* The row, by a block of one team. Parameters are read before the kernel ahead has made this rank's term. */
+INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Merge merge, int threads, int units) {
+    const NormArguments *a = &arguments->norm;
+    Team t = make_team(threads, units, a->columns);
+    Row gain, bias, affine[AFFINE_VECTORS], x;
+    Bf16Row block;
+    clear_row(t, bias);
+    load_row_wide(t, gain, a->gain);
+    if (layer && a->bias) load_row_wide(t, bias, a->bias);
+    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
+    await_kernel_ahead();
+    load_row_wide(t, x, a->stream);
+    sum_row(arguments, t, block);
+    FOR_UNITS(t) {
+        f32x4 at_column[AFFINE_VECTORS];
+        if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] = affine[p][i];
+        x[i] = merge_branches(merge, to_float4(block[i]), x[i], at_column);
+        store_wide_unit(t, i, a->merged, x[i]);
+    }
+    Statistics s = row_statistics(t, x, layer, a->epsilon);
+    if (t.lane == 0) store_statistics(a->statistics, 0, s, layer);
+    FOR_UNITS(t) store_bf16_unit(t, i, a->normed, normalise(x[i], s, gain[i], bias[i]));
+}
+
+#define KERNELS(width, threads, units)                                                                                                     \
+    KERNEL(rms_##width, SumNormArguments) { sum_norm_row(&a, false, MERGE_SUM, threads, units); }                                          \
+    KERNEL(layer_##width, SumNormArguments) { sum_norm_row(&a, true, MERGE_SUM, threads, units); }                                         \
+    KERNEL(affine_##width, SumNormArguments) { sum_norm_row(&a, false, MERGE_AFFINE, threads, units); }
+NORM_WIDTHS(KERNELS)
+
+#else
+
+#include "ops/collective/collective.h"
+#include "ops/norm/norm.h"
+
+LAUNCHERS(rms, SumNormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192)
+LAUNCHERS(layer, SumNormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192)
+LAUNCHERS(affine, SumNormArguments, affine_512, affine_1024, affine_2048, affine_4096, affine_8192)
+
+int norm_absorbs_sum(const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index], *sum = node - 1;
+    const NormAttributes *attributes = node->attributes;
+    TensorId stream = node->in[RESIDUAL_NORM_STREAM];
+    if (index == 0 || sum->op != OP_all_reduce || sum->out[COLLECTIVE_Y] != node->in[RESIDUAL_NORM_BLOCK]) return 0;
+    bool has_kernel = norm_width(graph_columns(graph, stream)) != NORM_ANY,
+         is_odd = attributes->kind == NORM_LAYER && node->in[RESIDUAL_NORM_AFFINE];
+    return has_kernel && !is_odd && graph_rows(graph, stream) == 1 && op_is_direct(graph, sum);
+}
+
+void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm) {
+    const OpCall *sum = call - 1;
+    const CollectiveAttributes *attributes = sum->attributes;
+    SumNormArguments arguments = {.norm = *norm, .windows = windows_of(comm_windows(mesh_group(sum->mesh, attributes->axes)))};
+    LaunchShape shape = {.x = 1, .threads = width == 0 ? device_info(call->device)->wave : NORM_THREADS};
+    arguments.norm.block = sum->in[COLLECTIVE_X];
+    (norm->merge == MERGE_AFFINE ? launch_affine : norm->layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* Kernels of one row that compute several nodes (OpKernel.absorbs), as in generation: what they make has the bits of the
+ * nodes' own kernels, which compute the same in programs that keep what the nodes hand on. Those in turn are compared with
+ * the CPU elsewhere. At once, recorded and replayed. Skipped without SMELT_TEST_DEVICE; sums over ranks are in test_direct.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/linear/linear.h"
+#include "ops/rope/rope.h"
+#include "support/check.h"
+
+enum { RUNS = 3, POSITIONS = 70, POSITION = 66 };
+
+/* A program of one row, and what it makes. */
+typedef struct Program {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+    TensorId x, positions, result, cache;
+} Program;
+
+typedef struct Layer {
+    int64_t in;
+    bool biased, keeps; /* keeps what nodes hand on: each node has its own kernel */
+    Heads heads;
+    int64_t ffn;
+} Layer;
+
+static TensorId parameter(Graph *graph, ParameterKind kind, int64_t rows, int64_t columns) {
+    int64_t shape[] = {rows, columns};
+    return graph_cut_parameter(graph, columns ? "w" : "bias", kind, columns ? 2 : 1, shape, &(Cut){0}, 0, 1, false);
+}
+
+static TensorId keep(const Layer *layer, Graph *graph, TensorId tensor) {
+    graph->tensors[tensor].keep = layer->keeps;
+    return tensor;
+}
+
+static TensorId linear(Program *p, const Layer *layer, int64_t out) {
+    TensorId w = parameter(p->graph, PARAMETER_MATRIX, out, layer->in),
+             bias = layer->biased ? parameter(p->graph, PARAMETER_BIAS, out, 0) : TENSOR_NONE;
+    return keep(layer, p->graph, op_linear(p->graph, p->x, w, bias, false));
+}
+
+static Program program_begin(const Layer *layer) {
+    Program p = {.graph = graph_create(PRECISION_BF16, false)};
+    p.x = graph_tensor(p.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, layer->in}, "x");
+    return p;
+}
+
+static Program build_mlp(const Layer *layer) {
+    Program p = program_begin(layer);
+    p.result = op_swiglu(p.graph, linear(&p, layer, 2 * layer->ffn));
+    return p;
+}
+
+static Program build_attention(const Layer *layer) {
+    Program p = program_begin(layer);
+    const Heads *h = &layer->heads;
+    int64_t one = 1, cached[] = {POSITIONS, 2 * h->kv_heads * h->head_dim};
+    p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "positions");
+    p.cache = graph_tensor(p.graph, ARENA_STATE, TYPE_COMPUTE, 2, cached, "cache");
+    TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->head_dim, .positions = POSITIONS, .factor = 1});
+    TensorId qkv = linear(&p, layer, (h->heads + 2 * h->kv_heads) * h->head_dim);
+    qkv = keep(layer, p.graph, op_rope(p.graph, qkv, p.positions, table, h, ROPE_HALVES));
+    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, &(AttentionSpec){.heads = *h, .length = 1});
+    return p;
+}
+
+/* Halves that are random, the same for tensors of the same number. */
+static void fill(Device *device, void *to, TensorId tensor, int64_t count) {
+    uint16_t *values = memory_allocate((size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count; i++) values[i] = bf16_from_float((float)rng_normal((uint64_t)tensor, 5, (uint64_t)i));
+    device_upload(device, to, values, count * (int64_t)sizeof *values);
+    free(values);
+}
+
+static void fill_arena(const Program *p, Arena arena) {
+    fill(check_gpu(), executor_arena(p->executor, arena), (TensorId)arena, p->plan.bytes[arena] / (int64_t)sizeof(uint16_t));
+}
+
+static void run(Program *p, int absorbed) {
+    Error error = {0};
+    Backend backend;
+    p->graph->tensors[p->result].keep = true;
+    if (!op_backend(&backend, check_gpu(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    p->plan = graph_plan(p->graph, &backend);
+    assert_int_equal(p->graph->nodes[p->graph->node_count - 1].absorbs, absorbed);
+    p->executor = executor_create(p->graph, &p->plan, &backend, NULL, &error);
+    if (!p->executor) fail_msg("%s", error.message);
+    fill_arena(p, ARENA_WEIGHT);
+    if (p->cache) fill_arena(p, ARENA_STATE);
+    uint16_t *x = executor_tensor(p->executor, p->x);
+    for (int64_t i = 0; i < graph_elements(p->graph, p->x); i++) x[i] = bf16_from_float((float)rng_normal(7, 0, (uint64_t)i) / 32);
+    if (p->positions) *(int32_t *)executor_tensor(p->executor, p->positions) = POSITION;
+    for (int i = 0; i < RUNS; i++) executor_run(p->executor);
+}
+
+static void compare(const Program *a, TensorId in_a, const Program *b, TensorId in_b) {
+    int64_t count = graph_elements(a->graph, in_a), written = 0;
+    uint16_t *x = memory_allocate(2 * (size_t)count * sizeof *x), *y = x + count;
+    executor_read(a->executor, in_a, x);
+    executor_read(b->executor, in_b, y);
+    for (int64_t i = 0; i < count; i++) {
+        written += x[i] != 0;
+        if (x[i] != y[i]) fail_msg("element %lld is %g, not %g", (long long)i, bf16_to_float(y[i]), bf16_to_float(x[i]));
+    }
+    assert_true(written > count / 2);
+    free(x);
+}
+
+static void end(Program *p) {
+    executor_free(p->executor);
+    graph_free(p->graph);
+}
+
+static void expect_same(Program (*build)(const Layer *), Layer layer, int absorbed) {
+    check_gpu();
+    layer.keeps = true;
+    Program apart = build(&layer);
+    layer.keeps = false;
+    Program together = build(&layer);
+    run(&apart, 0);
+    run(&together, absorbed);
+    compare(&apart, apart.result, &together, together.result);
+    if (apart.cache) compare(&apart, apart.cache, &together, together.cache);
+    end(&apart);
+    end(&together);
+}
+
+/* Whose blocks have eight lines and four. */
+static void a_gate_is_opened_by_the_kernel_that_makes_it(void **state) {
+    (void)state;
+    expect_same(build_mlp, (Layer){.in = 64, .ffn = 12}, 1);
+    expect_same(build_mlp, (Layer){.in = 520, .ffn = 300, .biased = true}, 1);
+    expect_same(build_mlp, (Layer){.in = 4104, .ffn = 36}, 1);
+}
+
+static void keys_and_values_go_from_their_projection_to_the_cache(void **state) {
+    (void)state;
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8}}, 2);
+    expect_same(build_attention, (Layer){.in = 520, .heads = {6, 2, 24}, .biased = true}, 2);
+    expect_same(build_attention, (Layer){.in = 4104, .heads = {4, 1, 64}}, 2);
+}
+
+/* Lines that whole loads do not read, and widths that blocks of pairs do not divide. */
+static void what_a_kernel_does_not_serve_stays_apart(void **state) {
+    (void)state;
+    expect_same(build_mlp, (Layer){.in = 20, .ffn = 12}, 0);
+    expect_same(build_mlp, (Layer){.in = 64, .ffn = 10}, 0);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 6}}, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gate_is_opened_by_the_kernel_that_makes_it),
+        cmocka_unit_test(keys_and_values_go_from_their_projection_to_the_cache),
+        cmocka_unit_test(what_a_kernel_does_not_serve_stays_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
