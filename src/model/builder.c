@@ -217,12 +217,17 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
     return routing;
 }
 
-/* PREFIX.SUFFIX [E, out, in], shared out over the ranks of AXES_EXPERTS by whole experts. */
-static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in) {
-    Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
+/* Whether ranks share out the channels of every expert, not whole experts. In generation, where each of them has all rows: an
+ * exchange of rows would wait for the host, which has to know their numbers, and one rank alone would work for a row. */
+static bool splits_experts(const Builder *b) { return b->mode == MODEL_GENERATE; }
+
+/* PREFIX.SUFFIX [E, out, in], shared out over the ranks of AXES_EXPERTS by whole experts, or as `split` says. */
+static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in, const Cut *split) {
+    Cut whole = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
     int64_t shape[] = {b->config->experts, out, in};
     quantize_next(b, true);
-    TensorId experts = declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, &cut, 0, b->config->init_std, false);
+    TensorId experts =
+        declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, splits_experts(b) ? split : &whole, 0, b->config->init_std, false);
     quantize_next(b, false);
     return experts;
 }
@@ -239,17 +244,20 @@ static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch
 TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
-    TensorId gate_up = declare_experts(b, prefix, ".gate_up_proj", 2 * c->ffn, c->width);
-    TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn);
+    const Cut by_output = {.axes = AXES_TENSOR, .dimension = 1, .blocks = 2, .rows = {c->ffn, c->ffn}},
+              by_input = {.axes = AXES_TENSOR, .dimension = 2, .blocks = 1, .rows = {c->ffn}};
+    TensorId gate_up = declare_experts(b, prefix, ".gate_up_proj", 2 * c->ffn, c->width, &by_output);
+    TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn, &by_input);
     Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
     TensorId slots = op_moe_permute(graph, x, &dispatch);
-    Exchange exchange = op_moe_exchange(graph, &dispatch);
+    Exchange exchange = splits_experts(b) ? (Exchange){.local = dispatch} : op_moe_exchange(graph, &dispatch);
     TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
     TensorId both = apply_experts(b, arrived, gate_up, &exchange.local);
     TensorId hidden = op_swiglu(graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local));
     TensorId done = apply_experts(b, hidden, down, &exchange.local);
     done = builder_adapt_experts(b, graph_get(graph, down)->name, hidden, done, &exchange.local);
-    return op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
+    TensorId y = op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
+    return splits_experts(b) ? builder_scatter(b, y) : y;
 }
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */

@@ -7,7 +7,7 @@
 
 typedef struct AttentionProjection {
     Gemv gemv;
-    GLOBAL const float *bias; /* NULL: none */
+    GLOBAL const float *bias;   /* NULL: none */
     GLOBAL const float *angles; /* of each position `half` cosines, then sines */
     GLOBAL const int32_t *positions;
     GLOBAL bf16 *queries, *cache;
@@ -56,7 +56,8 @@ int attention_absorbs_projection(const Graph *graph, int index) {
     if (index < 2 || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
     if (rope->out[ROPE_Y] != node->in[ATTENTION_QKV] || linear->out[LINEAR_Y] != rope->in[ROPE_X]) return 0;
     TensorId w = linear->in[LINEAR_W];
-    bool halves = ((const RopeAttributes *)rope->attributes)->pairs == ROPE_HALVES && rope->in[ROPE_POSITIONS] == node->in[ATTENTION_POSITIONS],
+    bool halves =
+             ((const RopeAttributes *)rope->attributes)->pairs == ROPE_HALVES && rope->in[ROPE_POSITIONS] == node->in[ATTENTION_POSITIONS],
          whole = graph_columns(graph, rope->in[ROPE_TABLE]) == h->head_dim && h->head_dim % 8 == 0;
     return halves && whole && gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset) ? 2 : 0;
 }

@@ -40,7 +40,8 @@ INLINE void sum_row(const SumNormArguments *a, Team t, Bf16Row block) {
     Row sum;
     UNROLL for (int i = 0; i < t.units; i++) number[i] = number_of_group(own, word_of(t, i) / WORDS);
     UNROLL for (int i = 0; i < t.units; i++) term[i] = *(const u32x2 GLOBAL *)(a->norm.block + 2 * word_of(t, i));
-    FOR_OTHERS(windows, r) UNROLL for (int i = 0; i < 2 * t.units; i++)
+    FOR_OTHERS(windows, r)
+    UNROLL for (int i = 0; i < 2 * t.units; i++)
         send_to(windows, windows->window[r], word_of(t, i / 2) + i % 2, term[i / 2][i % 2], number[i / 2]);
     clear_row(t, sum);
     for (int r = 0; r < windows->size; r++) {
@@ -48,11 +49,9 @@ INLINE void sum_row(const SumNormArguments *a, Team t, Bf16Row block) {
         if (r != windows->rank) receive_row(windows, own, r, t, number, other);
         UNROLL for (int i = 0; i < t.units; i++) sum[i] += to_float4(r == windows->rank ? term[i] : other[i]);
     }
-    UNROLL for (int i = 0; i < t.units; i++) block[i] =
-        (u32x2){to_bf16_pair(sum[i].x, sum[i].y), to_bf16_pair(sum[i].z, sum[i].w)};
+    UNROLL for (int i = 0; i < t.units; i++) block[i] = (u32x2){to_bf16_pair(sum[i].x, sum[i].y), to_bf16_pair(sum[i].z, sum[i].w)};
     barrier(); /* all threads have the groups' numbers */
-    for (int group = t.lane; group * WORDS * 2 < t.columns; group += t.threads)
-        count_group(own, group, number_of_group(own, group));
+    for (int group = t.lane; group * WORDS * 2 < t.columns; group += t.threads) count_group(own, group, number_of_group(own, group));
 }
 
 /* The row, by a block of one team. Parameters are read before the kernel ahead has made this rank's term. */
