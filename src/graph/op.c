@@ -16,19 +16,17 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
     return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
 }
 
-/* Whether the node makes one activation, which the next node reads and no other one does. */
-static bool hands_on(const Graph *graph, int index) {
+/* Whether nothing but nodes up to `end` reads what a node makes. */
+static bool is_read_up_to(const Graph *graph, int index, int end) {
     const Node *node = &graph->nodes[index];
-    const Tensor *made = graph_get(graph, node->out[MAIN_OUTPUT]);
-    bool next = false;
-    if (node->outputs != 1 || made->arena != ARENA_ACTIVATION || made->keep) return false;
-    for (int i = index + 1; i < graph->node_count; i++)
-        for (int j = 0; j < graph->nodes[i].inputs; j++) {
-            if (graph->nodes[i].in[j] != node->out[MAIN_OUTPUT]) continue;
-            if (i > index + 1) return false;
-            next = true;
-        }
-    return next;
+    for (int o = 0; o < node->outputs; o++) {
+        const Tensor *made = graph_get(graph, node->out[o]);
+        if (node->out[o] && (made->arena != ARENA_ACTIVATION || made->keep)) return false;
+        for (int i = end + 1; i < graph->node_count && node->out[o]; i++)
+            for (int j = 0; j < graph->nodes[i].inputs; j++)
+                if (graph->nodes[i].in[j] == node->out[o]) return false;
+    }
+    return true;
 }
 
 void op_absorb(const Backend *backend, Graph *graph) {
@@ -36,8 +34,10 @@ void op_absorb(const Backend *backend, Graph *graph) {
     for (int i = 0; i < graph->node_count && !graph->training; i++) {
         const OpKernel *kernel = backend->kernels[graph->nodes[i].op];
         int count = kernel && kernel->absorbs ? kernel->absorbs(graph, i) : 0;
-        for (int j = 1; j <= count; j++)
-            if (graph->nodes[i - j].part != graph->nodes[i].part || !hands_on(graph, i - j)) count = 0;
+        for (int j = i - count; j < i; j++) {
+            const Node *node = &graph->nodes[j];
+            if (node->part != graph->nodes[i].part || node->absorbs || !is_read_up_to(graph, j, i)) count = 0;
+        }
         graph->nodes[i].absorbs = count;
         for (int j = 1; j <= count; j++) graph->nodes[i - j].absorber = i;
     }

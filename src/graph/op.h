@@ -42,14 +42,14 @@ typedef struct OpKernel {
     void (*run)(const OpCall *call);
     int64_t (*workspace)(const Graph *graph, const Node *node); /* bytes of scratch; NULL: none */
     /* How many of the nodes right before node `index` its kernel can compute as well, so that small kernels become one; NULL:
-     * none. These are not run: their calls are call[-1], call[-2] and so on. What each of them makes for the next one alone need
-     * not be written. */
+     * none. These are not run: their calls are call[-1], call[-2] and so on. What they make for each
+     * other need not be written. */
     int (*absorbs)(const Graph *graph, int index);
 } OpKernel;
 
 /* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
-/* Sets Node.absorbs and Node.absorber as the kernels of a back end ask for, where nothing else reads what absorbed nodes make. */
+/* Sets Node.absorbs and Node.absorber as the kernels of a back end ask for, where nothing else reads what the absorbed nodes make. */
 void op_absorb(const Backend *backend, Graph *graph);
 
 /* What this rank sends to others of the group of `axes` in one run of a node. */

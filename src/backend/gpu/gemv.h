@@ -52,6 +52,13 @@ INLINE void multiply_lines(const Gemv *a, GLOBAL const bf16 *const *line, const 
     }
 }
 
+/* multiply_lines for the lines from `first` on; those beyond the last one are the last one again. */
+INLINE void multiply_block(const Gemv *a, int32_t first, const int lines, float *sums) {
+    GLOBAL const bf16 *line[GEMV_MOST_LINES];
+    UNROLL for (int l = 0; l < lines; l++) line[l] = a->b + (first + l < a->n ? first + l : a->n - 1) * a->ldb;
+    multiply_lines(a, line, lines, sums);
+}
+
 /* The block's sum of line thread_id(), in the threads that have one; in others 0. */
 INLINE float add_threads(const float *sums, const int lines) {
     static SHARED float parts[GEMV_THREADS / WAVE][GEMV_MOST_LINES];

@@ -19,16 +19,13 @@ INLINE void write_element(const GemvArguments *a, int32_t column, float sum) {
     else *narrow = to_bf16(sum);
 }
 
-/* `lines` elements of y; lines of B beyond the last one are the last one again. */
+/* `lines` elements of y */
 INLINE void make_elements(const GemvArguments *a, const int lines) {
-    const Gemv *g = &a->gemv;
     int32_t first = block_x() * lines;
-    GLOBAL const bf16 *line[GEMV_MOST_LINES];
     float sums[GEMV_MOST_LINES];
-    UNROLL for (int l = 0; l < lines; l++) line[l] = g->b + (first + l < g->n ? first + l : g->n - 1) * g->ldb;
-    multiply_lines(g, line, lines, sums);
+    multiply_block(&a->gemv, first, lines, sums);
     float sum = add_threads(sums, lines);
-    if (thread_id() < lines && first + thread_id() < g->n) write_element(a, first + thread_id(), sum);
+    if (thread_id() < lines && first + thread_id() < a->gemv.n) write_element(a, first + thread_id(), sum);
 }
 
 KERNEL(gemv_4, GemvArguments) { make_elements(&a, 4); }

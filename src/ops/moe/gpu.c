@@ -278,6 +278,7 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
 #else
 
 #include "ops/moe/moe.h"
+#include "ops/moe/row.h"
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)
@@ -343,7 +344,11 @@ GPU_OP(moe_unpermute) {
     combine(call, call->in[MOE_UNPERMUTE_X_SLOTS], NULL, MOE_UNPERMUTE_SLOT, call->out[MOE_UNPERMUTE_X]);
 }
 
-GPU_OP(moe_combine) {
+GPU_OP(moe_combine, .absorbs = moe_absorbs_row) {
+    if (call->absorbs) {
+        moe_launch_row(call);
+        return;
+    }
     combine(call, call->in[MOE_COMBINE_Y_SLOTS], call->in[MOE_COMBINE_GATE], MOE_COMBINE_SLOT, call->out[MOE_COMBINE_Y]);
 }
 

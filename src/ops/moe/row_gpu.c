@@ -1,0 +1,109 @@
+/* The experts of one row, as in generation: two kernels that read the row's choices and multiply by the weights of these
+ * experts alone (backend/gpu/gemv.h), in place of a sort, copies to slots and back, batches of GEMMs and the zeros of slots that
+ * nothing fills, which are ten. Choice j has slot j. Called by gpu.c; no scratch. */
+#include "backend/gpu/gemv.h"
+
+typedef struct MoeRowArguments {
+    Gemv layer;                 /* of expert 0: its b is that of all experts, one after another */
+    const int32_t GLOBAL *index; /* [k]: chosen experts; `experts` and more: skipped */
+    const float GLOBAL *gate;    /* [k]; of the second layer */
+    bf16 GLOBAL *y;              /* [k, n / 2]; of the second layer [n] */
+    int32_t experts, k;
+} MoeRowArguments;
+
+#ifdef GPU_DEVICE
+
+INLINE Gemv layer_of(const MoeRowArguments *a, int32_t expert) {
+    Gemv layer = a->layer;
+    layer.b += (int64_t)expert * layer.n * layer.ldb;
+    return layer;
+}
+
+/* y[choice] = SwiGLU of x B of its expert; 0 where that is skipped. */
+INLINE void gate_and_up(const MoeRowArguments *a, const int lines) {
+    await_kernel_ahead();
+    int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id();
+    GemvPair pair = {0, 0};
+    if (expert < a->experts) {
+        Gemv layer = layer_of(a, expert);
+        pair = multiply_pairs(&layer, width, lines);
+    }
+    if (thread_id() >= lines / 2) return;
+    float gate = to_float(to_bf16(pair.first)), up = to_float(to_bf16(pair.second));
+    a->y[(int64_t)block_y() * width + column] = to_bf16(gate * fast_reciprocal(1 + fast_exp(-gate)) * up);
+}
+
+/* y = the sum over choices, in their order, of gate x[choice] B of its expert, of those that are not skipped. */
+INLINE void down(const MoeRowArguments *a, const int lines) {
+    int32_t first = block_x() * lines;
+    float total = 0;
+    await_kernel_ahead();
+    for (int32_t j = 0; j < a->k; j++) {
+        int32_t expert = a->index[j];
+        if (expert >= a->experts) continue;
+        Gemv layer = layer_of(a, expert);
+        float sums[GEMV_MOST_LINES];
+        layer.x += (int64_t)j * layer.k;
+        multiply_block(&layer, first, lines, sums);
+        barrier(); /* the sums of the choice before have been read */
+        total += a->gate[j] * to_float(to_bf16(add_threads(sums, lines)));
+    }
+    if (thread_id() < lines && first + thread_id() < a->layer.n) a->y[first + thread_id()] = to_bf16(total);
+}
+
+KERNEL(gate_and_up_4, MoeRowArguments) { gate_and_up(&a, 4); }
+KERNEL(gate_and_up_8, MoeRowArguments) { gate_and_up(&a, 8); }
+KERNEL(down_4, MoeRowArguments) { down(&a, 4); }
+KERNEL(down_8, MoeRowArguments) { down(&a, 8); }
+
+#else
+
+#include "ops/activation/activation.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/moe/moe.h"
+#include "ops/moe/row.h"
+
+LAUNCHERS(gate_and_up, MoeRowArguments, gate_and_up_4, gate_and_up_8)
+LAUNCHERS(down, MoeRowArguments, down_4, down_8)
+
+/* The nodes before moe_combine, by how many before. */
+enum { DOWN = 1, SWIGLU, GATE_UP, PERMUTE, SORT };
+
+static bool is_layer(const Graph *graph, const Node *node, TensorId x) {
+    if (node->op != OP_grouped_linear || node->in[GROUPED_LINEAR_X] != x || node->in[GROUPED_LINEAR_SUM]) return false;
+    const Tensor *w = graph_get(graph, node->in[GROUPED_LINEAR_W]);
+    return w->shape[1] % 8 == 0 && gemv_reads(w->shape[2], w->offset);
+}
+
+int moe_absorbs_row(const Graph *graph, int index) {
+    const Node *n = &graph->nodes[index];
+    if (index < SORT || graph_rows(graph, n->in[MOE_COMBINE_SLOT]) != 1) return 0;
+    const Node *sort = n - SORT, *permute = n - PERMUTE, *swiglu = n - SWIGLU;
+    bool sorted = sort->op == OP_moe_sort && permute->op == OP_moe_permute && swiglu->op == OP_swiglu &&
+                  permute->in[MOE_PERMUTE_SLOT] == sort->out[MOE_SORT_SLOT] && n->in[MOE_COMBINE_SLOT] == sort->out[MOE_SORT_SLOT];
+    if (!sorted || !is_layer(graph, n - GATE_UP, permute->out[MOE_PERMUTE_X_SLOTS])) return 0;
+    if (swiglu->in[ACTIVATION_X] != (n - GATE_UP)->out[GROUPED_LINEAR_Y] || !is_layer(graph, n - DOWN, swiglu->out[ACTIVATION_Y])) return 0;
+    return n->in[MOE_COMBINE_Y_SLOTS] == (n - DOWN)->out[GROUPED_LINEAR_Y] ? SORT : 0;
+}
+
+static MoeRowArguments arguments_of(const OpCall *layer, const OpCall *sort, const void *x, void *y) {
+    const int64_t *w_shape = layer->in_shape[GROUPED_LINEAR_W];
+    return (MoeRowArguments){.layer = gemv_of(x, layer->in[GROUPED_LINEAR_W], w_shape[1], w_shape[2], false),
+        .index = sort->in[MOE_SORT_INDEX],
+        .y = y,
+        .experts = (int32_t)w_shape[0],
+        .k = (int32_t)sort->in_shape[MOE_SORT_INDEX][1]};
+}
+
+void moe_launch_row(const OpCall *call) {
+    const OpCall *sort = call - SORT, *swiglu = call - SWIGLU;
+    MoeRowArguments both = arguments_of(call - GATE_UP, sort, (call - PERMUTE)->in[MOE_PERMUTE_X], swiglu->out[ACTIVATION_Y]);
+    MoeRowArguments last = arguments_of(call - DOWN, sort, swiglu->out[ACTIVATION_Y], call->out[MOE_COMBINE_Y]);
+    LaunchShape shape = gemv_shape(&both.layer);
+    shape.y = both.k;
+    last.gate = call->in[MOE_COMBINE_GATE];
+    launch_gate_and_up(call->device, gemv_is_shallow(both.layer.k), shape, &both);
+    launch_down(call->device, gemv_is_shallow(last.layer.k), gemv_shape(&last.layer), &last);
+}
+
+#endif
