@@ -68,6 +68,18 @@ static Program build_mlp(const Layer *layer) {
     return p;
 }
 
+static Program build_exact(const Layer *layer) {
+    Program p = program_begin(layer);
+    p.result = op_gelu(p.graph, linear(&p, layer, layer->ffn), GELU_EXACT);
+    return p;
+}
+
+static Program build_tanh(const Layer *layer) {
+    Program p = program_begin(layer);
+    p.result = op_gelu(p.graph, linear(&p, layer, layer->ffn), GELU_TANH);
+    return p;
+}
+
 static Program build_attention(const Layer *layer) {
     Program p = program_begin(layer);
     const Heads *h = &layer->heads;
@@ -178,6 +190,15 @@ static void a_gate_is_opened_by_the_kernel_that_makes_it(void **state) {
     expect_same(build_mlp, (Layer){.in = 4104, .ffn = 36}, 1);
 }
 
+/* Blocks that are not full, too. */
+static void a_function_is_of_what_its_kernel_makes(void **state) {
+    (void)state;
+    expect_same(build_exact, (Layer){.in = 64, .ffn = 13, .biased = true}, 1);
+    expect_same(build_exact, (Layer){.in = 4104, .ffn = 8}, 1);
+    expect_same(build_tanh, (Layer){.in = 256, .ffn = 40}, 1);
+    expect_same(build_tanh, (Layer){.in = 4104, .ffn = 11, .biased = true}, 1);
+}
+
 static void keys_and_values_go_from_their_projection_to_the_cache(void **state) {
     (void)state;
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8}}, 2);
@@ -207,6 +228,7 @@ static void what_a_kernel_does_not_serve_stays_apart(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gate_is_opened_by_the_kernel_that_makes_it),
+        cmocka_unit_test(a_function_is_of_what_its_kernel_makes),
         cmocka_unit_test(keys_and_values_go_from_their_projection_to_the_cache),
         cmocka_unit_test(experts_of_a_row_are_two_kernels),
         cmocka_unit_test(what_a_kernel_does_not_serve_stays_apart),

@@ -1,7 +1,7 @@
 /* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of
  * SwiGLU; one by one where widths are no multiple of 8. No scratch. */
 #include "backend/gpu/vector.h"
-#include "ops/activation/swiglu_row.h"
+#include "ops/activation/activation_row.h"
 
 typedef struct FlatArguments {
     const bf16 GLOBAL *d_y, *x;
@@ -24,25 +24,11 @@ INLINE float silu_slope(float x) {
     return s + x * s * (1 - s);
 }
 
-/* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no
- * digits where x is negative. `gauss` is e^(-x^2 / 2). */
-INLINE float normal_cumulative(float x, float gauss) {
-    float t = fast_reciprocal(1 + 0.3275911f * 0.70710678118654752f * __builtin_fabsf(x));
-    float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    float tail = 0.5f * p * gauss;
-    return x < 0 ? tail : 1 - tail;
-}
-
-INLINE float gelu_exact(float x) { return x * normal_cumulative(x, fast_exp(-0.5f * x * x)); }
 INLINE float gelu_exact_slope(float x) {
     float gauss = fast_exp(-0.5f * x * x);
     return normal_cumulative(x, gauss) + x * 0.39894228040143267794f * gauss;
 }
 
-/* 0.5 (1 + tanh(u)) = sigmoid(2u). */
-#define TANH_A 1.59576912160573071176f
-#define TANH_B (1.59576912160573071176f * 0.044715f)
-INLINE float gelu_tanh(float x) { return x * sigmoid(x * (TANH_A + TANH_B * x * x)); }
 INLINE float gelu_tanh_slope(float x) {
     float s = sigmoid(x * (TANH_A + TANH_B * x * x));
     return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
@@ -123,7 +109,11 @@ static FlatArguments flat(const OpCall *call, int x_input) {
 
 static GeluKind kind(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind; }
 
-GPU_OP(gelu) {
+GPU_OP(gelu, .absorbs = activation_absorbs_row) {
+    if (call->absorbs) {
+        activation_launch_row(call);
+        return;
+    }
     FlatArguments arguments = flat(call, ACTIVATION_X);
     launch_gelu(call->device, kind(call), flat_shape(arguments.count), &arguments);
 }
@@ -158,10 +148,10 @@ GPU_OP(scale) {
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 
-GPU_OP(swiglu, .absorbs = swiglu_absorbs_row) {
+GPU_OP(swiglu, .absorbs = activation_absorbs_row) {
     const int64_t *shape = call->out_shape[ACTIVATION_Y];
     if (call->absorbs) {
-        swiglu_launch_row(call);
+        activation_launch_row(call);
         return;
     }
     SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(shape[0], shape[1], 8)};

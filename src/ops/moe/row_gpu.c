@@ -4,7 +4,7 @@
 #include "backend/gpu/gemv.h"
 
 typedef struct MoeRowArguments {
-    Gemv layer;                 /* of expert 0: its b is that of all experts, one after another */
+    Gemv layer;                  /* of expert 0: its b is that of all experts, one after another */
     const int32_t GLOBAL *index; /* [k]: chosen experts; `experts` and more: skipped */
     const float GLOBAL *gate;    /* [k]; of the second layer */
     bf16 GLOBAL *y;              /* [k, n / 2]; of the second layer [n] */
