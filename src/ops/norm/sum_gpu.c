@@ -31,18 +31,19 @@ INLINE void receive_row(const Windows *windows, GLOBAL uint64_t *own, int rank, 
     }
 }
 
-/* block = the sum over ranks of their terms, added in their order. */
-INLINE void sum_row(const SumNormArguments *a, Team t, Bf16Row block) {
+/* This rank's term and the numbers of the groups that its words belong to; sends it before all else. */
+INLINE void send_row(const SumNormArguments *a, Team t, GLOBAL uint64_t *own, Bf16Row term, uint32_t number[NORM_UNITS]) {
     const Windows *windows = &a->windows;
-    GLOBAL uint64_t *own = own_window(windows);
-    uint32_t number[NORM_UNITS];
-    Bf16Row term;
-    Row sum;
-    UNROLL for (int i = 0; i < t.units; i++) number[i] = number_of_group(own, word_of(t, i) / WORDS);
     UNROLL for (int i = 0; i < t.units; i++) term[i] = *(const u32x2 GLOBAL *)(a->norm.block + 2 * word_of(t, i));
-    FOR_OTHERS(windows, r)
-    UNROLL for (int i = 0; i < 2 * t.units; i++)
+    UNROLL for (int i = 0; i < t.units; i++) number[i] = number_of_group(own, word_of(t, i) / WORDS);
+    FOR_OTHERS(windows, r) UNROLL for (int i = 0; i < 2 * t.units; i++)
         send_to(windows, windows->window[r], word_of(t, i / 2) + i % 2, term[i / 2][i % 2], number[i / 2]);
+}
+
+/* block = the sum over ranks of their terms, added in their order. */
+INLINE void add_rows(
+    const Windows *windows, Team t, GLOBAL uint64_t *own, const Bf16Row term, const uint32_t number[NORM_UNITS], Bf16Row block) {
+    Row sum;
     clear_row(t, sum);
     for (int r = 0; r < windows->size; r++) {
         Bf16Row other;
@@ -58,15 +59,18 @@ INLINE void sum_row(const SumNormArguments *a, Team t, Bf16Row block) {
 INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Merge merge, int threads, int units) {
     const NormArguments *a = &arguments->norm;
     Team t = make_team(threads, units, a->columns);
+    GLOBAL uint64_t *own = own_window(&arguments->windows);
+    uint32_t number[NORM_UNITS];
     Row gain, bias, affine[AFFINE_VECTORS], x;
-    Bf16Row block;
+    Bf16Row term, block;
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
     if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
     await_kernel_ahead();
+    send_row(arguments, t, own, term, number);
     load_row_wide(t, x, a->stream);
-    sum_row(arguments, t, block);
+    add_rows(&arguments->windows, t, own, term, number, block);
     FOR_UNITS(t) {
         f32x4 at_column[AFFINE_VECTORS];
         if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] = affine[p][i];
