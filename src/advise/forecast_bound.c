@@ -126,7 +126,7 @@ static double sharing_ranks(const Layout *layout, const ParameterGroup *group) {
     return layout->stage && !group->vectors && !group->frozen ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Weights, masters, gradients and moments; of what is gathered or summed by buckets, the largest one. */
+/* Weights, masters, gradients and moments; of what is gathered, summed or updated by buckets, the largest one. */
 static double parameter_bytes(const ProgramSums *share, const Layout *layout, Precision precision) {
     double all = 0, weights = 0, gradients = 0,
            cast = (double)precision_weight_offset(precision, precision_alignment(precision)) / (double)precision_alignment(precision);
@@ -135,7 +135,9 @@ static double parameter_bytes(const ProgramSums *share, const Layout *layout, Pr
         const ParameterGroup *group = &share->groups[i];
         double ranks = sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
         if (copies) all += cast * group->bytes / (layout->shard.local_weights ? ranks : 1);
-        all += trained / ranks + trained / (layout->shard.local_gradients ? ranks : 1) + group->moments / ranks;
+        all += trained / ranks + group->moments / ranks;
+        if (!layout->in_backward) all += trained / (layout->shard.local_gradients ? ranks : 1);
+        else if (!group->frozen) gradients = fmax(gradients, group->largest);
         if (ranks > 1 && layout->shard.local_weights) weights = fmax(weights, cast * group->largest);
         if (ranks > 1 && layout->shard.local_gradients) gradients = fmax(gradients, group->largest);
     }
@@ -210,6 +212,7 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
         .microbatches = (int)microbatches};
     Mesh mesh = layout_mesh_of(&rank, (int)cluster->gpus);
     Layout empty = layout_empty(&mesh, &rank.layout, config->precision);
+    empty.in_backward = config->optimizer.in_backward;
     double count = (double)microbatches, update = 0;
     ProgramSums share = share_of(small, (double)layers, shape.stages);
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);

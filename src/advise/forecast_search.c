@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/scope.h"
+#include "config/in_backward.h"
 #include "config/layout_rules.h"
 
 typedef struct Space {
@@ -82,8 +83,10 @@ static bool is_whole(const Config *config, int64_t sequences) {
     return config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0;
 }
 
-/* Whether microbatches may have another size: only where the objective is the same with any. */
-static bool may_resize(const Space *space) { return space->freedom.memory && !config_needs_microbatch(space->config); }
+/* Whether microbatches may have another size: only where the objective is the same with any, and a step may have several. */
+static bool may_resize(const Space *space) {
+    return space->freedom.memory && !config_needs_microbatch(space->config) && !space->config->optimizer.in_backward;
+}
 
 /* Pipelines with the sequences of `layout`. */
 typedef struct Pipelines {
@@ -120,13 +123,22 @@ static Pipelines list_pipelines(const Space *space, ForecastLayout layout) {
     return list;
 }
 
+/* Whether the layout is one for optimizer.in_backward, if that is given. */
+static bool may_update(const Space *space, const ForecastLayout *layout, Error *error) {
+    int64_t microbatches;
+    Config rank = forecast_rank(space->config, space->cluster, layout, &microbatches);
+    return in_backward_check(&rank, rank.layout.dp * rank.layout.ep, error);
+}
+
 /* Stages of ZeRO that differ: where ranks share nothing out none does, and stages of a pipeline keep whole gradients. */
 static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout layout) {
     const LayoutConfig *ranks = &layout.ranks;
     bool search = space->freedom.zero, alone = ranks->tp * ranks->pp == space->cluster->gpus, fits = false;
     int64_t first = search ? 1 : ranks->zero, last = search ? (alone ? 1 : 3) : first;
     for (layout.ranks.zero = first; layout.ranks.zero <= last; layout.ranks.zero++) {
+        Error conflict = {0};
         if (search && ranks->pp > 1 && ranks->zero == 2) continue;
+        if (!may_update(space, &layout, &conflict)) continue;
         ForecastCandidate candidate = {layout, forecast_bound(small, space->config, space->cluster, &layout)};
         array_append(space->candidates, space->count, candidate);
         fits = fits || may_fit(space, &candidate);
@@ -246,7 +258,8 @@ static bool search_space(Space *space, Error *error) {
     if (!space->count) {
         Config all = *space->config;
         all.layout.dp = 0;
-        return layout_check(&all, space->cluster->gpus, error) &&
+        const ForecastLayout given = {all.layout, all.recompute, all.batch.sequences};
+        return may_update(space, &given, error) && layout_check(&all, space->cluster->gpus, error) &&
                error_set(error, ERROR_USAGE, "no layout of %lld GPUs passes the rules: give other layout settings",
                    (long long)space->cluster->gpus);
     }

@@ -111,17 +111,18 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
     amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
     double start = log_seconds();
     executor_zero(executor);
+    session_begin_step(session, ++session->step, 1e-3 * config->optimizer.lr);
     for (int64_t i = 0; i < count; i++) {
+        exchange_set_last(session->exchange, i == count - 1);
         if (profile) executor_run_hooked(executor, profile_node, profile);
         else executor_run(executor);
     }
     if (!executor_finish(executor, error) || !amax_history_agree(session->history, executor, error)) return false;
-    amax_history_note(session->history, session->step + 1, true);
-    double executed = log_seconds(), norm = optimizer_gradient_norm(session->optimizer, executor_arena(executor, ARENA_GRADIENT));
+    amax_history_note(session->history, session->step, true);
+    double executed = log_seconds(), norm = session_gradient_norm(session);
     if (!isfinite(norm))
-        return error_set(
-            error, ERROR_NUMERICS, "the gradient's norm is %g after %lld updates on random tokens", norm, (long long)session->step);
-    session_update(session, ++session->step, 1e-3 * config->optimizer.lr, norm);
+        return error_set(error, ERROR_NUMERICS, "the gradient's norm is %g in step %lld on random tokens", norm, (long long)session->step);
+    session_update(session, norm);
     if (!profile) return true;
     device_synchronize(session->backend.device);
     profile->steps++;
@@ -175,14 +176,15 @@ static int64_t largest_fitting(const Trainer *trainer, int64_t most) {
 }
 
 /* From the largest down. Larger ones are usually at least as fast, so the search ends when two in a row fall behind
- * the best. Compared at steps of as many tokens as the largest has. One that is refused memory although its plan
- * fits is passed over. */
+ * the best. Compared at steps of as many tokens as the largest has, but for optimizer.in_backward, whose steps are one
+ * microbatch. One that is refused memory although its plan fits is passed over. */
 static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *error) {
     double best_rate = 0;
     int behind = 0;
     for (int64_t sequences = largest; sequences >= 1 && behind < 2; sequences /= 2) {
         double rate = 0;
-        bool tried = try_microbatch(trainer, sequences, largest / sequences, &rate, error);
+        int64_t accumulation = trainer->config.optimizer.in_backward ? 1 : largest / sequences;
+        bool tried = try_microbatch(trainer, sequences, accumulation, &rate, error);
         if (!tried && error->code == ERROR_MEMORY && sequences > 1) continue;
         if (!tried) return false;
         behind = rate > best_rate ? 0 : behind + 1;

@@ -177,6 +177,10 @@ static const Option rows[] = {
     INT_OPTION(optimizer.newton_schulz_steps, "5", 1, 20, "", "Muon: Newton-Schulz iterations", CHANGES),
     REAL_OPTION(optimizer.balance_lr, "1e-3", 0, 10, "",
         "learning rate of AdamW for the routers' load-balancing biases; 0: they stay as they are", CHANGES),
+    BOOL_OPTION(optimizer.in_backward, "false",
+        "update weights within the backward pass, so that no whole set of gradients takes memory: needs optimizer.clip=0 and one "
+        "microbatch a step; same results as without",
+        FREE),
 
     CHOICE_OPTION(
         schedule.kind, "cosine", "cosine|wsd|linear|constant", "learning rate after warmup; wsd: constant, then linear decay", CHANGES),

@@ -97,7 +97,7 @@ typedef struct OptimizerConfig {
     int name;
     double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, balance_lr;
     int64_t newton_schulz_steps;
-    bool decay_vectors;
+    bool decay_vectors, in_backward;
 } OptimizerConfig;
 
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;

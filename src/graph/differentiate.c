@@ -4,8 +4,9 @@
  * The backward nodes are appended by the operations' gradient rules, last forward node first. The gradient of a
  * tensor with several readers is the sum of what they send back. Recomputation then rewrites the backward nodes:
  * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
- * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Last, the backward
- * nodes are put in an order in which collectives run beside others (overlap.c). */
+ * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Then the backward
+ * nodes are put in an order in which collectives run beside others (overlap.c), and the first to touch each gradient is
+ * marked. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,6 +176,31 @@ static void split_backward(Graph *graph, int forward) {
     assert(graph->node_count == forward + backward);
 }
 
+/* -- First accumulation into gradients ----------------------------------------------------------------------------- */
+
+static bool overlaps_any(const ByteSpan *spans, int count, ByteSpan span) {
+    for (int i = 0; i < count; i++)
+        if (spans[i].begin < span.end && span.begin < spans[i].end) return true;
+    return false;
+}
+
+/* Sets Node.overwrites, while each parameter's gradient has a place of its own. */
+static void mark_overwrites(Graph *graph) {
+    SCOPED_FREE ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen);
+    int count = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        Node *node = &graph->nodes[i];
+        TensorId overwritten = op_overwritten(node);
+        for (int j = 0; j < node->outputs; j++) {
+            TensorId output = node->out[j];
+            if (output == TENSOR_NONE || graph_get(graph, output)->arena != ARENA_GRADIENT) continue;
+            ByteSpan span = graph_state_span(graph, output);
+            if (output == overwritten) node->overwrites = !overlaps_any(seen, count, span);
+            seen[count++] = span;
+        }
+    }
+}
+
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
     int forward = graph->node_count;
     graph->backward = true;
@@ -183,6 +209,7 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
     recompute(graph, policy, forward);
     if (graph->splits_backward) split_backward(graph, forward);
     else graph_overlap_collectives(graph, forward);
+    mark_overwrites(graph);
     graph->backward = false;
     graph->part = 0;
     graph_scope(graph, -1, "");

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/element.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "graph/graph.h"
@@ -24,7 +25,7 @@ typedef struct Stop {
 typedef struct PartRange { int first, end, first_stop, end_stop; } PartRange;
 
 /* Invariants: a slot's calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
- * written by one node of `overwrites`, before any other node adds to it. */
+ * written by a node of Node.overwrites, before any other node adds to it. */
 struct Executor {
     const Graph *graph;
     Backend backend;
@@ -42,9 +43,8 @@ struct Executor {
     void *comm_point_context;
     PartRange *parts;
     int part_count;
-    bool *overwrite;  /* by part: its next run is the first of a step, or of all */
-    bool *overwrites; /* by node: it is the first to touch its gradient and can write it whole (Op.overwrites) */
-    ByteSpan *gaps;   /* of the gradient arena: what no node of `overwrites` writes, which executor_zero zeroes */
+    bool *overwrite; /* by part: its next run is the first of a step, or of all */
+    ByteSpan *gaps;  /* of the gradient arena: what no node of Node.overwrites writes, which executor_zero zeroes */
     int gap_count;
     int run_count;                   /* of parts */
     int *runs[2];                    /* by `overwrite`; by slot, then by part; without a hook */
@@ -165,49 +165,28 @@ static int compare_spans(const void *a, const void *b) {
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-static bool overlaps_any(const ByteSpan *spans, int count, ByteSpan span) {
-    for (int i = 0; i < count; i++)
-        if (spans[i].begin < span.end && span.begin < spans[i].end) return true;
-    return false;
-}
-
-/* Finds what is left of the gradient arena between `written`, which do not overlap; sorts them. */
-static void find_gaps(Executor *executor, ByteSpan *written, int count) {
+/* Finds what is left of the gradient arena between what nodes overwrite. Gradients that take turns in a slot of it
+ * (layout/comm_schedule.h) overlap. */
+static void find_gaps(Executor *executor) {
+    const Graph *graph = executor->graph;
     int64_t at = 0, end = executor->bytes[ARENA_GRADIENT];
+    int count = 0;
+    SCOPED_FREE ByteSpan *written = memory_allocate((graph->node_count + 1) * sizeof *written);
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].overwrites) written[count++] = graph_state_span(graph, op_overwritten(&graph->nodes[i]));
     executor->gaps = memory_allocate((count + 1) * sizeof *executor->gaps);
     qsort(written, count, sizeof *written, compare_spans);
     for (int i = 0; i <= count; i++) {
         int64_t next = i < count ? written[i].begin : end;
         if (at < next) executor->gaps[executor->gap_count++] = (ByteSpan){at, next};
-        if (i < count) at = written[i].end;
+        if (i < count) at = int_max(at, written[i].end);
     }
-}
-
-static void find_overwrites(Executor *executor) {
-    const Graph *graph = executor->graph;
-    SCOPED_FREE ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
-                         *written = memory_allocate((graph->node_count + 1) * sizeof *written);
-    int seen_count = 0, written_count = 0;
-    executor->overwrites = memory_allocate(graph->node_count + 1);
-    for (int i = 0; i < graph->node_count; i++)
-        for (int j = 0; j < graph->nodes[i].outputs; j++) {
-            TensorId output = graph->nodes[i].out[j];
-            const Tensor *tensor = graph_get(graph, output);
-            if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
-            ByteSpan span = graph_state_span(graph, output);
-            if (operand_in(op_table[graph->nodes[i].op]->overwrites, j) && !overlaps_any(seen, seen_count, span)) {
-                executor->overwrites[i] = true;
-                written[written_count++] = span;
-            }
-            seen[seen_count++] = span;
-        }
-    find_gaps(executor, written, written_count);
 }
 
 /* Tells the kernels of a part's next run whether they overwrite gradients or add to them. */
 static void set_overwrites(Executor *executor, int part) {
     for (int i = executor->parts[part].first; i < executor->parts[part].end; i++)
-        call_of(executor, i)->overwrite = executor->overwrite[part] && executor->overwrites[i];
+        call_of(executor, i)->overwrite = executor->overwrite[part] && executor->graph->nodes[i].overwrites;
 }
 
 static bool check_kernels(const Executor *executor, Error *error) {
@@ -262,7 +241,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor->tickets = memory_allocate((graph->node_count + 1) * sizeof *executor->tickets);
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
-    find_overwrites(executor);
+    find_gaps(executor);
     prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
@@ -284,7 +263,6 @@ void executor_free(Executor *executor) {
     }
     free(executor->parts);
     free(executor->overwrite);
-    free(executor->overwrites);
     free(executor->gaps);
     free(executor->points);
     free(executor->stops);

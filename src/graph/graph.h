@@ -180,6 +180,7 @@ typedef struct Node {
     int part;               /* of a pipeline's program (graph_part); 0 in others */
     bool backward;
     int clone_of;      /* the forward node that this one recomputes, or -1 */
+    bool overwrites;   /* the first to touch the gradient of its output in Op.overwrites (graph_differentiate) */
     int64_t workspace; /* offset of its scratch in the activation arena */
     int absorbs;       /* how many of the nodes right before it its kernel computes too (OpKernel.absorbs); set by graph_plan */
     int absorber;      /* the later node that computes this one; 0: none */
@@ -306,7 +307,8 @@ typedef enum RecomputePolicy {
 
 /* Appends the backward nodes: the gradient of the sum of all losses (Op.loss: each seeds itself) and the seeds.
  * Afterwards tensors[i].gradient is set wherever a gradient flows; gradients of parameters are added to the GRADIENT
- * arena. What the policy drops is computed again by clones of the same nodes, so bits do not depend on the policy. */
+ * arena, which the first node to touch one may overwrite (Node.overwrites). What the policy drops is computed again by clones
+ * of the same nodes, so bits do not depend on the policy. */
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
 
 /* Whether all that the node does is to add to gradients of parameters, which no node of the program reads. */

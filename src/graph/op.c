@@ -70,6 +70,11 @@ TensorId op_in_place_input(const Node *node) {
     return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;
 }
 
+TensorId op_overwritten(const Node *node) {
+    uint32_t mask = op_table[node->op]->overwrites;
+    return mask ? node->out[__builtin_ctz(mask)] : TENSOR_NONE;
+}
+
 bool op_in_place(const Graph *graph, const Node *node) {
     TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);

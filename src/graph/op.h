@@ -119,6 +119,8 @@ extern const Op *const op_table[OP_COUNT]; /* by OpId */
 enum { MAIN_OUTPUT = 0 }; /* the output that Op.in_place and Op.element_flops are about */
 /* The input of Op.in_place, TENSOR_NONE where there is none. */
 TensorId op_in_place_input(const Node *node);
+/* The output of Op.overwrites, TENSOR_NONE where there is none. */
+TensorId op_overwritten(const Node *node);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */

@@ -1,5 +1,5 @@
-/* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations,
- * by lifetime. Owns the schedule's lists. Called by session_plan. */
+/* One pass over the nodes notes for every bucket when it is read and written, from which follows when it may be updated;
+ * slots are then placed like activations, by lifetime. Owns the schedule's lists. Called by session_plan. */
 #include "layout/comm_schedule.h"
 
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "graph/op.h"
 
 static int bucket_at(const Layout *layout, int64_t offset) {
     int b = layout->bucket_count - 1;
@@ -32,13 +33,67 @@ static void note(CommSchedule *schedule, const Layout *layout, const Graph *grap
 static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     for (int b = 0; b < layout->bucket_count; b++) {
         int64_t begin = layout->buckets[b].begin;
-        schedule->buckets[b] = (BucketTimes){
-            {NEVER, NEVER}, NEVER, precision_weight_offset(graph->precision, begin), begin, layout->buckets[b].coded && graph->training};
+        schedule->buckets[b] = (BucketTimes){.reads = {NEVER, NEVER},
+            .writes = NEVER,
+            .weights = precision_weight_offset(graph->precision, begin),
+            .gradients = begin,
+            .codes = layout->buckets[b].coded && graph->training,
+            .update = -1};
     }
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, i, node->in[j]);
         for (int j = 0; j < node->outputs; j++) note(schedule, layout, graph, i, node->out[j]);
+    }
+}
+
+/* -- Updates ------------------------------------------------------------------------------------------------------- */
+
+bool comm_schedule_has_slot(const Layout *layout, int bucket) {
+    if (layout->in_backward) return !layout->buckets[bucket].frozen;
+    return layout->shard.local_gradients && layout->buckets[bucket].sharded;
+}
+
+/* Sets `adds`. */
+static void note_overwrites(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
+    SCOPED_FREE int64_t *added = memory_allocate((layout->bucket_count + 1) * sizeof *added); /* bytes that no node overwrites */
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        added[bucket_at(layout, p->offset)] += p->count * p->element_bytes;
+    }
+    for (int i = 0; i < graph->node_count; i++) {
+        if (!graph->nodes[i].overwrites) continue;
+        ByteSpan span = graph_state_span(graph, op_overwritten(&graph->nodes[i]));
+        added[bucket_at(layout, span.begin)] -= span.end - span.begin;
+    }
+    for (int b = 0; b < layout->bucket_count; b++) schedule->buckets[b].adds = added[b] > 0;
+}
+
+/* The last write to the bucket that is complete next after `node`. */
+static int next_complete(const CommSchedule *schedule, const Layout *layout, int node) {
+    int next = -1;
+    for (int b = 0; b < layout->bucket_count; b++) {
+        int last = schedule->buckets[b].writes.last;
+        if (comm_schedule_has_slot(layout, b) && last > node && (next < 0 || last < next)) next = last;
+    }
+    return next < 0 ? node : next;
+}
+
+/* Sets the nodes before which buckets are updated. What ranks reduce has the time until the program has completed the next
+ * bucket. Gradients that no node writes are zero, and their weights still decay: the last node stands for a write. */
+static void list_updates(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
+    int end = graph->node_count;
+    for (int b = 0; b < layout->bucket_count; b++)
+        if (comm_schedule_has_slot(layout, b) && span_is_empty(schedule->buckets[b].writes))
+            schedule->buckets[b].writes = (NodeSpan){end - 1, end - 1};
+    for (int b = 0; b < layout->bucket_count; b++) {
+        BucketTimes *times = &schedule->buckets[b];
+        const LayoutBucket *bucket = &layout->buckets[b];
+        if (!comm_schedule_has_slot(layout, b)) continue;
+        bool reduced = mesh_size(layout->mesh, bucket->axes) > 1;
+        int last = reduced ? next_complete(schedule, layout, times->writes.last) : times->writes.last;
+        for (int pass = 0; pass < PASS_COUNT; pass++) last = int_max(last, times->reads[pass].last);
+        times->update = bucket->vectors ? end : last + 1;
     }
 }
 
@@ -96,26 +151,17 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
     return plan_blocks(slots, count);
 }
 
-/* The last write to the bucket that is complete next after `node`. */
-static int next_complete(const CommSchedule *schedule, const Layout *layout, int node) {
-    int next = -1;
-    for (int b = 0; b < layout->bucket_count; b++) {
-        int last = schedule->buckets[b].writes.last;
-        if (layout->buckets[b].sharded && last > node && (next < 0 || last < next)) next = last;
-    }
-    return next < 0 ? node : next;
-}
-
-/* Bytes of all slots for gradients. A slot stays while its bucket is reduced, until the program has completed the next
- * one. */
+/* Bytes of all slots for gradients. A slot stays until its bucket is updated, or else while it is reduced, until the program
+ * has completed the next one. */
 static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         NodeSpan writes = schedule->buckets[b].writes;
         PlanBlock slot = slot_of(layout->buckets[b].end - layout->buckets[b].begin, &schedule->buckets[b].gradients);
-        slot.life[0] = (NodeSpan){writes.first, next_complete(schedule, layout, writes.last)};
-        if (layout->buckets[b].sharded && !span_is_empty(writes)) slots[count++] = slot;
+        int update = schedule->buckets[b].update;
+        slot.life[0] = (NodeSpan){writes.first, update < 0 ? next_complete(schedule, layout, writes.last) : update - 1};
+        if (comm_schedule_has_slot(layout, b) && !span_is_empty(writes)) slots[count++] = slot;
     }
     return plan_blocks(slots, count);
 }
@@ -124,13 +170,15 @@ static void place_slots(CommSchedule *schedule, const Layout *layout, Precision 
     int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, local_gradients);
     schedule->weight_bytes = precision_weight_offset(precision, layout->stored_bytes);
     schedule->gradient_bytes = layout->trained_bytes;
-    if (layout->shard.local_gradients) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
+    if (layout->in_backward) schedule->gradient_bytes = place_gradients(schedule, layout);
+    else if (layout->shard.local_gradients) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
     if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTimes *times = &schedule->buckets[b];
         if (bucket->frozen) continue;
-        if (layout->shard.local_gradients) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
+        if (layout->shard.local_gradients && !layout->in_backward)
+            times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
         if (layout->stage >= 3)
             times->weights = bucket->sharded ? local_weights + times->weights : precision_weight_offset(precision, bucket->local);
     }
@@ -154,7 +202,7 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
 static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
 static void list_points(CommSchedule *schedule, const Layout *layout) {
-    int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 2) + 1) * sizeof *points);
+    int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 3) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {
         const BucketTimes *times = &schedule->buckets[b];
         bool sharded = layout->buckets[b].sharded;
@@ -164,8 +212,9 @@ static void list_points(CommSchedule *schedule, const Layout *layout) {
             if (layout->stage < 3) break; /* they stay */
         }
         if (span_is_empty(times->writes)) continue;
-        if (sharded && layout->shard.local_gradients) points[count++] = times->writes.first;
+        if (comm_schedule_has_slot(layout, b)) points[count++] = times->writes.first;
         points[count++] = times->writes.last + 1;
+        if (times->update >= 0) points[count++] = times->update;
     }
     qsort(points, count, sizeof *points, ascending);
     for (int i = 0; i < count; i++)
@@ -178,6 +227,8 @@ CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph) {
     CommSchedule *schedule = memory_allocate(sizeof *schedule);
     schedule->buckets = memory_allocate((layout->bucket_count + 1) * sizeof *schedule->buckets);
     note_all(schedule, layout, graph);
+    note_overwrites(schedule, layout, graph);
+    if (layout->in_backward && graph->training) list_updates(schedule, layout, graph);
     list_gatherings(schedule, layout, graph);
     place_slots(schedule, layout, graph->precision);
     move_tensors(schedule, layout, graph);

@@ -8,6 +8,10 @@
  *   GRADIENT  1, and every stage of a pipeline, which reduces gradients once a step: the whole one. 2, 3: sums of the rank's
  *             shards at local offsets; then slots, in which buckets are while the program adds to them and until they are
  *             reduced
+ * With layout->in_backward, one run of the program is a step, and all of the GRADIENT arena is slots: a bucket's gradients
+ * are there from the first node that adds to them until its weights are updated, which no later node reads. Slots of vectors,
+ * which are small, stay until the step ends.
+ *
  * Made by session_plan for each program, between layout_place and executor_create. */
 #pragma once
 
@@ -20,6 +24,8 @@ typedef struct BucketTimes {
     NodeSpan writes;            /* of its gradients, which are complete after the last */
     int64_t weights, gradients; /* its offsets in the WEIGHT and GRADIENT arenas while the program runs */
     bool codes;                 /* what it reads of the weights are codes of fp8 */
+    bool adds;                  /* to gradients of it that no node overwrites (Node.overwrites), which begin with zeros */
+    int update;                 /* with in_backward, the node before which its weights are updated; -1: it has no gradients */
 } BucketTimes;
 
 /* A span of reads for which a bucket is gathered, in stage 3. */
@@ -34,9 +40,12 @@ typedef struct CommSchedule {
     Gathering *
         gatherings; /* by their first reads. Each but a part's first begins at the first read of the one before, to be done when it is needed */
     int gathering_count;
-    int *points, point_count;             /* nodes for executor_set_comm_points, ascending: before first reads, around writes */
+    int *points, point_count;             /* nodes for executor_set_comm_points, ascending: before first reads, around writes, at updates */
     int64_t weight_bytes, gradient_bytes; /* of the arenas */
 } CommSchedule;
+
+/* Whether the gradients of a bucket are in a slot. */
+bool comm_schedule_has_slot(const Layout *layout, int bucket);
 
 /* Moves the graph's weights and gradients to where the schedule has them; its parameters' offsets stay those of the
  * whole arenas. */

@@ -23,6 +23,8 @@ struct Exchange {
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
     uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
     WeightCodes *codes;              /* NULL: the program reads none */
+    ExchangeUpdate update;           /* NULL: buckets are updated after the program */
+    void *update_context;
 };
 
 typedef struct Name { char text[32]; } Name;
@@ -130,6 +132,12 @@ static void finish_gradients(Exchange *exchange, int b) {
     if (exchange->layout->shard.local_gradients && bucket->sharded) add_gradients(exchange, b);
 }
 
+const void *exchange_gradients(const Exchange *exchange, int bucket) {
+    const char *gradients = executor_arena(exchange->executor, ARENA_GRADIENT);
+    if (!exchange->layout->in_backward) return gradients;
+    return gradients + (exchange->schedule->buckets[bucket].gradients - exchange->layout->buckets[bucket].begin);
+}
+
 /* Zeroes a slot for the program to add to, when the collectives of buckets that share its memory have ended. */
 static void clear_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
@@ -142,6 +150,11 @@ static void clear_gradients(Exchange *exchange, int b) {
 }
 
 void exchange_set_last(Exchange *exchange, bool last) { exchange->last = last; }
+
+void exchange_set_update(Exchange *exchange, ExchangeUpdate update, void *context) {
+    exchange->update = update;
+    exchange->update_context = context;
+}
 
 void exchange_set_part(Exchange *exchange, int part, bool last) {
     exchange->nodes = graph_part_span(executor_graph(exchange->executor), part);
@@ -241,20 +254,39 @@ void exchange_finish_weights(Exchange *exchange) {
 
 /* -- Comm points --------------------------------------------------------------------------------------------------- */
 
-static void at_bucket(Exchange *exchange, int b, int node) {
-    const BucketTimes *times = &exchange->schedule->buckets[b];
-    bool slots = exchange->layout->shard.local_gradients && exchange->layout->buckets[b].sharded;
-    int first_read = times->reads[span_is_empty(times->reads[PASS_FORWARD]) ? PASS_BACKWARD : PASS_FORWARD].first;
-    if (first_read == node && exchange->layout->stage < STAGE_WEIGHTS) wait_for(exchange, &exchange->weights[b]);
-    if (span_is_empty(times->writes)) return;
-    if (times->writes.last + 1 == node && runs_now(exchange, node - 1) && (slots || exchange->last)) send_gradients(exchange, b);
-    if (times->writes.first == node && slots) clear_gradients(exchange, b);
+/* Whether a bucket of which node - 1 was the last write is reduced now. */
+static bool reduces_now(const Exchange *exchange, int b, int node) {
+    bool each_run = comm_schedule_has_slot(exchange->layout, b) && !exchange->layout->in_backward;
+    return exchange->schedule->buckets[b].writes.last + 1 == node && runs_now(exchange, node - 1) && (each_run || exchange->last);
 }
 
+static void at_bucket(Exchange *exchange, int b, int node) {
+    const BucketTimes *times = &exchange->schedule->buckets[b];
+    int first_read = times->reads[span_is_empty(times->reads[PASS_FORWARD]) ? PASS_BACKWARD : PASS_FORWARD].first;
+    if (first_read == node && exchange->layout->stage < STAGE_WEIGHTS) wait_for(exchange, &exchange->weights[b]);
+    if (!span_is_empty(times->writes) && reduces_now(exchange, b, node)) send_gradients(exchange, b);
+}
+
+static void update_bucket(Exchange *exchange, int b, int node) {
+    if (exchange->schedule->buckets[b].update != node || !exchange->last) return;
+    finish_gradients(exchange, b);
+    exchange->update(exchange->update_context, b);
+}
+
+/* Where no node overwrites them, and in every run but a step's first, gradients are added to. */
+static void begin_bucket(Exchange *exchange, int b, int node) {
+    const BucketTimes *times = &exchange->schedule->buckets[b];
+    if (times->writes.first != node || !comm_schedule_has_slot(exchange->layout, b)) return;
+    if (times->adds || !exchange->layout->in_backward) clear_gradients(exchange, b);
+}
+
+/* Slots of buckets that are updated here may be those of buckets that begin. */
 static void at_comm_point(void *context, int index) {
     Exchange *exchange = context;
-    int node = exchange->schedule->points[index];
-    for (int b = 0; b < exchange->layout->bucket_count; b++) at_bucket(exchange, b, node);
+    int node = exchange->schedule->points[index], count = exchange->layout->bucket_count;
+    for (int b = 0; b < count; b++) at_bucket(exchange, b, node);
+    for (int b = 0; b < count; b++) update_bucket(exchange, b, node);
+    for (int b = 0; b < count; b++) begin_bucket(exchange, b, node);
     gather_in_time(exchange, node);
 }
 
@@ -281,7 +313,8 @@ Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Ex
     exchange->nodes = graph_part_span(executor_graph(executor), 0);
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
-    if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
+    if (layout_all_ranks(layout) > 1 || layout->in_backward)
+        executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
     exchange->codes = weight_codes_create(layout, schedule, executor, &failure);
     if (bytes) exchange->bf16_buffer = device_allocate(device_of(exchange), bytes, &failure);
     if (failure.code == ERROR_NONE) return exchange;

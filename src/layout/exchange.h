@@ -26,6 +26,12 @@ void exchange_free(Exchange *exchange);
 void exchange_set_last(Exchange *exchange, bool last);
 /* In a program of several parts: which one runs next, and whether for the last time of the step. */
 void exchange_set_part(Exchange *exchange, int part, bool last);
+/* With layout->in_backward: `update` is called in the last run of a step for each bucket, when its gradients are complete on
+ * this rank (exchange_gradients) and no node that follows reads its weights. It sends the weights itself. */
+typedef void (*ExchangeUpdate)(void *context, int bucket);
+void exchange_set_update(Exchange *exchange, ExchangeUpdate update, void *context);
+/* What the gradients of a bucket's parameters lie in, at the parameters' offsets: an address to which these are added. */
+const void *exchange_gradients(const Exchange *exchange, int bucket);
 /* Waits until they are. Afterwards each rank has those of its shards, summed over both ends of a pipeline where both hold
  * them. Collective. */
 void exchange_finish_gradients(Exchange *exchange);

@@ -272,6 +272,7 @@ Layout layout_empty(const Mesh *mesh, const LayoutConfig *config, Precision prec
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes) {
     Layout *layout = memory_allocate(sizeof *layout);
     *layout = layout_empty(graph->mesh, config, graph->precision);
+    layout->in_backward = optimizer->in_backward;
     SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,

@@ -60,6 +60,7 @@ typedef struct Layout {
     int64_t stored_bytes;  /* of these, what lies before quantized matrices: where the arena of weights ends */
     LayoutBucket *buckets;
     int bucket_count;
+    bool in_backward;     /* weights are updated within the backward pass: a gradient is in memory until then alone */
     bool reduces_in_bf16; /* fp32 gradients of matrices are cast to bf16 before they are sent */
     double muon_balance;  /* Muon's work of the busiest rank over the mean; 0: Muon's matrices are not sharded */
     int64_t *offsets;     /* per parameter, in the whole arenas */

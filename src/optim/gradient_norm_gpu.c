@@ -56,17 +56,11 @@ void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double 
     launch_sums(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(SumsArguments){partials, sums, each});
 }
 
-void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
-    double *sums = optimizer->squares + optimizer->matrix_count;
-    for (int k = first; k < optimizer->segment_count; k++) {
-        const Segment *segment = &optimizer->segments[k];
-        LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
-        SquaresArguments arguments = {
-            optimizer->device_chunks + segment->first, gradients ? optim_gradients(optimizer, segment, arena) : arena, optimizer->partials};
-        launch_squares(optimizer->device, segment->pure_bf16, shape, &arguments);
-        gpu_sum_partials(optimizer->device, shape.x, 1, optimizer->partials, sums + k);
-    }
-    device_download(optimizer->device, squares, sums, optimizer->segment_count * (int64_t)sizeof *squares);
+void gpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum) {
+    LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
+    SquaresArguments arguments = {optimizer->device_chunks + segment->first, arena, optimizer->partials};
+    launch_squares(optimizer->device, segment->pure_bf16, shape, &arguments);
+    gpu_sum_partials(optimizer->device, shape.x, 1, optimizer->partials, sum);
 }
 
 #endif

@@ -48,15 +48,21 @@ void optimizer_free(Optimizer *optimizer);
 
 /* sqrt of the sum of squares over all gradients but those of load-balancing biases, of intervals as holder 0, in fixed
  * blocks and order: independent of threads. NaN or infinity if any gradient is. Waits for a GPU. */
-double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
+double optimizer_gradient_norm(Optimizer *optimizer, const void *gradients);
+/* The same bits in two steps, where gradients are not all there at once: notes the squares of a bucket's, on a GPU without
+ * waiting; the norm of those that were noted last of each bucket. */
+void optimizer_note_squares(Optimizer *optimizer, int bucket, const void *gradients);
+double optimizer_noted_norm(const Optimizer *optimizer);
 /* Whether all master weights are finite. Waits for a GPU. */
-bool optimizer_is_finite(const Optimizer *optimizer, const void *master);
+bool optimizer_is_finite(Optimizer *optimizer, const void *master);
 
 /* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients
  * (clipping). Writes master and the same elements of `weights`, rounded, unless the arenas are the same. */
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
-/* `updated` is called in every optimizer_step for each bucket in order, when the update of its intervals, if there are
- * any, is queued. */
+/* Its part for one bucket; in whatever order, those of all buckets give the same bits. */
+void optimizer_step_bucket(
+    Optimizer *optimizer, int bucket, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
+/* `updated` is called for each bucket when the update of its intervals, if there are any, is queued. */
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 

@@ -77,16 +77,13 @@ static double run_pass(const Work *work, int64_t i, OptimPass pass, const PassRa
 
 /* ---- Sums of squares and AdamW ---- */
 
-void cpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
-    for (int k = first; k < optimizer->segment_count; k++) {
-        const Segment *segment = &optimizer->segments[k];
-        Update update = {.gradients = gradients ? optim_gradients(optimizer, segment, arena) : arena};
-        Work work = {.optimizer = optimizer, .segment = segment, .update = &update};
+void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum) {
+    Update update = {.gradients = arena};
+    Work work = {.optimizer = optimizer, .segment = segment, .update = &update};
 #pragma omp parallel for schedule(static)
-        for (int64_t i = segment->first; i < segment->end; i++) optimizer->partials[i] = run_pass(&work, i, PASS_SQUARES, NULL);
-        squares[k] = 0;
-        for (int64_t i = segment->first; i < segment->end; i++) squares[k] += optimizer->partials[i];
-    }
+    for (int64_t i = segment->first; i < segment->end; i++) optimizer->partials[i] = run_pass(&work, i, PASS_SQUARES, NULL);
+    *sum = 0;
+    for (int64_t i = segment->first; i < segment->end; i++) *sum += optimizer->partials[i];
 }
 
 void cpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {

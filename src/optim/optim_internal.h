@@ -120,7 +120,8 @@ struct Optimizer {
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
     double *partials;     /* one per chunk */
-    double *squares;      /* sums of squares: of each matrix's direction and, after them, of each segment's gradients */
+    double *squares;      /* sums of squares: of each matrix's direction and, after them, of each segment's gradients, or of what
+                             else was asked for last */
     Chunk *device_chunks; /* a copy of the list */
 };
 
@@ -146,9 +147,8 @@ typedef struct Update {
     double lr, scale;
 } Update;
 
-/* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`, or of
- * their `gradients` in it. Waits. */
-typedef void SumSquares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
+/* *sum = the sum of squares of what lies at the offsets of a segment's chunks from `arena`. */
+typedef void SumSquares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum);
 typedef void AdamwStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
 /* What Muon does with the matrices first .. end - 1, or with this rank's slices of them. On a GPU they have one shape. */
 typedef void MuonPass(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);

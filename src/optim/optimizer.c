@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "optim/optim_internal.h"
 
 #include <assert.h>
@@ -247,23 +248,39 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-/* The sum of squares of what lies at the chunks' offsets from `arena`, or of their gradients in it: of all segments
- * from `first` on, or the primary ones. */
-static double sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, bool primary) {
-    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
-    optimizer->backend->sum_squares(optimizer, first, arena, gradients, squares);
-    for (int k = first; k < optimizer->segment_count; k++)
-        if (!primary || optimizer->segments[k].primary) sum += squares[k];
-    free(squares);
+static double *segment_squares(const Optimizer *optimizer, int segment) { return optimizer->squares + optimizer->matrix_count + segment; }
+
+/* The sum over segments from `first` on, or over the primary ones, of what the back end has summed for each. Waits. */
+static double add_squares(const Optimizer *optimizer, int first, bool primary) {
+    int count = optimizer->segment_count - first;
+    SCOPED_FREE double *squares = memory_allocate((size_t)count * sizeof *squares);
+    double sum = 0;
+    device_download(optimizer->device, squares, segment_squares(optimizer, first), count * (int64_t)sizeof *squares);
+    for (int i = 0; i < count; i++)
+        if (!primary || optimizer->segments[first + i].primary) sum += squares[i];
     return sum;
 }
 
-double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
-    return sqrt(sum_squares(optimizer, optimizer->balance_segments, gradients, true, true));
+void optimizer_note_squares(Optimizer *optimizer, int bucket, const void *gradients) {
+    for (int i = optimizer->balance_segments; i < optimizer->segment_count; i++) {
+        const Segment *segment = &optimizer->segments[i];
+        if (segment->bucket == bucket)
+            optimizer->backend->sum_squares(
+                optimizer, segment, optim_gradients(optimizer, segment, gradients), segment_squares(optimizer, i));
+    }
 }
 
-bool optimizer_is_finite(const Optimizer *optimizer, const void *master) {
-    return isfinite(sum_squares(optimizer, 0, master, false, false));
+double optimizer_noted_norm(const Optimizer *optimizer) { return sqrt(add_squares(optimizer, optimizer->balance_segments, true)); }
+
+double optimizer_gradient_norm(Optimizer *optimizer, const void *gradients) {
+    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) optimizer_note_squares(optimizer, bucket, gradients);
+    return optimizer_noted_norm(optimizer);
+}
+
+bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
+    for (int i = 0; i < optimizer->segment_count; i++)
+        optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, segment_squares(optimizer, i));
+    return isfinite(add_squares(optimizer, 0, false));
 }
 
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
@@ -284,14 +301,18 @@ void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *conte
     optimizer->updated_context = context;
 }
 
-void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
+void optimizer_step_bucket(
+    Optimizer *optimizer, int bucket, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
     assert(step >= 1);
     Update update = {master, weights, gradients, step, lr, scale};
-    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) {
-        for (int i = 0; i < optimizer->segment_count; i++)
-            if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, &update);
-        if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
-    }
+    for (int i = 0; i < optimizer->segment_count; i++)
+        if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, &update);
+    if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
+}
+
+void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
+    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++)
+        optimizer_step_bucket(optimizer, bucket, master, weights, gradients, step, lr, scale);
 }
 
 static OptimizerState state_of(const ShardInterval *interval, const char *kind, void *arena, int64_t offset) {

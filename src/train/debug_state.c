@@ -114,8 +114,8 @@ static void check_steps(Check *c) {
         snprintf(name, sizeof name, "loss before step %d", step);
         if (c->given->losses) compare_loss(c, name, loss, c->given->losses[step - 1]);
         else fprintf(c->report, "%-44s %12.6f\n", name, loss);
-        double norm = optimizer_gradient_norm(c->session.optimizer, executor_arena(c->session.executor, ARENA_GRADIENT));
-        session_update(&c->session, step, optimizer_settings.lr, norm);
+        session_begin_step(&c->session, step, optimizer_settings.lr);
+        session_update(&c->session, session_gradient_norm(&c->session));
     }
 }
 

@@ -54,6 +54,14 @@ static bool smaller_microbatch(Trial *trial) {
     return even;
 }
 
+static bool without_gradients(Trial *trial) {
+    OptimizerConfig *optimizer = &trial->config.optimizer;
+    bool may = !optimizer->in_backward && !trial->config.lora.rank;
+    optimizer->in_backward = true;
+    optimizer->clip = 0;
+    return may;
+}
+
 static bool pure_bf16(Trial *trial) {
     bool may = trial->config.precision == PRECISION_BF16;
     trial->config.precision = PRECISION_PURE_BF16;
@@ -106,6 +114,7 @@ static const Kind kinds[] = {
     {more_recomputation, "same results, more time", true},
     {more_tensor, "communication in every layer", true},
     {smaller_microbatch, "same batch, smaller GEMMs", false},
+    {without_gradients, "no clipping of gradients", true},
     {pure_bf16, "no fp32 master weights: other results", false},
     {more_ranks, "more devices", false, most_ranks},
     {adapters, "trains adapters beside frozen weights", false},

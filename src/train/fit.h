@@ -16,7 +16,7 @@ typedef struct Fit {
  * of the available bytes (below 0: unknown), else the strongest. Another setting stays. */
 int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available);
 
-enum { MOST_FITS = 9 };
+enum { MOST_FITS = 10 };
 /* The least change of each kind that brings rank `rank` of `ranks` below `available` bytes, or the largest where none
  * does, from the cheapest kind to the dearest. Kinds that save nothing are left out. Returns how many. */
 int fit_search(const Config *config, Device *device, int rank, int ranks, int64_t available, Fit fits[MOST_FITS]);

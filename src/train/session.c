@@ -3,6 +3,7 @@
 #include "train/session.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +11,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "config/in_backward.h"
 #include "graph/op.h"
 #include "backend/backend.h"
 #include "model/quantized.h"
@@ -57,10 +59,10 @@ static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int
 static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
     Plan plan = graph_plan(graph, &session->backend);
     if (session->pipeline) plan_set_slots(&plan, graph->training ? session->pipeline->slots : session->pipeline->forward_slots);
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
     if (!session->layout->stage) return plan;
     plan.bytes[ARENA_MASTER] = session->layout->shard.bytes;
     plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
-    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
     return plan;
 }
 
@@ -92,6 +94,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->mesh = memory_allocate(sizeof *session->mesh);
     session->whole = memory_allocate(sizeof *session->whole);
     if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
+    if (!in_backward_check(config, mesh_size(session->mesh, AXES_DATA), error)) return false;
     *session->whole = mesh_without(session->mesh, AXIS_CP);
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
         return error_set(error, ERROR_USAGE,
@@ -162,6 +165,7 @@ Budget session_budget(const Session *session) {
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + states + step_tokens,
+        .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
     if (budget.host) budget.other += history;
@@ -201,7 +205,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
     if (budget->codes) print_row(file, "weights in fp8", budget->codes, budget->total, "none with fp8.keep_weights=false");
     print_row(file, "master weights", budget->master, budget->total, "");
-    print_row(file, "gradients", budget->gradients, budget->total, "");
+    print_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
     print_row(file, "optimizer state", budget->optimizer, budget->total, "");
     print_row(file, "activations", budget->activations, budget->total, floor);
     print_row(file, "optimizer scratch", budget->scratch, budget->total, "");
@@ -231,6 +235,48 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
         "machine with more memory, a smaller model, or a shorter data.length",
         needed, have);
+}
+
+/* -- Updates ------------------------------------------------------------------------------------------------------- */
+
+static void update_bucket(Session *session, int bucket, double scale) {
+    optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->executor, ARENA_MASTER),
+        executor_arena(session->executor, ARENA_WEIGHT), exchange_gradients(session->exchange, bucket), session->update.step,
+        session->update.lr, scale);
+}
+
+/* Whether the loss is finite on all ranks, once the forward pass has ended; waits for it. A lost rank ends the step. */
+static bool has_finite_loss(const Session *session) {
+    Error error = {0};
+    int64_t bad = !executor_finish(session->executor, &error);
+    for (int i = 0; i < graph_elements(session->model.graph, session->model.loss); i++)
+        bad |= !isfinite(executor_get_metric(session->executor, session->model.loss, i));
+    return comm_host_all_reduce(session->comm, "bad losses", &bad, 1, COMM_I64, COMM_SUM, &error) && !bad;
+}
+
+/* An ExchangeUpdate. */
+static void update_within(void *context, int bucket) {
+    Session *session = context;
+    StepUpdate *update = &session->update;
+    if (!update->judged) update->made = has_finite_loss(session);
+    update->judged = true;
+    if (!update->made) return;
+    optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->exchange, bucket));
+    update_bucket(session, bucket, 1);
+}
+
+void session_begin_step(Session *session, int64_t step, double lr) { session->update = (StepUpdate){.step = step, .lr = lr}; }
+
+double session_gradient_norm(Session *session) {
+    if (!session->layout->in_backward)
+        return optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    return session->update.made ? optimizer_noted_norm(session->optimizer) : NAN;
+}
+
+void session_update(Session *session, double norm) {
+    double clip = session->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
+    if (session->layout->in_backward) return;
+    for (int b = 0; b < session->layout->bucket_count; b++) update_bucket(session, b, scale);
 }
 
 /* -- Starting and ending ------------------------------------------------------------------------------------------- */
@@ -314,6 +360,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     session->evaluation_run =
         session_run(session, PIPELINE_FORWARD, &session->evaluation, session->evaluator, session->evaluation_exchange);
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
+    exchange_set_update(session->exchange, update_within, session);
     return initialize(session, error);
 }
 
@@ -342,12 +389,6 @@ void session_free(Session *session) {
     free(session->whole);
     free(session->mesh);
     *session = (Session){0};
-}
-
-void session_update(Session *session, int64_t step, double lr, double norm) {
-    double clip = session->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
-    optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
-        executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
 }
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */

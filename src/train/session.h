@@ -27,6 +27,14 @@ typedef struct Validation {
     int64_t kept;            /* the newest step that was saved as the best one so far */
 } Validation;
 
+/* The update of the step that runs. */
+typedef struct StepUpdate {
+    int64_t step;
+    double lr;
+    bool judged; /* optimizer.in_backward: the step's loss is known */
+    bool made;   /* and it is finite, so that the program's run updates weights */
+} StepUpdate;
+
 typedef struct Session {
     const Config *config;
     Backend backend;        /* its device is the planner's */
@@ -52,6 +60,7 @@ typedef struct Session {
     int64_t parent;         /* the newest checkpoint that this state continues from; 0: none */
     const json_t *identity; /* of the run, for its checkpoints (identity_internal.h); of who started the session; NULL: none */
     Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
+    StepUpdate update;
     Skips skips;
     Validation validation;
     int64_t evaluated; /* the newest step whose evaluation the checkpoint that was loaded knows, on whatever data */
@@ -62,6 +71,7 @@ typedef struct Budget {
     int64_t weights, codes, master, gradients, optimizer, activations, scratch, evaluation, other, total;
     int64_t copy; /* of the state, for asynchronous checkpoints, in host memory: in `total` with `host` only */
     bool host;    /* the device's memory is the host's */
+    bool updated; /* gradients are those until their weights are updated: optimizer.in_backward */
     int64_t activation_floor;
 } Budget;
 
@@ -89,8 +99,14 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
  * outlives it. */
 bool session_start(Session *session, Comm *comm, Error *error);
 void session_free(Session *session);
-/* One update by the gradients that are complete, whose norm over all ranks is `norm`: clipped, at the rate `lr`. */
-void session_update(Session *session, int64_t step, double lr, double norm);
+/* Before the runs of a step: how its update is made, at the rate `lr`. With optimizer.in_backward it is made while the last of
+ * them goes on, unless the loss of a rank is NaN or infinite: then the weights stay (StepUpdate.made). */
+void session_begin_step(Session *session, int64_t step, double lr);
+/* Of the step's gradients that this rank has, by optimizer_gradient_norm; NaN where an update was left out. */
+double session_gradient_norm(Session *session);
+/* The update by the gradients that are complete, whose norm over all ranks is `norm`: clipped. Nothing with
+ * optimizer.in_backward. */
+void session_update(Session *session, double norm);
 
 /* After something other than the optimizer wrote master weights: makes the weights on all ranks from them.
  * Collective. */

@@ -1,5 +1,6 @@
 /* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients are checked for NaN,
- * the weights are updated, and the step is reported.
+ * the weights are updated, and the step is reported. With optimizer.in_backward the program's only run updates the weights,
+ * once the loss has been checked (session.c).
  *
  * Microbatch j of a step belongs to group j mod n of the n groups of ranks that have data of their own (AXES_DATA), whose
  * ranks all read it. Groups that have fewer run empty microbatches, which add zeros, since what travels between ranks in a
@@ -198,7 +199,7 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
     if (!amax_history_agree(session->history, session->executor, error)) return false;
-    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    double norm = session_gradient_norm(&loop->session);
     if (!amax_history_is_finite(session->history)) norm = NAN;
     mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
@@ -409,11 +410,27 @@ static void report_step(Loop *loop, const Share *share, int64_t targets, const O
     loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
 }
 
+/* The error of a step that has updated weights before a gradient was found to have NaN or infinity. */
+static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
+    const Session *session = &loop->session;
+    const char *parameter = numerics_bad_parameter(session);
+    char broken[160] = "", from[96] = "begins anew, since there is no checkpoint";
+    if (parameter) snprintf(broken, sizeof broken, " and made %s NaN", parameter);
+    if (session->parent)
+        snprintf(from, sizeof from, "goes on from the checkpoint of step %lld%s", (long long)session->parent,
+            session_is_saving(session) ? ", or from the one that is being written" : "");
+    return error_set(error, ERROR_NUMERICS,
+        "step %lld: a gradient has NaN or infinity%s; optimizer.in_backward=true has updated other weights by then, so the step cannot be "
+        "left out: it is not saved. Lower optimizer.lr; the same command %s",
+        (long long)step, broken, from);
+}
+
 /* Updates the weights, or leaves the update out after NaN. */
-static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, double lr, Error *error) {
-    if (!is_finite(outcome)) return handle_nan(loop, step, share, error);
+static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, Error *error) {
+    if (!is_finite(outcome))
+        return loop->session.update.made ? refuse_broken_update(loop, step, error) : handle_nan(loop, step, share, error);
     report_load(loop, step);
-    session_update(&loop->session, step, lr, outcome->norm);
+    session_update(&loop->session, outcome->norm);
     loop->session.skips.row = 0;
     return true;
 }
@@ -443,12 +460,12 @@ bool loop_step(Loop *loop, Error *error) {
     Share share = share_of(loop);
     Outcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
+    session_begin_step(session, step, lr);
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
     if (!targets) report_untrained(loop, step);
     double executed = log_seconds();
-    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
-        return false;
+    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, error)) return false;
     if (config->profile) device_synchronize(session->backend.device);
     amax_history_note(session->history, step, is_finite(&outcome));
     double seconds = log_seconds() - start;
