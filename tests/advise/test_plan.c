@@ -272,6 +272,31 @@ static void the_cheapest_change_comes_first(void **state) {
     options_free_strings(&given.strings);
 }
 
+/* A whole fine-tune of 8.8 billion parameters on a card of 80 GB: not with gradients beside weights and moments. */
+static void updates_within_the_backward_pass_make_zaya_fit_into_80_gb(void **state) {
+    (void)state;
+    static const char *const settings[] = {
+        "precision=pure_bf16", "optimizer.name=adamw", "batch.ramp_tokens=0", "batch.sequences=1", "batch.tokens=4096"};
+    const int64_t memory = (int64_t)77 << 30;
+    Given given = give("configs/zaya1-8b.yaml");
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(&given, settings[i]);
+    Fit fits[MOST_FITS];
+    int count = fit_search(&given.config, h100, 0, 1, memory, fits), advised = 0;
+    assert_true(total(&given.config, h100, 1) > memory);
+    for (int f = 0; f < count; f++)
+        if (!strcmp(fits[f].change, "optimizer.clip=0 optimizer.in_backward=true")) advised += fits[f].fits;
+    assert_int_equal(advised, 1);
+    set(&given, "optimizer.clip=0");
+    set(&given, "optimizer.in_backward=true");
+    SCOPED(session_free) Session session = {0};
+    Error error = {0};
+    assert_true(session_plan(&session, &given.config, h100, &error));
+    Budget budget = session_budget(&session);
+    assert_true(budget.total < memory && budget.master > (int64_t)16 << 30);
+    assert_true(budget.gradients < budget.master / 12); /* the embedding is a 16th, as its gradients begin with the head's */
+    options_free_strings(&given.strings);
+}
+
 /* What is left of 3% of the memory decides, from the quickest policy to the one that keeps least. */
 static void auto_recomputes_the_least_that_fits(void **state) {
     (void)state;
@@ -318,6 +343,7 @@ int main(void) {
         cmocka_unit_test(every_change_saves_what_it_says),
         cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
         cmocka_unit_test(the_cheapest_change_comes_first),
+        cmocka_unit_test(updates_within_the_backward_pass_make_zaya_fit_into_80_gb),
         cmocka_unit_test(auto_recomputes_the_least_that_fits),
         cmocka_unit_test(a_stage_of_zero_comes_before_recomputation_where_there_are_ranks),
     };

@@ -83,6 +83,19 @@ static void adapters_train_as_on_the_cpu(void **state) {
     check_steps("model.family=zaya precision=bf16 init=base lora.rank=4 optimizer.lr=5e-3");
 }
 
+/* The third step replays what the second one recorded between two updates. */
+static void updates_within_the_backward_pass_give_the_same_bits(void **state) {
+    (void)state;
+    enum { FEW = 4 };
+    static const char settings[] = "precision=pure_bf16 recompute=block batch.tokens=128 optimizer.clip=0 layout.bucket_mb=0.01 threads=1";
+    const char *device = getenv("SMELT_TEST_DEVICE");
+    if (!device) skip();
+    train_good("%s steps=%d device=%s run=after", settings, FEW, device);
+    train_good("%s steps=%d device=%s run=within optimizer.in_backward=true", settings, FEW, device);
+    assert_same_steps("within", "after");
+    assert_true(same_checkpoint("within", "after", FEW));
+}
+
 static void a_recipe_that_the_gpu_has_no_kernel_for_is_refused(void **state) {
     (void)state;
     const char *name = getenv("SMELT_TEST_DEVICE");
@@ -98,6 +111,7 @@ int main(void) {
         TRAIN_TEST(a_tiny_llama_trains_with_adamw_as_on_the_cpu),
         TRAIN_TEST(tiny_models_without_masters_train_as_on_the_cpu),
         TRAIN_TEST(adapters_train_as_on_the_cpu),
+        TRAIN_TEST(updates_within_the_backward_pass_give_the_same_bits),
         TRAIN_TEST(a_recipe_that_the_gpu_has_no_kernel_for_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,211 @@
+/* End to end: updates within the backward pass give the bits of updates after it, in every family, policy of recomputation,
+ * optimizer and layout that may have them; what may not is refused; and no step that is broken is saved. Buckets of 10 KiB, so
+ * that the tiny models have several. */
+#include "base/scope.h"
+#include "support/poison.h"
+#include "support/ranks_run.h"
+
+/* Behind TINY. */
+#define ONE "batch.tokens=128 optimizer.clip=0 layout.bucket_mb=0.01 model.layers=3 eval.sample_tokens=0 "
+#define WITHIN "optimizer.in_backward=true "
+#define ZAYA ""
+#define LLAMA "model.family=llama model.experts=0 model.router_width=64 "
+#define MIXTRAL "model.family=llama model.experts=4 model.experts_per_token=2 model.auxiliary_loss=0.01 model.router_width=64 "
+enum { STEPS = 6 };
+
+/* Every loss and gradient norm, and the checkpoint with weights and moments. */
+static void check_bits(const char *settings) {
+    assert_int_equal(system("rm -rf after within"), 0);
+    train_good(ONE "steps=%d run=after %s", STEPS, settings);
+    train_good(ONE "steps=%d run=within " WITHIN "%s", STEPS, settings);
+    assert_same_steps("within", "after");
+    if (!same_checkpoint("within", "after", STEPS)) fail_msg("%s: other weights or moments", settings);
+}
+
+static void every_family_ends_with_the_same_bits(void **state) {
+    (void)state;
+    static const char *const families[] = {ZAYA, LLAMA, LLAMA "model.tied=false", MIXTRAL,
+        "model.family=gpt2 model.experts=0 model.router_width=64 model.kv_heads=2",
+        "model.family=mpt model.experts=0 model.router_width=64 model.tied=false"};
+    static const char *const precisions[] = {"fp32", "bf16", "pure_bf16"};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        for (size_t p = 0; p < sizeof precisions / sizeof *precisions; p++) {
+            SCOPED_FREE char *settings = memory_format("%s precision=%s", families[i], precisions[p]);
+            check_bits(settings);
+        }
+}
+
+/* The nodes that run again read weights too. */
+static void recomputation_reads_weights_before_they_change(void **state) {
+    (void)state;
+    static const char *const families[] = {ZAYA, LLAMA "model.tied=false ", MIXTRAL}, *const policies[] = {"norm", "attention", "block"};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
+            SCOPED_FREE char *settings = memory_format("%s precision=pure_bf16 recompute=%s", families[i], policies[p]);
+            check_bits(settings);
+        }
+}
+
+static void muon_updates_matrices_bucket_by_bucket(void **state) {
+    (void)state;
+    check_bits(ZAYA "optimizer.name=muon precision=pure_bf16");
+    check_bits(LLAMA "optimizer.name=muon precision=fp32 recompute=block");
+    check_bits(MIXTRAL "optimizer.name=muon precision=bf16");
+}
+
+static void fp8_reads_its_codes_before_weights_change(void **state) {
+    (void)state;
+    check_bits(LLAMA "model.width=64 model.ffn=96 fp8.recipe=tensor fp8.scaling=delayed fp8.min_size=0");
+    check_bits(LLAMA "model.width=64 model.ffn=96 fp8.recipe=row fp8.min_size=0 precision=pure_bf16");
+}
+
+static void adapters_are_updated_within_too(void **state) {
+    (void)state;
+    train_good(ONE "run=base steps=%d", STEPS);
+    check_bits("init=base lora.rank=2 precision=bf16");
+}
+
+/* No token has a position beyond data.length. */
+static void rows_without_a_gradient_decay(void **state) {
+    (void)state;
+    check_bits("model.family=gpt2 model.experts=0 model.router_width=64 model.kv_heads=2 model.context=64 optimizer.weight_decay=0.5");
+}
+
+/* -- Ranks --------------------------------------------------------------------------------------------------------- */
+
+/* Each rank's shard of the checkpoint. */
+static void check_ranks(int ranks, const char *settings) {
+    assert_int_equal(system("rm -rf after within"), 0);
+    train_ranks(ranks, ONE "steps=%d run=after %s", STEPS, settings);
+    train_ranks(ranks, ONE "steps=%d run=within " WITHIN "%s", STEPS, settings);
+    assert_same_steps("within", "after");
+    for (int rank = 0; rank < ranks; rank++) {
+        char name[64];
+        snprintf(name, sizeof name, "shard-%05d-of-%05d.safetensors", rank, ranks);
+        SCOPED_FREE char *path = checkpoint_file("within", STEPS, name), *other = checkpoint_file("after", STEPS, name);
+        if (!same_bytes(path, other)) fail_msg("%d ranks, %s: other weights or moments on rank %d", ranks, settings, rank);
+    }
+}
+
+static void ranks_reduce_a_bucket_before_they_update_it(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    check_ranks(2, ZAYA "batch.tokens=256 layout.zero=0");
+    check_ranks(2, ZAYA "batch.tokens=256 layout.zero=1 optimizer.name=muon precision=pure_bf16");
+    check_ranks(2, LLAMA "batch.tokens=256 layout.zero=1 layout.reduce=bf16 precision=bf16 model.tied=false recompute=block");
+    check_ranks(4, LLAMA "batch.tokens=512 layout.zero=1 layout.shard=2");
+    check_ranks(2, LLAMA "layout.tp=2 model.kv_heads=2 optimizer.name=muon");
+    check_ranks(2, LLAMA "layout.cp=2");
+    check_ranks(2, ZAYA "batch.tokens=256 layout.ep=2");
+}
+
+/* -- Going on ------------------------------------------------------------------------------------------------------ */
+
+static void a_killed_run_goes_on_bit_for_bit_with_or_without(void **state) {
+    (void)state;
+    static const char settings[] = ONE "precision=pure_bf16 steps=400 checkpoint.every=3 run=";
+    train_good("%swhole", settings);
+    for (int within = 0; within < 2; within++) {
+        SCOPED_FREE char *killed = memory_format("%skilled-%d " WITHIN, settings, within);
+        Process process = train_start(killed);
+        process_await_text(&process, "checkpoint of step", 1);
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        assert_int_equal(result.signal, SIGKILL);
+        process_free(&result);
+        train_good("%skilled-%d optimizer.in_backward=%s", settings, within, within ? "true" : "false");
+        char run[16];
+        snprintf(run, sizeof run, "killed-%d", within);
+        assert_same_steps(run, "whole");
+        assert_true(same_checkpoint(run, "whole", 400));
+    }
+}
+
+/* -- Numbers that break -------------------------------------------------------------------------------------------- */
+
+/* The loss is known before the first update. */
+static void a_step_without_a_finite_loss_is_left_out(void **state) {
+    (void)state;
+    size_t length;
+    unsigned char *text = read_bytes("text", &length);
+    for (size_t i = 700; i < length; i += 500) text[i] = '@';
+    write_bytes("text", text, length);
+    free(text);
+    static const char *const runs[] = {"after", "within"};
+    for (int i = 0; i < 2; i++) {
+        train_good(ONE LLAMA "model.tied=false precision=fp32 on_nan=skip run=%s stop_at=2", runs[i]);
+        poison(runs[i], 2, "model.embed_tokens.weight", '@' * 32, INFINITY);
+        train_says(ERROR_NUMERICS, "its update made NaN or infinity in parameter model.embed_tokens.weight",
+            ONE LLAMA "model.tied=false precision=fp32 on_nan=skip run=%s %s", runs[i], i ? WITHIN : ""); /* it was infinite */
+    }
+    json_auto_t *steps = records("within", "step"), *expected = records("after", "step");
+    size_t skipped = 0, count = json_array_size(steps);
+    assert_int_equal(count, json_array_size(expected));
+    for (size_t i = 0; i < count; i++) {
+        json_t *step = json_array_get(steps, i), *other = json_array_get(expected, i);
+        skipped += json_is_true(json_object_get(step, "skipped"));
+        assert_true(json_equal(json_object_get(step, "skipped"), json_object_get(other, "skipped")));
+        assert_true(json_equal(json_object_get(step, "loss"), json_object_get(other, "loss")));
+    }
+    assert_true(skipped > 0 && skipped < count);
+}
+
+/* Gradients of weights that grow 10,000-fold with each step overflow before the loss does. */
+static void a_step_whose_gradients_break_ends_the_run_unsaved(void **state) {
+    (void)state;
+    static const char exploding[] = ONE WITHIN "precision=fp32 schedule.kind=constant schedule.warmup=0 optimizer.lr=100 "
+                                               "optimizer.weight_decay=100 run=run";
+    train_good("%s stop_at=1", exploding);
+    for (int skips = 0; skips < 2; skips++)
+        train_says(ERROR_NUMERICS, "the same command goes on from the checkpoint of step 1", "%s on_nan=%s", exploding,
+            skips ? "skip" : "stop");
+    train_says(ERROR_NUMERICS, ": a gradient has NaN or infinity and made ", "%s", exploding);
+    train_says(ERROR_NUMERICS, "the same command begins anew", "%s-2", exploding);
+    assert_true(has_checkpoint("run", 1) && !has_checkpoint("run", 3));
+}
+
+/* -- What may not -------------------------------------------------------------------------------------------------- */
+
+static void what_needs_all_gradients_at_once_is_refused_with_its_cure(void **state) {
+    (void)state;
+    static const struct {
+        const char *setting, *message;
+    } cases[] = {
+        {"optimizer.clip=0.5", "optimizer.clip=0.5: the norm of all gradients is known after the first updates; give optimizer.clip=0, or "
+                               "optimizer.in_backward=false"},
+        {"batch.tokens=384", "give batch.tokens=128, or"},
+        {"batch.tokens=256 batch.ramp_tokens=128 batch.ramp_steps=4", "give batch.tokens=128, or"},
+        {"dump=folder", "the gradients that it writes are never there together; leave it out, or"},
+        {"layout.pp=2", "give layout.pp=1, or"},
+        {"layout.zero=2", "layout.zero=1 has no gradients to share out then; give layout.zero=1, or"},
+        {"layout.zero=3", "give layout.zero=1, or"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int ranks = strstr(cases[i].setting, "layout.pp") ? 2 : 1;
+        if (ranks > 1 && !has_mpi()) continue;
+        SCOPED_FREE char *settings = memory_format(ONE WITHIN "run=run %s", cases[i].setting);
+        ProcessResult result = run_ranks(ranks, settings);
+        if (result.code != ERROR_USAGE || !strstr(result.errors, cases[i].message))
+            fail_msg("%s: exit code %d, %s", settings, result.code, result.errors);
+        process_free(&result);
+    }
+    assert_int_not_equal(access("run", F_OK), 0);
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(every_family_ends_with_the_same_bits),
+        TRAIN_TEST(recomputation_reads_weights_before_they_change),
+        TRAIN_TEST(muon_updates_matrices_bucket_by_bucket),
+        TRAIN_TEST(fp8_reads_its_codes_before_weights_change),
+        TRAIN_TEST(adapters_are_updated_within_too),
+        TRAIN_TEST(rows_without_a_gradient_decay),
+        TRAIN_TEST(ranks_reduce_a_bucket_before_they_update_it),
+        TRAIN_TEST(a_killed_run_goes_on_bit_for_bit_with_or_without),
+        TRAIN_TEST(a_step_without_a_finite_loss_is_left_out),
+        TRAIN_TEST(a_step_whose_gradients_break_ends_the_run_unsaved),
+        TRAIN_TEST(what_needs_all_gradients_at_once_is_refused_with_its_cure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
