@@ -7,8 +7,12 @@ model takes minutes to compile), and eager. The ratio is to the quicker of both.
 recompute=block too, so that like is compared with like. Memory is what is in use on the device: for smelt what nvidia-smi or rocm-smi shows
 while it runs, for the peer the same figure from the driver after the row's steps, its allocator having been emptied before them.
 
+--in-backward adds rows in which smelt updates weights within the backward pass (optimizer.in_backward=true, optimizer.clip=0), one for each recompute
+policy; the peer's mode "in-backward" is "compiled" that does the same, by a hook of each parameter, and does not clip either.
+
     bench/finetune.py --smelt build/smelt --csv finetune.csv
     bench/finetune.py --rows 1x4096 --modes eager
+    bench/finetune.py --modes compiled,eager,in-backward --in-backward none,norm,attention,block
     bench/finetune.py --tiny --device cpu                       a small model, to try the script
 Needs a Python with PyTorch and transformers 5.17 or later."""
 import argparse
@@ -46,14 +50,45 @@ def make_peer(shape, mode, length):
     def loss_of(hidden, head, targets):
         return F.cross_entropy(F.linear(hidden, head).flatten(0, 1).float(), targets.flatten())
 
-    if mode == "compiled":
+    if mode != "eager":
         for layer in model.model.layers:
             layer.compile(dynamic=False)
         loss_of = torch.compile(loss_of, dynamic=False)
     return model, lambda window: loss_of(model.model(window[:, :-1], use_cache=False).last_hidden_state, model.lm_head.weight, window[:, 1:])
 
 
-def peer_row(arguments, model, loss, optimizer, row):
+class UpdatesInBackward:
+    """An AdamW for each parameter, which updates it as soon as the backward pass has its gradient, and frees that."""
+
+    def __init__(self, model):
+        import torch
+        for parameter in model.parameters():
+            self.follow(parameter, torch.optim.AdamW([parameter], fused=True, **gpu.OPTIMIZER))
+
+    @staticmethod
+    def follow(parameter, optimizer):
+        def update(_):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(self):
+        pass
+
+    def zero_grad(self, set_to_none):
+        pass
+
+
+def make_optimizer(model, mode):
+    """With what clips its gradients."""
+    import torch
+    if mode == "in-backward":
+        return UpdatesInBackward(model), lambda: None
+    return torch.optim.AdamW(model.parameters(), fused=True, **gpu.OPTIMIZER), lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+
+
+def peer_row(arguments, model, loss, optimizer, clip, row):
     """Steps of one row: medians, and the device memory in use after them."""
     import torch
     cuda = torch.cuda.is_available()
@@ -63,7 +98,7 @@ def peer_row(arguments, model, loss, optimizer, row):
     for step in range(arguments.steps + WARM_STEPS):
         begin = time.perf_counter()
         loss(windows[step % 8]).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        clip()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if cuda:
@@ -84,7 +119,7 @@ def peer(arguments):
     torch._dynamo.config.recompile_limit = 64  # first layer and others, each shape: past 8, PyTorch would go on uncompiled
     rows = arguments.rows.split(",")
     model, loss = make_peer(shape_of(arguments), arguments.as_peer, max(int(row.split("x")[1]) for row in rows))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **gpu.OPTIMIZER)
+    optimizer, clip = make_optimizer(model, arguments.as_peer)
     for row in rows:
         model.gradient_checkpointing_disable()
         for recompute in ("none", "checkpointing"):
@@ -94,7 +129,7 @@ def peer(arguments):
             if cuda:
                 torch.cuda.empty_cache()
             try:
-                result = peer_row(arguments, model, loss, optimizer, row)
+                result = peer_row(arguments, model, loss, optimizer, clip, row)
             except torch.OutOfMemoryError:
                 result = {"error": "out of memory"}
             optimizer.zero_grad(set_to_none=True)
@@ -114,15 +149,17 @@ def run_peer(arguments, mode):
     return results
 
 
-def run_smelt(arguments, row, recompute, folder):
+def run_smelt(arguments, row, recompute, folder, in_backward=False):
     sequences, length = row.split("x")
-    path = os.path.join(folder, f"{row}-{recompute}.json")
+    path = os.path.join(folder, f"{row}-{recompute}-{in_backward}.json")
     name = "zaya1-tiny" if arguments.tiny else "zaya1-8b"
     settings = {"precision": "pure_bf16", "optimizer.name": "adamw", "data.length": length, "microbatch": sequences, "accumulation": 1, "recompute": recompute,
                 "measured_steps": arguments.steps, "device": arguments.device, "json": path}
+    if in_backward:
+        settings.update({"optimizer.in_backward": "true", "optimizer.clip": 0})
     config = os.path.join(os.path.dirname(HERE), "configs", name + ".yaml")
     code, output, memory = gpu.run([arguments.smelt, "bench", "train", config, *(f"{key}={value}" for key, value in settings.items()), *arguments.set])
-    result = {"row": row, "program": "smelt", "mode": "pure bf16", "recompute": recompute}
+    result = {"row": row, "program": "smelt", "mode": "pure bf16" + ", in backward" * in_backward, "recompute": recompute}
     if code or not os.path.exists(path):
         return {**result, "error": f"exit code {code}: {output[-800:]}"}
     measured = json.load(open(path))["rows"][-1]
@@ -134,6 +171,7 @@ def main():
     parser.add_argument("--smelt", default="build/smelt")
     parser.add_argument("--rows", default="1x4096,2x4096", help="sequences x tokens, comma-separated")
     parser.add_argument("--modes", default="compiled,eager", help="the peer's, comma-separated; empty: smelt alone")
+    parser.add_argument("--in-backward", default="", metavar="POLICIES", help="recompute policies of smelt, comma-separated, with updates in the backward pass")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=5, help="measured steps")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
@@ -159,8 +197,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for row in arguments.rows.split(","):
             other = best.get(row)
-            for recompute in ["auto", "block"] if other and other["recompute"] != "none" else ["auto"]:
-                own = run_smelt(arguments, row, recompute, folder)
+            runs = [("auto", False)] + [("block", False)] * bool(other and other["recompute"] != "none")
+            for recompute, in_backward in runs + [(policy, True) for policy in filter(None, arguments.in_backward.split(","))]:
+                own = run_smelt(arguments, row, recompute, folder, in_backward)
                 if other and "error" not in own:
                     own["ratio"] = own["tokens_per_second"] / other["tokens_per_second"]
                     own["memory_ratio"] = own["memory_gib"] / other["memory_gib"] if other["memory_gib"] else float("nan")

@@ -220,6 +220,10 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
     Session *session = &trainer->session;
     int64_t sequences = measure->microbatch, tokens = config->batch.tokens, most = int_max(tokens / config->data.length, 1);
     double seconds;
+    if (config->optimizer.in_backward && measure->accumulation > 1)
+        return error_set(error, ERROR_USAGE,
+            "optimizer.in_backward=true has one microbatch a step, and accumulation=%lld: give accumulation=1",
+            (long long)measure->accumulation);
     if (!check_fit(trainer, sequences ? sequences : 1, error) ||
         (!sequences && !search(trainer, largest_fitting(trainer, most), &sequences, error)))
         return false;
