@@ -258,11 +258,15 @@ static bool has_finite_loss(const Session *session) {
 static void update_within(void *context, int bucket) {
     Session *session = context;
     StepUpdate *update = &session->update;
+    double start = log_seconds();
     if (!update->judged) update->made = has_finite_loss(session);
     update->judged = true;
     if (!update->made) return;
     optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->exchange, bucket));
     update_bucket(session, bucket, 1);
+    if (!session->config->profile) return;
+    device_synchronize(session->backend.device);
+    update->seconds += log_seconds() - start;
 }
 
 void session_begin_step(Session *session, int64_t step, double lr) { session->update = (StepUpdate){.step = step, .lr = lr}; }

@@ -31,8 +31,9 @@ typedef struct Validation {
 typedef struct StepUpdate {
     int64_t step;
     double lr;
-    bool judged; /* optimizer.in_backward: the step's loss is known */
-    bool made;   /* and it is finite, so that the program's run updates weights */
+    double seconds; /* that it took within the program, in a profile */
+    bool judged;    /* optimizer.in_backward: the step's loss is known */
+    bool made;      /* and it is finite, so that the program's run updates weights */
 } StepUpdate;
 
 typedef struct Session {

@@ -332,14 +332,14 @@ static void report_load(Loop *loop, int64_t step) {
         loop->config->precision == PRECISION_FP64)
         return;
     Error error = {0};
-    const void *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     SCOPED_FREE double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     SCOPED_FREE float *excess = memory_allocate(model->experts * sizeof *excess);
     int64_t layer = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
-        device_download(loop->session.backend.device, excess, parameter_in(p, gradients), model->experts * sizeof *excess);
+        const void *gradient = executor_device_tensor(loop->session.executor, graph_get(graph, p->tensor)->gradient);
+        device_download(loop->session.backend.device, excess, gradient, model->experts * sizeof *excess);
         double *of_layer = load + layer_of(&loop->session, layer++) * model->experts;
         for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] + 1.0 / model->experts;
     }
@@ -471,7 +471,7 @@ bool loop_step(Loop *loop, Error *error) {
     double seconds = log_seconds() - start;
     loop->profile.steps++;
     loop->profile.seconds += seconds;
-    loop->profile.optimizer += log_seconds() - executed;
+    loop->profile.optimizer += session->update.seconds + log_seconds() - executed;
     pace_step(&loop->pace, share_tokens(loop, &share), seconds);
     pass(loop, step, share.samples);
     report_step(loop, &share, targets, &outcome, lr, seconds);

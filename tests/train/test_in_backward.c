@@ -13,12 +13,21 @@
 #define MIXTRAL "model.family=llama model.experts=4 model.experts_per_token=2 model.auxiliary_loss=0.01 model.router_width=64 "
 enum { STEPS = 6 };
 
-/* Every loss and gradient norm, and the checkpoint with weights and moments. */
+/* The shares of tokens that experts got, which are read from gradients of balancing biases. */
+static void assert_same_loads(const char *run, const char *other) {
+    json_auto_t *loads = records(run, "load"), *expected = records(other, "load");
+    assert_int_equal(json_array_size(loads), json_array_size(expected));
+    for (size_t i = 0; i < json_array_size(loads); i++)
+        assert_true(json_equal(json_object_get(json_array_get(loads, i), "load"), json_object_get(json_array_get(expected, i), "load")));
+}
+
+/* Every loss, gradient norm and load, and the checkpoint with weights and moments. */
 static void check_bits(const char *settings) {
     assert_int_equal(system("rm -rf after within"), 0);
     train_good(ONE "steps=%d run=after %s", STEPS, settings);
     train_good(ONE "steps=%d run=within " WITHIN "%s", STEPS, settings);
     assert_same_steps("within", "after");
+    assert_same_loads("within", "after");
     if (!same_checkpoint("within", "after", STEPS)) fail_msg("%s: other weights or moments", settings);
 }
 
