@@ -85,6 +85,16 @@ static void experts_that_ranks_share_out_learn_the_same(void **state) {
     assert_same_training("shared", "one");
 }
 
+/* The head is read twice before its first update. */
+static void updates_within_the_backward_pass_give_the_same_bits(void **state) {
+    (void)state;
+    static const char one[] = PREFER LLAMA "model.tied=false precision=fp32 batch.sequences=12 optimizer.clip=0 layout.bucket_mb=0.01";
+    train_good("%s run=after", one);
+    train_good("%s run=within optimizer.in_backward=true", one);
+    assert_same_steps("within", "after");
+    assert_true(same_checkpoint("within", "after", 6));
+}
+
 static void a_step_is_the_mean_over_its_pairs(void **state) {
     (void)state;
     train_good(PREFER LLAMA "run=some");
@@ -232,6 +242,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         PREFERENCE_TEST(ranks_learn_what_one_process_learns),
         PREFERENCE_TEST(experts_that_ranks_share_out_learn_the_same),
+        PREFERENCE_TEST(updates_within_the_backward_pass_give_the_same_bits),
         PREFERENCE_TEST(a_step_is_the_mean_over_its_pairs),
         PREFERENCE_TEST(ipo_and_smoothing_are_other_losses),
         PREFERENCE_TEST(a_run_goes_on_with_the_same_bits),

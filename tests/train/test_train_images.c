@@ -74,6 +74,15 @@ static void a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit(void
     assert_true(recorded("whole", "step", 0, "images") == 6 && recorded("whole", "step", 0, "images_per_second") > 0);
 }
 
+static void updates_within_the_backward_pass_give_the_same_bits(void **state) {
+    (void)state;
+    static const char one[] = "batch.sequences=6 optimizer.clip=0 layout.bucket_mb=0.01";
+    train_images(0, "run=after %s", one);
+    train_images(0, "run=within %s optimizer.in_backward=true recompute=norm", one);
+    assert_same_steps("within", "after");
+    assert_true(same_checkpoint("within", "after", 24));
+}
+
 static void a_killed_run_ends_like_an_unbroken_one(void **state) {
     (void)state;
     enum { KILLS = 6 };
@@ -261,6 +270,7 @@ static void generation_refuses_what_it_cannot_write(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         IMAGES_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
+        IMAGES_TEST(updates_within_the_backward_pass_give_the_same_bits),
         IMAGES_TEST(a_killed_run_ends_like_an_unbroken_one),
         IMAGES_TEST(ranks_and_microbatches_learn_the_same),
         IMAGES_TEST(a_run_goes_on_with_other_ranks),
