@@ -54,6 +54,8 @@ bool comm_schedule_has_slot(const Layout *layout, int bucket) {
     return layout->shard.local_gradients && layout->buckets[bucket].sharded;
 }
 
+static bool is_reduced(const Layout *layout, int bucket) { return mesh_size(layout->mesh, layout->buckets[bucket].axes) > 1; }
+
 /* Sets `adds`. */
 static void note_overwrites(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     SCOPED_FREE int64_t *added = memory_allocate((layout->bucket_count + 1) * sizeof *added); /* bytes that no node overwrites */
@@ -88,12 +90,10 @@ static void list_updates(CommSchedule *schedule, const Layout *layout, const Gra
             schedule->buckets[b].writes = (NodeSpan){end - 1, end - 1};
     for (int b = 0; b < layout->bucket_count; b++) {
         BucketTimes *times = &schedule->buckets[b];
-        const LayoutBucket *bucket = &layout->buckets[b];
         if (!comm_schedule_has_slot(layout, b)) continue;
-        bool reduced = mesh_size(layout->mesh, bucket->axes) > 1;
-        int last = reduced ? next_complete(schedule, layout, times->writes.last) : times->writes.last;
+        int last = is_reduced(layout, b) ? next_complete(schedule, layout, times->writes.last) : times->writes.last;
         for (int pass = 0; pass < PASS_COUNT; pass++) last = int_max(last, times->reads[pass].last);
-        times->update = bucket->vectors ? end : last + 1;
+        times->update = layout->buckets[b].vectors ? end : last + 1;
     }
 }
 
@@ -201,6 +201,7 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
 
 static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
+/* A point interrupts what a GPU has recorded: updates in one process have no others than they need. */
 static void list_points(CommSchedule *schedule, const Layout *layout) {
     int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 3) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {
@@ -212,8 +213,9 @@ static void list_points(CommSchedule *schedule, const Layout *layout) {
             if (layout->stage < 3) break; /* they stay */
         }
         if (span_is_empty(times->writes)) continue;
-        if (comm_schedule_has_slot(layout, b)) points[count++] = times->writes.first;
-        points[count++] = times->writes.last + 1;
+        bool all = !layout->in_backward;
+        if (comm_schedule_has_slot(layout, b) && (all || times->adds)) points[count++] = times->writes.first;
+        if (all || is_reduced(layout, b)) points[count++] = times->writes.last + 1;
         if (times->update >= 0) points[count++] = times->update;
     }
     qsort(points, count, sizeof *points, ascending);
