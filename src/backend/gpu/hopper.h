@@ -56,6 +56,13 @@ INLINE void shared_barrier_arrive_at(SharedBarrier b, int rank) {
         : "r"(address_of(b)), "r"(rank)
         : "memory");
 }
+/* Stores x at `to` in the shared memory of block `rank` of the cluster, which has begun; seen there after cluster_barrier. */
+INLINE void shared_store_at(LOCAL float *to, float x, int rank) {
+    __asm__ volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %2; st.shared::cluster.f32 [there], %1; }"
+        :
+        : "r"(address_of(to)), "f"(x), "r"(rank)
+        : "memory");
+}
 /* Waits until phase `phase` (0, 1, 2 ...) is complete. */
 INLINE void shared_barrier_wait(SharedBarrier b, int phase) {
     int done;

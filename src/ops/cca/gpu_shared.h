@@ -122,7 +122,6 @@ INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     return at >= 0 ? in->u + (r - back) * in->columns : in->halo + in_halo * in->halo_columns;
 }
 
-#if defined __AMDGCN__
 /* A row without branches and with 32 bits, so that loads of it and of its neighbours start at once: a row that exists (`row`, the last
  * one for rows past it), the number of rows before it in its chunk, and its position. */
 typedef struct RowPlace { int32_t row, place, position; } RowPlace;
@@ -162,7 +161,6 @@ INLINE f32x8 add_all_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput 
     for (; h < in->group; h++) sum = add_queries(sum, from + h * in->dim, in, left, 1);
     return sum;
 }
-#endif
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 

@@ -10,9 +10,10 @@
  * written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are few and large: chunks of 1,024
  * rows would move d_w four times as often and cost up to a fifth more time.
  *
- * A row of 524 KB fits no processor's cache, so it is read twice, forwards for its maximum and sum and backwards for
- * the gradient. Few rows are in flight at once, so that much of the second reading hits the GPU's last-level cache. */
-#include "backend/gpu/gpu.h"
+ * A row of 524 KB fits no processor's cache. On Hopper a cluster of processors holds it (gpu_cluster.h). Elsewhere, and
+ * where ranks share the vocabulary out, it is read twice, forwards for its maximum and sum and backwards for the gradient:
+ * few rows are in flight at once, so that much of the second reading hits the GPU's last-level cache. */
+#include "ops/loss/gpu_cluster.h"
 
 enum {
     AMD_THREADS = 256,
@@ -20,16 +21,6 @@ enum {
     AHEAD = 4, /* vectors of 8 logits in flight of a thread */
     ADD_THREADS = 256,
 };
-
-/* logits [count, stride], in 16-byte aligned rows; with `gradient` they become d_logits. */
-typedef struct RowLossArguments {
-    bf16 GLOBAL *logits;
-    const int32_t GLOBAL *targets;
-    const float GLOBAL *scale; /* of row i: scale[i * scale_step] */
-    float GLOBAL *losses;
-    int64_t count, stride;
-    int32_t vocabulary, gradient, blocks, scale_step;
-} RowLossArguments;
 
 /* What ranks that share the vocabulary out tell each other of a row: log2 of the sum of e^x over their logits, and the
  * target's logit, or -infinity without it. */
@@ -62,14 +53,8 @@ enum { THREADS = AMD_THREADS };
 #endif
 enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
 
-/* Below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 however it is rounded. */
-#define FAR_BELOW -0x1p100f
-#define NO_LOGITS 0xff80ff80u      /* a pair of minus infinities: adds nothing */
-
 /* Of the logits seen so far: their maximum, and the sum of e^(x - most) of those in low and in high halves. */
 typedef struct Softmax { float most, low, high; } Softmax;
-
-INLINE float power(float x, float most) { return fast_exp2(x * LOG2_E - most * LOG2_E); }
 
 INLINE void softmax_raise(Softmax *s, float most) {
     float factor = power(s->most, most);
@@ -191,6 +176,13 @@ KERNEL(row_loss, RowLossArguments) {
     }
 }
 
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+ROW_LOSS_CLUSTER(row_loss_cluster_1, 1)
+ROW_LOSS_CLUSTER(row_loss_cluster_2, 2)
+ROW_LOSS_CLUSTER(row_loss_cluster_4, 4)
+ROW_LOSS_CLUSTER(row_loss_cluster_8, 8)
+#endif
+
 /* This rank's peaks. */
 KERNEL(row_peaks, SharedLossArguments) {
     for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
@@ -243,11 +235,14 @@ KERNEL(copy_row, LastRowArguments) {
 
 #else
 
+#include <string.h>
+
 #include "backend/gpu/kernel_launch.h"
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss.h"
 
 LAUNCHER(row_loss, RowLossArguments)
+LAUNCHERS(row_loss_cluster, RowLossArguments, row_loss_cluster_1, row_loss_cluster_2, row_loss_cluster_4, row_loss_cluster_8)
 LAUNCHER(row_peaks, SharedLossArguments)
 LAUNCHER(shared_row_loss, SharedLossArguments)
 LAUNCHER(add_losses, AddLossesArguments)
@@ -288,6 +283,19 @@ static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses,
         .blocks = (int32_t)(count < blocks ? count : blocks)};
 }
 
+/* Losses and d_logits by clusters that hold a row in shared memory; false where there are none or a row is too long. */
+static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
+    if (strcmp(device_info(device)->target, "sm_90a")) return false;
+    int form = 0;
+    while (slice_vectors(rows->vocabulary, 1 << form) > SLICE_VECTORS)
+        if (1 << ++form > MOST_BLOCKS) return false;
+    LaunchShape shape = {.x = rows->count << form,
+        .threads = CLUSTER_THREADS,
+        .shared = (int)slice_vectors(rows->vocabulary, 1 << form) * 8 * (int)sizeof *rows->logits};
+    launch_row_loss_cluster(device, form, shape, rows);
+    return true;
+}
+
 /* The losses of a chunk, and its d_logits in place of the logits. `peaks` are scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
     const LossAttributes *attributes = call->attributes;
@@ -295,7 +303,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak 
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
     if (ranks <= 1) {
-        launch_row_loss(call->device, shape, rows);
+        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, shape, rows);
         return;
     }
     int64_t shards[ranks + 1];
