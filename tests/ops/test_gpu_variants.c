@@ -75,7 +75,8 @@ static void build_cca(Check *check, const void *argument) {
 static void heads_of_whole_chunks_are_convolved(void **state) {
     (void)state;
     static const Cca cases[] = {{70, {2, 1, 64}, 32, 3, 0}, {70, {2, 1, 64}, 32, 3, 2}, {144, {2, 1, 128}, 64, 1, 4},
-        {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {33, {1, 1, 96}, 96, 33}, {1, {1, 1, 128}, 16, 1}};
+        {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {130, {4, 2, 128}, 128, 4, 2}, {33, {1, 1, 96}, 96, 33},
+        {1, {1, 1, 128}, 16, 1}};
     CHECK_ALL(build_cca, cases, .bf16 = 0.05);
 }
 

@@ -127,7 +127,7 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
         sums_clear(&sums, size);
         for (int32_t step = 0; step < tile.steps; step++) {
             LOCAL const bf16 *ready = stages + stage * both_elements(size);
-            copies_wait();
+            copies_wait(1);
             barrier();
             prefetch_stage(&loads, g, stage + PREFETCH_STAGES, a, b);
             UNROLL for (int depth = 0; depth < TILE_DEPTH; depth += MMA) {

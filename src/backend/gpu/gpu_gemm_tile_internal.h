@@ -262,9 +262,6 @@ INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
     UNROLL for (int i = 0; i < CHUNKS; i++) copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_depth(layout, i) < r->left);
     reader_advance(r, TILE_SMALL);
 }
-INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
-/* All but the last committed group of copies have arrived. */
-INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : "memory"); }
 
 #endif
 

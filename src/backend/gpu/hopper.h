@@ -97,6 +97,13 @@ INLINE void named_barrier_arrive(int id, int threads) { __asm__ volatile("bar.ar
 /* 2^x; results below the normal numbers are zero, which saves three instructions. */
 INLINE float exp2_or_zero(float x) { return __nvvm_ex2_approx_ftz_f(x); }
 
+/* The larger ones of the lower and of the upper bf16; of a NaN and a number the number. */
+INLINE uint32_t max_of_pairs(uint32_t a, uint32_t b) {
+    uint32_t most;
+    __asm__("max.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+
 /* -- Tensor memory accelerator (TMA) ------------------------------------------------------------------------------- */
 
 /* Address of the argument struct of KERNEL `name`, for the tensor maps in it. */

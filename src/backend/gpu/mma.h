@@ -471,6 +471,10 @@ INLINE void copy_chunk(LOCAL bf16 *to, GLOBAL const bf16 *from, bool there) {
         : "memory");
 }
 
+/* Ends a group of a thread's copies; waits until at most `later` of its groups are in flight. */
+INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
+INLINE void copies_wait(const int later) { __asm__ volatile("cp.async.wait_group %0;" : : "n"(later) : "memory"); }
+
 INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     (void)stage;
     int thread = stage_thread(threads);
@@ -480,12 +484,12 @@ INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int
             bool there = place.row < source->rows && place.column < source->columns;
             copy_chunk(tile + place.at, source->from + (there ? place.row * (int)source->stride + place.column : 0), there);
         }
-    __asm__ volatile("cp.async.commit_group;" : : : "memory");
+    copies_commit();
 }
 
 INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source, const int later) {
     (void)stage, (void)tile, (void)width, (void)rows, (void)threads, (void)source;
-    __asm__ volatile("cp.async.wait_group %0;" : : "n"(later) : "memory");
+    copies_wait(later);
 }
 
 #endif

@@ -2,7 +2,7 @@
  * one head, `stride` rows apart (gpu_shared.h): depthwise convolution into pairs, the matmul of the grouped
  * convolution, qk-mean, norm, rotation. Concurrent blocks of other heads find the rows that they share in the cache.
  * One more row of blocks shifts the values. In generation a last kernel updates the state. No scratch. */
-#include "ops/cca/gpu_shared.h"
+#include "ops/cca/gpu_fragments.h"
 
 /* `units` and `scales` are NULL outside training; `stride` is the number of rows of all concurrent tiles. */
 typedef struct CcaArguments {
@@ -251,6 +251,135 @@ CCA(cca_64, 64, true)
 CCA(cca_128, 128, true)
 CCA(cca_any, CCA_MAX_DIM, false)
 
+#if defined __NVPTX__
+/* -- Heads of 128 channels on NVIDIA ------------------------------------------------------------------------------- */
+
+/* Starts to copy the head's weights to shared memory: a chunk is the taps of four channels. */
+INLINE void begin_fragment_weights(const CcaInput *in, int head) {
+    for (int i = thread_id(); i < FRAGMENT_COLUMNS * FRAGMENT_STEPS * WAVE; i += FRAGMENT_THREADS) {
+        int column = i / (FRAGMENT_STEPS * WAVE), step = i / WAVE % FRAGMENT_STEPS, g = i % WAVE / 4, t = i % 4;
+        int out = column / 4 * 32 + g / 2 * CHUNK + column % 4 * 2 + g % 2, channel = step / 2 * 32 + t * CHUNK + step % 2 * 4;
+        copy_chunk((LOCAL bf16 *)(fragment_weights + i), in->grouped + ((head * FRAGMENT_DIM + out) * FRAGMENT_DIM + channel) * 2, true);
+    }
+    copies_commit();
+}
+
+/* shift_values of all rows, shared out among all threads; chunks are delayed or not. */
+INLINE void shift_all_values(const CcaArguments *a, int thread, int threads) {
+    enum { TOGETHER = 4 };
+    const CcaInput *in = &a->in;
+    int chunks = (int)in->values / CHUNK, count = in->rows * chunks;
+    for (int first = thread; first < count; first += TOGETHER * threads) {
+        u32x4 x[TOGETHER];
+        UNROLL for (int k = 0; k < TOGETHER; k++) {
+            int i = first + k * threads < count ? first + k * threads : first, column = i % chunks * CHUNK;
+            RowPlace row = place_row(in, i / chunks);
+            bool delayed = column >= in->current;
+            const bf16 GLOBAL *from = delayed ? placed_before(in, row, 1) : in->u + offset_of(row.row, in->columns);
+            x[k] = *(const u32x4 GLOBAL *)(from + in->convolved + column);
+            if (delayed && history_of(in, row) == 0) x[k] = (u32x4)0;
+        }
+        UNROLL for (int k = 0; k < TOGETHER; k++) {
+            int i = first + k * threads;
+            if (i < count) *(u32x4 GLOBAL *)(a->qkv + offset_of(i / chunks, in->columns) + in->convolved + i % chunks * CHUNK) = x[k];
+        }
+    }
+}
+
+/* Sums start as bias and qk-mean. */
+INLINE void begin_fragment_sums(FragmentSums *sums, const CcaArguments *a, const RowPlace row[2], int head) {
+    const CcaInput *in = &a->in;
+    FragmentRows own;
+    float of_others = 0.5f;
+    UNROLL for (int j = 0; j < FRAGMENT_COLUMNS; j++) sums->x[j] = (f32x4)0;
+    load_fragment_rows(&own, in->u, row, in->columns, head);
+    if (head < in->heads) {
+        add_fragment_rows(sums, in->u, row, in->columns, in->heads + head / in->group);
+    } else {
+        add_fragment_queries(sums, in, in->u, row, in->columns, head - in->heads);
+        of_others /= (float)in->group;
+    }
+    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) {
+        f32x8 bias = load8_wide(a->grouped_bias + head * FRAGMENT_DIM + fragment_channel(q), CHUNK);
+        UNROLL for (int r = 0; r < 2; r++)
+            fragment_set(sums, q, r, bias + (to_float8(own.x[r][q]) * 0.5f + fragment_chunk(sums, q, r) * of_others));
+    }
+}
+
+/* Adds the grouped convolution of the warp's rows. A chunk is asked for while the one before is multiplied. */
+INLINE void convolve_fragments(FragmentSums *sums, const CcaInput *in, int first, int head) {
+    int column = head * FRAGMENT_DIM + fragment_channel(0);
+    PairChunk ahead[2];
+    UNROLL for (int r = 0; r < 2; r++) ahead[r] = load_pair_chunk(in, first + fragment_row(r), column, CHUNK);
+    _Pragma("clang loop unroll(disable)") for (int q = 0; q < FRAGMENT_CHUNKS; q++) {
+        PairWeights weights = load_pair_weights(in, column, CHUNK);
+        u32x4 words[2][2];
+        UNROLL for (int r = 0; r < 2; r++) loaded_pairs(words[r], in, true, &ahead[r], &weights);
+        if (q + 1 < FRAGMENT_CHUNKS) column += 32;
+        UNROLL for (int r = 0; r < 2; r++) ahead[r] = load_pair_chunk(in, first + fragment_row(r), column, CHUNK);
+        UNROLL for (int i = 0; i < 2; i++) {
+            uint32_t a[4] = {words[0][i].x, words[1][i].x, words[0][i].y, words[1][i].y};
+            uint32_t b[4] = {words[0][i].z, words[1][i].z, words[0][i].w, words[1][i].w};
+            fragment_multiply(sums, a, b, q * 2 + i);
+        }
+    }
+}
+
+/* Rotates chunk `low` of a row with chunk `high`, by the angles of its position. */
+INLINE void rotate_fragment(FragmentSums *sums, int r, const float GLOBAL *angles, int low, int high, const int half) {
+    f32x8 x = fragment_chunk(sums, low, r), y = fragment_chunk(sums, high, r);
+    f32x8 cosine = load8_wide(angles + fragment_channel(low), CHUNK), sine = load8_wide(angles + half + fragment_channel(low), CHUNK);
+    fragment_set(sums, low, r, x * cosine - y * sine);
+    fragment_set(sums, high, r, y * cosine + x * sine);
+}
+
+INLINE void finish_fragments(const CcaArguments *a, FragmentSums *sums, const RowPlace row[2], int64_t first, int head) {
+    const CcaInput *in = &a->in;
+    UNROLL for (int r = 0; r < 2; r++) {
+        float squares = 0;
+        UNROLL for (int j = 0; j < FRAGMENT_COLUMNS; j++) squares +=
+            sums->x[j][2 * r] * sums->x[j][2 * r] + sums->x[j][2 * r + 1] * sums->x[j][2 * r + 1];
+        float scale = fast_sqrt((float)FRAGMENT_DIM) * fast_rsqrt(__builtin_fmaxf(lanes_sum(squares), CCA_LEAST_NORM * CCA_LEAST_NORM));
+        const float GLOBAL *angles = a->table + offset_of(row[r].position, in->rotated);
+        if (in->rotated == FRAGMENT_DIM) {
+            rotate_fragment(sums, r, angles, 0, 2, 64);
+            rotate_fragment(sums, r, angles, 1, 3, 64);
+        } else if (in->rotated) {
+            rotate_fragment(sums, r, angles, 0, 1, 32);
+        }
+        int64_t own = first + fragment_row(r);
+        if (own >= in->rows) continue;
+        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) finish(a, fragment_chunk(sums, q, r), scale, own, head, fragment_channel(q));
+    }
+}
+
+/* cca_fragments of a block: every `stride`-th tile of its warps. */
+INLINE void fragment_tiles(const CcaArguments *a) {
+    const CcaInput *in = &a->in;
+    int head = block_y(), heads = in->heads + in->kv_heads, across = (int)(a->stride / (FRAGMENT_WARPS * FRAGMENT_ROWS));
+    begin_fragment_weights(in, head);
+    shift_all_values(a, (block_x() * heads + head) * FRAGMENT_THREADS + thread_id(), across * heads * FRAGMENT_THREADS);
+    copies_wait(0);
+    barrier();
+    for (int64_t first = (block_x() * FRAGMENT_WARPS + wave_id()) * FRAGMENT_ROWS; first < in->rows; first += a->stride) {
+        FragmentSums sums;
+        RowPlace row[2];
+        UNROLL for (int r = 0; r < 2; r++) row[r] = place_row(in, (int)first + fragment_row(r));
+        begin_fragment_sums(&sums, a, row, head);
+        convolve_fragments(&sums, in, (int)first, head);
+        finish_fragments(a, &sums, row, first, head);
+    }
+}
+
+KERNEL(cca_fragments, CcaArguments) {
+    BLOCK_BOUNDS(FRAGMENT_THREADS, FRAGMENT_BLOCKS);
+    CcaArguments own = a;
+    own.in.whole = true;
+    own.in.dim = FRAGMENT_DIM;
+    fragment_tiles(&own);
+}
+#endif
+
 /* state = the last two rows of (state, u). */
 KERNEL(cca_state, CcaStateArguments) {
     int64_t column = (int64_t)block_x() * CCA_THREADS + thread_id();
@@ -262,12 +391,39 @@ KERNEL(cca_state, CcaStateArguments) {
 #else
 
 LAUNCHERS(cca, CcaArguments, cca_64, cca_128, cca_any)
+LAUNCHER(cca_fragments, CcaArguments)
 LAUNCHER(cca_state, CcaStateArguments)
 
 enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
+/* Blocks of `rows` rows for each of `tasks`: all at once, each of which takes as many tiles, where that is possible. */
+static int64_t concurrent_blocks(const CcaInput *in, int64_t rows, int64_t tasks, int64_t most) {
+    int64_t tiles = divide_up(in->rows, rows), across = most < tasks ? 1 : most / tasks;
+    return divide_up(tiles, divide_up(tiles, across));
+}
+
+static void launch_fragments(Device *device, CcaArguments *arguments) {
+    const CcaInput *in = &arguments->in;
+    int64_t rows = FRAGMENT_WARPS * FRAGMENT_ROWS, heads = in->heads + in->kv_heads;
+    LaunchShape shape = {.x = concurrent_blocks(in, rows, heads, FRAGMENT_BLOCKS * (int64_t)device_info(device)->processors),
+        .y = heads,
+        .threads = FRAGMENT_THREADS,
+        .shared = FRAGMENT_WEIGHTS};
+    arguments->stride = shape.x * rows;
+    launch_cca_fragments(device, shape, arguments);
+}
+
+static void launch_tiles(Device *device, CcaArguments *arguments) {
+    const CcaInput *in = &arguments->in;
+    int64_t tiles = divide_up(in->rows, cca_tile_rows(in)), tasks = in->heads + in->kv_heads + 1;
+    int64_t most = RESIDENT * device_info(device)->processors / tasks; /* all at once */
+    if (most < 1) most = 1;
+    LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device_info(device)->wave};
+    arguments->stride = shape.x * cca_tile_rows(in);
+    launch_cca(device, cca_form(in), shape, arguments);
+}
+
 GPU_OP(cca) {
-    const DeviceInfo *device = device_info(call->device);
     CcaArguments arguments = {.in = cca_input(call),
         .table = call->in[CCA_ROPE_TABLE],
         .grouped_bias = call->in[CCA_GROUPED_BIAS],
@@ -276,15 +432,12 @@ GPU_OP(cca) {
         .units = call->out[CCA_UNIT_KEYS],
         .scales = call->out[CCA_HEAD_SCALES]};
     const CcaInput *in = &arguments.in;
-    int64_t tiles = divide_up(in->rows, cca_tile_rows(in)), tasks = in->heads + in->kv_heads + 1;
-    int64_t most = RESIDENT * device->processors / tasks; /* all at once */
-    if (most < 1) most = 1;
-    LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device->wave};
-    arguments.stride = shape.x * cca_tile_rows(in);
-    launch_cca(call->device, cca_form(in), shape, &arguments);
+    if (cca_in_fragments(call->device, in)) launch_fragments(call->device, &arguments);
+    else launch_tiles(call->device, &arguments);
     if (!call->out[CCA_STATE]) return;
     CcaStateArguments state = {.u = in->u, .state = call->out[CCA_STATE], .rows = in->rows, .columns = in->columns};
-    launch_cca_state(call->device, (LaunchShape){.x = divide_up(in->columns, shape.threads), .threads = shape.threads}, &state);
+    int threads = CCA_WAVES * device_info(call->device)->wave;
+    launch_cca_state(call->device, (LaunchShape){.x = divide_up(in->columns, threads), .threads = threads}, &state);
 }
 
 #endif

@@ -192,7 +192,6 @@ INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 
-#if defined __AMDGCN__
 /* store_pairs in two steps: what a thread's chunk needs, asked for ahead, and the rest. */
 typedef struct PairChunk {
     u32x4 own, before, older;
@@ -217,17 +216,21 @@ INLINE PairWeights load_pair_weights(const CcaInput *in, int column, int left) {
     return (PairWeights){load_taps(in->depthwise + 2 * column, left, in->whole), load_wide(in->depthwise_bias + column, left, in->whole)};
 }
 
-INLINE void store_loaded_pairs(
-    LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, bool there, const PairChunk *chunk, const PairWeights *weights) {
+/* The pairs of a thread's chunk, a word each; zeros unless `there`. */
+INLINE void loaded_pairs(u32x4 pairs[2], const CcaInput *in, bool there, const PairChunk *chunk, const PairWeights *weights) {
     f32x8 earlier = earlier_taps(&weights->taps), later = later_taps(&weights->taps);
     int history = history_of(in, chunk->row);
     f32x8 u1 = to_float8(history > 0 ? chunk->before : (u32x4)0), u2 = to_float8(history > 1 ? chunk->older : (u32x4)0);
     f32x8 previous = weights->bias + earlier * u2 + later * u1, current = weights->bias + earlier * u1 + later * to_float8(chunk->own);
-    u32x4 pairs[2];
     UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? to_bf16_pair(previous[i], current[i]) : 0;
+}
+
+INLINE void store_loaded_pairs(
+    LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, bool there, const PairChunk *chunk, const PairWeights *weights) {
+    u32x4 pairs[2];
+    loaded_pairs(pairs, in, there, chunk, weights);
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
-#endif
 
 /* -- Matmul of a tile ---------------------------------------------------------------------------------------------- */
 

@@ -11,11 +11,11 @@
 
 enum {
     CLUSTER_THREADS = 512,
-    CLUSTER_BLOCKS = 3,               /* that share a processor */
-    SLICE_VECTORS = 4752,             /* most of a block's, of 8 logits: 3 x (75 KB and what else blocks have) fill 228 KB */
-    SEGMENT_VECTORS = 1024,           /* of one copy: its logits are looked at while later ones arrive */
+    CLUSTER_BLOCKS = 3,     /* that share a processor */
+    SLICE_VECTORS = 4752,   /* most of a block's, of 8 logits: 3 x (75 KB and what else blocks have) fill 228 KB */
+    SEGMENT_VECTORS = 1024, /* of one copy: its logits are looked at while later ones arrive */
     SEGMENTS = SLICE_VECTORS / SEGMENT_VECTORS + 1,
-    MOST_BLOCKS = 8,                  /* of a cluster, that every Hopper has */
+    MOST_BLOCKS = 8, /* of a cluster, that every Hopper has */
 };
 
 /* Vectors of a block's slice: all but the last block's, in whole lines of 128 bytes. */
@@ -64,12 +64,6 @@ INLINE u32x4 slice_vector(const Slice *slice, int v) {
         if (2 * i >= left) x[i] = NO_LOGITS;
     }
     return x;
-}
-
-INLINE uint32_t max_of_pairs(uint32_t a, uint32_t b) {
-    uint32_t most;
-    __asm__("max.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-    return most;
 }
 
 INLINE float cluster_power(float x, float log2_most) { return exp2_or_zero(x * LOG2_E - log2_most); }
@@ -133,8 +127,8 @@ INLINE SliceSum cluster_join(SliceSum block, int rank, const int size) {
 INLINE void slice_gradient(const Slice *slice, float log2_sum, float scale, int32_t target, float x_target) {
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) {
         u32x4 x = slice_vector(slice, v), out;
-        UNROLL for (int i = 0; i < 4; i++) out[i] = to_bf16_pair(
-            cluster_power(to_float_low(x[i]), log2_sum) * scale, cluster_power(to_float_high(x[i]), log2_sum) * scale);
+        UNROLL for (int i = 0; i < 4; i++) out[i] =
+            to_bf16_pair(cluster_power(to_float_low(x[i]), log2_sum) * scale, cluster_power(to_float_high(x[i]), log2_sum) * scale);
         slice->vectors[v] = out;
     }
     if (target < 0 || target >= slice->count * 8 || thread_id() != target / 8 % CLUSTER_THREADS) return;
