@@ -9,6 +9,7 @@
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
 #include "ops/loss/loss.h"
 
 const char *work_class_name(WorkClass class) {
@@ -29,6 +30,12 @@ static GemmShape linear_gemm_shape(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
     if (node->op == OP_linear_grad_weight) return of_weights(s.out, s.in, s.rows, 1);
     return node->op == OP_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
+}
+
+/* That of the frozen layer: its adapters have little depth. */
+static GemmShape adapted_gemm_shape(const Graph *graph, const Node *node) {
+    LinearShape s = adapted_linear_shape(graph, node);
+    return node->op == OP_adapted_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
 }
 
 /* One GEMM per expert, with the rows that it has when all have alike. */
@@ -71,6 +78,11 @@ Work work_of_node(const Graph *graph, const Node *node) {
     case OP_linear_grad_weight:
         work.class = WORK_GEMM;
         work.gemm = linear_gemm_shape(graph, node);
+        break;
+    case OP_adapted_linear:
+    case OP_adapted_linear_grad_input:
+        work.class = WORK_GEMM;
+        work.gemm = adapted_gemm_shape(graph, node);
         break;
     case OP_grouped_linear:
     case OP_grouped_linear_grad_input:

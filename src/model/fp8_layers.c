@@ -9,6 +9,7 @@
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
 #include "ops/loss/loss.h"
 
 enum { UNIT = 16 };
@@ -66,6 +67,10 @@ static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, 
         *weight = node->in[LINEAR_W];
         *second = node->in[LINEAR_W + 1];
         *rows = graph_rows(graph, node->in[LINEAR_X]);
+        return !node->backward;
+    case OP_adapted_linear:
+        *weight = node->in[ADAPTED_LINEAR_W];
+        *rows = graph_rows(graph, node->in[ADAPTED_LINEAR_X]);
         return !node->backward;
     case OP_grouped_linear: *weight = node->in[GROUPED_LINEAR_W]; return !node->backward;
     case OP_fp8_linear: *weight = fp8_linear_weight(graph, node); return !node->backward;

@@ -32,6 +32,13 @@ typedef struct Adapted {
     int64_t skipped;     /* rows of its B before those of the columns */
 } Adapted;
 
+/* The adapters of one part of a layer, of which this rank makes columns. */
+typedef struct Adapters {
+    TensorId down, up; /* [count * rank, in] and [sum of columns, rank] */
+    int count;         /* 0: none */
+    LoraColumns columns[LORA_MAX_ADAPTERS];
+} Adapters;
+
 /* NAME of NAME.weight, for the caller to free. */
 static char *module_of(const char *parameter) {
     size_t stem = strlen(parameter) - (ends_with(parameter, ".weight") ? strlen(".weight") : 0);
@@ -84,20 +91,20 @@ static TensorId scaled(const Builder *b, TensorId u) {
     return factor == 1 ? u : op_scale(b->graph, u, factor);
 }
 
-/* y with what the adapters of one part add to its columns, which begin at `column`. A layer of which this rank makes no
- * columns has an adapter all the same, as on the other ranks. */
-static TensorId adapt(Builder *b, TensorId x, TensorId weight, CutShare rows, int64_t column, TensorId y, LoraGroup group) {
+/* The adapters of one part, for its columns, which begin at `column`. A layer of which this rank makes no columns has an
+ * adapter all the same, as on the other ranks. */
+static Adapters adapters_of(Builder *b, TensorId weight, CutShare rows, int64_t column, LoraGroup group) {
     Graph *graph = b->graph;
     int64_t rank = b->lora ? b->lora->rank : 0;
     Adapted found[LORA_MAX_ADAPTERS];
+    Adapters adapters = {0};
     int count = rank ? find_adapted(b, weight, rows, column, group, found) : 0, first = 0, used = 0;
-    if (!count) return y;
+    if (!count) return adapters;
     graph->frozen = false;
     /* [count * rank, in] and [sum of out, rank] */
     TensorId down = declare(graph, found, count, true, rank, deviation(found[0].layer.whole[1]));
     TensorId up = declare(graph, found, count, false, rank, 0);
     graph->frozen = true;
-    LoraColumns columns[LORA_MAX_ADAPTERS];
     int64_t before = 0, sum = 0;
     for (int i = 0; i < count; i++) {
         if (!used) first = i;
@@ -106,20 +113,50 @@ static TensorId adapt(Builder *b, TensorId x, TensorId weight, CutShare rows, in
             continue;
         }
         if (!used) before += found[i].skipped;
-        columns[used++] = found[i].columns;
+        adapters.columns[used++] = found[i].columns;
         sum += found[i].columns.count;
     }
-    if (!used) return y;
-    if (used < count) down = graph_slice(graph, down, first * rank, used * rank);
-    if (sum < graph_rows(graph, up)) up = graph_slice(graph, up, before, sum);
-    return op_lora(graph, y, scaled(b, op_linear(graph, x, down, TENSOR_NONE, false)), up, columns, used);
+    adapters.count = used;
+    if (!used) return adapters;
+    adapters.down = used < count ? graph_slice(graph, down, first * rank, used * rank) : down;
+    adapters.up = sum < graph_rows(graph, up) ? graph_slice(graph, up, before, sum) : up;
+    return adapters;
+}
+
+static TensorId project_down(const Builder *b, TensorId x, const Adapters *adapters) {
+    return scaled(b, op_linear(b->graph, x, adapters->down, TENSOR_NONE, false));
+}
+
+static TensorId adapt(const Builder *b, TensorId x, TensorId y, const Adapters *adapters) {
+    if (!adapters->count) return y;
+    return op_lora(b->graph, y, project_down(b, x, adapters), adapters->up, adapters->columns, adapters->count);
+}
+
+static bool multiplies_in_fp8(const Builder *b, TensorId x, const Linear *linear) {
+    TensorId w = linear->parts[0].w;
+    return builder_is_fp8(b, graph_rows(b->graph, x), 0, graph_rows(b->graph, w), graph_columns(b->graph, w));
+}
+
+static MeshAxes summed_axes(const Linear *linear) { return linear->split == SPLIT_INPUT ? AXES_TENSOR : 0; }
+
+/* A layer of one part and its adapters at once. */
+static TensorId multiply_adapted(Builder *b, TensorId x, const Linear *linear, const Adapters *adapters) {
+    AdaptedLinear layer = {.w = builder_read(b, linear->parts[0].w),
+        .bias = linear->parts[0].bias,
+        .sum = summed_axes(linear),
+        .u = project_down(b, x, adapters),
+        .a = adapters->down,
+        .b = adapters->up,
+        .factor = lora_factor(b->lora),
+        .adapters = adapters->count};
+    memcpy(layer.columns, adapters->columns, sizeof layer.columns);
+    return op_adapted_linear(b->graph, x, &layer);
 }
 
 static TensorId multiply(Builder *b, TensorId x, const Linear *linear) {
     const LinearPart *part = &linear->parts[0];
-    MeshAxes sum = linear->split == SPLIT_INPUT ? AXES_TENSOR : 0;
-    bool fp8 = builder_is_fp8(b, graph_rows(b->graph, x), 0, graph_rows(b->graph, part->w), graph_columns(b->graph, part->w));
-    if (!fp8 || linear->parts[1].w) {
+    MeshAxes sum = summed_axes(linear);
+    if (!multiplies_in_fp8(b, x, linear) || linear->parts[1].w) {
         LinearPart parts[LINEAR_PARTS];
         for (int i = 0; i < LINEAR_PARTS; i++)
             parts[i] = (LinearPart){linear->parts[i].w ? builder_read(b, linear->parts[i].w) : TENSOR_NONE, linear->parts[i].bias};
@@ -134,12 +171,15 @@ TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraGroup 
     if (linear->split == SPLIT_OUTPUT) x = builder_gather(b, x);
     for (int i = 0; i < LINEAR_PARTS; i++)
         if (own.rows[i].count) own.parts[i].w = graph_slice(b->graph, own.parts[i].w, own.rows[i].first, own.rows[i].count);
-    TensorId y = multiply(b, x, &own);
+    Adapters adapters[LINEAR_PARTS] = {0};
     for (int i = 0; i < LINEAR_PARTS && own.parts[i].w; i++) {
         int64_t rows = graph_rows(b->graph, own.parts[i].w);
-        y = adapt(b, x, linear->parts[i].w, (CutShare){own.rows[i].first, rows}, column, y, group);
+        adapters[i] = adapters_of(b, linear->parts[i].w, (CutShare){own.rows[i].first, rows}, column, group);
         column += rows;
     }
+    bool together = adapters[0].count && !own.parts[1].w && !multiplies_in_fp8(b, x, &own);
+    TensorId y = together ? multiply_adapted(b, x, &own, &adapters[0]) : multiply(b, x, &own);
+    for (int i = 0; i < LINEAR_PARTS && !together; i++) y = adapt(b, x, y, &adapters[i]);
     return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;
 }
 

@@ -151,6 +151,30 @@ static void lora_and_scale_pass(void **state) {
     CHECK_ALL(build_lora, cases);
 }
 
+/* A frozen layer of x, and adapters of all its columns (three, flag2) or of some (flag3), with a bias or none (flag). */
+static void build_adapted_linear(Check *check, const void *argument) {
+    const Case *c = argument;
+    const int64_t rank = c->other, n = c->columns, out = 3 * n + 3, in = 2 * n + 1;
+    const LoraColumns all[] = {{0, n}, {n, 2 * n}, {3 * n, 3}}, some[] = {{1, n}, {2 * n + 1, n}};
+    AdaptedLinear layer = {.factor = 1.75, .adapters = c->flag3 ? 2 : 3};
+    memcpy(layer.columns, c->flag3 ? some : all, layer.adapters * sizeof *all);
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, in}, 0, 1);
+    layer.a = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){layer.adapters * rank, in}, 0, 0.5);
+    layer.b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){c->flag3 ? 2 * n : out, rank}, 0, 0.5);
+    check->graph->frozen = true;
+    layer.w = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){out, in}, 0, 0.5);
+    if (c->flag) layer.bias = check_parameter(check, PARAMETER_BIAS, 1, &out, 0, 1);
+    check->graph->frozen = false;
+    layer.u = op_scale(check->graph, op_linear(check->graph, x, layer.a, TENSOR_NONE, false), layer.factor);
+    check_output(check, op_adapted_linear(check->graph, x, &layer));
+}
+
+static void a_frozen_layer_with_adapters_passes(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 1, true, false}, {67, 5, 3, false, true}, {40, 32, 8, true, true}, {33, 5, 3, true, false, true}};
+    CHECK_ALL(build_adapted_linear, cases);
+}
+
 static void build_two_readers(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
@@ -269,6 +293,7 @@ int main(void) {
         cmocka_unit_test(residual_norm_passes_with_and_without_scales_and_a_dead_stream),
         cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
         cmocka_unit_test(lora_and_scale_pass),
+        cmocka_unit_test(a_frozen_layer_with_adapters_passes),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
         cmocka_unit_test(scale_add_passes),
         cmocka_unit_test(gelu_and_swiglu_pass),

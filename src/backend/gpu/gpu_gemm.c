@@ -194,8 +194,7 @@ static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride
 
 /* -- On Hopper ----------------------------------------------------------------------------------------------------- */
 
-/* Describes an operand [sheets, rows, columns]. */
-static bool map_operand(
+bool gpu_gemm_map_operand(
     const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride) {
     return gpu_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
 }
@@ -203,7 +202,7 @@ static bool map_operand(
 /* Describes C or D [sheets, m, n]; fp32 elements count as pairs of bf16. */
 static bool map_result(const Device *device, TensorMap *map, const GemmArguments *g, const void *data, int64_t sheets) {
     int64_t width = g->wide ? 2 : 1;
-    return map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
+    return gpu_gemm_map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
 }
 
 /* The slots of all experts, along m or k, are one sheet. */
@@ -212,8 +211,10 @@ bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h,
     int64_t a_sheets = g->offset ? 1 : g->problems, b_sheets = g->slots_are_depth ? 1 : g->problems, c_sheets = by_rows ? 1 : g->problems;
     *h = (GemmHopper){.gemm = *g};
     if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
-    if (!map_operand(device, &h->a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
-        !map_operand(device, &h->b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
+    if (!gpu_gemm_map_operand(
+            device, &h->a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
+        !gpu_gemm_map_operand(
+            device, &h->b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
         !map_result(device, &h->c, g, g->c, c_sheets) || (g->d && !map_result(device, &h->d, g, g->d, c_sheets)))
         return false;
     int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, HOPPER_COLUMNS),

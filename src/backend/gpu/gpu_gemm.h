@@ -38,6 +38,21 @@ typedef struct GemmGrouped {
 } GemmGrouped;
 void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped);
 
+/* A second product beside C = A B: A2 [m, count * k] times B2, of which part i takes columns i * k .. of A2 and adds to `count`
+ * columns of C from `first` on. B2 has the layout of B and as many lines as the parts have columns, part after part: [lines, k]
+ * where B is transposed, else [k, lines]. */
+enum { GEMM_MOST_PARTS = 4 };
+typedef struct GemmPart { int64_t first, count; } GemmPart;
+typedef struct GemmSecond {
+    const void *a, *b;
+    int64_t lda, ldb, k;
+    int count;
+    GemmPart parts[GEMM_MOST_PARTS];
+} GemmSecond;
+/* C = A B + bias and the second product, in bf16, rounded once; without accumulate and transpose_a. False, with nothing done, where
+ * there is no kernel: it is for Hopper, for operands that TMA can read and for parts that begin and end with its tiles. */
+bool gpu_gemm_two(Device *device, const Gemm *gemm, const GemmSecond *second);
+
 /* As gpu_gemm and gpu_gemm_grouped (over rows), for fp8 (device/gemm.h). False, with nothing done, where there is no kernel:
  * they are for the targets of gpu_gemm_has_fp8 (sm_90a, gfx942, gfx950); for n, k and leading dimensions that are multiples of 16,
  * and operands, C, bias and scale_b aligned to 16 bytes; for the scalings ONE, TENSOR and LINE in any combination, and for A in

@@ -68,6 +68,23 @@ typedef struct GemmHopper {
     GemmScales scales; /* not used in bf16 */
 } GemmHopper;
 
+/* Columns first .. end - 1 of C, from line `line` of B2 on; their depth in A2 begins at `depth`. Tiles lie inside it. */
+enum { SECOND_PARTS = 4 };
+typedef struct SecondPart { int32_t first, end, line, depth; } SecondPart;
+
+/* A second product C += A2 B2, in the layouts of the first: its stages follow those of A and B. B2 ends with the depth of a
+ * part, so that what a box of A2 has beyond it meets zeros. */
+typedef struct HopperSecond {
+    TensorMap a, b;
+    int32_t steps, count; /* stages of a part; parts */
+    SecondPart parts[SECOND_PARTS];
+} HopperSecond;
+
+typedef struct GemmHopperTwo {
+    GemmHopper first;
+    HopperSecond second;
+} GemmHopperTwo;
+
 #ifndef GPU_DEVICE
 
 #include "backend/gpu/gpu_gemm.h"
@@ -80,6 +97,9 @@ GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
 /* Sets what depends on all others and on the size of tiles. Returns the launch on AMD of blocks of one tile each. */
 LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height);
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
+/* Describes an operand [sheets, rows, columns] for it. */
+bool gpu_gemm_map_operand(
+    const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -208,14 +228,28 @@ INLINE void load_box(
 INLINE int32_t map_row(const GemmArguments *g, const HopperTile *t) { return t->row + (slots_are_rows(g) ? t->slot : 0); }
 INLINE int32_t map_sheet(const GemmArguments *g, const HopperTile *t) { return slots_are_rows(g) ? 0 : t->problem; }
 
-/* Loads the operands of a tile. Each block of the cluster loads every second box of B and multicasts it to both. */
+/* The part of a second product that the columns from `column` on have; its line is that column's. Without steps: none. */
+typedef struct SecondPlace { int32_t steps, line, depth; } SecondPlace;
+
+INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
+    SecondPlace place = {0};
+    for (int32_t i = 0; i < second->count; i++) {
+        const SecondPart *part = &second->parts[i];
+        if (column >= part->first && column < part->end)
+            place = (SecondPlace){second->steps, part->line + column - part->first, part->depth};
+    }
+    return place;
+}
+
+/* Loads the operands of a tile, but for its last `later` stages. Each block of the cluster loads every second box of B and multicasts
+ * it to both. */
 INLINE void load_operands(
-    const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, Layout a, Layout b) {
+    const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later, Layout a, Layout b) {
     const GemmArguments *g = &h->gemm;
     uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
     int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
     int32_t a_sheet = g->offset ? 0 : t->problem, b_sheet = g->slots_are_depth ? 0 : t->problem;
-    for (int32_t step = 0; step < t->steps; step++, depth += TILE_DEPTH) {
+    for (int32_t step = 0; step < t->steps - later; step++, depth += TILE_DEPTH) {
         LOCAL bf16 *stage = stage_at(ring);
         SharedBarrier full = stage_full(ring);
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
@@ -224,6 +258,24 @@ INLINE void load_operands(
         for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
         for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
             load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, t->column + i * BOX_LINES, depth, b_sheet, full,
+                (1 << HOPPER_CLUSTER) - 1);
+        ring_advance(ring, HOPPER_STAGES);
+    }
+}
+
+/* Loads the last stages of a tile, those of a second product, in the same way. */
+INLINE void load_second(uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, Layout a, Layout b) {
+    uint64_t map_a = maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = maps + __builtin_offsetof(GemmHopperTwo, second.b);
+    int32_t groups = t->half ? 1 : 2;
+    for (int32_t depth = 0; depth < place->steps * TILE_DEPTH; depth += TILE_DEPTH) {
+        LOCAL bf16 *stage = stage_at(ring);
+        SharedBarrier full = stage_full(ring);
+        shared_barrier_wait(stage_empty(ring), ring->phase + 1);
+        shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
+        for (int32_t i = 0; i < groups; i++)
+            load_box(stage + i * BOX_ELEMENTS, map_a, a, t->row + i * BOX_LINES, place->depth + depth, 0, full, 0);
+        for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
+            load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, place->line + i * BOX_LINES, depth, 0, full,
                 (1 << HOPPER_CLUSTER) - 1);
         ring_advance(ring, HOPPER_STAGES);
     }
@@ -242,8 +294,8 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
     }
 }
 
-/* The producer thread: all tiles of its block, then a tile without steps, which ends the warpgroups. */
-INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, Layout a, Layout b) {
+/* The producer thread: all tiles of its block, then a tile without steps, which ends the warpgroups. `second` may be NULL. */
+INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, Layout a, Layout b) {
     HopperWalk walk = {0};
     Ring ring = {0};
     int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
@@ -255,7 +307,11 @@ INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, La
             shared_barrier_arrive(stage_full(&ring));
             return;
         }
-        load_operands(h, maps, &t, &ring, rank, round, a, b);
+        SecondPlace place = {0};
+        if (second) place = second_place(second, t.column);
+        t.steps += place.steps;
+        load_operands(h, maps, &t, &ring, rank, round, place.steps, a, b);
+        load_second(maps, &t, &place, &ring, rank, a, b);
         load_d(h, maps, &t, &ring);
     }
 }
@@ -617,7 +673,8 @@ INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, const HopperForm f
     copies_done();
 }
 
-INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm form) {
+/* `second`, NULL or that of a GemmHopperTwo whose `first` is h, is a constant pointer: kernels without it have no code for it. */
+INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const HopperForm form) {
     Schedule schedule = schedule_of(&h->gemm, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
     if (thread_id() == 0) {
         for (int i = 0; i < HOPPER_STAGES; i++) {
@@ -634,9 +691,11 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm
     } else {
         if (form.promotion) registers_lower(40);
         bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave its registers */
-        if (lane_id() == 0 && !spare) load_tiles(h, maps, &schedule, form.a, form.b);
+        if (lane_id() == 0 && !spare) load_tiles(h, maps, second, &schedule, form.a, form.b);
     }
     cluster_barrier();
 }
+
+INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm form) { multiply_hopper_two(h, maps, 0, form); }
 
 #endif

@@ -1,23 +1,26 @@
-/* lora on a CPU: one GEMM per adapter, on all threads. */
+/* lora and adapted_linear on a CPU: one GEMM per adapter, on all threads, and that of the frozen layer. */
 #include "backend/cpu/kernel.h"
 #include "ops/lora/lora.h"
 
-CPU_OP(lora) {
-    const LoraAttributes *attributes = call->attributes;
-    const T *y = call->in[LORA_Y], *u = call->in[LORA_U], *b = call->in[LORA_B];
-    T *adapted = call->out[LORA_ADAPTED];
-    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1], width = call->in_shape[LORA_U][1];
-    int64_t rank = call->in_shape[LORA_B][1];
-    if (adapted != y) memcpy(adapted, y, rows * out * sizeof(T));
+/* y [rows, out] += u_i b_i^T, with u [rows, width] and rank columns of b. */
+static void add_adapters(const LoraAttributes *attributes, T *y, const T *u, const T *b, int64_t rows, int64_t out, int64_t rank) {
     for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
         int64_t column = attributes->columns[i].first;
         LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
-        Gemm g = linear_gemm(shape, KERNEL_GEMM_COMPUTE, u + i * rank, b + row * rank, adapted + column);
-        g.lda = width;
+        Gemm g = linear_gemm(shape, KERNEL_GEMM_COMPUTE, u + i * rank, b + row * rank, y + column);
+        g.lda = attributes->adapters * rank;
         g.ldc = out;
         g.accumulate = true;
         gemm(&g);
     }
+}
+
+CPU_OP(lora) {
+    const T *y = call->in[LORA_Y];
+    T *adapted = call->out[LORA_ADAPTED];
+    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1];
+    if (adapted != y) memcpy(adapted, y, rows * out * sizeof(T));
+    add_adapters(call->attributes, adapted, call->in[LORA_U], call->in[LORA_B], rows, out, call->in_shape[LORA_B][1]);
 }
 
 CPU_OP(lora_grad_input) {
@@ -53,4 +56,29 @@ CPU_OP(lora_grad_weight) {
         g.ldb = width;
         gemm(&g);
     }
+}
+
+CPU_OP(adapted_linear) {
+    const AdaptedLinearAttributes *attributes = call->attributes;
+    const int64_t *x_shape = call->in_shape[ADAPTED_LINEAR_X];
+    LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = call->in_shape[ADAPTED_LINEAR_W][0]};
+    T *y = call->out[ADAPTED_LINEAR_Y];
+    Gemm g = linear_gemm(shape, KERNEL_GEMM_COMPUTE, call->in[ADAPTED_LINEAR_X], call->in[ADAPTED_LINEAR_W], y);
+    g.bias = adapted_linear_has_bias(call) ? call->in[ADAPTED_LINEAR_BIAS] : NULL;
+    gemm(&g);
+    add_adapters(&attributes->lora, y, call->in[ADAPTED_LINEAR_U], call->in[ADAPTED_LINEAR_B], shape.rows, shape.out,
+        call->in_shape[ADAPTED_LINEAR_B][1]);
+}
+
+CPU_OP(adapted_linear_grad_input) {
+    const int64_t *w_shape = call->in_shape[ADAPTED_LINEAR_GRAD_INPUT_W], *u_shape = call->in_shape[ADAPTED_LINEAR_GRAD_INPUT_D_U];
+    LinearShape narrow = {.rows = u_shape[0], .in = w_shape[1], .out = u_shape[1]}, whole = {u_shape[0], w_shape[1], w_shape[0]};
+    T *d_x = call->out[ADAPTED_LINEAR_GRAD_INPUT_D_X];
+    Gemm g = linear_grad_input_gemm(
+        narrow, KERNEL_GEMM_COMPUTE, call->in[ADAPTED_LINEAR_GRAD_INPUT_D_U], call->in[ADAPTED_LINEAR_GRAD_INPUT_A], d_x);
+    gemm(&g);
+    g = linear_grad_input_gemm(
+        whole, KERNEL_GEMM_COMPUTE, call->in[ADAPTED_LINEAR_GRAD_INPUT_D_Y], call->in[ADAPTED_LINEAR_GRAD_INPUT_W], d_x);
+    g.accumulate = true;
+    gemm(&g);
 }

@@ -1,27 +1,33 @@
-/* lora on a GPU: one device_gemm per adapter. No kernels, no scratch. */
+/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, and that of the frozen layer, or both in one where there is a kernel
+ * for that (gpu_gemm_two). No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE
 
+#include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 #include "ops/lora/lora.h"
 
-GPU_OP(lora) {
-    const LoraAttributes *attributes = call->attributes;
-    const bf16 *y = call->in[LORA_Y], *u = call->in[LORA_U], *b = call->in[LORA_B];
-    bf16 *adapted = call->out[LORA_ADAPTED];
-    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1], width = call->in_shape[LORA_U][1];
-    int64_t rank = call->in_shape[LORA_B][1];
-    if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
+/* y [rows, out] += u_i b_i^T, with u [rows, adapters * rank]. */
+static void add_adapters(
+    Device *device, const LoraAttributes *attributes, bf16 *y, const bf16 *u, const bf16 *b, int64_t rows, int64_t out, int64_t rank) {
     for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
         int64_t column = attributes->columns[i].first;
         LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
-        Gemm gemm = linear_gemm(shape, GEMM_BF16, u + i * rank, b + row * rank, adapted + column);
-        gemm.lda = width;
+        Gemm gemm = linear_gemm(shape, GEMM_BF16, u + i * rank, b + row * rank, y + column);
+        gemm.lda = attributes->adapters * rank;
         gemm.ldc = out;
         gemm.accumulate = true;
-        device_gemm(call->device, &gemm);
+        device_gemm(device, &gemm);
     }
+}
+
+GPU_OP(lora) {
+    const bf16 *y = call->in[LORA_Y];
+    bf16 *adapted = call->out[LORA_ADAPTED];
+    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1];
+    if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
+    add_adapters(call->device, call->attributes, adapted, call->in[LORA_U], call->in[LORA_B], rows, out, call->in_shape[LORA_B][1]);
 }
 
 GPU_OP(lora_grad_input) {
@@ -56,6 +62,38 @@ GPU_OP(lora_grad_weight) {
         gemm.ldb = width;
         device_gemm(call->device, &gemm);
     }
+}
+
+GPU_OP(adapted_linear) {
+    const AdaptedLinearAttributes *attributes = call->attributes;
+    const LoraAttributes *lora = &attributes->lora;
+    const int64_t *x_shape = call->in_shape[ADAPTED_LINEAR_X];
+    const bf16 *u = call->in[ADAPTED_LINEAR_U], *b = call->in[ADAPTED_LINEAR_B];
+    LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = call->in_shape[ADAPTED_LINEAR_W][0]};
+    int64_t rank = call->in_shape[ADAPTED_LINEAR_B][1];
+    Gemm gemm = linear_gemm(shape, GEMM_BF16, call->in[ADAPTED_LINEAR_X], call->in[ADAPTED_LINEAR_W], call->out[ADAPTED_LINEAR_Y]);
+    gemm.b_lasts = attributes->lasts;
+    gemm.bias = adapted_linear_has_bias(call) ? call->in[ADAPTED_LINEAR_BIAS] : NULL;
+    GemmSecond second = {.a = u, .b = b, .lda = lora->adapters * rank, .ldb = rank, .k = rank, .count = lora->adapters};
+    for (int i = 0; i < lora->adapters; i++) second.parts[i] = (GemmPart){lora->columns[i].first, lora->columns[i].count};
+    if (gpu_gemm_two(call->device, &gemm, &second)) return;
+    device_gemm(call->device, &gemm);
+    add_adapters(call->device, lora, call->out[ADAPTED_LINEAR_Y], u, b, shape.rows, shape.out, rank);
+}
+
+GPU_OP(adapted_linear_grad_input) {
+    const int64_t *w_shape = call->in_shape[ADAPTED_LINEAR_GRAD_INPUT_W], *u_shape = call->in_shape[ADAPTED_LINEAR_GRAD_INPUT_D_U];
+    const bf16 *d_u = call->in[ADAPTED_LINEAR_GRAD_INPUT_D_U], *a = call->in[ADAPTED_LINEAR_GRAD_INPUT_A];
+    LinearShape whole = {.rows = u_shape[0], .in = w_shape[1], .out = w_shape[0]}, narrow = {u_shape[0], w_shape[1], u_shape[1]};
+    bf16 *d_x = call->out[ADAPTED_LINEAR_GRAD_INPUT_D_X];
+    Gemm gemm =
+        linear_grad_input_gemm(whole, GEMM_BF16, call->in[ADAPTED_LINEAR_GRAD_INPUT_D_Y], call->in[ADAPTED_LINEAR_GRAD_INPUT_W], d_x);
+    GemmSecond second = {.a = d_u, .b = a, .lda = narrow.out, .ldb = narrow.in, .k = narrow.out, .count = 1, .parts = {{0, narrow.in}}};
+    if (gpu_gemm_two(call->device, &gemm, &second)) return;
+    Gemm first = linear_grad_input_gemm(narrow, GEMM_BF16, d_u, a, d_x);
+    device_gemm(call->device, &first);
+    gemm.accumulate = true;
+    device_gemm(call->device, &gemm);
 }
 
 #endif

@@ -713,6 +713,114 @@ static void check_experts_rounded_once(const Experts *e) {
 }
 static void gemms_of_experts_are_added_to_bf16_and_rounded_once(void **state) { (void)state, check_experts(check_experts_rounded_once); }
 
+/* -- Two products -------------------------------------------------------------------------------------------------- */
+
+typedef struct TwoSize {
+    int64_t m, n, k, rank;
+    int count;
+    GemmPart parts[GEMM_MOST_PARTS];
+} TwoSize;
+
+/* The second product of an element; its depth is that of the part which has the column. */
+static double second_product(const TwoSize *s, bool transpose_b, const Matrix *a, const Matrix *b, int64_t i, int64_t j) {
+    int64_t line = 0;
+    double sum = 0;
+    for (int part = 0; part < s->count; line += s->parts[part++].count) {
+        int64_t column = j - s->parts[part].first;
+        for (int64_t p = 0; p < s->rank && column >= 0 && column < s->parts[part].count; p++)
+            sum += matrix_get(a, i, part * s->rank + p) * line_get(b, !transpose_b, line + column, p);
+    }
+    return sum;
+}
+
+static Matrix two_operand(bool transposed, int64_t lines, int64_t depth) {
+    return transposed ? matrix_new(GEMM_BF16, lines, depth, padded(depth, true), true)
+                      : matrix_new(GEMM_BF16, depth, lines, padded(lines, true), true);
+}
+
+static void expect_two(const TwoSize *s, bool transpose_b, const Matrix operands[4], const Matrix *bias, const Matrix *c) {
+    for (int at = 0; at < SAMPLES; at++) {
+        int64_t i = random_below(s->m), j = random_below(s->n);
+        double sum = bias ? matrix_get(bias, 0, j) : 0;
+        for (int64_t p = 0; p < s->k; p++) sum += matrix_get(&operands[0], i, p) * line_get(&operands[1], !transpose_b, j, p);
+        sum += second_product(s, transpose_b, &operands[2], &operands[3], i, j);
+        double got = matrix_get(c, i, j),
+               tolerance = (double)(s->k + s->rank + 4) / (1 << 24) * (double)(s->k + s->rank) + 1.01 / 256 * fabs(sum);
+        if (!(fabs(got - sum) <= tolerance))
+            fail_msg("m %ld n %ld k %ld rank %ld: C[%ld][%ld] is %.9g, expected %.9g +- %.2g", (long)s->m, (long)s->n, (long)s->k,
+                (long)s->rank, (long)i, (long)j, got, sum, tolerance);
+    }
+}
+
+/* False where there is no kernel: then C is as it was. */
+static bool check_two(const TwoSize *s, bool transpose_b, bool biased) {
+    int64_t lines = 0;
+    for (int i = 0; i < s->count; i++) lines += s->parts[i].count;
+    Matrix operands[] = {two_operand(true, s->m, s->k), two_operand(transpose_b, s->n, s->k), two_operand(true, s->m, s->count * s->rank),
+        two_operand(transpose_b, lines, s->rank)};
+    Matrix bias = matrix_new(GEMM_F32, 1, s->n, s->n, true), c = matrix_new(GEMM_BF16, s->m, s->n, padded(s->n, true), false),
+           before = matrix_copy(&c);
+    const Matrix *a = &operands[0], *b = &operands[1], *a2 = &operands[2], *b2 = &operands[3];
+    Gemm gemm = {.transpose_b = transpose_b,
+        .input = GEMM_BF16,
+        .output = GEMM_BF16,
+        .m = s->m,
+        .n = s->n,
+        .k = s->k,
+        .a = a->device,
+        .lda = a->ld,
+        .b = b->device,
+        .ldb = b->ld,
+        .c = c.device,
+        .ldc = c.ld,
+        .bias = biased ? bias.device : NULL};
+    GemmSecond second = {.a = a2->device, .b = b2->device, .lda = a2->ld, .ldb = b2->ld, .k = s->rank, .count = s->count};
+    memcpy(second.parts, s->parts, sizeof second.parts);
+    bool done = gpu_gemm_two(check_device(), &gemm, &second);
+    matrix_download(&c);
+    expect_no_failure();
+    if (done) {
+        expect_two(s, transpose_b, operands, biased ? &bias : NULL, &c);
+        expect_gaps_unchanged(&c);
+        Matrix first = matrix_copy(&c);
+        matrix_upload(&before);
+        gpu_gemm_two(check_device(), &gemm, &second);
+        matrix_download(&c);
+        assert_memory_equal(c.host, first.host, (size_t)matrix_bytes(&c));
+        free(first.host);
+    } else {
+        assert_memory_equal(c.host, before.host, (size_t)matrix_bytes(&c));
+    }
+    free(before.host);
+    for (int i = 0; i < 4; i++) matrix_free(&operands[i]);
+    matrix_free(&bias), matrix_free(&c);
+    return done;
+}
+
+/* One part of all columns; three of adapters of depth 16, and of more than a stage; gaps between parts; tiles that are not full. */
+static void two_products_match_a_loop(void **state) {
+    (void)state;
+    check_gpu();
+    static const TwoSize sizes[] = {
+        {136, 264, 72, 16, 1, {{0, 264}}},
+        {8, 8, 8, 8, 1, {{0, 8}}},
+        {392, 776, 200, 16, 3, {{0, 256}, {256, 256}, {512, 264}}},
+        {200, 1288, 136, 72, 2, {{256, 512}, {1024, 264}}},
+        {1544, 2832, 136, 48, 1, {{0, 2832}}},
+        {4608, 3072, 256, 128, 1, {{0, 3072}}},
+    };
+    bool hopper = !strcmp(device_info(check_device())->target, "sm_90a");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int form = 0; form < 4; form++) assert_true(check_two(&sizes[i], form & 1, form & 2) == hopper);
+}
+
+static void two_products_whose_parts_cut_tiles_are_left_alone(void **state) {
+    (void)state;
+    check_gpu();
+    assert_false(check_two(&(TwoSize){64, 512, 64, 16, 2, {{0, 128}, {128, 384}}}, true, false));
+    assert_false(check_two(&(TwoSize){64, 512, 64, 16, 1, {{0, 136}}}, true, false));
+}
+
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
 /* Random numbers of one sign or the other: what the clock does under load depends on the data. */
@@ -843,6 +951,80 @@ static void speed_of_symmetric(int64_t order, int64_t count) {
     device_free(check_device(), x, count * order * order * 2), device_free(check_device(), c, count * order * order * 2);
 }
 
+static void run_two(const void *what) {
+    const Gemm *const *gemms = what;
+    const GemmSecond *second = (const GemmSecond *)gemms[1];
+    gpu_gemm_two(check_device(), gemms[0], second);
+}
+/* As adapters are added where there is no kernel for both. */
+static void run_one_after_the_other(const void *what) {
+    const Gemm *const *gemms = what;
+    const GemmSecond *second = (const GemmSecond *)gemms[1];
+    device_gemm(check_device(), gemms[0]);
+    for (int64_t i = 0, line = 0; i < second->count; line += second->parts[i++].count) {
+        Gemm part = *gemms[0];
+        part.n = second->parts[i].count, part.k = second->k, part.bias = NULL, part.accumulate = true;
+        part.a = (const uint16_t *)second->a + i * second->k, part.lda = second->lda;
+        part.b = (const uint16_t *)second->b + line * (part.transpose_b ? second->ldb : 1), part.ldb = second->ldb;
+        part.c = (uint16_t *)part.c + second->parts[i].first;
+        device_gemm(check_device(), &part);
+    }
+}
+
+/* A frozen layer of `count` equal parts with adapters: forward, and the gradient of its input. Beside them the products that its
+ * adapters have besides. */
+static void speed_of_adapted(int64_t rows, int64_t out, int64_t in, int count, int64_t rank) {
+    int64_t width = count * rank;
+    void *x = speed_memory(rows * in, true), *w = speed_memory(out * in, true), *y = speed_memory(rows * out, true),
+         *u = speed_memory(rows * width, true), *a = speed_memory(width * in, true), *b = speed_memory(out * rank, true),
+         *g = speed_memory(2 * (out > in ? out : in) * width, false), *bias = speed_memory(2 * out, false);
+    Gemm forms[] = {
+        {.transpose_b = true, .m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .bias = bias},
+        {.m = rows, .n = in, .k = out, .a = y, .lda = out, .b = w, .ldb = in, .c = x, .ldc = in},
+    };
+    GemmSecond seconds[] = {{.a = u, .b = b, .lda = width, .ldb = rank, .k = rank, .count = count},
+        {.a = u, .b = a, .lda = width, .ldb = in, .k = width, .count = 1, .parts = {{0, in}}}};
+    for (int i = 0; i < count; i++) seconds[0].parts[i] = (GemmPart){out / count * i, out / count};
+    for (int i = 0; i < 2; i++) {
+        forms[i].input = forms[i].output = GEMM_BF16;
+        const void *both[] = {&forms[i], &seconds[i]};
+        print_speed("frozen layer alone", &forms[i], check_median_seconds(run_vendors, &forms[i]), 1);
+        print_speed("then its adapters", &forms[i], check_median_seconds(run_one_after_the_other, both), 1);
+        print_speed("both at once", &forms[i], check_median_seconds(run_two, both), 1);
+    }
+    Gemm narrow[] = {
+        {.transpose_b = true, .m = rows, .n = width, .k = in, .a = x, .lda = in, .b = a, .ldb = in, .c = u, .ldc = width},
+        {.m = rows, .n = rank, .k = out / count, .a = y, .lda = out, .b = b, .ldb = rank, .c = u, .ldc = width},
+        {.transpose_a = true, .m = width, .n = in, .k = rows, .a = u, .lda = width, .b = x, .ldb = in, .c = g, .ldc = in},
+        {.transpose_a = true, .m = out / count, .n = rank, .k = rows, .a = y, .lda = out, .b = u, .ldb = width, .c = g, .ldc = rank},
+    };
+    static const char *const names[] = {"u = x a^T", "d_u = d_y b", "d_a = d_u^T x", "d_b = d_y^T u"};
+    for (int i = 0; i < 4; i++) {
+        narrow[i].input = narrow[i].output = GEMM_BF16;
+        double seconds_of = check_median_seconds(run_vendors, &narrow[i]);
+        print_speed(names[i], &narrow[i], seconds_of, 1);
+        print_message("%-22s %8.0f GB/s\n", "",
+            2.0 * (double)(narrow[i].m * narrow[i].k + narrow[i].k * narrow[i].n + narrow[i].m * narrow[i].n) / seconds_of / 1e9);
+    }
+    void *all[] = {x, w, y, u, a, b, g, bias};
+    int64_t elements[] = {
+        rows * in, out * in, rows * out, rows * width, width * in, out * rank, 2 * (out > in ? out : in) * width, 2 * out};
+    for (int i = 0; i < 8; i++) device_free(check_device(), all[i], elements[i] * 2);
+}
+
+/* Adapters of FLUX.1 at 1024 x 1024: of a block of one stream, then of the MLP of images. */
+static void speed_of_adapters(void **state) {
+    (void)state;
+    check_gpu();
+    if (!getenv("SMELT_TEST_SPEED")) skip();
+    speed_of_adapted(4608, 9216, 3072, 3, 16);
+    speed_of_adapted(4608, 12288, 3072, 1, 16);
+    speed_of_adapted(4608, 3072, 15360, 1, 16);
+    speed_of_adapted(4096, 3072, 3072, 1, 16);
+    speed_of_adapted(512, 12288, 3072, 1, 16);
+    expect_no_failure();
+}
+
 static void speed(void **state) {
     (void)state;
     check_gpu();
@@ -877,6 +1059,9 @@ int main(void) {
         cmocka_unit_test(a_gemm_is_added_to_bf16_and_rounded_once),
         cmocka_unit_test(a_batch_is_added_to_bf16_and_rounded_once),
         cmocka_unit_test(gemms_of_experts_are_added_to_bf16_and_rounded_once),
+        cmocka_unit_test(two_products_match_a_loop),
+        cmocka_unit_test(two_products_whose_parts_cut_tiles_are_left_alone),
+        cmocka_unit_test(speed_of_adapters),
         cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
