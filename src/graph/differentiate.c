@@ -2,7 +2,8 @@
  * once per program, by models; owns nothing that outlives the call.
  *
  * The backward nodes are appended by the operations' gradient rules, last forward node first. The gradient of a
- * tensor with several readers is the sum of what they send back. Recomputation then rewrites the backward nodes:
+ * tensor with several readers is the sum of what they send back. Nothing is sent to where no parameter is trained, as in the
+ * first layers of a frozen model, and beside its stream. Recomputation then rewrites the backward nodes:
  * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
  * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Then the backward
  * nodes are put in an order in which collectives run beside others (overlap.c), and the first to touch each gradient is
@@ -16,6 +17,24 @@
 #include "graph/graph_internal.h"
 #include "graph/op.h"
 
+static bool trains_any(const Graph *graph, const Node *node) {
+    for (int i = 0; i < node->inputs; i++)
+        if (graph->tensors[node->in[i]].trains) return true;
+    return false;
+}
+
+/* Sets which tensors have what is trained before them. */
+static void mark_trained(Graph *graph, int forward) {
+    for (TensorId i = 1; i < graph->tensor_count; i++)
+        graph->tensors[i].trains = graph->tensors[i].producer < 0 && !graph->tensors[i].frozen;
+    for (int i = 0; i < forward; i++) {
+        const Node *node = &graph->nodes[i];
+        bool trains = trains_any(graph, node);
+        for (int j = 0; j < node->outputs; j++)
+            if (node->out[j]) graph->tensors[node->out[j]].trains |= trains;
+    }
+}
+
 static void add_gradient(Graph *graph, TensorId tensor, TensorId gradient) {
     TensorId before = graph->tensors[tensor].gradient;
     TensorId sum = before ? op_add(graph, before, gradient) : gradient;
@@ -25,7 +44,7 @@ static void add_gradient(Graph *graph, TensorId tensor, TensorId gradient) {
 static void differentiate_node(Graph *graph, int index) {
     Node node = graph->nodes[index];
     const Op *op = op_table[node.op];
-    if (!op->gradient) return;
+    if (!op->gradient || !trains_any(graph, &node)) return;
     TensorId d_out[NODE_MAX_OUTPUTS] = {0}, d_in[NODE_MAX_INPUTS] = {0};
     bool reached = op->loss;
     for (int i = 0; i < node.outputs; i++)
@@ -37,7 +56,7 @@ static void differentiate_node(Graph *graph, int index) {
     graph->part = graph->chunks ? graph_part(graph, PART_BACKWARD, node.part) : 0;
     op->gradient(graph, &node, d_out, d_in);
     for (int i = 0; i < node.inputs; i++)
-        if (d_in[i]) add_gradient(graph, node.in[i], d_in[i]);
+        if (d_in[i] && graph->tensors[node.in[i]].trains) add_gradient(graph, node.in[i], d_in[i]);
 }
 
 typedef struct Recompute {
@@ -204,6 +223,7 @@ static void mark_overwrites(Graph *graph) {
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
     int forward = graph->node_count;
     graph->backward = true;
+    mark_trained(graph, forward);
     for (int i = 0; i < seed_count; i++) add_gradient(graph, seeds[i].tensor, seeds[i].gradient);
     for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
     recompute(graph, policy, forward);

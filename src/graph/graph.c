@@ -95,7 +95,8 @@ static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape)
 TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name) {
     assert(arena != ARENA_WEIGHT && arena != ARENA_MASTER && arena != ARENA_GRADIENT && rank <= TENSOR_MAX_RANK);
     char *full = own(graph, memory_format("%s%s", graph->scope, name));
-    return append_tensor(graph, (Tensor){.name = full, .arena = arena, .type = type, .rank = rank, .offset = -1}, shape);
+    bool frozen = graph->frozen && arena == ARENA_INPUT;
+    return append_tensor(graph, (Tensor){.name = full, .arena = arena, .type = type, .rank = rank, .offset = -1, .frozen = frozen}, shape);
 }
 
 TensorId graph_activation(Graph *graph, TypeClass type, int64_t rows, int64_t columns, const char *name) {

@@ -42,7 +42,8 @@ static bool open_second(const Device *device, const Gemm *gemm, const GemmSecond
         h->parts[i] = (SecondPart){(int32_t)part.first, (int32_t)(part.first + part.count), (int32_t)lines, (int32_t)(i * second->k)};
         lines += part.count;
     }
-    int64_t depth = second->k * second->count, columns = gemm->transpose_b ? second->k : lines, rows = gemm->transpose_b ? lines : second->k;
+    int64_t depth = second->k * second->count, columns = gemm->transpose_b ? second->k : lines,
+            rows = gemm->transpose_b ? lines : second->k;
     return gpu_gemm_map_operand(device, &h->a, second->a, depth, gemm->m, second->lda, 1, 0) &&
            gpu_gemm_map_operand(device, &h->b, second->b, columns, rows, second->ldb, 1, 0);
 }

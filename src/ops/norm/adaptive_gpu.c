@@ -212,7 +212,8 @@ GPU_OP(adaptive_norm_grad, grad_workspace) {
     launch_adaptive_grad(call->device, grad_width(shape[1]), rows, &arguments);
     float *targets[SUMS] = {
         call->out[ADAPTIVE_NORM_GRAD_D_GATE], call->out[ADAPTIVE_NORM_GRAD_D_SCALE], call->out[ADAPTIVE_NORM_GRAD_D_SHIFT]};
-    gpu_put_partial_sums(call->device, targets, SUMS, call->workspace, samples, arguments.blocks, shape[1]);
+    if (targets[0] || targets[1] || targets[2])
+        gpu_put_partial_sums(call->device, targets, SUMS, call->workspace, samples, arguments.blocks, shape[1]);
 }
 
 #endif

@@ -35,6 +35,11 @@ ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, Tenso
     return (ResidualNorm){.stream = merges ? out[ADAPTIVE_NORM_MERGED] : stream, .normed = out[ADAPTIVE_NORM_NORMED]};
 }
 
+/* Of a gate, shift or scale, where what made it is trained. */
+static TensorId vector_gradient(Graph *graph, TensorId vector, const char *name) {
+    return graph_get(graph, vector)->trains ? graph_activation_like(graph, TYPE_WIDE, vector, name) : TENSOR_NONE;
+}
+
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const TensorId *x = node->in, *y = node->out, stream = x[ADAPTIVE_NORM_STREAM];
     bool merges = x[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE, norms = d_out[ADAPTIVE_NORM_NORMED] != TENSOR_NONE;
@@ -44,7 +49,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     if (merges) {
         in[ADAPTIVE_NORM_GRAD_BLOCK] = x[ADAPTIVE_NORM_BLOCK], in[ADAPTIVE_NORM_GRAD_GATE] = x[ADAPTIVE_NORM_GATE];
         d_in[ADAPTIVE_NORM_BLOCK] = graph_activation_like(graph, TYPE_COMPUTE, stream, "d_block");
-        d_in[ADAPTIVE_NORM_GATE] = graph_activation_like(graph, TYPE_WIDE, x[ADAPTIVE_NORM_GATE], "d_gate");
+        d_in[ADAPTIVE_NORM_GATE] = vector_gradient(graph, x[ADAPTIVE_NORM_GATE], "d_gate");
         out[ADAPTIVE_NORM_GRAD_D_BLOCK] = d_in[ADAPTIVE_NORM_BLOCK], out[ADAPTIVE_NORM_GRAD_D_GATE] = d_in[ADAPTIVE_NORM_GATE];
     }
     if (norms) {
@@ -53,8 +58,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         in[ADAPTIVE_NORM_GRAD_SCALE] = x[ADAPTIVE_NORM_SCALE];
         in[ADAPTIVE_NORM_GRAD_STATISTICS] = y[ADAPTIVE_NORM_STATISTICS];
         d_in[ADAPTIVE_NORM_STREAM] = graph_activation_like(graph, TYPE_WIDE, stream, "d_stream");
-        d_in[ADAPTIVE_NORM_SHIFT] = graph_activation_like(graph, TYPE_WIDE, x[ADAPTIVE_NORM_SHIFT], "d_shift");
-        d_in[ADAPTIVE_NORM_SCALE] = graph_activation_like(graph, TYPE_WIDE, x[ADAPTIVE_NORM_SCALE], "d_scale");
+        d_in[ADAPTIVE_NORM_SHIFT] = vector_gradient(graph, x[ADAPTIVE_NORM_SHIFT], "d_shift");
+        d_in[ADAPTIVE_NORM_SCALE] = vector_gradient(graph, x[ADAPTIVE_NORM_SCALE], "d_scale");
         out[ADAPTIVE_NORM_GRAD_D_STREAM] = d_in[ADAPTIVE_NORM_STREAM];
         out[ADAPTIVE_NORM_GRAD_D_SHIFT] = d_in[ADAPTIVE_NORM_SHIFT], out[ADAPTIVE_NORM_GRAD_D_SCALE] = d_in[ADAPTIVE_NORM_SCALE];
     }
