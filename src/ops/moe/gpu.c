@@ -278,7 +278,6 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
 #else
 
 #include "ops/moe/moe.h"
-#include "ops/moe/row.h"
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)

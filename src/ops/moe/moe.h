@@ -60,6 +60,11 @@ typedef enum MoeCombineGradOperand {
     MOE_COMBINE_GRAD_D_GATE,        /* like gate */
 } MoeCombineGradOperand;
 
+/* On a GPU: whether moe_combine absorbs the sort, the copy, the two layers and SwiGLU before it, of one row (OpKernel.absorbs),
+ * and the launch of all of them (grouped_linear/experts_row_gpu.c). */
+int moe_absorbs_row(const Graph *graph, int index);
+void moe_launch_row(const OpCall *call);
+
 /* -- Between ranks ------------------------------------------------------------------------------------------------- */
 
 /* Of E experts each of the n ranks of AXES_EXPERTS holds E / n, in rank order. A rank sorts its rows by expert

@@ -36,7 +36,8 @@ INLINE void send_row(const SumNormArguments *a, Team t, GLOBAL uint64_t *own, Bf
     const Windows *windows = &a->windows;
     UNROLL for (int i = 0; i < t.units; i++) term[i] = *(const u32x2 GLOBAL *)(a->norm.block + 2 * word_of(t, i));
     UNROLL for (int i = 0; i < t.units; i++) number[i] = number_of_group(own, word_of(t, i) / WORDS);
-    FOR_OTHERS(windows, r) UNROLL for (int i = 0; i < 2 * t.units; i++)
+    FOR_OTHERS(windows, r)
+    UNROLL for (int i = 0; i < 2 * t.units; i++)
         send_to(windows, windows->window[r], word_of(t, i / 2) + i % 2, term[i / 2][i % 2], number[i / 2]);
 }
 

@@ -1,6 +1,6 @@
 /* The experts of one row, as in generation: two kernels that read the row's choices and multiply by the weights of these
  * experts alone (backend/gpu/gemv.h), in place of a sort, copies to slots and back, batches of GEMMs and the zeros of slots that
- * nothing fills, which are ten. Choice j has slot j. Called by gpu.c; no scratch. */
+ * nothing fills, which are ten. Choice j has slot j. Called by moe_combine, which is the last of them (ops/moe/gpu.c); no scratch. */
 #include "backend/gpu/gemv.h"
 
 typedef struct MoeRowArguments {
@@ -58,10 +58,10 @@ KERNEL(down_8, MoeRowArguments) { down(&a, 8); }
 
 #else
 
+#include "backend/gpu/kernel_launch.h"
 #include "ops/activation/activation.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
-#include "ops/moe/row.h"
 
 LAUNCHERS(gate_and_up, MoeRowArguments, gate_and_up_4, gate_and_up_8)
 LAUNCHERS(down, MoeRowArguments, down_4, down_8)
