@@ -26,7 +26,7 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"data.separator", "%"}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL},
         {"layout.tp", NULL}, {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL},
         {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL}, {"model.channels", NULL}, {"model.text_width", NULL},
-        {"model.pooled_width", NULL}, {"model.text_tokens", NULL}, {"model.rope_first", NULL}};
+        {"model.pooled_width", NULL}, {"model.text_tokens", NULL}, {"model.rope_first", NULL}, {"optimizer.in_backward", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     static const char *const others[] = {"lora.", "flow.", "preference."}; /* of runs with adapters, of images, of pairs */
