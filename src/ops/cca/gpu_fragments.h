@@ -20,8 +20,8 @@ enum {
     FRAGMENT_BLOCKS = 3, /* that share a processor */
     FRAGMENT_ROWS = 16,  /* of a warp */
     FRAGMENT_CHUNKS = FRAGMENT_DIM / 32,
-    FRAGMENT_COLUMNS = FRAGMENT_DIM / 8,    /* of 8 x 8 blocks of sums */
-    FRAGMENT_STEPS = 2 * FRAGMENT_DIM / 32, /* of 32 along k */
+    FRAGMENT_COLUMNS = FRAGMENT_DIM / 8,                            /* of 8 x 8 blocks of sums */
+    FRAGMENT_STEPS = 2 * FRAGMENT_DIM / 32,                         /* of 32 along k */
     FRAGMENT_WEIGHTS = FRAGMENT_COLUMNS * FRAGMENT_STEPS * 32 * 16, /* bytes of a head's weights */
 };
 
@@ -73,7 +73,8 @@ INLINE void add_fragment_rows(FragmentSums *sums, const bf16 GLOBAL *from, const
 }
 
 /* Adds all the heads that share key head `key`. */
-INLINE void add_fragment_queries(FragmentSums *sums, const CcaInput *in, const bf16 GLOBAL *from, const RowPlace row[2], int64_t columns, int key) {
+INLINE void add_fragment_queries(
+    FragmentSums *sums, const CcaInput *in, const bf16 GLOBAL *from, const RowPlace row[2], int64_t columns, int key) {
     for (int h = key * in->group; h < (key + 1) * in->group; h++) add_fragment_rows(sums, from, row, columns, h);
 }
 
