@@ -33,7 +33,6 @@ INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
 
 INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thread_id() % SUM_COLUMNS; }
 
-#if defined __AMDGCN__
 /* Adds this thread's partials of a column from that of `block` on: sixteen in flight, then four, of which
  * those past the end are others read again, and one alone. */
 INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
@@ -55,28 +54,16 @@ INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partial
     if (block < a->blocks) sum += partials[block * a->stride];
     return sum;
 }
-#endif
 
 /* The sum of this thread's column over all blocks, in part 0. Part p adds partials p, p + SUM_PARTS, ...; then the parts are
  * added in order. All threads of the block call it; `partials` are those of the first block. */
 INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *partials) {
     static SHARED float sums[SUM_PARTS][SUM_COLUMNS];
     int part = thread_id() / SUM_COLUMNS, lane = thread_id() % SUM_COLUMNS;
-    int64_t column = sum_column(), block = part;
+    int64_t column = sum_column();
     float sum = 0;
     partials += block_y() * a->columns + column;
-#if defined __AMDGCN__
-    if (column < a->columns) sum = add_rows(a, partials, block);
-#else
-    if (column < a->columns) {
-        for (; block + (SUM_LOADS - 1) * SUM_PARTS < a->blocks; block += SUM_LOADS * SUM_PARTS) {
-            float values[SUM_LOADS];
-            UNROLL for (int i = 0; i < SUM_LOADS; i++) values[i] = partials[(block + i * SUM_PARTS) * a->stride];
-            UNROLL for (int i = 0; i < SUM_LOADS; i++) sum += values[i];
-        }
-        for (; block < a->blocks; block += SUM_PARTS) sum += partials[block * a->stride];
-    }
-#endif
+    if (column < a->columns) sum = add_rows(a, partials, part);
     sums[part][lane] = sum;
     barrier();
     if (part == 0)
