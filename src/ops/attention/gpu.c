@@ -116,7 +116,7 @@ KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, 4); }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                               \
     KERNEL(attention_hopper_##width, AttentionHopper) {                                             \
-        BLOCK_BOUNDS(hopper_threads(width), 1);                              \
+        BLOCK_BOUNDS(hopper_threads(width), hopper_blocks(width));                              \
         attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##width), width);  \
     }
 HOPPER(64)
@@ -201,9 +201,8 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     int64_t bytes = (int64_t)a->key_rows.rows * width * 2 * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;
     hopper.heads = (int32_t)(sequences * a->heads);
     hopper.section = (int32_t)int_min(int_max(HOPPER_SECTION / bytes, 1) * group, hopper.heads);
-    LaunchShape shape = {.x = hopper.heads * divide_up(a->query_rows.rows, hopper_tile_rows(width)),
-        .threads = hopper_threads(width),
-        .shared = hopper_shared(width)};
+    LaunchShape shape = {
+        .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = hopper_threads(width), .shared = hopper_shared(width)};
     launch_attention_hopper(call->device, width == 128, shape, &hopper);
     return true;
 }

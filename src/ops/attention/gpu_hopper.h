@@ -5,13 +5,15 @@
  * meanwhile. Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
  *
  * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a round holds the tile of
- * keys that it needs and the tile of values before that. One thread of a further group refills stages: a warp of a group
+ * keys that it needs and the tile of values before that. For 128 columns a further group refills stages: a warp of a group
  * that multiplies would hold up its group, since matmuls start when all four warps are there. */
 #pragma once
 
 #include "ops/attention/gpu_tile.h"
 
 enum {
+    HOPPER_GROUPS = 2, /* warpgroups of a block that multiply */
+    HOPPER_ROWS = HOPPER_GROUPS * 64,
     HOPPER_STAGES = 3,
     HOPPER_BOX = 64,  /* rows, and columns, of one copy */
     HOPPER_SUMS = 64, /* most sums of a thread: 64 rows x 128 columns over a warpgroup */
@@ -25,21 +27,18 @@ typedef struct AttentionHopper {
     int32_t heads, section; /* of all sequences; those whose blocks follow one another, longest first */
 } AttentionHopper;
 
-/* By head width: warpgroups of a block that multiply, beside one that copies; rows of queries; threads; keys of a tile; and
- * bytes of shared memory. A multiprocessor has one block. */
-static inline int hopper_groups(int width) { return width == 64 ? 4 : 2; }
-static inline int hopper_tile_rows(int width) { return hopper_groups(width) * 64; }
-static inline int hopper_threads(int width) { return (hopper_groups(width) + 1) * 128; }
+/* By head width: keys of a tile; blocks per multiprocessor; whether a further group copies, or a thread of the last one:
+ * two blocks of 64 columns have no registers for more groups, and one waits while the other copies. Threads of a block, and
+ * bytes of its shared memory. */
 static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
-static inline int hopper_shared(int width) { return (hopper_tile_rows(width) + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
+static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
+static inline bool hopper_copies_apart(int width) { return width == 128; }
+static inline int hopper_threads(int width) { return (HOPPER_GROUPS + hopper_copies_apart(width)) * 128; }
+static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
 
-/* Registers of the threads that multiply: all that a block starts with, but what those that copy keep. The hardware hands
- * them out by eights, and a group that asked for more than its block has would wait for ever. */
-enum { COPY_REGISTERS = 24 };
-static inline int hopper_registers(int width) {
-    int groups = hopper_groups(width), first = 65536 / hopper_threads(width) / 8 * 8;
-    return (first * (groups + 1) - COPY_REGISTERS) / groups / 8 * 8;
-}
+/* Registers of a thread that multiplies, where a group copies, and of one of that group: together no more than the block
+ * starts with, or a group would wait for them for ever. */
+enum { MULTIPLY_REGISTERS = 240, COPY_REGISTERS = 24 };
 
 #ifndef GPU_DEVICE
 
@@ -167,30 +166,27 @@ INLINE void round_fill(const Rounds *r, const int width, int round, int stage) {
 
 /* Initializes the barriers and starts the first copies; called by the thread that copies. */
 INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width) {
-    for (int i = 0; i < HOPPER_STAGES; i++)
-        shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, hopper_groups(width) * 4);
+    for (int i = 0; i < HOPPER_STAGES; i++) shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, HOPPER_GROUPS * 4);
     shared_barrier_init(r->queries_full, 1);
     fence_shared_to_async();
-    shared_barrier_expect(r->queries_full, hopper_tile_rows(width) * width * 2);
-    UNROLL for (int i = 0; i < hopper_tile_rows(width); i += GROUP_ROWS)
+    shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
+    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
         copy_rows(r->queries + i * width, r->queries_map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
     for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, i, i);
 }
 
-/* Fills the stages of all further rounds, each once it is empty. */
-INLINE void rounds_copy(const Rounds *r, const int width) {
-    Ring ring = {0};
-    for (int round = HOPPER_STAGES; round <= r->tiles; round++) {
-        shared_barrier_wait(r->empty + ring.stage, ring.phase);
-        round_fill(r, width, round, ring.stage);
-        ring_advance(&ring, HOPPER_STAGES);
-    }
+/* Fills the stage of a round again, once it is empty, for the round that has it next. */
+INLINE void round_refill(const Rounds *r, const Ring *ring, const int width, int round) {
+    if (round + HOPPER_STAGES > r->tiles) return;
+    shared_barrier_wait(r->empty + ring->stage, ring->phase);
+    round_fill(r, width, round + HOPPER_STAGES, ring->stage);
 }
 
-/* Releases a round's stage for this warp. */
-INLINE void round_done(const Rounds *r, Ring *ring) {
+/* Releases a round's stage for this warp; the thread that copies beside its group refills it. */
+INLINE void round_done(const Rounds *r, Ring *ring, const int width, int round) {
     warp_barrier();
     if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
+    if (!hopper_copies_apart(width) && thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP) round_refill(r, ring, width, round);
     ring_advance(ring, HOPPER_STAGES);
 }
 
@@ -250,15 +246,15 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
 INLINE void pingpong_wait(int group, int round) {
     if (group > 0 || round > 0) named_barrier_wait(1 + group, 2 * WARPGROUP);
 }
-INLINE void pingpong_pass(const int groups, int group, int round, int rounds) {
-    if (group < groups - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % groups, 2 * WARPGROUP);
+INLINE void pingpong_pass(int group, int round, int rounds) {
+    if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
 /* What a group that multiplies does: the rounds of its 64 queries from `first` on, which see the keys of `seen`. */
 INLINE void hopper_multiply(
     const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, const KeyBounds *seen, int group, const int width) {
     const Attention *a = &h->attention;
-    const int keys = hopper_keys(width), stage_elements = 2 * keys * width, groups = hopper_groups(width);
+    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
     int first = place->first + group * GROUP_ROWS, tiles = rounds->tiles;
     int64_t base = (int64_t)place->sequence * a->query_rows.rows;
     HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
@@ -272,12 +268,12 @@ INLINE void hopper_multiply(
     pingpong_wait(group, 0);
     wgmma_begin(scores, keys);
     scores_start(scores, width, keys, queries, rounds->stages);
-    pingpong_pass(groups, group, 0, tiles);
+    pingpong_pass(group, 0, tiles);
     wgmma_wait(scores, keys, 0);
     hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key);
     hopper_softmax(&softmax, scores, keys, a->scale);
     sums_to_operand(weights, scores, keys);
-    round_done(rounds, &ring);
+    round_done(rounds, &ring, width, 0);
     UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
     for (int round = 1; round < tiles; round++) {
         LOCAL const bf16 *stage = rounds->stages + ring.stage * stage_elements;
@@ -287,7 +283,7 @@ INLINE void hopper_multiply(
         wgmma_begin(scores, keys), wgmma_begin(out, width);
         scores_start(scores, width, keys, queries, stage);
         values_start(out, width, keys, weights, stage + keys * width);
-        pingpong_pass(groups, group, round, tiles);
+        pingpong_pass(group, round, tiles);
         wgmma_wait(scores, keys, 1);
         hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key + round * keys);
         hopper_softmax(&softmax, scores, keys, a->scale);
@@ -296,7 +292,7 @@ INLINE void hopper_multiply(
         wgmma_wait(out, width, 0);
         if (softmax.rescales) UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
         sums_to_operand(weights, scores, keys);
-        round_done(rounds, &ring);
+        round_done(rounds, &ring, width, round);
     }
     shared_barrier_wait(rounds->full + ring.stage, ring.phase);
     warp_barrier();
@@ -308,18 +304,15 @@ INLINE void hopper_multiply(
 
 INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width) {
     const Attention *a = &h->attention;
-    const int keys = hopper_keys(width), stage_elements = 2 * keys * width, groups = hopper_groups(width);
-    HopperPlace place = hopper_place(h, hopper_tile_rows(width));
+    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
+    HopperPlace place = hopper_place(h, HOPPER_ROWS);
     int64_t base = (int64_t)place.sequence * a->query_rows.rows;
     int group = wave_id() / 4;
-    KeyBounds block = hopper_bounds(a, base, place.first, GROUP_ROWS), own = block;
-    UNROLL for (int i = 1; i < groups; i++) {
-        KeyBounds bounds = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
-        block = bounds_join(block, bounds);
-        if (i == group) own = bounds;
-    }
+    KeyBounds bounds[HOPPER_GROUPS];
+    UNROLL for (int i = 0; i < HOPPER_GROUPS; i++) bounds[i] = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
+    KeyBounds block = bounds_join(bounds[0], bounds[1]), own = group == 0 ? bounds[0] : bounds[1];
     int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
-    LOCAL bf16 *stages = hopper_tiles + hopper_tile_rows(width) * width;
+    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
     SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
     Rounds rounds = {.queries_map = maps,
         .keys_map = maps + sizeof(TensorMap),
@@ -333,15 +326,19 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int wid
         .tiles = tiles,
         .key_column = place.kv_head * width,
         .value_column = (a->kv_heads + place.kv_head) * width};
-    bool copies = thread_id() == groups * WARPGROUP;
+    bool copies = thread_id() == hopper_threads(width) - WARPGROUP;
     if (copies) rounds_init(&rounds, &place, width);
     barrier();
-    if (group == groups) {
-        registers_lower(COPY_REGISTERS);
-        if (copies) rounds_copy(&rounds, width);
-    } else {
-        registers_raise(hopper_registers(width));
+    if (group < HOPPER_GROUPS || !hopper_copies_apart(width)) {
+        if (hopper_copies_apart(width)) registers_raise(MULTIPLY_REGISTERS);
         hopper_multiply(h, &place, &rounds, &own, group, width);
+        return;
+    }
+    registers_lower(COPY_REGISTERS);
+    Ring ring = {0};
+    for (int round = 0; copies && round + HOPPER_STAGES <= tiles; round++) {
+        round_refill(&rounds, &ring, width, round);
+        ring_advance(&ring, HOPPER_STAGES);
     }
 }
 
