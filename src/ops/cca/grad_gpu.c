@@ -4,21 +4,23 @@
  *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which
  *      contains the bias: so the depthwise bias gets the sum of g times the sum of both taps;
  *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass, with
- *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du. For heads of 128
- *      channels on NVIDIA it is cca_grad_input_fragments, all of whose rows stay in registers (gpu_fragments.h);
+ *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du;
  *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u;
  *   5. cca_grad_halo, where there is a halo: what the first row of each chunk sends back to it.
  * Sums over rows are computed per chunk of rows and added in order of chunks. Scratch: g and these sums (Layout). */
-#include "ops/cca/gpu_fragments.h"
+#include "ops/cca/gpu_shared.h"
 
 enum {
     NORM_THREADS = 256,
-    NORM_ROWS = 64, /* of a block, which asks for all of them at once */
-    BIAS_PARTS = 8, /* of a column, of which each has a thread */
-    WEIGHT_THREADS = 256,
     WEIGHT_STEP = 64,    /* rows of its tiles */
     WEIGHT_COLUMNS = 128 /* columns of its pairs: two for each channel */
 };
+
+/* Rows of a block of cca_grad_norm, by the lanes of a wave. AMD has more processors, and asks for all rows of a block at once. */
+#define NORM_ROWS(wave) ((wave) == 64 ? 64 : 256)
+
+/* Parts of a column in cca_grad_bias, of which each has a thread. */
+#define BIAS_PARTS(wave) ((wave) == 64 ? 8 : 2)
 
 /* Rows of a block of cca_grad_weight: 16,384 rows of 10 heads are 480 blocks on AMD, 260 on NVIDIA, two per H100 SM. */
 #define WEIGHT_ROWS(wave) ((wave) == 64 ? 704 : 1280)
@@ -49,7 +51,6 @@ typedef struct CcaInputGradArguments {
     const bf16 GLOBAL *g;
     bf16 GLOBAL *du;
     float GLOBAL *tap_sums; /* [chunks, convolved, 2] */
-    int64_t block_rows;     /* of a chunk; of cca_grad_input_fragments */
 } CcaInputGradArguments;
 
 typedef struct CcaHaloGradArguments {
@@ -102,6 +103,7 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
     return own;
 }
 
+#if defined __AMDGCN__
 /* What a thread needs of its chunk of a row: dy and y of its channels and of those that the rotation pairs with them. */
 typedef struct NormChunk {
     NormRow row;
@@ -143,10 +145,10 @@ INLINE f32x8 undo_loaded_rotation(const NormChunk *chunk, f32x8 own, int channel
 
 /* g of a thread's chunks of NORM_ROWS rows, stored and added to `sum`, and the rows' products with dy, to `dot_sum`. */
 INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
-    enum { MOST = NORM_ROWS / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
-    const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS / groups;
+    enum { MOST = NORM_ROWS(WAVE) / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
+    const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS(WAVE) / groups;
     const CcaInput *in = &a->in;
-    int first = block_x() * NORM_ROWS + group, key = head - in->heads;
+    int first = block_x() * NORM_ROWS(WAVE) + group, key = head - in->heads;
     float temperature = key < 0 ? 1 : a->temperature[key];
     NormChunk chunks[MOST];
     UNROLL for (int i = 0; i < steps; i++) chunks[i] = load_norm_chunk(a, first + i * groups, head, channel);
@@ -167,6 +169,34 @@ INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot
         store_channels(a->g + offset_of(r, in->convolved) + head * in->dim + channel, g, in->dim - channel, in->whole);
     }
 }
+#else
+INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
+    const int groups = NORM_THREADS / (DIM / CHUNK);
+    const CcaInput *in = &a->in;
+    int left = in->dim - channel, key = head - in->heads;
+    float temperature = key < 0 ? 1 : a->temperature[key];
+    for (int step = 0; step < NORM_ROWS(WAVE) / groups; step++) {
+        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + step * groups + group;
+        bool there = r < in->rows;
+        int64_t own = there ? r : 0;
+        NormRow row = {.dy = a->dy + own * in->columns + head * in->dim,
+            .y = key < 0 ? a->y + own * in->columns + head * in->dim : a->units + own * in->values + key * in->dim};
+        f32x8 dy = load_channels(row.dy + channel, left, in->whole), y = load_channels(row.y + channel, left, in->whole);
+        float along = 0;
+        UNROLL for (int i = 0; i < CHUNK; i++) along += dy[i] * y[i];
+        along = sum_of_row(along, DIM);
+        float scale = a->scales[own * (in->heads + in->kv_heads) + head];
+        bool normal = scale * CCA_LEAST_NORM < 0.9999f * fast_sqrt((float)in->dim); /* up to rounding */
+        row.pull = normal ? along / (float)in->dim : 0;
+        row.scale = scale * temperature;
+        f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
+        if (!there) continue;
+        *sum += g;
+        *dot_sum += along;
+        store_channels(a->g + r * in->convolved + head * in->dim + channel, g, left, in->whole);
+    }
+}
+#endif
 
 /* g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
 INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
@@ -194,9 +224,9 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
-    for (int i = thread_id(); i < NORM_ROWS * chunks; i += NORM_THREADS) {
+    for (int i = thread_id(); i < NORM_ROWS(WAVE) * chunks; i += NORM_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
-        int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
+        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
         if (follows(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
@@ -217,9 +247,10 @@ CCA_GRAD_NORM(cca_grad_norm_64, 64, true)
 CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
 CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
 
+#if defined __AMDGCN__
 /* The sum of a thread's rows of a column of the blocks' sums, from row b on; eight are in flight. */
 INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column) {
-    const int step = BIAS_PARTS;
+    const int step = BIAS_PARTS(WAVE);
     float sum = 0;
     for (; b + 7 * step < a->blocks; b += 8 * step) {
         float x[8];
@@ -232,7 +263,7 @@ INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column)
 
 /* The sum of both taps of channel c's column of the weight times the rows' totals, over a thread's rows from row k on. */
 INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total, int head, int k, int c) {
-    const int step = BIAS_PARTS;
+    const int step = BIAS_PARTS(WAVE);
     float sum = 0;
     for (; k + 7 * step < a->dim; k += 8 * step) {
         uint32_t taps[8];
@@ -250,32 +281,48 @@ INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total
 /* Adds all parts to the first two. */
 INLINE void join_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
     float sum = parts[part][c];
-    if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS; i += 2) sum += parts[i + part][c];
+    if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS(WAVE); i += 2) sum += parts[i + part][c];
     barrier();
     if (part < 2) parts[part][c] = sum;
     barrier();
 }
+#endif
 
 /* Gradients of biases and temperature; a block for each head, BIAS_PARTS threads for a channel, each of which sums every
  * so many blocks and rows of the weight. */
 KERNEL(cca_grad_bias, CcaBiasGradArguments) {
-    WAVE_BOUNDS(BIAS_PARTS * CCA_MAX_DIM, 4);
-    static SHARED float parts[BIAS_PARTS][CCA_MAX_DIM], total[CCA_MAX_DIM];
+    WAVE_BOUNDS(BIAS_PARTS(WAVE) * CCA_MAX_DIM, 4);
+    static SHARED float parts[BIAS_PARTS(WAVE)][CCA_MAX_DIM], total[CCA_MAX_DIM];
     int c = thread_id() % CCA_MAX_DIM, part = thread_id() / CCA_MAX_DIM, head = block_x(), key = head - a.heads;
     int64_t column = head * a.dim + c;
     bool there = c < a.dim;
     float sum = 0;
+#if defined __AMDGCN__
     if (there) sum = sum_of_blocks(&a, part, column);
+#else
+    for (int b = part; there && b < a.blocks; b += 2) sum += a.bias_sums[b * a.convolved + column];
+#endif
     parts[part][c] = sum;
     barrier();
+#if defined __AMDGCN__
     join_parts(parts, part, c);
+#endif
     if (part == 0) total[c] = parts[0][c] + parts[1][c];
     barrier();
     sum = 0;
+#if defined __AMDGCN__
     if (there) sum = sum_of_taps(&a, total, head, part, c);
+#else
+    for (int k = part; there && k < a.dim; k += 2) {
+        uint32_t taps = *(const uint32_t GLOBAL *)(a.grouped + ((int64_t)(head * a.dim + k) * a.dim + c) * 2);
+        sum += total[k] * (to_float_low(taps) + to_float_high(taps));
+    }
+#endif
     parts[part][c] = sum;
     barrier();
+#if defined __AMDGCN__
     join_parts(parts, part, c);
+#endif
     if (part == 0 && there) {
         a.grouped_bias[column] += total[c];
         a.depthwise_bias[column] += parts[0][c] + parts[1][c];
@@ -344,10 +391,6 @@ INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, 
     }
 }
 
-INLINE bool next_follows(const CcaInput *in, int r, RowPlace after) {
-    return (r + 1 < in->rows) & (after.place > 0) & (after.position > 0);
-}
-
 #if defined __AMDGCN__
 /* What a chunk of a tile needs of global memory: g of its row, of the next row and of the head of its keys, u of its row
  * and of the one before. It is asked for while the tile before is computed, so that a wave seldom waits for it. */
@@ -371,6 +414,10 @@ INLINE InputChunk load_input_chunk(const CcaInputGradArguments *a, int r, int he
         .after = after};
 }
 
+INLINE bool next_follows(const CcaInput *in, int r, const InputChunk *chunk) {
+    return (r + 1 < in->rows) & (chunk->after.place > 0) & (chunk->after.position > 0);
+}
+
 /* Gradients by way of the qk-mean of this thread's chunks. */
 INLINE void mean_grads(f32x8 *means, const CcaInputGradArguments *a, const InputChunk *chunks, int head, int channel) {
     const CcaInput *in = &a->in;
@@ -388,7 +435,7 @@ INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const 
     LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
     f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
-    following = next_follows(in, (int)r, chunk->after) ? following : (f32x8)0;
+    following = next_follows(in, (int)r, chunk) ? following : (f32x8)0;
     f32x8 du = mean + later_taps(taps) * d + earlier_taps(taps) * following;
     store_channels(a->du + r * in->columns + head * in->dim + channel, du, in->dim - channel, in->whole);
     sums->later += d * to_float8(chunk->u);
@@ -410,7 +457,7 @@ INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int6
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
             int row = chunk_row(i, DIM), r = (int)first + row;
             chunks[i] = ahead[i];
-            bool follows = next_follows(in, r, chunks[i].after);
+            bool follows = next_follows(in, r, &chunks[i]);
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? chunks[i].own : (u32x4)0;
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows ? chunks[i].next : (u32x4)0;
         }
@@ -528,163 +575,6 @@ CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
 CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
-#if defined __NVPTX__
-/* -- Heads of 128 channels on NVIDIA: 16 rows of a warp, of which the last only serves the one before -------------- */
-
-/* Stores the head's weights transposed: the later tap in the first half of the steps along k, the earlier one in the second. */
-INLINE void load_transposed_fragments(const CcaInput *in, int head) {
-    int channel = thread_id(), column = channel / 32 * 4 + channel % CHUNK / 2, g = channel % 32 / CHUNK * 2 + channel % 2;
-    _Pragma("clang loop unroll_count(2)") for (int k = 0; k < FRAGMENT_DIM / CHUNK; k++) {
-        TapWords taps;
-        UNROLL for (int i = 0; i < CHUNK; i++) taps.word[i / 4][i % 4] =
-            *(const uint32_t GLOBAL *)(in->grouped + ((head * FRAGMENT_DIM + k * CHUNK + i) * FRAGMENT_DIM + channel) * 2);
-        fragment_weights[fragment_at(column, k / 4, g * 4 + k % 4)] = upper_taps(&taps);
-        fragment_weights[fragment_at(column, FRAGMENT_CHUNKS + k / 4, g * 4 + k % 4)] = lower_taps(&taps);
-    }
-}
-
-/* Both rows of a lane and those after them. */
-typedef struct FragmentPlaces {
-    RowPlace row[2], after[2];
-    bool follows[2];
-} FragmentPlaces;
-
-INLINE FragmentPlaces place_fragments(const CcaInput *in, int first) {
-    FragmentPlaces places;
-    UNROLL for (int r = 0; r < 2; r++) {
-        int own = first + fragment_row(r);
-        places.row[r] = place_row(in, own);
-        places.after[r] = place_row(in, own + 1);
-        places.follows[r] = next_follows(in, own, places.after[r]);
-    }
-    return places;
-}
-
-/* A chunk of g of both rows, and of those after them. */
-typedef struct GradientChunks { u32x4 own[2], next[2]; } GradientChunks;
-
-INLINE GradientChunks load_gradient_chunks(const CcaInput *in, const bf16 GLOBAL *g, const FragmentPlaces *places) {
-    GradientChunks chunks;
-    UNROLL for (int r = 0; r < 2; r++) {
-        chunks.own[r] = *(const u32x4 GLOBAL *)(g + offset_of(places->row[r].row, in->convolved));
-        chunks.next[r] = *(const u32x4 GLOBAL *)(g + offset_of(places->after[r].row, in->convolved));
-    }
-    return chunks;
-}
-
-INLINE void multiply_chunk(FragmentSums *sums, const u32x4 x[2], int step) {
-    uint32_t a[4] = {x[0].x, x[1].x, x[0].y, x[1].y}, b[4] = {x[0].z, x[1].z, x[0].w, x[1].w};
-    fragment_multiply(sums, a, b, step);
-}
-
-/* sums = the gradients of the depthwise convolution. A chunk is asked for while the one before is multiplied. */
-INLINE void multiply_gradients(FragmentSums *sums, const CcaInputGradArguments *a, const FragmentPlaces *places, int head) {
-    const bf16 GLOBAL *g = a->g + head * FRAGMENT_DIM + fragment_channel(0);
-    GradientChunks ahead = load_gradient_chunks(&a->in, g, places);
-    UNROLL for (int j = 0; j < FRAGMENT_COLUMNS; j++) sums->x[j] = (f32x4)0;
-    _Pragma("clang loop unroll(disable)") for (int q = 0; q < FRAGMENT_CHUNKS; q++) {
-        GradientChunks chunks = ahead;
-        if (q + 1 < FRAGMENT_CHUNKS) g += 32;
-        ahead = load_gradient_chunks(&a->in, g, places);
-        UNROLL for (int r = 0; r < 2; r++) chunks.next[r] = places->follows[r] ? chunks.next[r] : (u32x4)0;
-        multiply_chunk(sums, chunks.own, q);
-        multiply_chunk(sums, chunks.next, FRAGMENT_CHUNKS + q);
-    }
-}
-
-/* Gradients of chunk q of a row by way of the qk-mean. */
-INLINE f32x8 fragment_mean_grad(const CcaInputGradArguments *a, RowPlace row, int head, int q) {
-    const CcaInput *in = &a->in;
-    const bf16 GLOBAL *g = a->g + offset_of(row.row, in->convolved) + fragment_channel(q);
-    f32x8 own = load_channels(g + head * FRAGMENT_DIM, CHUNK, true);
-    if (head >= in->heads) return add_all_queries(own, g + (head - in->heads) * in->group * FRAGMENT_DIM, in, CHUNK) * 0.5f;
-    return own * 0.5f + load_channels(g + (in->heads + head / in->group) * FRAGMENT_DIM, CHUNK, true) * (0.5f / (float)in->group);
-}
-
-/* Chunk q of the row after row r of a lane: the second row of lanes 0 to 3 follows the first of lanes 28 to 31. What follows the
- * tile's last row is any row. */
-INLINE f32x8 following_chunk(const FragmentSums *sums, int q, int r) {
-    f32x8 x = fragment_chunk(sums, q, 1), following;
-    if (r == 0) x = lane_id() < 4 ? x : fragment_chunk(sums, q, 0);
-    UNROLL for (int i = 0; i < CHUNK; i++) following[i] = shuffle_float(x[i], (lane_id() + 4) % WAVE);
-    return following;
-}
-
-/* The sums over the eight lanes that share these channels, two for each lane: of those of the later tap, then of the earlier
- * one, the two from 2 g on go to lanes 4 g to 4 g + 3. */
-INLINE f32x2 scatter_sums(f32x8 later, f32x8 earlier) {
-    bool half = lane_id() & 16, quarter = lane_id() & 8, eighth = lane_id() & 4;
-    f32x8 eight = half ? earlier : later, others = half ? later : earlier;
-    UNROLL for (int i = 0; i < 8; i++) eight[i] += shuffle_xor(others[i], 16);
-    f32x4 four = quarter ? eight.hi : eight.lo, of_four = quarter ? eight.lo : eight.hi;
-    UNROLL for (int i = 0; i < 4; i++) four[i] += shuffle_xor(of_four[i], 8);
-    f32x2 two = eighth ? four.hi : four.lo, of_two = eighth ? four.lo : four.hi;
-    UNROLL for (int i = 0; i < 2; i++) two[i] += shuffle_xor(of_two[i], 4);
-    return two;
-}
-
-/* du of chunk q of both rows, and its terms of the sums over rows: of the later tap, then of the earlier one. */
-INLINE f32x2 finish_gradients(
-    const CcaInputGradArguments *a, const FragmentSums *d_sums, const FragmentPlaces *places, int first, int end, int head, const int q) {
-    const CcaInput *in = &a->in;
-    int column = head * FRAGMENT_DIM + fragment_channel(q);
-    f32x8 later = (f32x8)0, earlier = (f32x8)0;
-    TapWords taps = load_taps(in->depthwise + 2 * column, CHUNK, true);
-    UNROLL for (int r = 0; r < 2; r++) {
-        RowPlace row = places->row[r];
-        u32x4 u = load_chunk(in->u + offset_of(row.row, in->columns) + column, CHUNK, true);
-        u32x4 before = load_chunk(placed_before(in, row, 1) + column, CHUNK, true);
-        bool kept = fragment_row(r) + 1 < FRAGMENT_ROWS && first + fragment_row(r) < end;
-        f32x8 d = fragment_chunk(d_sums, q, r), following = following_chunk(d_sums, q, r), mean = fragment_mean_grad(a, row, head, q);
-        f32x8 du = mean + later_taps(&taps) * d + earlier_taps(&taps) * (places->follows[r] ? following : (f32x8)0);
-        if (kept) store_channels(a->du + offset_of(row.row, in->columns) + column, du, CHUNK, true);
-        later += kept ? d * to_float8(u) : (f32x8)0;
-        earlier += kept && history_of(in, row) > 0 ? d * to_float8(before) : (f32x8)0;
-    }
-    return scatter_sums(later, earlier);
-}
-
-/* Adds the warps' sums of each channel in order and stores them; the memory of the weights holds them, by warps and taps. */
-INLINE void store_fragment_taps(const CcaInputGradArguments *a, const f32x2 sums[FRAGMENT_CHUNKS], int head) {
-    LOCAL float *shared = (LOCAL float *)fragment_weights;
-    int g = lane_id() / 4, tap = g / 4, channel = g % 4 * 2, c = thread_id();
-    barrier();
-    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) *
-        (LOCAL f32x2 *)(shared + (wave_id() * 2 + tap) * FRAGMENT_DIM + fragment_channel(q) + channel) = sums[q];
-    barrier();
-    f32x2 total = (f32x2)0;
-    UNROLL for (int w = 0; w < FRAGMENT_WARPS; w++) total +=
-        (f32x2){shared[(w * 2 + 1) * FRAGMENT_DIM + c], shared[w * 2 * FRAGMENT_DIM + c]};
-    *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * a->in.convolved + head * FRAGMENT_DIM + c) * 2) = total;
-}
-
-/* cca_grad_input_fragments of a block: its warps take tiles in turn. */
-INLINE void input_grad_fragments(const CcaInputGradArguments *a) {
-    enum { KEPT = FRAGMENT_ROWS - 1 };
-    int head = block_y(), block = block_x() * (int)a->block_rows;
-    int end = block + (int)a->block_rows < a->in.rows ? block + (int)a->block_rows : a->in.rows;
-    f32x2 sums[FRAGMENT_CHUNKS];
-    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] = (f32x2)0;
-    load_transposed_fragments(&a->in, head);
-    barrier();
-    for (int first = block + wave_id() * KEPT; first < end; first += FRAGMENT_WARPS * KEPT) {
-        FragmentSums d;
-        FragmentPlaces places = place_fragments(&a->in, first);
-        multiply_gradients(&d, a, &places, head);
-        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] += finish_gradients(a, &d, &places, first, end, head, q);
-    }
-    store_fragment_taps(a, sums, head);
-}
-
-KERNEL(cca_grad_input_fragments, CcaInputGradArguments) {
-    BLOCK_BOUNDS(FRAGMENT_THREADS, FRAGMENT_BLOCKS);
-    CcaInputGradArguments own = a;
-    own.in.whole = true;
-    own.in.dim = FRAGMENT_DIM;
-    input_grad_fragments(&own);
-}
-#endif
-
 /* What the pairs of row r, the first of a chunk, send back as their previous row: to the depthwise convolution of the row
  * before it (`d`), and through that to the halo; that of row r (`current`) reads the halo too. A block for each chunk
  * and head, one thread for a channel. */
@@ -723,69 +613,66 @@ KERNEL(cca_grad_halo, CcaHaloGradArguments) {
     }
 }
 
-/* A wave's part of a block's sums, in MMAs: WEIGHT_SIDE along the columns, which two waves share out, and WEIGHT_OUTPUTS along
- * the head's outputs. */
-enum { WEIGHT_SIDE = 2, WEIGHT_OUTPUTS = CCA_MAX_DIM / MMA * 2 * WAVE / WEIGHT_THREADS };
-
-/* Tiles of g: on NVIDIA, where copies go to them by themselves, one for the next step. */
-enum { WEIGHT_BUFFERS = WAVE == 64 ? 1 : 2, WEIGHT_TILE = WEIGHT_STEP * CCA_MAX_DIM };
-
-/* Adds the products of a step's rows to a wave's sums. */
-INLINE void multiply_rows(
-    Accumulator sums[WEIGHT_OUTPUTS][WEIGHT_SIDE], LOCAL const bf16 *gradients, LOCAL const bf16 *pairs, int row, int column) {
-    _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
-        Operand left[WEIGHT_OUTPUTS];
-        UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++)
-            operand_load_transposed_from(&left[m], gradients + k * CCA_MAX_DIM, row, CCA_MAX_DIM, 0, m * MMA);
-        UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) {
-            Operand right;
-            operand_load_transposed_from(&right, pairs + k * WEIGHT_COLUMNS, column, WEIGHT_COLUMNS, 0, n * MMA);
-            UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) mma(&sums[m][n], &left[m], &right);
-        }
-    }
-}
-
-/* cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a part for each wave. Memory is asked
- * for the next step while this one is computed. */
+/* cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a quarter for each wave. */
 INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
-    enum { CHANNELS = WEIGHT_COLUMNS / 2, PAIR_ROWS = WEIGHT_THREADS / (CHANNELS / CHUNK), CHUNKS = WEIGHT_STEP / PAIR_ROWS };
+    enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
     const CcaInput *in = &a->in;
-    int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * WEIGHT_OUTPUTS * MMA,
-        column = wave_id() % 2 * WEIGHT_SIDE * MMA;
+    int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * SIDE * MMA,
+        column = wave_id() % 2 * SIDE * MMA;
     int64_t first = (int64_t)block_x() * WEIGHT_ROWS(WAVE),
             end = first + WEIGHT_ROWS(WAVE) < in->rows ? first + WEIGHT_ROWS(WAVE) : in->rows;
-    Accumulator sums[WEIGHT_OUTPUTS][WEIGHT_SIDE];
-    UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) accumulator_clear(&sums[m][n]);
+    Accumulator sums[SIDE][SIDE];
+    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) accumulator_clear(&sums[m][n]);
+#if defined __AMDGCN__
+    /* Memory is asked for the next step while this one is computed. */
     int at = thread_id() % (CHANNELS / CHUNK) * CHUNK, channels = in->dim - offset - at, row_of_pairs = thread_id() / (CHANNELS / CHUNK);
+    enum { PAIR_ROWS = CCA_THREADS / (CHANNELS / CHUNK) };
     PairWeights weights = load_pair_weights(in, head * in->dim + offset + at, channels);
     PairChunk chunks[CHUNKS];
     Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
     Stage stage;
-    LOCAL bf16 *next = gradients + (WEIGHT_BUFFERS - 1) * WEIGHT_TILE;
-    stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source);
+    stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
     UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
         load_pair_chunk(in, (int)first + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
+#endif
     for (; first < end; first += WEIGHT_STEP) {
-        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source, 0);
-        if (WAVE == 32) weights = load_pair_weights(in, head * in->dim + offset + at, channels); /* registers do not hold them */
+#if defined __AMDGCN__
+        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             int pair = row_of_pairs + i * PAIR_ROWS;
             store_loaded_pairs(pairs, WEIGHT_COLUMNS, pair, at, in, first + pair < in->rows, &chunks[i], &weights);
         }
         source.from += WEIGHT_STEP * in->convolved;
         source.rows -= WEIGHT_STEP;
-        stage_begin(&stage, next, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source);
+        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
         UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
             load_pair_chunk(in, (int)first + WEIGHT_STEP + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
+#else
+        Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
+        Stage stage;
+        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+        UNROLL for (int i = 0; i < CHUNKS; i++) {
+            int at = thread_id() + i * CCA_THREADS, channel = at % (CHANNELS / CHUNK) * CHUNK, left = in->dim - offset - channel;
+            int64_t r = first + at / (CHANNELS / CHUNK);
+            store_pairs(pairs, WEIGHT_COLUMNS, at / (CHANNELS / CHUNK), channel, in, r, head * in->dim + offset + channel, left);
+        }
+        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
+#endif
         barrier();
-        multiply_rows(sums, gradients, pairs, row, column);
+        _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
+            Operand right[SIDE];
+            UNROLL for (int n = 0; n < SIDE; n++)
+                operand_load_transposed_from(&right[n], pairs + k * WEIGHT_COLUMNS, column, WEIGHT_COLUMNS, 0, n * MMA);
+            UNROLL for (int m = 0; m < SIDE; m++) {
+                Operand left;
+                operand_load_transposed_from(&left, gradients + k * CCA_MAX_DIM, row, CCA_MAX_DIM, 0, m * MMA);
+                UNROLL for (int n = 0; n < SIDE; n++) mma(&sums[m][n], &left, &right[n]);
+            }
+        }
         barrier();
-        LOCAL bf16 *spent = gradients;
-        gradients = next;
-        next = spent;
     }
     float GLOBAL *to = a->sums + (block_x() * in->convolved + head * in->dim) * 2 * in->dim;
-    UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
+    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
         UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int out = row + m * MMA + accumulator_row(r), pair = 2 * offset + column + n * MMA + accumulator_column(c);
         if (out < in->dim && pair < 2 * in->dim) to[out * 2 * in->dim + pair] = accumulator_get(&sums[m][n], r, c);
@@ -794,9 +681,8 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
 
 #define CCA_GRAD_WEIGHT(name, in_chunks)                                                                                                   \
     KERNEL(name, CcaWeightGradArguments) {                                                                                                 \
-        BLOCK_BOUNDS(WEIGHT_THREADS, 2);                                                                                                   \
-        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 gradients[WEIGHT_BUFFERS * WEIGHT_TILE];                                \
-        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 pairs[WEIGHT_STEP * WEIGHT_COLUMNS];                                    \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 gradients[WEIGHT_STEP * CCA_MAX_DIM];                                    \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 pairs[WEIGHT_STEP * WEIGHT_COLUMNS];                                     \
         CcaWeightGradArguments own = a;                                                                                                    \
         own.in.whole = in_chunks;                                                                                                          \
         weight_grad(&own, gradients, pairs);                                                                                               \
@@ -810,7 +696,6 @@ LAUNCHERS(cca_grad_norm, CcaNormGradArguments, cca_grad_norm_64, cca_grad_norm_1
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
 LAUNCHER(cca_grad_halo, CcaHaloGradArguments)
 LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any)
-LAUNCHER(cca_grad_input_fragments, CcaInputGradArguments)
 LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
@@ -818,11 +703,10 @@ typedef struct Layout { int64_t norm_blocks, input_chunks, tap_sums, weight_chun
 
 static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-/* `input_rows`: of a block of cca_grad_input. */
-static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t input_rows, int wave) {
+static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows, int wave) {
     const int64_t wide = sizeof(float);
-    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS),
-        .input_chunks = divide_up(s.rows, input_rows),
+    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS(wave)),
+        .input_chunks = divide_up(s.rows, INPUT_TILES(wave) * (tile_rows - 1)),
         .weight_chunks = divide_up(s.rows, WEIGHT_ROWS(wave)),
         .bias = align(s.rows * s.convolved * (int64_t)sizeof(bf16))};
     l.tap_sums = l.input_chunks + halo_rows / HALO_ROWS;
@@ -833,32 +717,10 @@ static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t input_rows
     return l;
 }
 
-enum { LEAST_INPUT_ROWS = INPUT_TILES(64) * (CCA_TILE / CCA_MAX_DIM - 1) }; /* of a block of any form, on any card */
-
-/* Rows of a block of cca_grad_input. Blocks of the form in fragments run all at once, with as many tiles each. */
-static int64_t input_rows(const Device *device, const CcaInput *in) {
-    const int64_t round = FRAGMENT_WARPS * (FRAGMENT_ROWS - 1);
-    if (!cca_in_fragments(device, in)) return INPUT_TILES(device_info(device)->wave) * (cca_tile_rows(in) - 1);
-    int64_t across = FRAGMENT_BLOCKS * (int64_t)device_info(device)->processors / (in->heads + in->kv_heads);
-    int64_t rounds = divide_up(divide_up(in->rows, round), across > 1 ? across : 1), least = divide_up(LEAST_INPUT_ROWS, round);
-    return round * (rounds > least ? rounds : least);
-}
-
-static void launch_input(Device *device, CcaInputGradArguments *arguments, int64_t chunks) {
-    const CcaInput *in = &arguments->in;
-    LaunchShape shape = {.x = chunks, .y = in->heads + in->kv_heads, .threads = CCA_WAVES * device_info(device)->wave};
-    if (cca_in_fragments(device, in)) {
-        shape.shared = FRAGMENT_WEIGHTS;
-        launch_cca_grad_input_fragments(device, shape, arguments);
-    } else {
-        launch_cca_grad_input(device, cca_form(in), shape, arguments);
-    }
-}
-
-/* Enough for every form of the kernels and every card: blocks of the fewest rows make the most chunks, and those of AMD. */
+/* Enough for every form of the kernels and every card: tiles of the fewest rows make the most chunks, and blocks of AMD. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
-    return workspace_layout(cca_node_shape(graph, node), halo_rows, LEAST_INPUT_ROWS, 64).bytes;
+    return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;
 }
 
 /* Adds the sums over chunks to the gradients of both weights. */
@@ -873,8 +735,8 @@ static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
 GPU_OP(cca_grad, workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call);
-    int wave = device_info(device)->wave;
-    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], input_rows(device, &in), wave);
+    int wave = device_info(device)->wave, threads = CCA_WAVES * wave;
+    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
     int64_t heads = in.heads + in.kv_heads;
     char *at = call->workspace;
     bf16 *g = call->workspace;
@@ -901,8 +763,7 @@ GPU_OP(cca_grad, workspace) {
         .heads = in.heads,
         .kv_heads = in.kv_heads,
         .dim = in.dim};
-    CcaInputGradArguments input = {
-        .in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps), .block_rows = input_rows(device, &in)};
+    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps)};
     CcaHaloGradArguments halo = {.in = in,
         .g = g,
         .dy = call->in[CCA_GRAD_D_QKV],
@@ -910,11 +771,11 @@ GPU_OP(cca_grad, workspace) {
         .tap_sums = input.tap_sums + l.input_chunks * in.convolved * 2};
     CcaWeightGradArguments weight = {
         .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
-    LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = WEIGHT_THREADS};
+    LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
     launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
     if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT])
-        launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS * CCA_MAX_DIM}, &bias);
-    launch_input(device, &input, l.input_chunks);
+        launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS(wave) * CCA_MAX_DIM}, &bias);
+    launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
     if (halo.d_halo) launch_cca_grad_halo(device, (LaunchShape){.x = in.rows / in.chunk, .y = heads + 1, .threads = CCA_MAX_DIM}, &halo);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
     launch_cca_grad_weight(device, in.whole, weight_shape, &weight);
