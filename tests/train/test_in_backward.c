@@ -31,28 +31,31 @@ static void check_bits(const char *settings) {
     if (!same_checkpoint("within", "after", STEPS)) fail_msg("%s: other weights or moments", settings);
 }
 
+/* Of every family with every value of a setting. */
+static void check_bits_of_each(
+    const char *const *families, size_t count, const char *setting, const char *const *values, size_t value_count) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t v = 0; v < value_count; v++) {
+            SCOPED_FREE char *settings = memory_format("%s %s=%s", families[i], setting, values[v]);
+            check_bits(settings);
+        }
+}
+
 static void every_family_ends_with_the_same_bits(void **state) {
     (void)state;
     static const char *const families[] = {ZAYA, LLAMA, LLAMA "model.tied=false", MIXTRAL,
         "model.family=gpt2 model.experts=0 model.router_width=64 model.kv_heads=2",
         "model.family=mpt model.experts=0 model.router_width=64 model.tied=false"};
     static const char *const precisions[] = {"fp32", "bf16", "pure_bf16"};
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        for (size_t p = 0; p < sizeof precisions / sizeof *precisions; p++) {
-            SCOPED_FREE char *settings = memory_format("%s precision=%s", families[i], precisions[p]);
-            check_bits(settings);
-        }
+    check_bits_of_each(families, sizeof families / sizeof *families, "precision", precisions, sizeof precisions / sizeof *precisions);
 }
 
 /* The nodes that run again read weights too. */
 static void recomputation_reads_weights_before_they_change(void **state) {
     (void)state;
     static const char *const families[] = {ZAYA, LLAMA "model.tied=false ", MIXTRAL}, *const policies[] = {"norm", "attention", "block"};
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
-            SCOPED_FREE char *settings = memory_format("%s precision=pure_bf16 recompute=%s", families[i], policies[p]);
-            check_bits(settings);
-        }
+    check_bits_of_each(
+        families, sizeof families / sizeof *families, "precision=pure_bf16 recompute", policies, sizeof policies / sizeof *policies);
 }
 
 static void muon_updates_matrices_bucket_by_bucket(void **state) {

@@ -20,6 +20,7 @@ TWO_KERNEL(gemm_two_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
 #include <assert.h>
 
 LAUNCHERS(gemm_two, GemmHopperTwo, gemm_two_nn, gemm_two_nt)
+_Static_assert((int)SECOND_PARTS == GEMM_MOST_PARTS, "a kernel has room for all parts");
 
 /* TMA reads 16 bytes at least. */
 static bool can_be_read(const void *data, int64_t ld) { return (uintptr_t)data % 16 == 0 && ld % 8 == 0; }

@@ -64,6 +64,8 @@ GPU_OP(lora_grad_weight) {
     }
 }
 
+_Static_assert((int)LORA_MAX_ADAPTERS <= GEMM_MOST_PARTS, "an adapter is a part");
+
 GPU_OP(adapted_linear) {
     const AdaptedLinearAttributes *attributes = call->attributes;
     const LoraAttributes *lora = &attributes->lora;
