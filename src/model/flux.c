@@ -101,9 +101,10 @@ static TensorId output(Builder *b, TensorId x, const char *name, int64_t in, Lor
     return builder_linear(b, x, &layer, group);
 }
 
+/* Before GELU. */
 static TensorId widen(Builder *b, TensorId x, const char *name) {
     Linear layer = builder_split_output(b, name, &b->config->ffn, 1, b->config->width, b->config->init_std, true);
-    return op_gelu(b->graph, builder_linear(b, x, &layer, LORA_MLP), GELU_TANH);
+    return builder_linear(b, x, &layer, LORA_MLP);
 }
 
 /* -- Blocks -------------------------------------------------------------------------------------------------------- */
@@ -138,19 +139,18 @@ static void double_block(const Flux *f, Branch x[KINDS]) {
         x[i].block = output(b, attended[i], names[i].out, c->heads * c->head_dim, LORA_ATTENTION);
         x[i].gate = parts[i][GATE];
         TensorId normed = merge(f, &x[i], parts[i][MLP_SHIFT], parts[i][MLP_SCALE]);
-        x[i].block = output(b, widen(b, normed, names[i].up), names[i].down, c->ffn, LORA_MLP);
+        x[i].block = output(b, op_gelu(b->graph, widen(b, normed, names[i].up), GELU_TANH), names[i].down, c->ffn, LORA_MLP);
         x[i].gate = parts[i][MLP_GATE];
     }
 }
 
 static void single_block(const Flux *f, Branch *x) {
     Builder *b = f->b;
-    TensorId parts[SINGLE_PARTS], both[2];
+    TensorId parts[SINGLE_PARTS];
     modulate(f, "norm", parts, SINGLE_PARTS);
     TensorId normed = merge(f, x, parts[SHIFT], parts[SCALE]);
-    both[0] = attend(f, project(f, normed, &names[IMAGE]));
-    both[1] = widen(b, normed, "proj_mlp");
-    x->block = output(b, op_join_columns(b->graph, both, 2), "proj_out", graph_columns(b->graph, both[0]) + b->config->ffn, LORA_MLP);
+    TensorId both = op_join_gelu(b->graph, attend(f, project(f, normed, &names[IMAGE])), widen(b, normed, "proj_mlp"));
+    x->block = output(b, both, "proj_out", graph_columns(b->graph, both), LORA_MLP);
     x->gate = parts[GATE];
 }
 

@@ -207,6 +207,19 @@ static void build_activation(Check *check, const void *argument) {
     check_output(check, c->flag ? op_swiglu(check->graph, x) : op_gelu(check->graph, x, c->flag2 ? GELU_TANH : GELU_EXACT));
 }
 
+static void build_join_gelu(Check *check, const void *argument) {
+    const int64_t *c = argument; /* rows, columns of a and x */
+    TensorId a = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c[0], c[1]}, 0, 1),
+             x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c[0], c[2]}, 0, 1);
+    check_output(check, op_join_gelu(check->graph, a, x));
+}
+
+static void gelu_beside_other_columns_passes(void **state) {
+    (void)state;
+    static const int64_t cases[][3] = {{1, 8, 8}, {3, 16, 40}, {5, 3, 8}, {33, 8, 264}, {2, 1, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_op(build_join_gelu, cases[i], (CheckBounds){0});
+}
+
 static void gelu_and_swiglu_pass(void **state) {
     (void)state;
     static const Case cases[] = {{1, 2, 0, false, false}, {1, 2, 0, true, false}, {9, 34, 0, false, false}, {9, 34, 0, true, false},
@@ -296,6 +309,7 @@ int main(void) {
         cmocka_unit_test(a_frozen_layer_with_adapters_passes),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
         cmocka_unit_test(scale_add_passes),
+        cmocka_unit_test(gelu_beside_other_columns_passes),
         cmocka_unit_test(gelu_and_swiglu_pass),
         cmocka_unit_test(gelu_is_that_of_its_definitions),
         cmocka_unit_test(clamp_passes),

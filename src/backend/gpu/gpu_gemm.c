@@ -390,7 +390,7 @@ GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
 void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
     GemmArguments g = gpu_gemm_arguments(&batch->first);
-    if (g.m == 0 || g.n == 0) return;
+    if (g.m == 0 || g.n == 0 || gpu_gemm_narrow(device, batch)) return;
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
     g.problems = (int32_t)batch->count, g.symmetric = batch->symmetric;

@@ -27,6 +27,10 @@ typedef struct GemmBatch {
 } GemmBatch;
 void gpu_gemm_batch(Device *device, const GemmBatch *batch);
 
+/* gpu_gemm_batch of at most 64 rows or columns of C, at the speed of memory (gpu_gemm_narrow.c). False, with nothing done, for
+ * others, for operands that are not read at full speed, and with factors. */
+bool gpu_gemm_narrow(Device *device, const GemmBatch *batch);
+
 /* One problem per expert e, over its slots offset[e] .. offset[e + 1] - 1: rows of A and C, or with `slots_are_depth`
  * steps along k, rows of A (transposed) and B. `first` has the number of all slots as its m (k); the operand without
  * slots is a weight [experts, ...]. offset, [experts + 1], is on the device. */

@@ -9,6 +9,9 @@
 typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
+/* [a | y], y = gelu(x) by the approximation: [R, A] and [R, D] -> [R, A + D]. */
+TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x);
+
 /* y = x / (1 + e^-x) */
 TensorId op_silu(Graph *graph, TensorId x);
 
@@ -21,7 +24,7 @@ TensorId op_clamp(Graph *graph, TensorId x, double limit);
 /* y = factor * x */
 TensorId op_scale(Graph *graph, TensorId x, double factor);
 
-/* Of all the functions, and of all their gradients; scale has none of its own. */
+/* Of all the functions but join_gelu, and of all their gradients; scale has none of its own. */
 typedef enum ActivationOperand {
     ACTIVATION_X,     /* [R, D], for swiglu [R, 2F] */
     ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
@@ -33,7 +36,20 @@ typedef enum ActivationGradOperand {
     ACTIVATION_GRAD_D_X = 0, /* like x */
 } ActivationGradOperand;
 
-/* Of all the functions, and of their gradients. */
+typedef enum JoinGeluOperand {
+    JOIN_GELU_A,         /* [R, A] */
+    JOIN_GELU_X,         /* [R, D] */
+    JOIN_GELU_WHOLE = 0, /* [R, A + D] */
+} JoinGeluOperand;
+
+typedef enum JoinGeluGradOperand {
+    JOIN_GELU_GRAD_D_WHOLE, /* like whole */
+    JOIN_GELU_GRAD_X,       /* like x */
+    JOIN_GELU_GRAD_D_A = 0, /* like a */
+    JOIN_GELU_GRAD_D_X,     /* like x */
+} JoinGeluGradOperand;
+
+/* Of all the functions but join_gelu, and of their gradients. */
 typedef struct ActivationAttributes {
     GeluKind kind;    /* of gelu */
     double parameter; /* limit of clamp, factor of scale */

@@ -61,6 +61,31 @@ CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped); }
 CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad); }
 CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled); }
 
+CPU_OP(join_gelu) {
+    const T *a = call->in[JOIN_GELU_A], *x = call->in[JOIN_GELU_X];
+    T *whole = call->out[JOIN_GELU_WHOLE];
+    int64_t rows = call->in_shape[JOIN_GELU_X][0], width = call->in_shape[JOIN_GELU_A][1], columns = call->in_shape[JOIN_GELU_X][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        T *to = whole + r * (width + columns);
+        memcpy(to, a + r * width, width * sizeof(T));
+        gelu_tanh(to + width, x + r * columns, x + r * columns, columns, 0);
+    }
+}
+
+CPU_OP(join_gelu_grad) {
+    const T *d_whole = call->in[JOIN_GELU_GRAD_D_WHOLE], *x = call->in[JOIN_GELU_GRAD_X];
+    T *d_a = call->out[JOIN_GELU_GRAD_D_A], *d_x = call->out[JOIN_GELU_GRAD_D_X];
+    int64_t rows = call->in_shape[JOIN_GELU_GRAD_X][0], columns = call->in_shape[JOIN_GELU_GRAD_X][1],
+            width = call->in_shape[JOIN_GELU_GRAD_D_WHOLE][1] - columns;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const T *from = d_whole + r * (width + columns);
+        if (d_a) memcpy(d_a + r * width, from, width * sizeof(T));
+        if (d_x) gelu_tanh_grad(d_x + r * columns, x + r * columns, from + width, columns, 0);
+    }
+}
+
 CPU_OP(swiglu) {
     const T *x = call->in[ACTIVATION_X];
     T *y = call->out[ACTIVATION_Y];

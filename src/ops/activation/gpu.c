@@ -15,6 +15,14 @@ typedef struct SwigluArguments {
     Tiling tiling;
 } SwigluArguments;
 
+/* Of join_gelu and of its gradient: columns of the whole, of which the first `width` are a's. */
+typedef struct JoinGeluArguments {
+    const bf16 GLOBAL *x, *d_whole; /* d_whole: of the gradient */
+    bf16 GLOBAL *a, *whole, *d_x;   /* a, or its gradient; it and d_x may be NULL in the gradient: not wanted */
+    int64_t width;
+    Tiling tiling;
+} JoinGeluArguments;
+
 #ifdef GPU_DEVICE
 
 #define FOR_UNIT(i, unit) UNROLL for (int i = 0; i < (unit); i++)
@@ -78,6 +86,45 @@ INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
     store8_bf16(a->y + at + width, d_up, unit);
 }
 
+/* A unit of the whole, and its place in a or x. */
+typedef struct JoinedUnit {
+    int64_t whole, part;
+    bool in_x, inside;
+} JoinedUnit;
+INLINE JoinedUnit joined_unit(const JoinGeluArguments *a, int unit) {
+    Place place = place_in(a->tiling, unit);
+    bool in_x = place.column >= a->width;
+    int64_t columns = in_x ? a->tiling.columns - a->width : a->width;
+    return (JoinedUnit){.whole = place.row * a->tiling.columns + place.column,
+        .part = place.row * columns + place.column - (in_x ? a->width : 0),
+        .in_x = in_x,
+        .inside = place.inside};
+}
+
+INLINE void join_gelu_unit(const JoinGeluArguments *a, int unit) {
+    JoinedUnit u = joined_unit(a, unit);
+    if (!u.inside) return;
+    const bf16 GLOBAL *from = a->a;
+    if (u.in_x) from = a->x;
+    f32x8 y = load8_bf16(from + u.part, unit);
+    if (u.in_x) FOR_UNIT(i, unit) y[i] = gelu_tanh(y[i]);
+    store8_bf16(a->whole + u.whole, y, unit);
+}
+
+INLINE void join_gelu_grad_unit(const JoinGeluArguments *a, int unit) {
+    JoinedUnit u = joined_unit(a, unit);
+    bf16 GLOBAL *to = u.in_x ? a->d_x : a->a;
+    if (!u.inside || !to) return;
+    f32x8 d = load8_bf16(a->d_whole + u.whole, unit);
+    if (u.in_x) {
+        f32x8 x = load8_bf16(a->x + u.part, unit);
+        FOR_UNIT(i, unit) d[i] *= gelu_tanh_slope(x[i]);
+    }
+    store8_bf16(to + u.part, d, unit);
+}
+
+UNIT_KERNELS(join_gelu, JoinGeluArguments, join_gelu_unit, 8)
+UNIT_KERNELS(join_gelu_grad, JoinGeluArguments, join_gelu_grad_unit, 8)
 UNIT_KERNELS(swiglu, SwigluArguments, swiglu_unit, 8)
 UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
 
@@ -92,6 +139,8 @@ LAUNCHER(silu_grad, FlatArguments)
 LAUNCHER(clamp, FlatArguments)
 LAUNCHER(clamp_grad, FlatArguments)
 LAUNCHER(scale, FlatArguments)
+TILED_LAUNCHER(join_gelu, JoinGeluArguments, 8)
+TILED_LAUNCHER(join_gelu_grad, JoinGeluArguments, 8)
 TILED_LAUNCHER(swiglu, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
 
@@ -121,6 +170,31 @@ GPU_OP(gelu, .absorbs = activation_absorbs_row) {
 GPU_OP(gelu_grad) {
     FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
     launch_gelu_grad(call->device, kind(call), flat_shape(arguments.count), &arguments);
+}
+
+static Tiling joined_tiling(int64_t rows, int64_t width, int64_t columns) {
+    return tile_units(rows, width + columns, (width | columns) % 8 ? 1 : 8);
+}
+
+GPU_OP(join_gelu) {
+    const int64_t *a_shape = call->in_shape[JOIN_GELU_A], *x_shape = call->in_shape[JOIN_GELU_X];
+    JoinGeluArguments arguments = {.x = call->in[JOIN_GELU_X],
+        .a = call->in[JOIN_GELU_A],
+        .whole = call->out[JOIN_GELU_WHOLE],
+        .width = a_shape[1],
+        .tiling = joined_tiling(a_shape[0], a_shape[1], x_shape[1])};
+    launch_join_gelu(call->device, &arguments);
+}
+
+GPU_OP(join_gelu_grad) {
+    const int64_t *whole_shape = call->in_shape[JOIN_GELU_GRAD_D_WHOLE], *x_shape = call->in_shape[JOIN_GELU_GRAD_X];
+    JoinGeluArguments arguments = {.x = call->in[JOIN_GELU_GRAD_X],
+        .d_whole = call->in[JOIN_GELU_GRAD_D_WHOLE],
+        .a = call->out[JOIN_GELU_GRAD_D_A],
+        .d_x = call->out[JOIN_GELU_GRAD_D_X],
+        .width = whole_shape[1] - x_shape[1],
+        .tiling = joined_tiling(x_shape[0], whole_shape[1] - x_shape[1], x_shape[1])};
+    launch_join_gelu_grad(call->device, &arguments);
 }
 
 GPU_OP(silu) {

@@ -1,6 +1,6 @@
 /* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SiLU; SwiGLU
  * (arXiv 2002.05202; the gate half first, then the up half); the clamp that MPT puts on queries, keys and values,
- * whose gradient is zero where x was cut; the scale of adapters. They are cheap to compute and large to keep, so the
+ * whose gradient is zero where x was cut; the scale of adapters; GELU on its way to a place beside other columns. They are cheap to compute and large to keep, so the
  * recompute policies count them with the norms. */
 #include "ops/activation/activation.h"
 
@@ -31,6 +31,22 @@ TensorId op_scale(Graph *graph, TensorId x, double factor) {
     return append(graph, OP_scale, x, graph_columns(graph, x), "scaled", (ActivationAttributes){.parameter = factor});
 }
 
+TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x) {
+    int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, a) + graph_columns(graph, x);
+    assert(graph_get(graph, a)->type == TYPE_COMPUTE && graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, a) == rows);
+    TensorId whole = graph_activation(graph, TYPE_COMPUTE, rows, columns, "joined");
+    graph_node(graph, OP_join_gelu, (Inputs){[JOIN_GELU_A] = a, [JOIN_GELU_X] = x}, (Outputs){[JOIN_GELU_WHOLE] = whole}, NULL, 0);
+    return whole;
+}
+
+static void join_gelu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    TensorId x = node->in[JOIN_GELU_X];
+    d_in[JOIN_GELU_A] = graph_activation_like(graph, TYPE_COMPUTE, node->in[JOIN_GELU_A], "d_a");
+    d_in[JOIN_GELU_X] = graph_activation_like(graph, TYPE_COMPUTE, x, "d_x");
+    graph_node(graph, OP_join_gelu_grad, (Inputs){[JOIN_GELU_GRAD_D_WHOLE] = d_out[JOIN_GELU_WHOLE], [JOIN_GELU_GRAD_X] = x},
+        (Outputs){[JOIN_GELU_GRAD_D_A] = d_in[JOIN_GELU_A], [JOIN_GELU_GRAD_D_X] = d_in[JOIN_GELU_X]}, NULL, 0);
+}
+
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     int op = node->op == OP_gelu    ? OP_gelu_grad
              : node->op == OP_silu  ? OP_silu_grad
@@ -53,6 +69,8 @@ enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 const Op op_rule_gelu = {
     .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_join_gelu = {.name = "join_gelu", .class = OP_CLASS_NORM, .gradient = join_gelu_gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_join_gelu_grad = {.name = "join_gelu_grad", .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu = {
     .name = "silu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu_grad = {.name = "silu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};

@@ -7,8 +7,6 @@
 
 enum { JOIN_MOST_PARTS = 8 };
 
-/* Parts [R, columns of each] of one type to [R, sum of columns]. */
-TensorId op_join_columns(Graph *graph, const TensorId *parts, int count);
 /* Parts [samples * rows of each, D] of one type to [samples * sum of rows, D], sample after sample. */
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples);
 /* [R, count * D] to `count` parts [R, D]. */

@@ -35,12 +35,6 @@ static void split(Graph *graph, TensorId whole, TensorId *parts, const JoinAttri
     graph_node(graph, OP_split, (Inputs){[SPLIT_WHOLE] = whole}, out, a, sizeof *a);
 }
 
-TensorId op_join_columns(Graph *graph, const TensorId *parts, int count) {
-    int64_t rows = graph_rows(graph, parts[0]);
-    JoinAttributes a = describe(graph, parts, count, rows);
-    return join(graph, parts, rows, &a);
-}
-
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples) {
     JoinAttributes a = describe(graph, parts, count, samples);
     int64_t rows = 0;

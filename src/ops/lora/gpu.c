@@ -1,4 +1,4 @@
-/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, and that of the frozen layer, or both in one where there is a kernel
+/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, or one batch where they are alike, and that of the frozen layer, or both in one where there is a kernel
  * for that (gpu_gemm_two). No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
@@ -7,6 +7,34 @@
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 #include "ops/lora/lora.h"
+
+/* How many adapters from `first` on have as many columns as it, one after the other: their GEMMs are alike. */
+static int adapters_alike(const LoraAttributes *attributes, int first) {
+    const LoraColumns *columns = &attributes->columns[first];
+    int count = 1;
+    while (first + count < attributes->adapters && columns[count].count == columns->count &&
+           columns[count].first == columns->first + count * columns->count)
+        count++;
+    return count;
+}
+
+/* `count` GEMMs that are alike; A, B and C of the next one are so many elements further. */
+static void run_alike(Device *device, Gemm *gemm, int count, int64_t stride_a, int64_t stride_b, int64_t stride_c) {
+    if (count == 1) {
+        device_gemm(device, gemm);
+        return;
+    }
+    GemmBatch batch = {.first = *gemm,
+        .count = count,
+        .stride_a = stride_a,
+        .stride_b = stride_b,
+        .stride_c = stride_c,
+        .alpha = 1,
+        .beta = gemm->accumulate,
+        .d = gemm->accumulate ? gemm->c : NULL};
+    batch.first.accumulate = false;
+    gpu_gemm_batch(device, &batch);
+}
 
 /* y [rows, out] += u_i b_i^T, with u [rows, adapters * rank]. */
 static void add_adapters(
@@ -36,13 +64,16 @@ GPU_OP(lora_grad_input) {
     bf16 *d_u = call->out[LORA_GRAD_INPUT_D_U];
     int64_t rows = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][1];
     int64_t rank = call->in_shape[LORA_GRAD_INPUT_B][1], width = call->out_shape[LORA_GRAD_INPUT_D_U][1];
-    for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
-        int64_t column = attributes->columns[i].first;
-        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+    int alike = 0;
+    for (int64_t i = 0, row = 0; i < attributes->adapters; i += alike) {
+        int64_t column = attributes->columns[i].first, columns = attributes->columns[i].count;
+        alike = adapters_alike(attributes, (int)i);
+        LinearShape shape = {.rows = rows, .in = rank, .out = columns};
         Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + column, b + row * rank, d_u + i * rank);
         gemm.lda = out;
         gemm.ldc = width;
-        device_gemm(call->device, &gemm);
+        run_alike(call->device, &gemm, alike, columns, columns * rank, rank);
+        row += alike * columns;
     }
 }
 
@@ -53,14 +84,17 @@ GPU_OP(lora_grad_weight) {
     int64_t rows = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][1];
     int64_t width = call->in_shape[LORA_GRAD_WEIGHT_U][1], rank = call->out_shape[LORA_GRAD_WEIGHT_D_B][1];
     int64_t row_bytes = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
-    for (int64_t i = 0, row = 0; i < attributes->adapters; row += attributes->columns[i++].count) {
-        int64_t column = attributes->columns[i].first;
-        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+    int alike = 0;
+    for (int64_t i = 0, row = 0; i < attributes->adapters; i += alike) {
+        int64_t column = attributes->columns[i].first, columns = attributes->columns[i].count;
+        alike = adapters_alike(attributes, (int)i);
+        LinearShape shape = {.rows = rows, .in = rank, .out = columns};
         Gemm gemm = linear_grad_weight_gemm(shape, GEMM_BF16, d_adapted + column, u + i * rank, d_b + row * row_bytes, call->overwrite);
         gemm.output = gpu_gradient_type(call);
         gemm.lda = out;
         gemm.ldb = width;
-        device_gemm(call->device, &gemm);
+        run_alike(call->device, &gemm, alike, columns, rank, columns * rank);
+        row += alike * columns;
     }
 }
 

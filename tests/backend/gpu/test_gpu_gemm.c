@@ -225,6 +225,15 @@ static void gemms_of_odd_sizes_match_a_loop(void **state) {
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
 }
 
+/* Few rows or columns: one step along k and many, ends within a step and within a block, and more than half of the most lines. */
+static void narrow_gemms_match_a_loop(void **state) {
+    (void)state;
+    static const Size sizes[] = {
+        {8, 200, 136, true}, {200, 24, 840, true}, {64, 328, 264, true}, {264, 40, 1096, true}, {16, 16, 64, true}, {48, 8, 8, true}};
+    check_sizes(sizes, sizeof sizes / sizeof *sizes);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_gemm(&sizes[i], &(Form){.transpose_b = i % 2, .accumulate = true});
+}
+
 /* Whose kernel has several chunks of a line a thread, less than one, and blocks that are not full. */
 static void gemms_of_one_row_match_a_loop(void **state) {
     (void)state;
@@ -320,8 +329,8 @@ static void a_gemm_without_rows_or_columns_touches_nothing(void **state) {
 
 /* -- Batches ------------------------------------------------------------------------------------------------------- */
 
-/* Matrices lie below one another in A, B, C and D. */
-static void check_batch(int64_t count, const Size *s, bool wide) {
+/* Matrices lie below one another in A, B, C and D, which is there where the products are scaled. */
+static void check_batch(int64_t count, const Size *s, bool wide, bool scaled) {
     int64_t m = s->m, n = s->n, k = s->k;
     Matrix a = matrix_new(GEMM_BF16, count * m, k, padded(k, s->padded), true),
            b = matrix_new(GEMM_BF16, count * k, n, padded(n, s->padded), true);
@@ -343,23 +352,23 @@ static void check_batch(int64_t count, const Size *s, bool wide) {
                                        .stride_a = m * a.ld,
                                        .stride_b = k * b.ld,
                                        .stride_c = m * c.ld,
-                                       .alpha = -1.5,
+                                       .alpha = scaled ? -1.5 : 1,
                                        .beta = 0.75,
-                                       .d = d.device});
+                                       .d = scaled ? d.device : NULL});
     matrix_download(&c);
     expect_no_failure();
     for (int64_t i = 0; i < count; i++)
         expect_gemm(&(Expected){.a = &a,
             .b = &b,
             .c = &c,
-            .d = &d,
+            .d = scaled ? &d : NULL,
             .m = m,
             .n = n,
             .k = k,
             .a_line = i * m,
             .b_depth = i * k,
             .c_row = i * m,
-            .alpha = -1.5,
+            .alpha = scaled ? -1.5 : 1,
             .beta = 0.75});
     expect_gaps_unchanged(&c);
     matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&d);
@@ -368,9 +377,12 @@ static void check_batch(int64_t count, const Size *s, bool wide) {
 static void gemms_of_a_batch_are_scaled_and_added_to_d(void **state) {
     (void)state;
     check_gpu();
-    check_batch(3, &(Size){136, 72, 40, true}, false);
-    check_batch(2, &(Size){24, 264, 80, true}, true);
-    check_batch(3, &(Size){33, 19, 21, false}, false);
+    check_batch(3, &(Size){136, 72, 40, true}, false, true);
+    check_batch(2, &(Size){24, 264, 80, true}, true, true);
+    check_batch(3, &(Size){33, 19, 21, false}, false, true);
+    check_batch(2, &(Size){168, 328, 72, true}, true, true);
+    check_batch(3, &(Size){16, 136, 200, true}, false, false);
+    check_batch(2, &(Size){136, 48, 80, true}, true, false);
 }
 
 /* alpha X X^T + beta D, D symmetric. */
@@ -1043,6 +1055,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemms_of_aligned_sizes_match_a_loop),
         cmocka_unit_test(gemms_of_odd_sizes_match_a_loop),
+        cmocka_unit_test(narrow_gemms_match_a_loop),
         cmocka_unit_test(gemms_of_one_row_match_a_loop),
         cmocka_unit_test(one_row_is_for_the_kernel_that_reads_whole_lines),
         cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
