@@ -3,7 +3,7 @@
 
 For every row: diffusers' FluxTransformer2DModel in bf16, its blocks compiled, with SDPA and fused AdamW (states in bf16; peft's adapters in LoRA rows), then
 `smelt bench train` in pure bf16, which has as many bytes a parameter. Either takes the least recomputation with which it fits, in the order given; the
-peer, where it fails for another reason than memory, the next of PEER_MODES. An image is a step's mean over the measured ones, and memory is what
+peer, where it fails for another reason than memory, the next of its modes. An image is a step's mean over the measured ones, and memory is what
 nvidia-smi or rocm-smi shows while the program runs, polled.
 
     bench/flux.py --smelt build/smelt --csv flux.csv                all rows
@@ -26,7 +26,8 @@ COLUMNS = ["row", "program", "mode", "images_per_second", "ratio", "tflops", "st
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "net.0.proj", "net.2", "proj_mlp",
            r"single_transformer_blocks.*proj_out"]
 RECOMPUTE = ["none", "norm", "block"]
-PEER_MODES = ["compiled", "compiled, flash attention", "eager"]
+# The attention that SDPA chooses by itself is cuDNN's, whose backward pass fails for some shapes.
+PEER_MODES = ["compiled", "compiled, flash attention", "compiled, memory-efficient attention", "eager, flash attention"]
 TEXT = 512
 
 
@@ -54,13 +55,14 @@ def run_smelt(arguments, row, folder):
 
 def run_peer(arguments, row):
     mode, recompute = 0, False
-    while mode < len(PEER_MODES):
-        words = ["--as-peer", row, "--mode", PEER_MODES[mode], "--steps", str(arguments.steps), "--device", arguments.device]
+    modes = arguments.peer_modes.split(";")
+    while mode < len(modes):
+        words = ["--as-peer", row, "--mode", modes[mode], "--steps", str(arguments.steps), "--device", arguments.device]
         code, output, memory = gpu.run([sys.executable, os.path.abspath(__file__), *words] + ["--recompute"] * recompute + ["--tiny"] * arguments.tiny)
         lines = [line for line in output.splitlines() if line.startswith("{")]
         if code == 0 and lines:
-            return {"mode": PEER_MODES[mode] + ", checkpointing" * recompute, "memory_gib": memory, **json.loads(lines[-1])}
-        print(row, PEER_MODES[mode], "failed:", output.strip().splitlines()[-1:], flush=True)
+            return {"mode": modes[mode] + ", checkpointing" * recompute, "memory_gib": memory, **json.loads(lines[-1])}
+        print(row, modes[mode], "failed:", output.strip().splitlines()[-1:], flush=True)
         if "out of memory" in output.lower() and not recompute:
             recompute = True
         else:
@@ -84,7 +86,7 @@ def make_peer(arguments, rank, device):
         model.add_adapter(LoraConfig(r=rank, lora_alpha=16, target_modules=f"({targets})"))
     if arguments.recompute:
         model.enable_gradient_checkpointing()
-    for block in [*model.transformer_blocks, *model.single_transformer_blocks] if arguments.mode != "eager" else []:
+    for block in [*model.transformer_blocks, *model.single_transformer_blocks] if arguments.mode.startswith("compiled") else []:
         block.compile()
     return model.train()
 
@@ -106,9 +108,9 @@ def peer(arguments):
     target = random(images, height * width, c.in_channels)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=fused)
 
-    if "flash" in arguments.mode:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp("attention" not in arguments.mode)
+    torch.backends.cuda.enable_flash_sdp("memory-efficient" not in arguments.mode)
+    torch.backends.cuda.enable_mem_efficient_sdp("flash" not in arguments.mode)
 
     def step():
         optimizer.zero_grad()
@@ -138,6 +140,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--csv", default="")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--peer-modes", default=";".join(PEER_MODES), help="in the order in which they are tried (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="a small model in fp32, to try the script")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default=PEER_MODES[0], help=argparse.SUPPRESS)

@@ -12,13 +12,13 @@ enum {
     SMALL_MOST = 64, /* lines of the small operand */
     LARGE_LINES = 64,
     STEP = 64, /* along k, of a tile */
-    MOST_WAVES = 4,
+    MOST_THREADS = 256,
     SUMS_STRIDE = LARGE_LINES + 1, /* floats from line to line of the small operand, for the banks of shared memory */
 };
 
-/* How many tiles of each operand a wave has: on NVIDIA the one in use and three in flight; on AMD, where copies in flight are in
+/* How many tiles of each operand a wave has: on NVIDIA the one in use and one in flight; on AMD, where copies in flight are in
  * registers, the one in use. */
-static inline int narrow_tiles(int wave) { return wave == 64 ? 1 : 4; }
+static inline int narrow_tiles(int wave) { return wave == 64 ? 1 : 2; }
 
 /* An operand: lines of k elements, which lie in memory by lines or by steps along k, `stride` elements apart. */
 typedef struct NarrowSide {
@@ -122,10 +122,10 @@ INLINE void sums_write(const NarrowArguments *a, const NarrowSums *sums, const N
     LOCAL float *shared = (LOCAL float *)stages;
     UNROLL for (int s = 0; s < form.lines / MMA; s++) {
         barrier();
-        UNROLL for (int l = 0; l < LARGE_BLOCKS; l++) UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS;
-                                                                                                      c++)
-            shared[(wave_id() * MMA + accumulator_row(r)) * SUMS_STRIDE + l * MMA + accumulator_column(c)] =
-                accumulator_get(&sums->of[s][l], r, c);
+        UNROLL for (int l = 0; l < LARGE_BLOCKS; l++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
+            UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+                shared[(wave_id() * MMA + accumulator_row(r)) * SUMS_STRIDE + l * MMA + accumulator_column(c)] =
+                    accumulator_get(&sums->of[s][l], r, c);
         barrier();
         for (int i = thread_id(); i < MMA * LARGE_LINES; i += a->waves * WAVE) {
             int small = a->small_is_b ? i % MMA : i / LARGE_LINES, large = a->small_is_b ? i / MMA : i % LARGE_LINES;
@@ -159,7 +159,7 @@ INLINE void multiply_narrow(const NarrowArguments *a, const NarrowForm form) {
 
 #define NARROW_KERNEL(name, small, large, lines)                                                                  \
     KERNEL(name, NarrowArguments) {                                                                               \
-        WAVE_BOUNDS(256, 1);                                                                                      \
+        WAVE_BOUNDS(MOST_THREADS, 1);                                                                                      \
         multiply_narrow(&a, (NarrowForm){small, large, lines});                                                   \
     }
 NARROW_KERNEL(gemm_narrow_dd_32, LAYOUT_DEPTH, LAYOUT_DEPTH, 32)
@@ -197,7 +197,8 @@ static bool is_narrow(const Gemm *g) {
 
 bool gpu_gemm_narrow(Device *device, const GemmBatch *batch) {
     const Gemm *gemm = &batch->first;
-    bool strides = (batch->stride_a | batch->stride_b) % 8 == 0, plain = batch->alpha == 1 && (!batch->d || (batch->d == gemm->c && batch->beta == 1));
+    bool strides = (batch->stride_a | batch->stride_b) % 8 == 0,
+         plain = batch->alpha == 1 && (!batch->d || (batch->d == gemm->c && batch->beta == 1));
     if (!is_narrow(gemm) || !strides || !plain || batch->symmetric || batch->count > MOST_PROBLEMS) return false;
     NarrowSide a = {gemm->a, gemm->lda, (int32_t)gemm->m}, b = {gemm->b, gemm->ldb, (int32_t)gemm->n};
     bool small_is_b = gemm->n <= gemm->m, a_by_lines = gemm->transpose_a, b_by_lines = !gemm->transpose_b;
@@ -217,7 +218,7 @@ bool gpu_gemm_narrow(Device *device, const GemmBatch *batch) {
     int form = (small_is_b ? b_by_lines : a_by_lines) * 2 + (small_is_b ? a_by_lines : b_by_lines) + (lines == SMALL_MOST) * 4;
     int tiles = narrow_tiles(wave) * (lines + LARGE_LINES) * STEP * (int)sizeof(bf16), sums = 32 * SUMS_STRIDE * (int)sizeof(float),
         bytes = tiles > sums ? tiles : sums; /* of a wave */
-    arguments.waves = (int32_t)int_min(MOST_WAVES, device_info(device)->shared_bytes / bytes);
+    arguments.waves = (int32_t)int_min(MOST_THREADS / wave, device_info(device)->shared_bytes / bytes);
     LaunchShape shape = {.x = divide_up(arguments.large.lines, LARGE_LINES),
         .y = batch->count,
         .threads = arguments.waves * wave,
