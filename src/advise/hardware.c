@@ -100,9 +100,9 @@ typedef struct ModelledShares {
 } ModelledShares;
 
 static const ModelledShares modelled[] = {
-    {"gfx942", 0.95, 0.72, 0.96, 0.88, 0.55, 0.36, 0.106, 0.9, 1},
-    {"gfx950", 0.75, 0.72, 0.68, 0.55, 0.39, 0.25, 0.067, 0.9, 1},
-    {"gfx90a", 0.95, 0.72, 0.89, 0.73, 0.46, 0.40, 0.24, 0.9, 1},
+    {"gfx942", 0.95, 0.72, 0.96, 0.88, 0.64, 0.36, 0.106, 0.9, 1},
+    {"gfx950", 0.75, 0.72, 0.68, 0.55, 0.46, 0.25, 0.067, 0.9, 1},
+    {"gfx90a", 0.95, 0.72, 0.89, 0.73, 0.56, 0.40, 0.24, 0.9, 1},
 };
 
 /* The model leaves out that clocks fall under load: GEMMs of HipKittens' structure take 0.87 of the rate that it gives them. */

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* A tile of keys of any kernel lies inside a block, so that its positions are consecutive. */
+/* The keys that a kernel masks at once, a tile or half of one, lie inside a block: their positions are consecutive. */
 enum { DEAL_BLOCK = 64 };
 
 typedef struct Deal { int32_t rank, ranks; } Deal;

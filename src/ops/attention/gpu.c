@@ -1,7 +1,8 @@
 /* The forward pass of attention on a GPU (FlashAttention-2, arXiv 2307.08691): a block owns a tile of queries of one
  * head, 32 of them per wave, and iterates over tiles of 64 keys and values with a running softmax. Scores never leave
  * registers: the accumulator of the first matmul becomes an operand of the second. Keys and values have one buffer
- * each: values arrive while scores are computed, the next keys while values are used.
+ * each: values arrive while scores are computed, the next keys while values are used. AMD's pass (gpu_forward_amd.h) asks for
+ * both earlier, and has tiles of 128 keys where heads are narrow.
  *
  * Heads wider than 128 are cut into parts of 128 output columns, one block each, that each compute the scores: sums of
  * 256 columns do not fit in registers. Heads of 64 and 128 have separate kernels on NVIDIA's Hopper (gpu_hopper.h).
@@ -40,6 +41,10 @@ INLINE void store_rows(
         }
     }
 }
+
+#include "ops/attention/gpu_forward_amd.h"
+
+#if defined __NVPTX__
 
 /* The forward pass of a block: `width` columns of queries and keys, `columns` of the output. The three numbers are
  * constants at every call. */
@@ -99,6 +104,8 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     AttentionPlace again = place_of_block(&f->attention, rows, width / columns);
     store_rows(f, &again, &softmax, out, columns);
 }
+
+#endif
 
 KERNEL(attention_32, AttentionForward) {
     WAVE_BOUNDS(256, 2);
@@ -176,16 +183,14 @@ bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const A
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->head_dim), parts = (int)divide_up(width, 128), columns = width / parts;
-    int rows = 4 * ATTENTION_ROWS, others = ATTENTION_KEYS * (width + columns), own = rows * width;
-    bool holds = wave == 64 || width <= 64;
+    int rows = 4 * ATTENTION_ROWS, tiles = attention_keys(wave, width) * (width + columns), queries = rows * width;
+    /* Queries have a tile of their own, or pass through those of keys and values, or go straight into registers. */
+    if (wave != 64) tiles = width > 64 ? tiles + queries : (int)int_max(tiles, queries);
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
         .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),
         .z = parts * forward->chunks,
         .threads = rows / ATTENTION_ROWS * wave,
-        .shared = (!holds            ? own + others
-                      : own > others ? own
-                                     : others) *
-                  (int)sizeof(bf16)};
+        .shared = tiles * (int)sizeof(bf16)};
     launch_attention(device, attention_width_index(width), shape, forward);
 }
 

@@ -58,9 +58,10 @@ INLINE void load_queries(
  * equal numbers of tiles, so that all blocks have as much to read however much of a cache is used, and the last ones
  * may have none. */
 INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, int chunk, const int keys) {
+    const int least = ATTENTION_CHUNK_TILES * min_int(keys, ATTENTION_KEYS) / keys;
     int low = seen->low_min / keys * keys;
     if (f->chunks == 1) return (Interval){low, seen->high_max};
-    int tiles = (seen->high_max - low) / keys + 1, each = max_int((tiles + f->chunks - 1) / f->chunks, ATTENTION_CHUNK_TILES) * keys;
+    int tiles = (seen->high_max - low) / keys + 1, each = max_int((tiles + f->chunks - 1) / f->chunks, least) * keys;
     return (Interval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
 }
 

@@ -13,8 +13,8 @@
 
 enum {
     ATTENTION_ROWS = 32,       /* query rows of a wave */
-    ATTENTION_KEYS = 64,       /* keys of a tile in the forward pass */
-    ATTENTION_CHUNK_TILES = 4, /* least tiles of keys of a chunk; fewer are not worth a block */
+    ATTENTION_KEYS = 64,       /* keys of a tile in the forward pass, or of half of one (attention_keys) */
+    ATTENTION_CHUNK_TILES = 4, /* least tiles of keys of a chunk, halves counted; fewer are not worth a block */
 };
 
 /* A call, for all kernels. Rows of queries and of keys are numbered within their sequence. */
@@ -48,6 +48,8 @@ typedef struct AttentionForward {
 static inline int attention_width(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 /* Index of a width: of kernels that exist once for each. */
 static inline int attention_width_index(int width) { return (width > 32) + (width > 64) + (width > 128); }
+/* Keys of a tile in the forward pass. On AMD narrow heads have registers for twice as many, and so half the barriers. */
+static inline int attention_keys(int wave, int width) { return wave == 64 && width <= 64 ? 2 * ATTENTION_KEYS : ATTENTION_KEYS; }
 
 #ifndef GPU_DEVICE
 

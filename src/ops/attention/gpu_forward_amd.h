@@ -1,0 +1,139 @@
+/* The forward pass of attention on AMD, for gpu.c. A copy from memory stays in registers until its tile may be overwritten, so it
+ * begins before the barrier that frees the tile: that of values before the keys are waited for, that of the next keys before the
+ * softmax. Narrow heads leave registers for twice as many keys a tile, and so for half the barriers. Owns no memory. */
+#pragma once
+
+#if defined __AMDGCN__
+
+enum { MOST_KEYS = 2 * ATTENTION_KEYS };
+
+/* Eight elements of a row as a chunk, one after the other; zeros from `there` on. */
+INLINE u32x4 load_chunk_by_elements(GLOBAL const bf16 *from, int there) {
+    u32x4 chunk = {0, 0, 0, 0};
+    _Pragma("clang loop unroll(disable)") for (int i = 0; i < 8; i++) {
+        uint32_t element = i < there ? from[i] : 0;
+        UNROLL for (int word = 0; word < 4; word++) chunk[word] = chunk[word] >> 16 | (word < 3 ? chunk[word + 1] : element) << 16;
+    }
+    return chunk;
+}
+
+/* Loads the queries of a wave, the rows from `first` on, as operands: straight into registers. Columns beyond the last are
+ * zero, rows beyond the last are copies of it, which nobody stores. */
+INLINE void hold_queries(Operand *held, const int width, const Attention *a, const AttentionPlace *p, int first) {
+    bool in_chunks = a->head_dim % 8 == 0;
+    UNROLL for (int s = 0; s < 2; s++) {
+        int row = min_int(first + (int)operand_row((unsigned)lane_id() % 16) + s * OPERAND_STEP, p->total - 1);
+        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->head_dim;
+        UNROLL for (int k = 0; k < width / MMA; k++) {
+            int column = k * MMA + lane_id() / 16 * 8;
+            u32x4 chunk = {0, 0, 0, 0};
+            if (!in_chunks) chunk = load_chunk_by_elements(from + column, a->head_dim - column);
+            else if (column < a->head_dim) chunk = *(GLOBAL const u32x4 *)(from + column);
+            held[k].half[s] = chunk;
+        }
+    }
+}
+
+/* Lets the compiler see that rows of a source are whole chunks, wherever it asks. Columns are a scalar of their own: of the
+ * arguments beside them the compiler would keep, and spill, all that one load brings. */
+INLINE void source_know_chunks(Source *source) {
+    source->stride &= -8;
+    source->columns = opaque_of_wave(source->columns) & -8;
+}
+
+/* The source of the tile `rows` rows further on. */
+INLINE void source_advance(Source *source, int rows) {
+    source->from += rows * source->stride;
+    source->rows -= rows;
+}
+
+/* What a wave carries from one tile of keys to the next. */
+typedef struct Pass {
+    Source keys, values;
+    Stage keys_stage;
+    Operand held[MOST_WIDTH / MMA];
+    Softmax softmax;
+    Accumulator out[MOST_COLUMNS / MMA];
+    KeyBounds wave;
+} Pass;
+
+/* Masks the scores of `count` keys by parts of ATTENTION_KEYS, whose positions are consecutive: those that not all rows see. */
+INLINE void mask_scores(
+    Accumulator *scores, const int count, const Attention *a, const KeyBounds *wave, int key, const int rows, const int parts) {
+    if (bounds_cover(wave, key, key + count - 1)) return;
+    a = arguments_again(a);
+    AttentionPlace again = place_of_block(a, rows, parts);
+    int first = again.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
+    UNROLL for (int part = 0; part < count / ATTENTION_KEYS; part++) {
+        int from = key + part * ATTENTION_KEYS;
+        if (!bounds_cover(wave, from, from + ATTENTION_KEYS - 1))
+            attention_mask(scores + part * KEY_BLOCKS, KEY_BLOCKS, ATTENTION_ROWS, a, again.base, again.head, first, again.total, from);
+    }
+}
+
+/* One tile of `count` keys, from `key` on. Its values are asked for before its keys are waited for, the next keys before the softmax: loads
+ * into registers need no barrier. */
+INLINE void attend_tile(
+    Pass *p, const Attention *a, int key, const int width, const int columns, const int waves, const int count, const bool masked) {
+    const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
+    LOCAL bf16 *keys = attention_tiles, *values = keys + count * width;
+    Stage values_stage;
+    columns_begin(&values_stage, values, columns, count, threads, &p->values);
+    stage_end(&p->keys_stage, keys, width, count, threads, &p->keys, 0);
+    barrier();
+    Accumulator scores[MOST_KEYS / MMA];
+    compute_scores(scores, count / MMA, ATTENTION_ROWS, p->held, NULL, keys, width);
+    columns_end(&values_stage, values, columns, count, threads, &p->values, 0);
+    barrier();
+    source_advance(&p->keys, count);
+    source_advance(&p->values, count);
+    if (masked) mask_scores(scores, count, a, &p->wave, key, rows, width / columns);
+    stage_begin(&p->keys_stage, keys, width, count, threads, &p->keys);
+    if (masked && !bounds_touch(&p->wave, key, key + count - 1)) return;
+    Operand weights[MOST_KEYS / MMA];
+    softmax_step(&p->softmax, scores, weights, count / MMA, ATTENTION_ROWS, a->scale, p->out, columns / MMA);
+    add_values(p->out, weights, count / MMA, ATTENTION_ROWS, values, columns);
+}
+
+/* The forward pass of a block: `width` columns of queries and keys, `columns` of the output; rows of keys and values `in_chunks` of
+ * 16 bytes, or copied by elements, slowly, for which the smaller tiles do. The numbers are constants at every call. Tiles that all rows see have a loop of their own: where it is one with that of
+ * the others, the compiler copies sums between registers. */
+INLINE void attend_by(const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks) {
+    const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE, parts = width / columns;
+    const int count = in_chunks ? attention_keys(WAVE, width) : ATTENTION_KEYS;
+    const Attention *a = &f->attention;
+    const AttentionPlace place = place_of_block(a, rows, parts);
+    int first = place.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
+    KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
+    Interval chunk = keys_of_chunk(f, &block, place.chunk, count);
+    int64_t start = place.key_base * a->key_stride + place.kv_head * a->head_dim;
+    Pass p = {.keys = source_at(a, a->keys, start, chunk.low, chunk.high, 0),
+        .values = source_at(a, a->values, start, chunk.low, chunk.high, place.part * columns),
+        .wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total)};
+    if (a->alibi > 0) block.low_max = p.wave.low_max = INT32_MAX; /* no tile goes without its bias */
+    if (in_chunks) {
+        source_know_chunks(&p.keys);
+        source_know_chunks(&p.values);
+    }
+    hold_queries(p.held, width, a, &place, first);
+    stage_begin(&p.keys_stage, attention_tiles, width, count, threads, &p.keys);
+    softmax_clear(&p.softmax);
+    UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&p.out[n]);
+    int seen = in_chunks ? block.low_max : INT32_MAX, seen_last = min_int(chunk.high, block.high_min - count + 1);
+    for (int key = chunk.low; key <= chunk.high;) {
+        for (; key <= chunk.high && (key < seen || key > seen_last); key += count)
+            attend_tile(&p, a, key, width, columns, waves, count, true);
+        if (in_chunks)
+            for (; key <= seen_last; key += count) attend_tile(&p, a, key, width, columns, waves, count, false);
+    }
+    f = arguments_again(f);
+    AttentionPlace again = place_of_block(&f->attention, rows, parts);
+    store_rows(f, &again, &p.softmax, p.out, columns);
+}
+
+INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
+    if ((f->attention.key_stride | f->attention.head_dim) % 8 == 0) attend_by(f, width, columns, waves, true);
+    else attend_by(f, width, columns, waves, false);
+}
+
+#endif
