@@ -19,6 +19,7 @@
 #include "graph/op.h"
 #include "ops/attention/attention.h"
 #include "ops/collective/collective.h"
+#include "ops/largest/largest.h"
 #include "backend/backend.h"
 
 /* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,
@@ -45,7 +46,9 @@ struct Generator {
     int32_t *tokens;           /* [context] */
     int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
     void *wide_logits;         /* [vocabulary] in the WIDE type, memory that the device reaches */
-    double *logits;            /* [vocabulary], of the token after `count`, when count == computed */
+    double *logits;            /* [vocabulary], of the token after `count`, when count == computed and nothing is `unread` */
+    Program *unread;           /* what has these logits, while they are not here */
+    int32_t limit;             /* tokens that it drew the largest of them from */
     int32_t drawn, first_drew; /* the newest token that was drawn; by the first rank, when `agreement` has ended */
     CommTicket agreement;
     int64_t not_finite; /* the first of these logits that is not; vocabulary: all are */
@@ -76,13 +79,14 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     int32_t *positions = executor_tensor(program->executor, program->model.positions);
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
+    if (program->model.limit) *(int32_t *)executor_tensor(program->executor, program->model.limit) = g->limit;
     device_overlap_launches(g->backend.device, length == 1); /* larger programs have larger kernels */
     executor_run(program->executor);
     device_overlap_launches(g->backend.device, false);
     g->computed = first + length;
 }
 
-/* Takes the logits of the program that ran last. LANES sums of zeros, NaN where a logit is not finite, keep the CPU busy. */
+/* Takes the logits of a program. LANES sums of zeros, NaN where a logit is not finite, keep the CPU busy. */
 static void read_logits(Generator *g, const Program *program) {
     enum { LANES = 8 };
     const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
@@ -97,6 +101,23 @@ static void read_logits(Generator *g, const Program *program) {
     for (int l = 0; l < LANES; l++) zero += zeros[l];
     g->not_finite = zero == 0 ? count : 0;
     while (g->not_finite < count && isfinite(g->logits[g->not_finite])) g->not_finite++;
+    g->unread = NULL;
+}
+
+/* The likeliest token below `limit` by the largest logits of all parts of all ranks; -1 where a logit is not finite. */
+static int32_t likeliest(Generator *g, const Program *program) {
+    const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
+    const float *floats = g->wide_logits;
+    const double *doubles = g->wide_logits;
+    int64_t count = graph_elements(program->model.graph, program->model.largest), token = 0;
+    double largest = -INFINITY;
+    executor_read(program->executor, program->model.largest, g->wide_logits);
+    for (int64_t i = 0; i < count; i += LARGEST_VALUES) {
+        double element = narrow ? floats[i + LARGEST_ELEMENT] : doubles[i + LARGEST_ELEMENT];
+        if (isnan(element)) return -1;
+        if (element > largest) largest = element, token = (int64_t)(narrow ? floats[i + LARGEST_COLUMN] : doubles[i + LARGEST_COLUMN]);
+    }
+    return (int32_t)token;
 }
 
 /* All programs must give the same offsets to the states in the shared arena. */
@@ -188,7 +209,10 @@ static bool plan(Generator *g, Error *error) {
     return check_memory(g, error);
 }
 
-static int64_t wide_bytes(const Generator *g) { return g->config->vocabulary * (int64_t)precision_bytes(g->precision, TYPE_WIDE); }
+static int64_t wide_bytes(const Generator *g) {
+    int64_t largest = mesh_size(&g->mesh, AXES_TENSOR) * LARGEST_PARTS * LARGEST_VALUES;
+    return int_max(g->config->vocabulary, largest) * (int64_t)precision_bytes(g->precision, TYPE_WIDE);
+}
 
 static bool start(Generator *g, Error *error) {
     if (!plan(g, error)) return false;
@@ -282,14 +306,20 @@ static Program *choose_program(Generator *g) {
     return &g->programs[i];
 }
 
-const double *generator_logits(Generator *g, Error *error) {
+/* Computes all tokens; their logits stay where they are. */
+static bool compute(Generator *g, Error *error) {
     assert(g->count > 0);
-    if (!g->cache && g->computed < g->count && !compute_whole(g, error)) return NULL;
-    for (Program *program; g->computed < g->count;) {
-        program = choose_program(g);
-        program_run(program, g, g->computed);
-        if (g->computed == g->count) read_logits(g, program);
+    if (!g->cache && g->computed < g->count) return compute_whole(g, error);
+    while (g->computed < g->count) {
+        g->unread = choose_program(g);
+        program_run(g->unread, g, g->computed);
     }
+    return true;
+}
+
+const double *generator_logits(Generator *g, Error *error) {
+    if (!compute(g, error)) return NULL;
+    if (g->unread) read_logits(g, g->unread);
     if (!comm_ok(g->comm, error)) return NULL;
     if (g->not_finite < g->config->vocabulary) {
         error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken",
@@ -316,12 +346,22 @@ static bool end_agreement(Generator *g, Error *error) {
                comm_rank(g->comm), g->drawn, g->first_drew);
 }
 
+/* A draw among the first `count` tokens; -1 after an error. The likeliest comes from the few numbers that the program has for it,
+ * unless one that runs no more was asked for other logits. */
+static int32_t draw(Generator *g, const Sampling *sampling, int32_t count, Error *error) {
+    if (g->computed < g->count) g->limit = count;
+    if (!compute(g, error)) return -1;
+    int32_t token = sampling->temperature == 0 && g->unread && g->limit == count ? likeliest(g, g->unread) : -1;
+    if (token >= 0) return comm_ok(g->comm, error) ? token : -1;
+    const double *logits = generator_logits(g, error);
+    return logits ? sample_token(logits, count, sampling, rng_uniform(sampling->seed, RNG_STREAM_SAMPLE, g->count)) : -1;
+}
+
 bool generator_next(Generator *g, const Sampling *sampling, int64_t limit, int32_t *token, Error *error) {
     assert(generator_room(g) > 0);
-    const double *logits = generator_logits(g, error);
-    if (!logits || !end_agreement(g, error)) return false;
-    int64_t count = limit < g->config->vocabulary ? limit : g->config->vocabulary;
-    g->drawn = sample_token(logits, count, sampling, rng_uniform(sampling->seed, RNG_STREAM_SAMPLE, g->count));
+    int32_t drawn = draw(g, sampling, (int32_t)int_min(limit, g->config->vocabulary), error);
+    if (drawn < 0 || !end_agreement(g, error)) return false;
+    g->drawn = drawn;
     begin_agreement(g);
     *token = g->tokens[g->count++] = g->drawn;
     return true;

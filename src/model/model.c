@@ -12,6 +12,7 @@
 #include "base/scope.h"
 #include "model/model_internal.h"
 #include "ops/collective/collective.h"
+#include "ops/largest/largest.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
@@ -80,6 +81,10 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
     model->logits = op_gather_columns(graph, logits, b->config->vocabulary, AXES_TENSOR);
     graph->tensors[model->logits].keep = true;
+    if (b->mode != MODEL_GENERATE) return;
+    model->limit = integers(graph, 1, "limit");
+    model->largest = op_largest(graph, logits, model->limit, b->config->vocabulary, AXES_TENSOR);
+    graph->tensors[model->largest].keep = true;
 }
 
 /* The head is the family's. */

@@ -1,0 +1,19 @@
+/* largest: of each part of a row its largest element, y[2 p] = max x[j], and the first column that has it, y[2 p + 1] = j, which WIDE
+ * numbers hold exactly. Reading these few instead of all logits saves a token's time on the way to the host and there. */
+#include "ops/collective/collective.h"
+#include "ops/largest/largest.h"
+
+enum { MOST_COLUMNS = 1 << 24 }; /* whole numbers that fp32 holds */
+
+TensorId op_largest(Graph *graph, TensorId x, TensorId limit, int64_t columns, MeshAxes axes) {
+    int64_t ranks = mesh_size(graph->mesh, axes), values = LARGEST_PARTS * LARGEST_VALUES;
+    CutShare share = cut_share(columns, mesh_index(graph->mesh, axes), (int)ranks);
+    LargestAttributes attributes = {.first = share.first};
+    assert(graph_get(graph, x)->type == TYPE_WIDE && graph_columns(graph, x) == share.count && columns <= MOST_COLUMNS);
+    TensorId y = graph_activation(graph, TYPE_WIDE, graph_rows(graph, x), values, "largest");
+    graph_node(graph, OP_largest, (Inputs){[LARGEST_X] = x, [LARGEST_LIMIT] = limit}, (Outputs){[LARGEST_Y] = y}, &attributes,
+        sizeof attributes);
+    return op_gather_columns(graph, y, ranks * values, axes);
+}
+
+const Op op_rule_largest = {.name = "largest", .element_flops = 1};
