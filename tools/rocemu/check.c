@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emulator.h"
 #include "hip.h"
+#include "lanes.h"
 
 CheckLevel check_level(void) {
     const char *level = getenv("ROCEMU_CHECK");
@@ -166,26 +166,6 @@ static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32
     return true;
 }
 
-/* The common case, four bytes at once: nobody else was here in this epoch, or all read. */
-static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access) {
-    uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull,
-                             now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
-    const uint64_t epochs = (uint64_t)(0xffff & ~((1 << WAVE_BITS) - 1)) * 0x0001000100010001ull;
-    memcpy(&writer, &shadow->writer[address], 8);
-    memcpy(&reader, &shadow->reader[address], 8);
-    /* All four tags alike, which they are unless bytes were accessed one by one. */
-    if (writer != (writer & 0xffff) * 0x0001000100010001ull || reader != (reader & 0xffff) * 0x0001000100010001ull) return false;
-    bool written_now = (writer & epochs) == now, read_now = (reader & epochs) == now;
-    if ((written_now && writer != mine) || (access == LOCAL_READ ? !writer : read_now && reader != mine)) return false;
-    if (access == LOCAL_WRITE) {
-        memcpy(&shadow->writer[address], &mine, 8);
-    } else if (reader != mine) {
-        reader = read_now ? now | SEVERAL * 0x0001000100010001ull : mine;
-        memcpy(&shadow->reader[address], &reader, 8);
-    }
-    return true;
-}
-
 bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, unsigned bytes, LocalAccess access) {
     const Launch *launch = wave->group->launch;
     const char *name = access == LOCAL_READ ? "read" : access == LOCAL_WRITE ? "write" : "atomic operation";
@@ -199,12 +179,68 @@ bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, 
         return false;
     }
     if (launch->check == CHECK_OFF) return true;
-    for (unsigned i = 0; i < bytes;) {
-        if (bytes - i >= 4 && access != LOCAL_ATOMIC && check_local_word(wave->group->shadow, wave->index, address + i, access)) {
-            i += 4;
-            continue;
-        }
-        if (!check_local_byte(wave, in, lane, address + i++, access)) return false;
-    }
+    for (unsigned i = 0; i < bytes; i++)
+        if (!check_local_byte(wave, in, lane, address + i, access)) return false;
     return true;
+}
+
+/* One access by all lanes of a list. */
+typedef struct LanesCheck {
+    Shadow *shadow;
+    const uint32_t *address;
+    int count, wave;
+    uint64_t wrong[4]; /* not zero where a byte may not be accessed so */
+} LanesCheck;
+
+/* Functions check_read_N and check_write_N: what check_local_byte decides, for the tags of N bytes at once; and where nothing is wrong,
+ * they tag all bytes. Vectors of tags are spelt out, since compilers take the loop over lanes for the inner one. */
+#define CHECK_LANES(name, bytes, writes)                                                                  \
+    CORE check_##name(LanesCheck *c) {                                                                    \
+        typedef uint16_t Tags __attribute__((vector_size(2 * (bytes))));                                  \
+        uint16_t *const writers = c->shadow->writer, *const readers = c->shadow->reader;                  \
+        const Tags none = {0}, now = none + (uint16_t)(c->shadow->epoch << WAVE_BITS), mine = now + (uint16_t)c->wave;   \
+        Tags wrong = none, writer, reader;                                                                \
+        for (int i = 0; i < c->count; i++) {                                                              \
+            memcpy(&writer, writers + c->address[i], sizeof writer);                                      \
+            memcpy(&reader, readers + c->address[i], sizeof reader);                                      \
+            Tags written = (Tags)((writer ^ now) <= SEVERAL) & (Tags)(writer != mine),                    \
+                 read = (Tags)((reader ^ now) <= SEVERAL) & (Tags)(reader != mine);                       \
+            wrong |= written | ((writes) ? read : (Tags)(writer == none));                                \
+        }                                                                                                 \
+        memcpy(c->wrong, &wrong, sizeof wrong);                                                           \
+        if (c->wrong[0] | c->wrong[1] | c->wrong[2] | c->wrong[3]) return;                                \
+        for (int i = 0; i < c->count; i++) {                                                              \
+            uint16_t *tag = ((writes) ? writers : readers) + c->address[i];                               \
+            memcpy(&reader, tag, sizeof reader);                                                          \
+            Tags others = (Tags)((reader ^ now) <= SEVERAL) & (Tags)(reader != mine);                     \
+            reader = (writes) ? mine : (others & (now | SEVERAL)) | (~others & mine);                     \
+            memcpy(tag, &reader, sizeof reader);                                                          \
+        }                                                                                                 \
+    }
+CHECK_LANES(read_4, 4, false)
+CHECK_LANES(read_8, 8, false)
+CHECK_LANES(read_16, 16, false)
+CHECK_LANES(write_4, 4, true)
+CHECK_LANES(write_8, 8, true)
+CHECK_LANES(write_16, 16, true)
+
+bool check_local_lanes(Wave *wave, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    const Launch *launch = wave->group->launch;
+    uint32_t last = 0, low_bits = 0, active[LANES];
+    LanesCheck check = {.shadow = wave->group->shadow, .wave = wave->index, .address = address, .count = LANES};
+    if (exec != ~0ull) {
+        check.address = active, check.count = 0;
+        for (uint64_t left = exec; left; left &= left - 1) active[check.count++] = address[__builtin_ctzll(left)];
+    }
+    for (int i = 0; i < check.count; i++) last = umax(last, check.address[i]), low_bits |= check.address[i];
+    if ((bytes != 4 && bytes != 8 && bytes != 16) || low_bits & (bytes - 1) || bytes > launch->lds_bytes ||
+        last > launch->lds_bytes - bytes)
+        return false;
+    if (launch->check == CHECK_OFF) return true;
+    bool writes = access == LOCAL_WRITE;
+    (bytes == 4      ? (writes ? check_write_4 : check_read_4)
+        : bytes == 8 ? (writes ? check_write_8 : check_read_8)
+        : writes     ? check_write_16
+                     : check_read_16)(&check);
+    return !(check.wrong[0] | check.wrong[1] | check.wrong[2] | check.wrong[3]);
 }

@@ -432,6 +432,7 @@ static bool parse_instruction(Instruction *in, const char *text, int32_t slot, i
         if (saturating) in->clamp = false, in->plain = !in->sdwa && !in->dpp;
     }
     in->wait = (uint8_t)wait_kind(in);
+    in->results = (uint8_t)instruction_results(in);
     in->vmcnt = wait_limit(text, "vmcnt(");
     in->lgkmcnt = wait_limit(text, "lgkmcnt(");
     if (in->operation->flags & OPERATION_PATTERN) in->offset = (uint16_t)low_half;

@@ -104,6 +104,7 @@ struct Instruction {
     uint8_t broadcast_size, broadcast_block, block_pattern; /* cbsz, abid, blgp */
     uint8_t truth_table;                                    /* bitop3 */
     uint8_t wait, vmcnt, lgkmcnt;                           /* a WaitKind; of s_waitcnt, NO_WAIT: does not wait */
+    uint8_t results;                                        /* how many of the operands, the first ones */
     int32_t offset, offset0, offset1;
     Operand operand[MAX_OPERANDS];                                 /* as the text gives them */
     Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
@@ -296,6 +297,8 @@ typedef struct Due {
 } Due;
 typedef struct Outstanding {
     uint32_t issued[WAIT_COUNTERS], done[WAIT_COUNTERS];
+    bool open;                               /* any that is not done */
+    uint64_t loads[WAIT_REGISTERS / 64 + 1]; /* registers of which `due` is valid; those of loads that are done may be among them */
     Due due[WAIT_REGISTERS];
 } Outstanding;
 
@@ -376,8 +379,13 @@ void check_report(Wave *wave, const Instruction *instruction, int lane, int erro
 /* False after reporting. */
 bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t address, unsigned bytes, bool write);
 
+void waits_begin(Outstanding *outstanding);
 /* False after reporting that the instruction uses what a load has not brought yet; else notes what it loads. */
 bool waits_check(Wave *wave, const Instruction *instruction);
+/* Whether it has nothing to say: no load is open, and the instruction neither waits nor loads. */
+static inline bool waits_none(const Wave *wave, const Instruction *instruction) {
+    return !wave->outstanding.open && instruction->wait == WAIT_NONE;
+}
 WaitKind wait_kind(const Instruction *instruction);
 /* The number after "vmcnt(" or "lgkmcnt(" in the text of s_waitcnt. */
 uint8_t wait_limit(const char *text, const char *counter);
@@ -393,6 +401,9 @@ enum { SCRATCH_SWIZZLED = (int)(1u << 31), SCRATCH_ADDS_LANE = 1 << 23 };
 typedef enum LocalAccess { LOCAL_READ, LOCAL_WRITE, LOCAL_ATOMIC } LocalAccess;
 /* Checks one lane's access to LDS and remembers it. */
 bool check_local(Wave *wave, const Instruction *instruction, int lane, uint32_t address, unsigned bytes, LocalAccess access);
+/* The same of reads or writes of 4, 8 or 16 bytes by all lanes of `exec` at once. False where one of them is wrong, or the bytes are others:
+ * then nothing has been remembered, and check_local says what it is. */
+bool check_local_lanes(Wave *wave, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
 /* Of a byte of LDS, the bits that nothing wrote, although the byte was written; NULL where there are none in all of LDS, unless
  * `create`. */
 uint8_t *shadow_undefined(Shadow *shadow, uint32_t address, bool create);

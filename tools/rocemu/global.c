@@ -38,6 +38,24 @@ static void count(Wave *wave, const Instruction *in, const uint64_t address[LANE
     if (access_space(in) != SPACE_SCRATCH) note_global(wave, address, exec, bytes, access);
 }
 
+/* Whether all lanes are within the allocation of the latest access, once the first of them has been checked: most accesses are. */
+static bool within_recent(const Wave *wave, const uint64_t address[LANES], unsigned bytes) {
+    const Allocation *recent = &wave->recent;
+    uint64_t furthest = 0, low_bits = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        uint64_t distance = address[lane] - recent->base;
+        furthest = distance > furthest ? distance : furthest;
+        low_bits |= address[lane];
+    }
+    return bytes >= 4 && !(low_bits & 3) && bytes <= recent->bytes && furthest <= recent->bytes - bytes;
+}
+
+/* True where every lane has an access to device memory that may be: then resolve() would give the addresses as they are. */
+static bool all_in_memory(Wave *wave, const Instruction *in, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write) {
+    return access_space(in) == SPACE_GLOBAL && exec == ~0ull && check_global(wave, in, 0, address[0], bytes, write) &&
+           within_recent(wave, address, bytes);
+}
+
 static void execute_load(Wave *wave, const Instruction *in) {
     uint64_t address[LANES], exec = wave_exec(wave);
     unsigned bytes = access_bytes(in);
@@ -45,7 +63,11 @@ static void execute_load(Wave *wave, const Instruction *in) {
     if (!global_addresses(wave, in, &in->operand[1], &in->operand[2], exec, address)) return;
     count(wave, in, address, exec, bytes, LOCAL_READ);
     undefined_loaded(wave, in, to, bytes, exec, access_extension(in));
-    for (uint64_t left = exec; left; left &= left - 1) {
+    if (all_in_memory(wave, in, address, exec, bytes, false)) {
+        for (int lane = 0; lane < LANES; lane++) load_lane(wave, to, lane, (const void *)address[lane], bytes, EXTEND_ZERO);
+        return;
+    }
+    for (uint64_t left = wave->state == WAVE_RUNNING ? exec : 0; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         const void *from = resolve(wave, in, lane, address[lane], bytes, LOCAL_READ);
         if (!from) return;
@@ -61,7 +83,11 @@ static void execute_store(Wave *wave, const Instruction *in) {
     if (!global_addresses(wave, in, &in->operand[0], &in->operand[2], exec, address)) return;
     uint64_t marked = access_space(in) == SPACE_GLOBAL ? undefined_lanes(wave, from, (int)(bytes + 3) / 4) : ~0ull;
     count(wave, in, address, exec, bytes, LOCAL_WRITE);
-    for (uint64_t left = exec; left; left &= left - 1) {
+    if (!marked && all_in_memory(wave, in, address, exec, bytes, true)) {
+        for (int lane = 0; lane < LANES; lane++) store_lane(wave, from, lane, (void *)address[lane], bytes, EXTEND_ZERO);
+        return;
+    }
+    for (uint64_t left = wave->state == WAVE_RUNNING ? exec : 0; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         void *to = resolve(wave, in, lane, address[lane], bytes, LOCAL_WRITE);
         if (!to) return;

@@ -117,7 +117,7 @@ static void start_wave(Wave *wave) {
     wave->pc = (kernel->entry - kernel->program->text_address) / 4;
     wave->scc = false;
     wave->barrier = NULL;
-    memset(&wave->outstanding, 0, sizeof wave->outstanding);
+    waits_begin(&wave->outstanding);
     wave->takes_turns = false;
     wave->trace = wave->group->trace ? timing_wave(wave->group->trace, wave->index) : NULL;
     undefined_begin(wave);
@@ -156,7 +156,7 @@ static void run_wave_checked(Wave *wave) {
         const Instruction *in = &program[wave->pc];
         wave->pc += in->words;
         executed++;
-        if (!in->operation || waits_check(wave, in)) in->execute(wave, in);
+        if (!in->operation || waits_none(wave, in) || waits_check(wave, in)) in->execute(wave, in);
     }
     wave->executed += executed;
 }

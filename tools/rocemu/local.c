@@ -9,14 +9,43 @@ static void local_addresses(const Wave *wave, const Operand *address, int32_t of
     for (int lane = 0; lane < LANES; lane++) to[lane] = from[lane] + (uint32_t)offset;
 }
 
+/* One access by all lanes, which have been checked: registers from `value` on, `words` of each lane. */
+typedef struct LanesMove {
+    uint32_t (*value)[LANES];
+    uint8_t *lds;
+    const uint32_t *address;
+} LanesMove;
+LANE_INLINE void move_lanes(const LanesMove *move, int words, bool writes) {
+    const uint32_t *address = move->address;
+    for (int word = 0; word < words; word++) {
+        uint32_t *value = move->value[word];
+        uint8_t *lds = move->lds + 4 * word;
+        for (int lane = 0; lane < LANES; lane++)
+            if (writes) memcpy(lds + address[lane], &value[lane], 4);
+            else memcpy(&value[lane], lds + address[lane], 4);
+    }
+}
+#define MOVE_LANES(words)                                                             \
+    CORE load_##words(LanesMove *move) { move_lanes(move, words, false); }            \
+    CORE store_##words(LanesMove *move) { move_lanes(move, words, true); }
+MOVE_LANES(1)
+MOVE_LANES(2)
+MOVE_LANES(4)
+
 static void local_load(
     Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
     note_local(wave, address, exec, bytes, LOCAL_READ);
     undefined_loaded(wave, in, to, bytes, exec, extension);
-    bool holds_undefined = shadow_undefined(wave->group->shadow, 0, false);
+    bool holds_undefined = shadow_undefined(wave->group->shadow, 0, false),
+         checked = check_local_lanes(wave, address, exec, bytes, LOCAL_READ);
+    if (checked && exec == ~0ull && !holds_undefined) {
+        LanesMove move = {&wave->vector[to], wave->group->lds, address};
+        (bytes == 4 ? load_1 : bytes == 8 ? load_2 : load_4)(&move);
+        return;
+    }
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
-        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_READ)) return;
+        if (!checked && !check_local(wave, in, lane, address[lane], bytes, LOCAL_READ)) return;
         const uint8_t *from = wave->group->lds + address[lane];
         load_lane(wave, to, lane, from, bytes, extension);
         if (holds_undefined) undefined_load(wave, in, to, lane, from, bytes, extension);
@@ -28,9 +57,15 @@ static void local_store(
     note_local(wave, address, exec, bytes, LOCAL_WRITE);
     uint64_t marked = undefined_lanes(wave, from, (int)(bytes + 3) / 4);
     if (shadow_undefined(wave->group->shadow, 0, false)) marked = ~0ull;
+    bool checked = check_local_lanes(wave, address, exec, bytes, LOCAL_WRITE);
+    if (checked && exec == ~0ull && !marked) {
+        LanesMove move = {&wave->vector[from], wave->group->lds, address};
+        (bytes == 4 ? store_1 : bytes == 8 ? store_2 : store_4)(&move);
+        return;
+    }
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
-        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_WRITE)) return;
+        if (!checked && !check_local(wave, in, lane, address[lane], bytes, LOCAL_WRITE)) return;
         uint8_t *to = wave->group->lds + address[lane];
         store_lane(wave, from, lane, to, bytes, extension);
         if (marked >> lane & 1) undefined_store(wave, in, from, lane, to, bytes, extension);

@@ -5,6 +5,8 @@
  *     16 x 16: row 4 * (lane / 16) + r % 4, column lane % 16          4 x 4: row r, column lane % 4, block lane / 4
  * with the registers of block after block. Products are exact and added in the order of k in fp32, one rounding
  * each; hardware's order is its own. */
+#include <stdlib.h>
+
 #include "fp8.h"
 #include "hip.h"
 #include "undefined.h"
@@ -19,60 +21,85 @@ enum { MAX_ELEMENTS = 2048 };
 
 typedef struct MatrixCall {
     int size, depth, blocks;
-    /* A as [block][row][k], B as [block][k][column]. */
+    /* A as [block][k][row], B as [block][k][column]. */
     _Alignas(64) float a[MAX_ELEMENTS];
     _Alignas(64) float b[MAX_ELEMENTS];
+    const uint32_t (*c)[LANES]; /* d, or registers apart from it */
     uint32_t (*d)[LANES];
 } MatrixCall;
 
-LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lane, int j) {
+/* Which of a lane's registers has its element j, and the element in there. */
+LANE_INLINE int element_register(ElementType type, int j) {
     switch (type) {
-    case ELEMENT_F32: return bits_float(wave->vector[index + j][lane]);
-    case ELEMENT_XF32: return bits_float(wave->vector[index + j][lane] & 0xffffe000);
-    case ELEMENT_F16: return half_float((uint16_t)(wave->vector[index + j / 2][lane] >> (16 * (j % 2))));
-    case ELEMENT_BF16: return bits_float(wave->vector[index + j / 2][lane] >> (16 * (j % 2)) << 16);
-    case ELEMENT_I8: return (int8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4)));
-    default: return fp8_to_float((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), (Fp8Type)(type - ELEMENT_FP8));
+    case ELEMENT_F32:
+    case ELEMENT_XF32: return j;
+    case ELEMENT_F16:
+    case ELEMENT_BF16: return j / 2;
+    default: return j / 4;
+    }
+}
+LANE_INLINE float element(uint32_t word, ElementType type, int j) {
+    switch (type) {
+    case ELEMENT_F32: return bits_float(word);
+    case ELEMENT_XF32: return bits_float(word & 0xffffe000);
+    case ELEMENT_F16: return half_float((uint16_t)(word >> (16 * (j % 2))));
+    case ELEMENT_BF16: return bits_float(word >> (16 * (j % 2)) << 16);
+    case ELEMENT_I8: return (int8_t)(word >> (8 * (j % 4)));
+    default: return fp8_to_float((uint8_t)(word >> (8 * (j % 4))), (Fp8Type)(type - ELEMENT_FP8));
     }
 }
 
-/* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type
- * is a constant in each copy. */
-LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to,
-    int block_stride, int row_stride, int k_stride) {
-    int groups = call->depth / per_lane;
-    for (int lane = 0; lane < LANES; lane++) {
-        int row = lane % call->size, group = lane / call->size;
-        float *at = to + group / groups * block_stride + row * row_stride + group % groups * per_lane * k_stride;
-        for (int j = 0; j < per_lane; j++) at[j * k_stride] = element(wave, index, type, lane, j);
-    }
+/* One operand as [block][k][row or column]: neighbouring lanes hold neighbouring rows of one k. Type and size are constants in each
+ * copy. */
+typedef struct GatherCall {
+    const uint32_t (*from)[LANES];
+    int per_lane;
+    float *to;
+} GatherCall;
+LANE_INLINE void gather_operand(const GatherCall *call, ElementType type, int size) {
+    int per_lane = call->per_lane;
+    for (int group = 0; group < LANES / size; group++)
+        for (int j = 0; j < per_lane; j++) {
+            const uint32_t *from = call->from[element_register(type, j)] + group * size;
+            float *to = call->to + (group * per_lane + j) * size;
+#pragma omp simd
+            for (int row = 0; row < size; row++) to[row] = element(from[row], type, j);
+        }
 }
+#define GATHER(name, type)                                                                \
+    CORE gather_##name##_32(GatherCall *call) { gather_operand(call, type, 32); } \
+    CORE gather_##name##_16(GatherCall *call) { gather_operand(call, type, 16); } \
+    CORE gather_##name##_4(GatherCall *call) { gather_operand(call, type, 4); }
+GATHER(f32, ELEMENT_F32)
+GATHER(f16, ELEMENT_F16)
+GATHER(bf16, ELEMENT_BF16)
+GATHER(i8, ELEMENT_I8)
+GATHER(xf32, ELEMENT_XF32)
+GATHER(fp8_fnuz, ELEMENT_FP8 + FP8_FNUZ)
+GATHER(bf8_fnuz, ELEMENT_FP8 + BF8_FNUZ)
+GATHER(fp8_ocp, ELEMENT_FP8 + FP8_OCP)
+GATHER(bf8_ocp, ELEMENT_FP8 + BF8_OCP)
 
-static void gather_type(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride,
-    int row_stride, int k_stride) {
-#define GATHER(known) \
-    case known: gather_operand(wave, index, known, call, per_lane, to, block_stride, row_stride, k_stride); break
-    switch ((int)type) {
-        GATHER(ELEMENT_F32);
-        GATHER(ELEMENT_F16);
-        GATHER(ELEMENT_BF16);
-        GATHER(ELEMENT_I8);
-        GATHER(ELEMENT_XF32);
-        GATHER(ELEMENT_FP8 + FP8_FNUZ);
-        GATHER(ELEMENT_FP8 + BF8_FNUZ);
-        GATHER(ELEMENT_FP8 + FP8_OCP);
-        GATHER(ELEMENT_FP8 + BF8_OCP);
-    }
-#undef GATHER
+static void gather_type(const Wave *wave, int index, int type, int size, int per_lane, float *to) {
+#define SIZES(name) {gather_##name##_32, gather_##name##_16, gather_##name##_4}
+    static void (*const gathers[][3])(GatherCall *) = {[ELEMENT_F32] = SIZES(f32),
+        [ELEMENT_F16] = SIZES(f16),
+        [ELEMENT_BF16] = SIZES(bf16),
+        [ELEMENT_I8] = SIZES(i8),
+        [ELEMENT_XF32] = SIZES(xf32),
+        [ELEMENT_FP8 + FP8_FNUZ] = SIZES(fp8_fnuz),
+        [ELEMENT_FP8 + BF8_FNUZ] = SIZES(bf8_fnuz),
+        [ELEMENT_FP8 + FP8_OCP] = SIZES(fp8_ocp),
+        [ELEMENT_FP8 + BF8_OCP] = SIZES(bf8_ocp)};
+#undef SIZES
+    gathers[type][size == 32 ? 0 : size == 16 ? 1 : 2](&(GatherCall){.from = &wave->vector[index], .per_lane = per_lane, .to = to});
 }
 
 static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
     int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
     call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
-    gather_type(
-        wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a, call->size * call->depth, call->depth, 1);
-    gather_type(
-        wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), call, per_lane, call->b, call->depth * call->size, 1, call->size);
+    gather_type(wave, in->operand[1].index, elements & 255, call->size, per_lane, call->a);
+    gather_type(wave, in->operand[2].index, elements >> 8 & 255, call->size, per_lane, call->b);
 }
 
 /* Row and block of what register r holds in the lanes `group` * size ... */
@@ -87,18 +114,22 @@ LANE_INLINE void multiply_floats(MatrixCall *call, int size) {
     int registers = result_registers(size, call->blocks), depth = call->depth;
     for (int r = 0; r < registers; r += 4)
         for (int group = 0; group < LANES / size; group++) {
-            int block = result_block(size, r, group), row = block * size + result_row(size, r, group);
-            const float *b = call->b + block * depth * size;
+            int block = result_block(size, r, group);
+            const float *a = call->a + block * depth * size + result_row(size, r, group), *b = call->b + block * depth * size;
+            const uint32_t *c = call->c[r] + group * size;
+            uint32_t *d = call->d[r] + group * size;
             float sum[4][32];
             for (int i = 0; i < 4; i++)
-                for (int column = 0; column < size; column++) sum[i][column] = bits_float(call->d[r + i][group * size + column]);
+#pragma omp simd
+                for (int column = 0; column < size; column++) sum[i][column] = bits_float(c[i * LANES + column]);
             for (int k = 0; k < depth; k++)
                 for (int i = 0; i < 4; i++)
 #pragma omp simd
                     for (int column = 0; column < size; column++)
-                        sum[i][column] = fmaf(call->a[(row + i) * depth + k], b[k * size + column], sum[i][column]);
+                        sum[i][column] = fmaf(a[k * size + i], b[k * size + column], sum[i][column]);
             for (int i = 0; i < 4; i++)
-                for (int column = 0; column < size; column++) call->d[r + i][group * size + column] = float_bits(sum[i][column]);
+#pragma omp simd
+                for (int column = 0; column < size; column++) d[i * LANES + column] = float_bits(sum[i][column]);
         }
 }
 /* Products of bytes are whole numbers that fp32 holds. */
@@ -107,10 +138,11 @@ LANE_INLINE void multiply_integers(MatrixCall *call, int size) {
     for (int r = 0; r < registers; r++)
         for (int group = 0; group < LANES / size; group++) {
             int block = result_block(size, r, group);
-            const float *a = call->a + (block * size + result_row(size, r, group)) * depth, *b = call->b + block * depth * size;
+            const float *a = call->a + block * depth * size + result_row(size, r, group), *b = call->b + block * depth * size;
             uint32_t *d = call->d[r] + group * size;
+            memmove(d, call->c[r] + group * size, (size_t)size * sizeof *d);
             for (int k = 0; k < depth; k++)
-                for (int column = 0; column < size; column++) d[column] += (uint32_t)(int32_t)(a[k] * b[k * size + column]);
+                for (int column = 0; column < size; column++) d[column] += (uint32_t)(int32_t)(a[k * size] * b[k * size + column]);
         }
 }
 #define MULTIPLY(size) \
@@ -173,14 +205,16 @@ static void finish_matrix(Wave *wave, const Instruction *in, MatrixCall *call) {
     int registers = result_registers(call->size, call->blocks), to = in->operand[0].index;
     const Operand *c = &in->operand[3];
     define_results(wave, in, call);
-    if (c->kind == OPERAND_VECTOR) {
-        if (c->index != to) memmove(wave->vector[to], wave->vector[c->index], (size_t)registers * sizeof wave->vector[0]);
-    } else {
+    call->c = call->d = &wave->vector[to];
+    if (c->kind != OPERAND_VECTOR) {
         uint32_t value = (uint32_t)operand_scalar(wave, c);
         for (int r = 0; r < registers; r++)
             for (int lane = 0; lane < LANES; lane++) wave->vector[to + r][lane] = value;
+    } else if (abs(c->index - to) >= registers) {
+        call->c = &wave->vector[c->index];
+    } else if (c->index != to) {
+        memmove(wave->vector[to], wave->vector[c->index], (size_t)registers * sizeof wave->vector[0]);
     }
-    call->d = &wave->vector[to];
     bool integers = (in->operation->argument2 & 255) == ELEMENT_I8;
     (call->size == 32      ? (integers ? multiply_integers_32 : multiply_floats_32)
         : call->size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
@@ -208,8 +242,7 @@ static float e8m0_value(uint32_t code) { return code == 255 ? NAN : ldexpf(1, (i
 
 /* A lane's 32 bytes are of one row, half of them in the first half of K and half in the second: bytes 16 i .. 16 i + 15 begin at
  * k = K / 2 i + 16 (lane / M). Of a row, the scale of k = 32 b .. 32 b + 31 is the byte `which` of `scales`, or NULL, in lane M b + row. */
-static void gather_scaled(const Wave *wave, int index, Fp8Type type, const MatrixCall *call, const Operand *scales, int which, float *to,
-    int row_stride, int k_stride) {
+static void gather_scaled(const Wave *wave, int index, Fp8Type type, const MatrixCall *call, const Operand *scales, int which, float *to) {
     for (int lane = 0; lane < LANES; lane++)
         for (int j = 0; j < 32; j++) {
             int row = lane % call->size, k = j / 16 * call->depth / 2 + lane / call->size * 16 + j % 16, from = k / 32 * call->size + row;
@@ -218,7 +251,7 @@ static void gather_scaled(const Wave *wave, int index, Fp8Type type, const Matri
                 uint32_t word = scales->kind == OPERAND_VECTOR ? wave->vector[scales->index][from] : (uint32_t)operand_scalar(wave, scales);
                 x *= e8m0_value(word >> 8 * which & 255);
             }
-            to[row * row_stride + k * k_stride] = x;
+            to[k * call->size + row] = x;
         }
 }
 
@@ -240,9 +273,8 @@ static void execute_f8f6f4(Wave *wave, const Instruction *in) {
     int shape = in->operation->argument;
     call.size = shape & 255, call.depth = shape >> 8 & 255, call.blocks = 1;
     const Operand *scale = scaled ? &in->operand[4] : NULL;
-    gather_scaled(wave, in->operand[1].index, in->broadcast_size ? BF8_OCP : FP8_OCP, &call, scale, which[0], call.a, call.depth, 1);
-    gather_scaled(
-        wave, in->operand[2].index, in->block_pattern ? BF8_OCP : FP8_OCP, &call, scale ? scale + 1 : NULL, which[1], call.b, 1, call.size);
+    gather_scaled(wave, in->operand[1].index, in->broadcast_size ? BF8_OCP : FP8_OCP, &call, scale, which[0], call.a);
+    gather_scaled(wave, in->operand[2].index, in->block_pattern ? BF8_OCP : FP8_OCP, &call, scale ? scale + 1 : NULL, which[1], call.b);
     finish_matrix(wave, in, &call);
 }
 

@@ -25,14 +25,14 @@ LANE_INLINE uint32_t first_low(uint32_t x) { return x ? (uint32_t)__builtin_ctz(
 LANE_INLINE uint32_t first_sign(uint32_t x) { return first_high(x ^ (uint32_t)((int32_t)x >> 31)); }
 /* Four bytes picked from the eight of high:low; the selectors above 7 give signs and constants. */
 LANE_INLINE uint32_t permute_bytes(uint32_t high, uint32_t low, uint32_t selectors) {
-    uint64_t both = (uint64_t)high << 32 | low;
     uint32_t result = 0;
-    for (int i = 0; i < 4; i++) {
-        uint32_t s = selectors >> (8 * i) & 0xff, byte = (uint32_t)(both >> (8 * (s & 7))) & 0xff;
-        if (s >= 8 && s < 12) byte = (both >> (16 * (s - 8) + 15) & 1) ? 0xff : 0;
-        if (s == 12) byte = 0;
-        if (s > 12) byte = 0xff;
-        result |= byte << (8 * i);
+    for (int i = 0; i < 32; i += 8) {
+        uint32_t s = selectors >> i & 0xff, byte = (s & 4 ? high : low) >> 8 * (s & 3),
+                 sign = (s & 2 ? high : low) >> (s & 1 ? 31 : 15) & 1,
+                 constant = s < 12    ? -sign
+                            : s == 12 ? 0
+                                      : 0xff;
+        result |= ((s < 8 ? byte : constant) & 0xff) << i;
     }
     return result;
 }

@@ -46,6 +46,13 @@ static void wait_for(Outstanding *o, const Instruction *in) {
         o->done[WAIT_LDS] = o->issued[WAIT_LDS] - in->lgkmcnt;
 }
 
+void waits_begin(Outstanding *o) {
+    memset(o->issued, 0, sizeof o->issued);
+    memset(o->done, 0, sizeof o->done);
+    memset(o->loads, 0, sizeof o->loads);
+    o->open = false;
+}
+
 static int first_register(const Operand *operand) {
     return operand->kind == OPERAND_VECTOR ? operand->index : VECTOR_REGISTERS + operand->index;
 }
@@ -67,36 +74,51 @@ static bool report(Wave *wave, const Instruction *in, int r, const Due *due) {
     return false;
 }
 
+/* Of `count` registers, at most 64, those that a load was going to fill, the first as bit 0. */
+static uint64_t loaded(const Outstanding *o, int first, int count) {
+    int word = first / 64, shift = first % 64;
+    uint64_t bits = o->loads[word] >> shift;
+    if (shift) bits |= o->loads[word + 1] << (64 - shift);
+    return bits & ~0ull >> (64 - count);
+}
+
 /* Loads that return in order may write a register after one another without a wait, such as the halves of one. */
 static bool may_use(Wave *wave, const Instruction *in, const Operand *operand, bool result, int counter) {
-    const Outstanding *o = &wave->outstanding;
-    for (int r = first_register(operand), end = r + operand->registers; r < end && r < WAIT_REGISTERS; r++) {
+    Outstanding *o = &wave->outstanding;
+    int first = first_register(operand), count = operand->registers < WAIT_REGISTERS - first ? operand->registers : WAIT_REGISTERS - first;
+    for (uint64_t left = loaded(o, first, count); left; left &= left - 1) {
+        int r = first + __builtin_ctzll(left);
         const Due *due = &o->due[r];
-        if (due->number <= o->done[due->counter]) continue;
-        if (result && due->counter == counter && counter != WAIT_SCALAR) continue;
-        return report(wave, in, r, due);
+        if (due->number <= o->done[due->counter]) o->loads[r / 64] &= ~(1ull << r % 64);
+        else if (!result || due->counter != counter || counter == WAIT_SCALAR) return report(wave, in, r, due);
     }
     return true;
+}
+
+static bool any_open(const Outstanding *o) {
+    bool open = false;
+    for (int c = 0; c < WAIT_COUNTERS; c++) open |= o->issued[c] > o->done[c];
+    return open;
 }
 
 bool waits_check(Wave *wave, const Instruction *in) {
     Outstanding *o = &wave->outstanding;
     if (in->wait == WAIT_FOR) {
         wait_for(o, in);
+        o->open = any_open(o);
         return true;
     }
-    bool open = false;
-    for (int c = 0; c < WAIT_COUNTERS; c++) open |= o->issued[c] > o->done[c];
     int counter = in->wait == WAIT_MEMORY_ACCESS ? WAIT_VECTOR_MEMORY : in->wait == WAIT_LDS_ACCESS ? WAIT_LDS : WAIT_SCALAR;
     bool loads = in->wait != WAIT_NONE;
-    if (!open && !loads) return true;
-    int results = instruction_results(in);
-    for (int i = 0; open && i < in->operands; i++)
-        if (is_register(&in->operand[i]) && !may_use(wave, in, &in->operand[i], i < results && loads, counter)) return false;
+    for (int i = 0; o->open && i < in->operands; i++)
+        if (is_register(&in->operand[i]) && !may_use(wave, in, &in->operand[i], i < in->results && loads, counter)) return false;
     if (!loads) return true;
     o->issued[counter]++;
-    for (int i = 0; i < results; i++)
-        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < WAIT_REGISTERS; r++)
+    o->open = true;
+    for (int i = 0; i < in->results; i++)
+        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < WAIT_REGISTERS; r++) {
             o->due[r] = (Due){o->issued[counter], (uint32_t)(in - wave->program), (uint8_t)counter};
+            o->loads[r / 64] |= 1ull << r % 64;
+        }
     return true;
 }
