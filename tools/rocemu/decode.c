@@ -433,10 +433,12 @@ static bool parse_instruction(Instruction *in, const char *text, int32_t slot, i
     }
     in->wait = (uint8_t)wait_kind(in);
     in->results = (uint8_t)instruction_results(in);
+    waits_note_uses(in);
     in->vmcnt = wait_limit(text, "vmcnt(");
     in->lgkmcnt = wait_limit(text, "lgkmcnt(");
     if (in->operation->flags & OPERATION_PATTERN) in->offset = (uint16_t)low_half;
     in->execute = in->operation->execute;
+    if (in->execute == vector_execute && vector_is_simple(in)) in->execute = vector_execute_simple;
     return true;
 }
 

@@ -63,7 +63,7 @@ typedef enum OperandType {
 
 typedef struct Operand {
     uint8_t kind, type, registers, selection;
-    bool negate, absolute, extend_sign;
+    bool negate : 1, absolute : 1, extend_sign : 1;
     uint16_t index;
     uint64_t value; /* OPERAND_CONSTANT */
 } Operand;
@@ -86,6 +86,8 @@ typedef enum DppControl {
 } DppControl;
 
 enum { MAX_OPERANDS = 6 };
+/* Vector registers and scalar ones, as one set of bits. */
+enum { REGISTERS = VECTOR_REGISTERS + SCALAR_REGISTERS, REGISTER_WORDS = REGISTERS / 64 };
 struct Instruction {
     void (*execute)(Wave *wave, const Instruction *instruction);
     const Operation *operation;
@@ -105,6 +107,7 @@ struct Instruction {
     uint8_t truth_table;                                    /* bitop3 */
     uint8_t wait, vmcnt, lgkmcnt;                           /* a WaitKind; of s_waitcnt, NO_WAIT: does not wait */
     uint8_t results;                                        /* how many of the operands, the first ones */
+    uint64_t uses[REGISTER_WORDS];                          /* the registers among its operands */
     int32_t offset, offset0, offset1;
     Operand operand[MAX_OPERANDS];                                 /* as the text gives them */
     Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
@@ -289,7 +292,7 @@ typedef struct Launch {
 
 /* What becomes of an instruction's results (waits.c). */
 typedef enum WaitKind { WAIT_NONE, WAIT_MEMORY_ACCESS, WAIT_LDS_ACCESS, WAIT_SCALAR_LOAD, WAIT_FOR } WaitKind;
-enum { WAIT_COUNTERS = 3, WAIT_REGISTERS = VECTOR_REGISTERS + SCALAR_REGISTERS, NO_WAIT = 255 };
+enum { WAIT_COUNTERS = 3, NO_WAIT = 255 };
 /* The load that a register waits for: its number among those of its counter, and where it is. */
 typedef struct Due {
     uint32_t number, slot;
@@ -297,9 +300,9 @@ typedef struct Due {
 } Due;
 typedef struct Outstanding {
     uint32_t issued[WAIT_COUNTERS], done[WAIT_COUNTERS];
-    bool open;                               /* any that is not done */
-    uint64_t loads[WAIT_REGISTERS / 64 + 1]; /* registers of which `due` is valid; those of loads that are done may be among them */
-    Due due[WAIT_REGISTERS];
+    bool open;                      /* any that is not done */
+    uint64_t loads[REGISTER_WORDS]; /* registers of which `due` is valid; those of loads that are done may be among them */
+    Due due[REGISTERS];
 } Outstanding;
 
 typedef struct Workgroup {
@@ -354,10 +357,17 @@ static inline void wave_set_pair(Wave *wave, int index, uint64_t value) {
 }
 static inline uint64_t wave_exec(const Wave *wave) { return wave_pair(wave, EXEC); }
 
+uint64_t operand_special(const Wave *wave, const Operand *operand);
 /* Scalar value of any operand that is not a vector register. */
-uint64_t operand_scalar(const Wave *wave, const Operand *operand);
+static inline uint64_t operand_scalar(const Wave *wave, const Operand *operand) {
+    if (operand->kind == OPERAND_SCALAR) return operand->registers == 2 ? wave_pair(wave, operand->index) : wave->scalar[operand->index];
+    return operand->kind == OPERAND_CONSTANT ? operand->value : operand_special(wave, operand);
+}
 /* Executes vector operations with operation->vector, scalar ones with operation->scalar. */
 void vector_execute(Wave *wave, const Instruction *instruction);
+/* The same in less time, of an instruction that has a vector for its only result and no modifiers. */
+bool vector_is_simple(const Instruction *instruction);
+void vector_execute_simple(Wave *wave, const Instruction *instruction);
 void scalar_execute(Wave *wave, const Instruction *instruction);
 /* Pieces of vector_execute that move values, or undefined bits of values, alike (vector.c). Source 0 as DPP permutes it; returns the
  * lanes that take part. */
@@ -380,11 +390,17 @@ void check_report(Wave *wave, const Instruction *instruction, int lane, int erro
 bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t address, unsigned bytes, bool write);
 
 void waits_begin(Outstanding *outstanding);
+/* Fills `uses` of a decoded instruction. */
+void waits_note_uses(Instruction *instruction);
 /* False after reporting that the instruction uses what a load has not brought yet; else notes what it loads. */
 bool waits_check(Wave *wave, const Instruction *instruction);
-/* Whether it has nothing to say: no load is open, and the instruction neither waits nor loads. */
-static inline bool waits_none(const Wave *wave, const Instruction *instruction) {
-    return !wave->outstanding.open && instruction->wait == WAIT_NONE;
+/* Whether there is nothing to check: the instruction neither waits nor loads, and uses no register that a load was going to fill. */
+static inline bool waits_for_nothing(const Wave *wave, const Instruction *instruction) {
+    if (instruction->wait != WAIT_NONE) return false;
+    if (!wave->outstanding.open) return true;
+    uint64_t common = 0;
+    for (int i = 0; i < REGISTER_WORDS; i++) common |= instruction->uses[i] & wave->outstanding.loads[i];
+    return !common;
 }
 WaitKind wait_kind(const Instruction *instruction);
 /* The number after "vmcnt(" or "lgkmcnt(" in the text of s_waitcnt. */

@@ -10,13 +10,18 @@ typedef enum Fp8Type { FP8_FNUZ, BF8_FNUZ, FP8_OCP, BF8_OCP } Fp8Type;
 LANE_INLINE int fp8_mantissa_bits(Fp8Type type) { return type == FP8_FNUZ || type == FP8_OCP ? 3 : 2; }
 LANE_INLINE int fp8_bias(Fp8Type type) { return (type == FP8_FNUZ || type == FP8_OCP ? 7 : 15) + (type == FP8_FNUZ || type == BF8_FNUZ); }
 
-LANE_INLINE float fp8_to_float(uint8_t x, Fp8Type type) {
-    uint32_t magnitude = x & 0x7f;
-    float value = bits_float(magnitude << (23 - fp8_mantissa_bits(type))) * bits_float((uint32_t)(254 - fp8_bias(type)) << 23);
-    if (type == FP8_OCP && magnitude == 0x7f) value = NAN;
-    if (type == BF8_OCP && magnitude >= 0x7c) value = magnitude == 0x7c ? INFINITY : NAN;
-    if ((type == FP8_FNUZ || type == BF8_FNUZ) && x == 0x80) return NAN;
-    return x & 0x80 ? -value : value;
+/* The lowest byte of x. Without branches or bytes, for loops over lanes; the smallest numbers, which have no leading one, by way of whole numbers: hosts are slow at
+ * products of their own denormals. */
+LANE_INLINE float fp8_to_float(uint32_t x, Fp8Type type) {
+    int mantissa_bits = fp8_mantissa_bits(type), bias = fp8_bias(type);
+    uint32_t magnitude = x & 0x7f, sign = x << 24 & 0x80000000u, nan = 0x7fc00000;
+    uint32_t small = float_bits((float)(int32_t)magnitude * bits_float((uint32_t)(128 - bias - mantissa_bits) << 23)),
+             large = (magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23),
+             bits = (magnitude >> mantissa_bits ? large : small) | sign;
+    if (type == FP8_OCP) bits = magnitude == 0x7f ? nan | sign : bits;
+    else if (type == BF8_OCP) bits = magnitude > 0x7c ? nan | sign : magnitude == 0x7c ? 0x7f800000 | sign : bits;
+    else bits = (x & 0xff) == 0x80 ? nan : bits;
+    return bits_float(bits);
 }
 
 /* To nearest even. What is too large, infinity too, becomes infinity or, where there is none, NaN: MODE.FP16_OVFL, with

@@ -137,23 +137,28 @@ LANE_INLINE void mask_expand(uint64_t mask, uint32_t expanded[LANES]) {
 }
 
 LANE_INLINE bool float_is_nan(uint32_t bits) { return (bits & 0x7fffffff) > 0x7f800000; }
-LANE_INLINE bool float_is_signaling(uint32_t bits) { return float_is_nan(bits) && !(bits & 0x400000); }
+LANE_INLINE bool float_is_signaling(uint32_t bits) { return float_is_nan(bits) & !(bits & 0x400000); }
 LANE_INLINE float float_quiet(float x) { return bits_float(float_bits(x) | 0x400000); }
 LANE_INLINE uint32_t umin(uint32_t a, uint32_t b) { return a < b ? a : b; }
 LANE_INLINE uint32_t umax(uint32_t a, uint32_t b) { return a > b ? a : b; }
 LANE_INLINE int32_t imin(int32_t a, int32_t b) { return a < b ? a : b; }
 LANE_INLINE int32_t imax(int32_t a, int32_t b) { return a > b ? a : b; }
 /* v_min and v_max in IEEE mode: a signaling NaN gives its quiet form, else a NaN gives the other operand; -0 is less
- * than +0. */
+ * than +0. One choice after another, the last the strongest, since compilers make no vectors of nested ones. */
+LANE_INLINE float float_choose(uint32_t x, uint32_t y, bool first) {
+    uint32_t chosen = first ? x : y;
+    chosen = float_is_nan(y) ? x : chosen;
+    chosen = float_is_nan(x) ? y : chosen;
+    chosen = float_is_signaling(y) ? y | 0x400000 : chosen;
+    return bits_float(float_is_signaling(x) ? x | 0x400000 : chosen);
+}
 LANE_INLINE float float_min(float a, float b) {
     uint32_t x = float_bits(a), y = float_bits(b);
-    float smaller = a < b || (a == b && (int32_t)x < 0) ? a : b;
-    return float_is_signaling(x) ? float_quiet(a) : float_is_signaling(y) ? float_quiet(b) : a != a ? b : b != b ? a : smaller;
+    return float_choose(x, y, (a < b) | ((a == b) & (x >> 31)));
 }
 LANE_INLINE float float_max(float a, float b) {
     uint32_t x = float_bits(a), y = float_bits(b);
-    float larger = a > b || (a == b && (int32_t)x >= 0) ? a : b;
-    return float_is_signaling(x) ? float_quiet(a) : float_is_signaling(y) ? float_quiet(b) : a != a ? b : b != b ? a : larger;
+    return float_choose(x, y, (a > b) | ((a == b) & !(x >> 31)));
 }
 
 #endif

@@ -156,7 +156,7 @@ static void run_wave_checked(Wave *wave) {
         const Instruction *in = &program[wave->pc];
         wave->pc += in->words;
         executed++;
-        if (!in->operation || waits_none(wave, in) || waits_check(wave, in)) in->execute(wave, in);
+        if (waits_for_nothing(wave, in) || waits_check(wave, in)) in->execute(wave, in);
     }
     wave->executed += executed;
 }

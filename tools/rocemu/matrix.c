@@ -44,24 +44,25 @@ LANE_INLINE float element(uint32_t word, ElementType type, int j) {
     case ELEMENT_XF32: return bits_float(word & 0xffffe000);
     case ELEMENT_F16: return half_float((uint16_t)(word >> (16 * (j % 2))));
     case ELEMENT_BF16: return bits_float(word >> (16 * (j % 2)) << 16);
-    case ELEMENT_I8: return (int8_t)(word >> (8 * (j % 4)));
-    default: return fp8_to_float((uint8_t)(word >> (8 * (j % 4))), (Fp8Type)(type - ELEMENT_FP8));
+    case ELEMENT_I8: return (float)((int32_t)(word << (24 - 8 * (j % 4))) >> 24);
+    default: return fp8_to_float(word >> (8 * (j % 4)), (Fp8Type)(type - ELEMENT_FP8));
     }
 }
 
-/* One operand as [block][k][row or column]: neighbouring lanes hold neighbouring rows of one k. Type and size are constants in each
- * copy. */
+/* One operand as [block][k][row or column]: neighbouring lanes hold neighbouring rows of one k. A lane's elements are of neighbouring k, or
+ * every `piece` of them is. Type and size are constants in each copy. */
 typedef struct GatherCall {
     const uint32_t (*from)[LANES];
-    int per_lane;
+    int per_lane, piece;
     float *to;
 } GatherCall;
 LANE_INLINE void gather_operand(const GatherCall *call, ElementType type, int size) {
-    int per_lane = call->per_lane;
-    for (int group = 0; group < LANES / size; group++)
+    int per_lane = call->per_lane, piece = call->piece, groups = LANES / size;
+    for (int group = 0; group < groups; group++)
         for (int j = 0; j < per_lane; j++) {
+            int k = (j / piece * groups + group) * piece + j % piece;
             const uint32_t *from = call->from[element_register(type, j)] + group * size;
-            float *to = call->to + (group * per_lane + j) * size;
+            float *to = call->to + k * size;
 #pragma omp simd
             for (int row = 0; row < size; row++) to[row] = element(from[row], type, j);
         }
@@ -80,7 +81,7 @@ GATHER(bf8_fnuz, ELEMENT_FP8 + BF8_FNUZ)
 GATHER(fp8_ocp, ELEMENT_FP8 + FP8_OCP)
 GATHER(bf8_ocp, ELEMENT_FP8 + BF8_OCP)
 
-static void gather_type(const Wave *wave, int index, int type, int size, int per_lane, float *to) {
+static void gather_type(const Wave *wave, int index, int type, int size, int per_lane, int piece, float *to) {
 #define SIZES(name) {gather_##name##_32, gather_##name##_16, gather_##name##_4}
     static void (*const gathers[][3])(GatherCall *) = {[ELEMENT_F32] = SIZES(f32),
         [ELEMENT_F16] = SIZES(f16),
@@ -92,14 +93,16 @@ static void gather_type(const Wave *wave, int index, int type, int size, int per
         [ELEMENT_FP8 + FP8_OCP] = SIZES(fp8_ocp),
         [ELEMENT_FP8 + BF8_OCP] = SIZES(bf8_ocp)};
 #undef SIZES
-    gathers[type][size == 32 ? 0 : size == 16 ? 1 : 2](&(GatherCall){.from = &wave->vector[index], .per_lane = per_lane, .to = to});
+    gathers[type][size == 32   ? 0
+                  : size == 16 ? 1
+                               : 2](&(GatherCall){.from = &wave->vector[index], .per_lane = per_lane, .piece = piece, .to = to});
 }
 
 static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
     int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
     call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
-    gather_type(wave, in->operand[1].index, elements & 255, call->size, per_lane, call->a);
-    gather_type(wave, in->operand[2].index, elements >> 8 & 255, call->size, per_lane, call->b);
+    gather_type(wave, in->operand[1].index, elements & 255, call->size, per_lane, per_lane, call->a);
+    gather_type(wave, in->operand[2].index, elements >> 8 & 255, call->size, per_lane, per_lane, call->b);
 }
 
 /* Row and block of what register r holds in the lanes `group` * size ... */
@@ -238,21 +241,20 @@ static void execute_matrix(Wave *wave, const Instruction *in) {
 /* -- gfx950's f8f6f4: types of A and B by modifiers, and scales ------------------------------------------------------ */
 
 /* 2^(code - 127), or NaN: e8m0 of the OCP Microscaling Formats Specification 1.0. */
-static float e8m0_value(uint32_t code) { return code == 255 ? NAN : ldexpf(1, (int)code - 127); }
+static float e8m0_value(uint32_t code) { return code == 255 ? NAN : bits_float(code ? code << 23 : 0x00400000); }
 
 /* A lane's 32 bytes are of one row, half of them in the first half of K and half in the second: bytes 16 i .. 16 i + 15 begin at
  * k = K / 2 i + 16 (lane / M). Of a row, the scale of k = 32 b .. 32 b + 31 is the byte `which` of `scales`, or NULL, in lane M b + row. */
 static void gather_scaled(const Wave *wave, int index, Fp8Type type, const MatrixCall *call, const Operand *scales, int which, float *to) {
-    for (int lane = 0; lane < LANES; lane++)
-        for (int j = 0; j < 32; j++) {
-            int row = lane % call->size, k = j / 16 * call->depth / 2 + lane / call->size * 16 + j % 16, from = k / 32 * call->size + row;
-            float x = fp8_to_float((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), type);
-            if (scales) {
-                uint32_t word = scales->kind == OPERAND_VECTOR ? wave->vector[scales->index][from] : (uint32_t)operand_scalar(wave, scales);
-                x *= e8m0_value(word >> 8 * which & 255);
-            }
-            to[k * call->size + row] = x;
-        }
+    float scale[LANES];
+    gather_type(wave, index, ELEMENT_FP8 + (int)type, call->size, 32, 16, to);
+    if (!scales) return;
+    for (int lane = 0; lane < LANES; lane++) {
+        uint32_t word = scales->kind == OPERAND_VECTOR ? wave->vector[scales->index][lane] : (uint32_t)operand_scalar(wave, scales);
+        scale[lane] = e8m0_value(word >> 8 * which & 255);
+    }
+    for (int k = 0; k < call->depth; k++)
+        for (int row = 0; row < call->size; row++) to[k * call->size + row] *= scale[k / 32 * call->size + row];
 }
 
 /* The formats' numbers are those of the modifiers cbsz (of A) and blgp (of B): e4m3, e5m2; then formats of 6 and 4 bits. */

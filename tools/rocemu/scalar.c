@@ -8,14 +8,9 @@
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-uint64_t operand_scalar(const Wave *wave, const Operand *operand) {
-    switch ((OperandKind)operand->kind) {
-    case OPERAND_SCALAR: return operand->registers == 2 ? wave_pair(wave, operand->index) : wave->scalar[operand->index];
-    case OPERAND_CONSTANT: return operand->value;
-    case OPERAND_SPECIAL: break;
-    default: return 0;
-    }
+uint64_t operand_special(const Wave *wave, const Operand *operand) {
     uint64_t wide = 0;
+    if (operand->kind != OPERAND_SPECIAL) return 0;
     switch ((SpecialOperand)operand->index) {
     case SPECIAL_SCC: return wave->scc;
     case SPECIAL_VCCZ: return wave_pair(wave, VCC) == 0;

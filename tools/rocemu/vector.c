@@ -10,6 +10,9 @@
 #include "lanes.h"
 #include "undefined.h"
 
+/* Of the mode register: rounds to nearest, keeps denormals. */
+enum { DEFAULT_MODE = 0xf0 };
+
 /* -- Float mode ---------------------------------------------------------------------------------------------------- */
 
 /* The mode register: bits 0-1 round fp32, 2-3 fp64 and fp16; bits 4-5 and 6-7: 1 keeps denormal inputs, 2 denormal
@@ -46,7 +49,12 @@ CORE broadcast(VectorCall *call) {
     FOR_LANES d[lane] = value;
 }
 
-static void fill(uint32_t *to, uint32_t value) { broadcast(&(VectorCall){.d = to, .mask = value}); }
+static const uint32_t *broadcast_scalar(const Wave *wave, const Operand *operand, uint32_t *to) {
+    uint64_t value = operand_scalar(wave, operand);
+    broadcast(&(VectorCall){.d = to, .mask = value});
+    if (operand->registers == 2) broadcast(&(VectorCall){.d = to + LANES, .mask = value >> 32});
+    return to;
+}
 
 /* The lane that `lane` reads under a DPP control, or -1. */
 static int dpp_source(const Instruction *in, int lane) {
@@ -146,13 +154,8 @@ const uint32_t *vector_modify_source(const Instruction *in, int i, const uint32_
 static const uint32_t *fetch(const Wave *wave, const Instruction *in, int i, uint32_t *temporary, uint64_t *active) {
     const Operand *operand = &in->source[i];
     const uint32_t *from = temporary;
-    if (operand->kind == OPERAND_VECTOR) {
-        from = wave->vector[operand->index];
-    } else {
-        uint64_t value = operand_scalar(wave, operand);
-        fill(temporary, (uint32_t)value);
-        if (operand->registers == 2) fill(temporary + LANES, (uint32_t)(value >> 32));
-    }
+    if (operand->kind == OPERAND_VECTOR) from = wave->vector[operand->index];
+    else broadcast_scalar(wave, operand, temporary);
     if (i == 0 && in->dpp) {
         *active = vector_permute(in, from, wave_exec(wave), temporary);
         from = temporary;
@@ -236,7 +239,6 @@ static void write_masks(Wave *wave, const Instruction *in, const VectorCall *cal
 }
 
 static void run_core(const Wave *wave, const Instruction *in, VectorCall *call, uint32_t *result) {
-    enum { DEFAULT_MODE = 0xf0 };
     uint32_t flags = in->operation->flags;
     if (flags & (OPERATION_FLOAT32 | OPERATION_FLOAT64) && (wave->mode & 0xff) != DEFAULT_MODE) {
         unsigned saved = float_mode_enter(wave->mode, flags);
@@ -247,6 +249,31 @@ static void run_core(const Wave *wave, const Instruction *in, VectorCall *call, 
         in->operation->vector(call);
         if (result) modify_result(in, result);
     }
+}
+
+bool vector_is_simple(const Instruction *in) {
+    const uint32_t special = OPERATION_USES_VCC | OPERATION_WRITES_EXEC | OPERATION_KEEPS_HIGH | OPERATION_ACCUMULATES;
+    return in->plain && !in->uses_old_value && !(in->operation->flags & special) && in->destination.kind == OPERAND_VECTOR &&
+           in->mask_destination.kind == OPERAND_NONE && in->mask_source.kind == OPERAND_NONE;
+}
+
+/* vector_execute where vector_is_simple: with all lanes on, defined sources and the usual float mode it is the inner loop and little
+ * else. */
+void vector_execute_simple(Wave *wave, const Instruction *in) {
+    _Alignas(64) uint32_t temporary[3][2 * LANES];
+    VectorCall call = {.d = wave->vector[in->destination.index], .mask = in->truth_table, .exec = ~0ull};
+    uint64_t undefined = ~wave_exec(wave);
+    for (int i = 0; i < in->sources; i++) {
+        undefined |= undefined_source_lanes(wave, &in->source[i]);
+        call.s[i] =
+            in->source[i].kind == OPERAND_VECTOR ? wave->vector[in->source[i].index] : broadcast_scalar(wave, &in->source[i], temporary[i]);
+    }
+    if (undefined || (in->operation->flags & (OPERATION_FLOAT32 | OPERATION_FLOAT64) && (wave->mode & 0xff) != DEFAULT_MODE)) {
+        vector_execute(wave, in);
+        return;
+    }
+    in->operation->vector(&call);
+    for (int r = 0; r < in->destination.registers; r++) wave->defined[in->destination.index + r] = ~0ull;
 }
 
 void vector_execute(Wave *wave, const Instruction *in) {

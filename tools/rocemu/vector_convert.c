@@ -20,7 +20,7 @@ static uint32_t half_towards_zero(float x) {
     return fabsf(half_float((uint16_t)nearest)) > fabsf(x) ? nearest - 1 : nearest;
 }
 
-LANE_INLINE uint32_t fp8_to_bits(uint32_t code, Fp8Type type) { return float_bits(fp8_to_float((uint8_t)code, type)); }
+LANE_INLINE uint32_t fp8_to_bits(uint32_t code, Fp8Type type) { return float_bits(fp8_to_float(code, type)); }
 
 #define CONVERSIONS(X)                                                                                                                     \
     X(v_cvt_f32_i32, "f:i", float, 32, int32_t, 32, a) X(v_cvt_f32_u32, "f:i", float, 32, uint32_t, 32, a)                                 \

@@ -74,21 +74,12 @@ static bool report(Wave *wave, const Instruction *in, int r, const Due *due) {
     return false;
 }
 
-/* Of `count` registers, at most 64, those that a load was going to fill, the first as bit 0. */
-static uint64_t loaded(const Outstanding *o, int first, int count) {
-    int word = first / 64, shift = first % 64;
-    uint64_t bits = o->loads[word] >> shift;
-    if (shift) bits |= o->loads[word + 1] << (64 - shift);
-    return bits & ~0ull >> (64 - count);
-}
-
 /* Loads that return in order may write a register after one another without a wait, such as the halves of one. */
 static bool may_use(Wave *wave, const Instruction *in, const Operand *operand, bool result, int counter) {
     Outstanding *o = &wave->outstanding;
-    int first = first_register(operand), count = operand->registers < WAIT_REGISTERS - first ? operand->registers : WAIT_REGISTERS - first;
-    for (uint64_t left = loaded(o, first, count); left; left &= left - 1) {
-        int r = first + __builtin_ctzll(left);
+    for (int r = first_register(operand), end = r + operand->registers; r < end && r < REGISTERS; r++) {
         const Due *due = &o->due[r];
+        if (!(o->loads[r / 64] >> r % 64 & 1)) continue;
         if (due->number <= o->done[due->counter]) o->loads[r / 64] &= ~(1ull << r % 64);
         else if (!result || due->counter != counter || counter == WAIT_SCALAR) return report(wave, in, r, due);
     }
@@ -99,6 +90,13 @@ static bool any_open(const Outstanding *o) {
     bool open = false;
     for (int c = 0; c < WAIT_COUNTERS; c++) open |= o->issued[c] > o->done[c];
     return open;
+}
+
+void waits_note_uses(Instruction *in) {
+    for (int i = 0; i < in->operands; i++)
+        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers;
+            is_register(&in->operand[i]) && r < end && r < REGISTERS; r++)
+            in->uses[r / 64] |= 1ull << r % 64;
 }
 
 bool waits_check(Wave *wave, const Instruction *in) {
@@ -116,7 +114,7 @@ bool waits_check(Wave *wave, const Instruction *in) {
     o->issued[counter]++;
     o->open = true;
     for (int i = 0; i < in->results; i++)
-        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < WAIT_REGISTERS; r++) {
+        for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < REGISTERS; r++) {
             o->due[r] = (Due){o->issued[counter], (uint32_t)(in - wave->program), (uint8_t)counter};
             o->loads[r / 64] |= 1ull << r % 64;
         }
