@@ -98,14 +98,11 @@ static bool parse_registers(const char *text, Operand *operand) {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         size_t n = strlen(files[i].prefix);
         if (strncmp(text, files[i].prefix, n)) continue;
-        unsigned first, last;
-        int used = 0;
-        if (sscanf(text + n, "[%u:%u]%n", &first, &last, &used) == 2 && used && !text[n + (size_t)used]) {
-        } else if (isdigit((unsigned char)text[n]) && sscanf(text + n, "%u%n", &first, &used) == 1 && !text[n + (size_t)used]) {
-            last = first;
-        } else {
-            continue;
-        }
+        bool several = text[n] == '[';
+        char *end;
+        if (!isdigit((unsigned char)text[n + several])) continue;
+        unsigned long first = strtoul(text + n + several, &end, 10), last = several && *end == ':' ? strtoul(end + 1, &end, 10) : first;
+        if (strcmp(end, several ? "]" : "")) continue;
         if (last < first || last >= files[i].count) return false;
         *operand = (Operand){.kind = files[i].kind, .index = (uint16_t)(files[i].first + first), .registers = (uint8_t)(last - first + 1)};
         return true;

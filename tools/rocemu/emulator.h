@@ -141,6 +141,8 @@ typedef enum OperationFlag {
     OPERATION_MEMORY = 512,
     OPERATION_MATRIX = 1024,
     OPERATION_PATTERN = 2048, /* the offset is a pattern that the text spells out: taken from the encoding */
+    OPERATION_BRANCHES = 4096,
+    OPERATION_CALLS = 8192, /* or jumps to where a register says */
 } OperationFlag;
 
 /* How undefined bits of sources get into a result (undefined.c). "Tried": computed with the undefined bits of each source

@@ -287,6 +287,17 @@ void program_free(Program *program) {
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
 
+/* Whether the kernel's code calls functions, or branches to what is not its own. Few do, and to decode takes long. */
+static bool leaves_kernel(const Kernel *kernel) {
+    int32_t first = (int32_t)((kernel->entry - kernel->program->text_address) / 4), end = first + (int32_t)(kernel->code_bytes / 4);
+    for (int32_t slot = first; slot < end; slot++) {
+        const Instruction *in = &kernel->program->instruction[slot];
+        uint32_t flags = in->operation ? in->operation->flags : 0;
+        if (flags & OPERATION_CALLS || (flags & OPERATION_BRANCHES && (in->target < first || in->target >= end))) return true;
+    }
+    return false;
+}
+
 bool program_kernel(Program *program, const char *name, Kernel *kernel, char why[256]) {
     *kernel = (Kernel){.program = program};
     char descriptor_name[KERNEL_NAME + 4];
@@ -313,6 +324,6 @@ bool program_kernel(Program *program, const char *name, Kernel *kernel, char why
     if (entry % 4 || entry < program->text_address || entry + kernel->code_bytes > (uint64_t)program->text_address + program->text_bytes)
         return snprintf(why, 256, "kernel %.128s begins outside the code", name), false;
     kernel->entry = (uint32_t)entry;
-    /* All of the code, because kernels may call functions. */
-    return decode_program(program, program->text_address, program->text_bytes, why);
+    if (!decode_program(program, kernel->entry, kernel->code_bytes, why)) return false;
+    return !leaves_kernel(kernel) || decode_program(program, program->text_address, program->text_bytes, why);
 }
