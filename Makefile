@@ -133,9 +133,10 @@ $(BUILD)/gpu/objects.c: $(GPU_OBJECTS)
 $(BUILD)/gpu/objects.o: $(BUILD)/gpu/objects.c $(GPU_OBJECTS)
 	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
 
-# Tests mirror src/: each test_*.c is a program, linked with the library and tests/support.
+# Tests mirror src/: each test_*.c is a program, linked with the library and tests/support: without what it does not use, by a quick linker where one is.
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c tests/*/*/test_*.c))
 TESTS := $(TEST_SOURCES:%.c=$(BUILD)/%)
+TEST_LINKER := -Wl,--gc-sections $(if $(shell command -v ld.gold),-fuse-ld=gold)
 TEST_SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 
 $(BUILD)/tests/%.o: tests/%.c
@@ -148,7 +149,7 @@ $(BUILD)/tests/fuzz/test_corpus: $(FUZZ_ENTRIES:%.c=$(BUILD)/%.o)
 
 $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@echo "  LD $@"
-	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
+	@$(CC) $(SANITIZE) $(TEST_LINKER) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
 .DELETE_ON_ERROR:
