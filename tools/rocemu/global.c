@@ -1,5 +1,7 @@
 /* Device memory: loads, stores and atomics of the global, flat and scratch families. Every lane's address is checked
  * against the table of allocations. */
+#include <sched.h>
+
 #include "hip.h"
 #include "memory.h"
 
@@ -61,6 +63,7 @@ static void execute_load(Wave *wave, const Instruction *in) {
     unsigned bytes = access_bytes(in);
     int to = in->operand[0].index;
     if (!global_addresses(wave, in, &in->operand[1], &in->operand[2], exec, address)) return;
+    if (in->returns) sched_yield(); /* past the caches: it may look for what another process writes, which needs a processor for that */
     count(wave, in, address, exec, bytes, LOCAL_READ);
     undefined_loaded(wave, in, to, bytes, exec, access_extension(in));
     if (all_in_memory(wave, in, address, exec, bytes, false)) {
