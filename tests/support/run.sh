@@ -4,7 +4,7 @@
 # Usage: run.sh [-j JOBS] [-s SUITE] [PROGRAM...]
 #        run.sh -1 PROGRAM           one program, without the sum
 #   JOBS: how many programs run at once; else one
-#   SUITE: a command that runs first and prints such lines itself; its programs are part of the sum
+#   SUITE: a command that prints such lines itself; its programs are part of the sum. It fills the processors: until it ends, one program runs beside it
 set -u
 export OMP_WAIT_POLICY=passive # threads that wait must not spin: machines that test are often busy
 
@@ -41,8 +41,14 @@ done
 shift $((OPTIND - 1))
 
 {
-    if [ -n "$suite" ]; then sh -c "$suite" || report "$suite" 0 1 0 0; fi
-    printf '%s\n' "$@" | xargs -r -d '\n' -P "$jobs" -n 1 "$0" -1
+    beside=$jobs
+    if [ -n "$suite" ]; then beside=1; fi
+    for program; do echo "$program"; done | xargs -r -d '\n' -P "$beside" -n 1 "$0" -1 &
+    if [ -n "$suite" ]; then
+        sh -c "$suite" || report "$suite" 0 1 0 0
+        while [ "$beside" -lt "$jobs" ] && kill -USR1 $! 2>/dev/null; do beside=$((beside + 1)); done # xargs runs one more at once for each
+    fi
+    wait
 } | awk '
     { print; fflush() }
     match($0, /[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped, [0-9]+ s/) {
