@@ -10,8 +10,8 @@ typedef enum Fp8Type { FP8_FNUZ, BF8_FNUZ, FP8_OCP, BF8_OCP } Fp8Type;
 LANE_INLINE int fp8_mantissa_bits(Fp8Type type) { return type == FP8_FNUZ || type == FP8_OCP ? 3 : 2; }
 LANE_INLINE int fp8_bias(Fp8Type type) { return (type == FP8_FNUZ || type == FP8_OCP ? 7 : 15) + (type == FP8_FNUZ || type == BF8_FNUZ); }
 
-/* The lowest byte of x. Without branches or bytes, for loops over lanes; the smallest numbers, which have no leading one, by way of whole numbers: hosts are slow at
- * products of their own denormals. */
+/* The lowest byte of x. Without branches or bytes, for loops over lanes. The smallest numbers, which have no leading one, are made of
+ * whole numbers: hosts are slow at products of their own denormals. */
 LANE_INLINE float fp8_to_float(uint32_t x, Fp8Type type) {
     int mantissa_bits = fp8_mantissa_bits(type), bias = fp8_bias(type);
     uint32_t magnitude = x & 0x7f, sign = x << 24 & 0x80000000u, nan = 0x7fc00000;

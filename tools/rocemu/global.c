@@ -52,7 +52,8 @@ static bool within_recent(const Wave *wave, const uint64_t address[LANES], unsig
     return bytes >= 4 && !(low_bits & 3) && bytes <= recent->bytes && furthest <= recent->bytes - bytes;
 }
 
-/* True where every lane has an access to device memory that may be: then resolve() would give the addresses as they are. */
+/* Whether all lanes are on, and what each accesses is device memory of one allocation: then resolve() would give the addresses as they
+ * are. Reports an access of the first lane that is wrong. */
 static bool all_in_memory(Wave *wave, const Instruction *in, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write) {
     return access_space(in) == SPACE_GLOBAL && exec == ~0ull && check_global(wave, in, 0, address[0], bytes, write) &&
            within_recent(wave, address, bytes);
