@@ -55,16 +55,15 @@ static void check_case(const Case *c, Device *device, Precision precision) {
     executor_run(executor);
     executor_read(executor, y, parts);
     for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < LARGEST_PARTS; p++)
-            expect_part(c, rows + r * c->columns, p, r == 1, parts + r * VALUES + p * LARGEST_VALUES);
+        for (int p = 0; p < LARGEST_PARTS; p++) expect_part(c, rows + r * c->columns, p, r == 1, parts + r * VALUES + p * LARGEST_VALUES);
     executor_free(executor);
     graph_free(graph);
 }
 
 static void largest_of_parts_are_those_of_a_loop(void **state) {
     (void)state;
-    static const Case cases[] = {
-        {1, 1, -1}, {5, 5, -1}, {5, 3, 4}, {257, 257, -1}, {1000, 999, 17}, {20000, 12345, 12344}, {20000, 12345, 12346}, {50257, 50257, 0}};
+    static const Case cases[] = {{1, 1, -1}, {5, 5, -1}, {5, 3, 4}, {257, 257, -1}, {1000, 999, 17}, {20000, 12345, 12344},
+        {20000, 12345, 12346}, {50257, 50257, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (check_device()) check_case(&cases[i], check_device(), PRECISION_BF16);
         else check_case(&cases[i], device_cpu(), PRECISION_FP32);

@@ -11,8 +11,8 @@ TensorId op_largest(Graph *graph, TensorId x, TensorId limit, int64_t columns, M
     LargestAttributes attributes = {.first = share.first};
     assert(graph_get(graph, x)->type == TYPE_WIDE && graph_columns(graph, x) == share.count && columns <= MOST_COLUMNS);
     TensorId y = graph_activation(graph, TYPE_WIDE, graph_rows(graph, x), values, "largest");
-    graph_node(graph, OP_largest, (Inputs){[LARGEST_X] = x, [LARGEST_LIMIT] = limit}, (Outputs){[LARGEST_Y] = y}, &attributes,
-        sizeof attributes);
+    graph_node(
+        graph, OP_largest, (Inputs){[LARGEST_X] = x, [LARGEST_LIMIT] = limit}, (Outputs){[LARGEST_Y] = y}, &attributes, sizeof attributes);
     return op_gather_columns(graph, y, ranks * values, axes);
 }
 
