@@ -38,6 +38,7 @@ static const Option rows[] = {
     {"png", OPTION_STRING, FIELD(images.png), "", 0, 0, NULL, "",
         "images: file for all of them, side by side; latents of one or three channels are pixels, others need vae"},
     {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "", "images: folder of the AutoencoderKL that decodes latents, on the CPU"},
+    {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "images: replace the files of out= and png="},
     {"steps", OPTION_INT, FIELD(images.steps), "28", 1, 100000, NULL, "steps", "images: Euler steps from noise to image"},
     {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images, of a model that embeds it: guidance scale"},
     {"shift", OPTION_REAL, FIELD(images.shift), "0", 0, 1000, NULL, "",
@@ -170,7 +171,7 @@ static bool refuse_given(const GenerationOptions *options, const char *const *na
 
 static bool check_idle(const GenerationOptions *options, const ModelConfig *model, Error *error) {
     static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp"};
-    static const char *const of_images[] = {"guidance", "out", "png", "vae", "steps", "shift", "height", "width"};
+    static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width"};
     if (!model_makes_images(model))
         return refuse_given(
             options, of_images, sizeof of_images / sizeof *of_images, "it is for models of images, and this one makes text", error);

@@ -60,8 +60,11 @@ static bool check_outputs(const Gallery *gallery, Error *error) {
             "png=%s: latents of %" PRId64 " channels are no pixels: give vae=FOLDER, which decodes them, or out=FILE.safetensors alone",
             images->png, gallery->channels);
     const char *const files[] = {images->out, images->png};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        if (*files[i] && !images->overwrite && file_exists(files[i]))
+            return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", files[i]);
         if (*files[i] && !file_can_output(files[i])) return file_fail(error, "write", files[i]);
+    }
     return true;
 }
 

@@ -10,6 +10,7 @@
 /* Of a model of images. */
 typedef struct ImageOptions {
     const char *out, *png, *vae;
+    bool overwrite; /* out and png may be there */
     int64_t steps, height, width;
     double guidance, shift;
 } ImageOptions;

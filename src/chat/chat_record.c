@@ -3,7 +3,31 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/memory.h"
+#include "base/scope.h"
 #include "chat/chat_internal.h"
+
+/* The text of content that is a list of parts, as OpenAI's form has it, a line feed between two: templates of models of text write
+ * such a list as it is, brackets and all. NULL: a part is none of text, whose type is *kind, or "" if it has none. The caller
+ * releases it. */
+static json_t *text_of_parts(const json_t *parts, const char **kind) {
+    size_t size = 0, at = 0;
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
+        const char *type = json_string_value(json_object_get(part, "type"));
+        *kind = type ? type : "";
+        if (strcmp(*kind, "text") != 0 || !json_is_string(text)) return NULL;
+        size += json_string_length(text) + 1;
+    }
+    SCOPED_FREE char *bytes = memory_allocate(size + 1);
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        const json_t *text = json_object_get(json_array_get(parts, i), "text");
+        if (i) bytes[at++] = '\n';
+        memcpy(bytes + at, json_string_value(text), json_string_length(text));
+        at += json_string_length(text);
+    }
+    return json_stringn(bytes, at);
+}
 
 /* As transformers does: an assistant's thoughts are called `reasoning_content`, and `thinking` too. */
 static json_t *alias_reasoning(json_t *message) {
@@ -14,6 +38,8 @@ static json_t *alias_reasoning(json_t *message) {
         reasoning = json_object_get(message, names[i]);
     if (reasoning && !json_is_null(reasoning)) json_object_set(aliased, "thinking", reasoning);
     json_object_foreach(message, name, value) json_object_set(aliased, name, value);
+    if (json_is_array(json_object_get(message, "content")))
+        json_object_set_new(aliased, "content", text_of_parts(json_object_get(message, "content"), &name));
     if (reasoning && !json_is_null(reasoning)) json_object_set(aliased, "reasoning_content", reasoning);
     return aliased;
 }
@@ -26,10 +52,11 @@ static bool is_message(const json_t *message) {
     return json_is_string(json_object_get(message, "role")) && fits;
 }
 
-/* What other programs leave an answer out of the loss by: OpenAI's and Mistral's `weight`, axolotl's `train` and `training`.
+/* What other programs leave an answer out of the loss by: OpenAI's and Mistral's `weight`, axolotl's `train`, `training` and
+ * `train_on_turn`, and `loss`.
  * Such an answer must not be trained on unnoticed. NULL: the message has none of them, or says to train on it. */
 static const char *excluded_by(const json_t *message) {
-    static const char *const names[] = {"weight", "train", "training"};
+    static const char *const names[] = {"weight", "train", "training", "train_on_turn", "loss"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const json_t *value = json_object_get(message, names[i]);
         bool trains = !value || json_is_null(value) || json_is_true(value) || (json_is_number(value) && json_number_value(value) == 1);
@@ -46,6 +73,8 @@ bool chat_check_members(const json_t *record, Error *error) {
                      (json_is_string(value) && json_string_length(value) == 0);
         if (!empty) return error_set(error, ERROR_DATA, "it has %s, and smelt trains on text alone", media[i]);
     }
+    if (json_is_false(json_object_get(record, "label")))
+        return error_set(error, ERROR_DATA, "its label is false, so its answer is one that is not to be learnt");
     const char *excluded = excluded_by(record);
     return !excluded || error_set(error, ERROR_DATA, "it has %s, and smelt trains on all records alike", excluded);
 }
@@ -54,6 +83,12 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     if (!is_message(message))
         return error_set(error, ERROR_DATA,
             "%s[%zu] is no message: it needs a role, and content that is a text or a list, which tool_calls alone do without", name, i);
+    const json_t *content = json_object_get(message, "content");
+    const char *kind = "";
+    json_auto_t *text = json_is_array(content) ? text_of_parts(content, &kind) : NULL;
+    if (json_is_array(content) && !text)
+        return error_set(
+            error, ERROR_DATA, "%s[%zu] has a part of type \"%.20s\" in its content, and smelt trains on text alone", name, i, kind);
     const char *excluded = excluded_by(message);
     if (excluded)
         return error_set(error, ERROR_DATA,

@@ -1,6 +1,7 @@
 /* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
  * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
  * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -282,10 +283,35 @@ static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
             (long long)pairs, set->path, (long long)bins->length);
 }
 
+/* Says what becomes of conversations that are cut: answers without what they answer. */
+static bool warn_of_cut_conversations(const ShardSet *set, const Config *config, int64_t length, Error *error) {
+    DocumentCursor cursor = {.set = set};
+    int64_t start, end, cut = 0, longest = 0;
+    if (!set->masked || set->pairs) return true;
+    if (config->data.packing != PACKING_BEST_FIT) {
+        log_warn("the conversations of %s are cut where sequences end, and the rest of an answer has no question: give "
+                 "data.packing=best_fit, which keeps them whole",
+            set->path);
+        return true;
+    }
+    do {
+        if (!document_cursor_next(&cursor, &start, &end, error)) return false;
+        cut += end - start > length;
+        longest = int_max(longest, end - start);
+    } while (end >= 0);
+    if (cut)
+        log_warn("%" PRId64 " of the %" PRId64 " conversations of %s have more than data.length=%" PRId64
+                 " tokens and are cut, so the rest of an answer has no question: data.length=%" PRId64 " has room for all",
+            cut, set->document_count, set->path, length, longest);
+    return true;
+}
+
 /* The bins of a validation part of pairs, and the references that were computed. */
 static bool open_pairs(Corpus *corpus, const Config *config, bool made, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     if (!check_all_pairs(corpus, config, error)) return false;
+    for (int i = 0; i < corpus->train_count && !made; i++)
+        if (!warn_of_cut_conversations(&corpus->train[i], config, config->data.length, error)) return false;
     if (config->model.preference.loss == PREFERENCE_NONE) return true;
     if (corpus->has_valid && !bin_plan_open(&corpus->valid_bins, folder, "bins-valid", &corpus->valid, config->data.length, error))
         return false;

@@ -11,6 +11,7 @@
 #define USER(text) "{\"role\": \"user\", \"content\": \"" text "\"}"
 #define ANSWER(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
 #define LINE(...) "{\"messages\": [" __VA_ARGS__ "]}\n"
+#define PART(type, text) "{\"type\": \"" type "\", \"text\": \"" text "\"}"
 /* What ChatML puts around it. */
 #define ASKED(text) "<|im_start|>user\n" text "<|im_end|>\n<|im_start|>assistant\n"
 static const char three[] = LINE(USER("hi") "," ANSWER("yes")) "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n" LINE(
@@ -122,6 +123,24 @@ static void empty_answers_are_counted_and_pictures_left_out(void **state) {
     assert_int_equal(result.documents, 1);
     assert_int_equal(result.empty_answers, 1);
     assert_int_equal(result.bad[PACK_BAD_CHAT], 1);
+}
+
+/* As OpenAI's form has them: texts become one, and what else there is takes the conversation out. */
+static void content_in_parts_is_their_text(void **state) {
+    (void)state;
+    write_text("in", LINE(USER("hi") ",{\"role\": \"assistant\", \"content\": [" PART("text", "yes") "," PART("text", "no") "]}"));
+    pack_with(chat_options("in"));
+    SCOPED_FREE char *text = masked_text("out", 400);
+    assert_non_null(strstr(text, "YES\nNO"));
+    assert_null(strstr(text, "type"));
+    PackOptions options = chat_options("in");
+    options.invalid = PACK_INVALID_STOP;
+    write_text("in", LINE("{\"role\": \"user\", \"content\": [" PART("image", "x") "]}," ANSWER("yes")));
+    assert_refused(options, ERROR_DATA, "part of type \"image\"");
+    write_text("in", "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": false}\n");
+    assert_refused(options, ERROR_DATA, "its label is false");
+    write_text("in", LINE(USER("hi") ",{\"role\": \"assistant\", \"content\": \"a\", \"train_on_turn\": false}"));
+    assert_refused(options, ERROR_DATA, "has train_on_turn");
 }
 
 static void bad_records_are_counted_and_left_out(void **state) {
@@ -250,6 +269,7 @@ int main(void) {
         CHAT_TEST(compressed_lines_and_folders_of_shards_give_the_same),
         CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
         CHAT_TEST(empty_answers_are_counted_and_pictures_left_out),
+        CHAT_TEST(content_in_parts_is_their_text),
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
         CHAT_TEST(the_template_of_the_tokenizers_folder_is_used_and_travels),

@@ -68,6 +68,20 @@ static void a_run_without_the_mask_has_another_loss(void **state) {
     assert_true(fabs(result_of("masked").loss - result_of("plain").loss) > 1e-6);
 }
 
+static void conversations_that_are_cut_are_named(void **state) {
+    (void)state;
+    write_conversations();
+    train_says(ERROR_NONE, "of the 16 conversations of chats have more than data.length=200 tokens and are cut",
+        CHAT_RUN "run=short data.length=200 batch.sequences=1 batch.tokens=200");
+    train_says(ERROR_NONE, "has room for all", CHAT_RUN "run=short2 data.length=200 batch.sequences=1 batch.tokens=200");
+    train_says(ERROR_NONE, "give data.packing=best_fit, which keeps them whole",
+        CHAT_RUN "run=cut data.packing=cut data.length=256 batch.sequences=1 batch.tokens=256");
+    ProcessResult whole = smelt("train " TINY " " CHAT_RUN "run=whole data.length=256 batch.sequences=1 batch.tokens=256");
+    assert_int_equal(whole.code, 0);
+    assert_null(strstr(whole.errors, "are cut"));
+    process_free(&whole);
+}
+
 static void an_evaluation_without_a_trained_token_is_refused_before_the_first_step(void **state) {
     (void)state;
     FILE *file = fopen("chats.jsonl", "w");
@@ -90,6 +104,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_step_is_the_mean_over_its_trained_tokens),
         TRAIN_TEST(a_run_without_the_mask_has_another_loss),
+        TRAIN_TEST(conversations_that_are_cut_are_named),
         TRAIN_TEST(an_evaluation_without_a_trained_token_is_refused_before_the_first_step),
     };
     train_main();

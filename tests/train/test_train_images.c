@@ -263,6 +263,11 @@ static void generation_refuses_what_it_cannot_write(void **state) {
         if (!result.code || !strstr(result.errors, wrong[i].fragment)) fail_msg("%s: %s", words, result.errors);
         process_free(&result);
     }
+    smelt_good("generate r images/4x6.safetensors out=x.safetensors steps=1 device=cpu");
+    smelt_says(ERROR_USAGE, "x.safetensors exists: give another name, or overwrite=true",
+        "generate r images/4x6.safetensors out=x.safetensors steps=1 device=cpu");
+    smelt_says(ERROR_USAGE, "images/4x6.safetensors exists", "generate r images/4x6.safetensors out=images/4x6.safetensors device=cpu");
+    smelt_good("generate r images/4x6.safetensors out=x.safetensors overwrite=true steps=1 device=cpu");
     smelt_says(ERROR_USAGE, "several sizes", "generate r images out=x device=cpu");
     smelt_says(ERROR_USAGE, "models of text", "eval r images device=cpu");
 }
