@@ -96,8 +96,10 @@ static void painter_close(Painter *painter) {
 static bool painter_open(
     Painter *painter, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
     Backend backend;
+    ModelConfig model = config->model;
+    model.text_tokens = gallery->set.text_tokens; /* no weight depends on how many there are */
     int64_t tokens = gallery->height / 2 * (gallery->width / 2);
-    painter->model = model_build(&config->model, inference->precision, MODEL_SCORE, 1, config->model.text_tokens + tokens, RECOMPUTE_NONE);
+    painter->model = model_build(&model, inference->precision, MODEL_SCORE, 1, model.text_tokens + tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, inference->device, inference->precision, "", error)) return false;
     painter->plan = graph_plan(painter->model.graph, &backend);
     painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
@@ -181,7 +183,6 @@ bool generate_images(
             error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
     config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
     if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
-    config->model.text_tokens = gallery.set.text_tokens; /* no weight depends on how many there are */
     return inference_open(inference, config, options->device, options->precision, options->threads, error) &&
            painter_open(&painter, inference, folder, config, &gallery, error) && make_images(&painter, &gallery, error) &&
            write_latents(&gallery, error) && write_pictures(&gallery, error);

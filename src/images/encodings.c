@@ -99,7 +99,8 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
     if (!file_list(path, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++) {
         const FileEntry *entry = &list.entries[i];
-        if (entry->kind == FILE_FOLDER && entry->name[0] != '.')
+        if (entry->name[0] == '.') continue; /* hidden: what editors and copies leave */
+        if (entry->kind == FILE_FOLDER)
             return error_set(error, ERROR_DATA,
                 "%s/%s is a folder: encodings lie side by side in one, so move its files there, or elsewhere", path, entry->name);
         if (ends_with(entry->name, ".safetensors")) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);

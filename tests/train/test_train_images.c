@@ -16,16 +16,16 @@
 
 enum { NAN_SAMPLES = 99 }; /* a seed, of a bucket whose sample 7 is not finite */
 
-/* A bucket of images that depend on their text: a bright or a dark one, with noise. */
-static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width) {
-    enum { CHANNELS = 2, TOKENS = 3, WIDTH = 12, POOLED = 10 };
+/* Images that depend on their text: a bright or a dark one, with noise. */
+static void write_encodings(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width, int64_t tokens) {
+    enum { CHANNELS = 2, WIDTH = 12, POOLED = 10 };
     int64_t area = CHANNELS * height * width;
     Error error = {0};
     SCOPED_FREE float *latents = memory_allocate((size_t)(samples * area) * sizeof *latents);
-    SCOPED_FREE float *text = memory_allocate((size_t)(samples * TOKENS * WIDTH) * sizeof *text);
+    SCOPED_FREE float *text = memory_allocate((size_t)(samples * tokens * WIDTH) * sizeof *text);
     SCOPED_FREE float *pooled = memory_allocate((size_t)(samples * POOLED) * sizeof *pooled);
     rng_normals(seed, 1, 0, samples * area, latents);
-    rng_normals(seed, 2, 0, samples * TOKENS * WIDTH, text);
+    rng_normals(seed, 2, 0, samples * tokens * WIDTH, text);
     for (int64_t s = 0; s < samples; s++) {
         float sign = s % 2 ? 1 : -1;
         for (int64_t i = 0; i < area; i++) latents[s * area + i] = sign + 0.2f * latents[s * area + i];
@@ -33,9 +33,14 @@ static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64
     }
     if (seed == NAN_SAMPLES) latents[7 * area + 1] = NAN;
     StoredTensor tensors[] = {{.name = ENCODING_LATENTS, .rank = 4, .shape = {samples, CHANNELS, height, width}, .data = latents},
-        {.name = ENCODING_TEXT, .rank = 3, .shape = {samples, TOKENS, WIDTH}, .data = text},
+        {.name = ENCODING_TEXT, .rank = 3, .shape = {samples, tokens, WIDTH}, .data = text},
         {.name = ENCODING_POOLED, .rank = 2, .shape = {samples, POOLED}, .data = pooled}};
     if (!safetensors_write(path, tensors, 3, NULL, &error)) fail_msg("%s", error.message);
+}
+
+/* Those of one size. */
+static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width) {
+    write_encodings(path, seed, samples, height, width, 3);
 }
 
 static int images_setup(void **state) {
@@ -160,6 +165,10 @@ static void a_model_goes_out_and_comes_back(void **state) {
     assert_true(same_bytes("run.safetensors", "folder.safetensors"));
     smelt_good("generate r images/8x6.safetensors out=other.safetensors seed=2" GENERATE);
     assert_false(same_bytes("run.safetensors", "other.safetensors"));
+    write_encodings("longer.safetensors", 4, 2, 4, 6, 5);
+    smelt_good("generate r longer.safetensors out=run5.safetensors" GENERATE);
+    smelt_good("generate folder longer.safetensors out=folder5.safetensors" GENERATE);
+    assert_true(same_bytes("run5.safetensors", "folder5.safetensors"));
     smelt_good("train init=folder run=tuned steps=2 data.train=images data.length=15 model.text_tokens=3 batch.sequences=2 batch.tokens=30 "
                "precision=fp32");
 }
@@ -242,6 +251,8 @@ static void settings_of_the_flow_change_from_a_step_on_and_are_recorded(void **s
 static void other_images_are_other_data(void **state) {
     (void)state;
     train_images(0, "run=r stop_at=5");
+    write_bucket("images/.8x6.safetensors", 5, 13, 8, 6);
+    train_images(0, "run=r stop_at=6");
     assert_int_equal(rename("images", "moved"), 0);
     train_images(0, "run=r data.train=moved stop_at=8");
     write_bucket("moved/8x6.safetensors", 9, 13, 8, 6);
