@@ -284,7 +284,8 @@ static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
 }
 
 /* Says what becomes of conversations that are cut: answers without what they answer. */
-static bool warn_of_cut_conversations(const ShardSet *set, const Config *config, int64_t length, Error *error) {
+static bool warn_of_cut_conversations(const ShardSet *set, const Config *config, Error *error) {
+    const int64_t length = config->data.length;
     DocumentCursor cursor = {.set = set};
     int64_t start, end, cut = 0, longest = 0;
     if (!set->masked || set->pairs) return true;
@@ -306,12 +307,16 @@ static bool warn_of_cut_conversations(const ShardSet *set, const Config *config,
     return true;
 }
 
+static bool warn_of_all_cut(const Corpus *corpus, const Config *config, Error *error) {
+    for (int i = 0; i < corpus->train_count; i++)
+        if (!warn_of_cut_conversations(&corpus->train[i], config, error)) return false;
+    return true;
+}
+
 /* The bins of a validation part of pairs, and the references that were computed. */
 static bool open_pairs(Corpus *corpus, const Config *config, bool made, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     if (!check_all_pairs(corpus, config, error)) return false;
-    for (int i = 0; i < corpus->train_count && !made; i++)
-        if (!warn_of_cut_conversations(&corpus->train[i], config, config->data.length, error)) return false;
     if (config->model.preference.loss == PREFERENCE_NONE) return true;
     if (corpus->has_valid && !bin_plan_open(&corpus->valid_bins, folder, "bins-valid", &corpus->valid, config->data.length, error))
         return false;
@@ -527,7 +532,8 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
-    opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error);
+    opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
+             (state == CORPUS_MADE || warn_of_all_cut(corpus, &kept, error));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
     for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
     corpus->valid.end_token = end_token;

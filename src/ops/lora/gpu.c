@@ -1,5 +1,5 @@
-/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, or one batch where they are alike, and that of the frozen layer, or both in one where there is a kernel
- * for that (gpu_gemm_two). No kernels, no scratch. */
+/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, or one batch where they are alike, and that of the frozen layer, or
+ * both in one where there is a kernel for that (gpu_gemm_two). No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE
@@ -8,18 +8,25 @@
 #include "backend/gpu/kernel_launch.h"
 #include "ops/lora/lora.h"
 
-/* How many adapters from `first` on have as many columns as it, one after the other: their GEMMs are alike. */
-static int adapters_alike(const LoraAttributes *attributes, int first) {
-    const LoraColumns *columns = &attributes->columns[first];
-    int count = 1;
-    while (first + count < attributes->adapters && columns[count].count == columns->count &&
-           columns[count].first == columns->first + count * columns->count)
-        count++;
-    return count;
+/* Adapters first .. first + count - 1, whose GEMMs are alike: each has `columns` columns, from `column` on one after the other. `row` is
+ * the first of their rows of b. */
+typedef struct AdapterRun { int64_t first, count, column, columns, row; } AdapterRun;
+
+/* Goes to the next run, from {0} to the first one; false behind the last. */
+static bool next_run(const LoraAttributes *attributes, AdapterRun *run) {
+    const LoraColumns *columns = &attributes->columns[run->first + run->count];
+    run->row += run->count * run->columns;
+    run->first += run->count;
+    if (run->first == attributes->adapters) return false;
+    run->column = columns->first, run->columns = columns->count, run->count = 1;
+    while (run->first + run->count < attributes->adapters && columns[run->count].count == run->columns &&
+           columns[run->count].first == run->column + run->count * run->columns)
+        run->count++;
+    return true;
 }
 
 /* `count` GEMMs that are alike; A, B and C of the next one are so many elements further. */
-static void run_alike(Device *device, Gemm *gemm, int count, int64_t stride_a, int64_t stride_b, int64_t stride_c) {
+static void run_alike(Device *device, const Gemm *gemm, int64_t count, int64_t stride_a, int64_t stride_b, int64_t stride_c) {
     if (count == 1) {
         device_gemm(device, gemm);
         return;
@@ -64,16 +71,12 @@ GPU_OP(lora_grad_input) {
     bf16 *d_u = call->out[LORA_GRAD_INPUT_D_U];
     int64_t rows = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][1];
     int64_t rank = call->in_shape[LORA_GRAD_INPUT_B][1], width = call->out_shape[LORA_GRAD_INPUT_D_U][1];
-    int alike = 0;
-    for (int64_t i = 0, row = 0; i < attributes->adapters; i += alike) {
-        int64_t column = attributes->columns[i].first, columns = attributes->columns[i].count;
-        alike = adapters_alike(attributes, (int)i);
-        LinearShape shape = {.rows = rows, .in = rank, .out = columns};
-        Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + column, b + row * rank, d_u + i * rank);
+    for (AdapterRun run = {0}; next_run(attributes, &run);) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = run.columns};
+        Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + run.column, b + run.row * rank, d_u + run.first * rank);
         gemm.lda = out;
         gemm.ldc = width;
-        run_alike(call->device, &gemm, alike, columns, columns * rank, rank);
-        row += alike * columns;
+        run_alike(call->device, &gemm, run.count, run.columns, run.columns * rank, rank);
     }
 }
 
@@ -84,17 +87,14 @@ GPU_OP(lora_grad_weight) {
     int64_t rows = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][1];
     int64_t width = call->in_shape[LORA_GRAD_WEIGHT_U][1], rank = call->out_shape[LORA_GRAD_WEIGHT_D_B][1];
     int64_t row_bytes = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
-    int alike = 0;
-    for (int64_t i = 0, row = 0; i < attributes->adapters; i += alike) {
-        int64_t column = attributes->columns[i].first, columns = attributes->columns[i].count;
-        alike = adapters_alike(attributes, (int)i);
-        LinearShape shape = {.rows = rows, .in = rank, .out = columns};
-        Gemm gemm = linear_grad_weight_gemm(shape, GEMM_BF16, d_adapted + column, u + i * rank, d_b + row * row_bytes, call->overwrite);
+    for (AdapterRun run = {0}; next_run(attributes, &run);) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = run.columns};
+        Gemm gemm = linear_grad_weight_gemm(
+            shape, GEMM_BF16, d_adapted + run.column, u + run.first * rank, d_b + run.row * row_bytes, call->overwrite);
         gemm.output = gpu_gradient_type(call);
         gemm.lda = out;
         gemm.ldb = width;
-        run_alike(call->device, &gemm, alike, columns, rank, columns * rank);
-        row += alike * columns;
+        run_alike(call->device, &gemm, run.count, run.columns, rank, run.columns * rank);
     }
 }
 
