@@ -151,6 +151,24 @@ static void lora_and_scale_pass(void **state) {
     CHECK_ALL(build_lora, cases);
 }
 
+/* Two runs of adapters that have as many columns and follow each other, as those of queries, keys and values do: the first three, and
+ * the last. */
+static void build_equal_adapters(Check *check, const void *argument) {
+    const Case *c = argument;
+    const int64_t rank = c->other, n = c->columns, out = 5 * n;
+    const LoraColumns columns[] = {{0, n}, {n, n}, {2 * n, n}, {3 * n, 2 * n}};
+    TensorId y = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, 0, 1);
+    TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, 4 * rank}, 0, 1);
+    TensorId b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){out, rank}, 0, 0.5);
+    check_output(check, op_lora(check->graph, y, u, b, columns, 4));
+}
+
+static void equal_adapters_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 1}, {67, 5, 3}, {40, 32, 8}, {130, 72, 16}};
+    CHECK_ALL(build_equal_adapters, cases);
+}
+
 /* A frozen layer of x, and adapters of all its columns (three, flag2) or of some (flag3), with a bias or none (flag). */
 static void build_adapted_linear(Check *check, const void *argument) {
     const Case *c = argument;
@@ -306,6 +324,7 @@ int main(void) {
         cmocka_unit_test(residual_norm_passes_with_and_without_scales_and_a_dead_stream),
         cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
         cmocka_unit_test(lora_and_scale_pass),
+        cmocka_unit_test(equal_adapters_pass),
         cmocka_unit_test(a_frozen_layer_with_adapters_passes),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
         cmocka_unit_test(scale_add_passes),
