@@ -41,6 +41,10 @@ CASES = {name: Case(*values) for name, values in {
     "pp-zaya": ("zaya1-8layers", 4096, 2, 8, {"layout.pp": 2}, "", {}),
     "cp-zaya": ("zaya1-8layers", 4096, 4, 1, {"layout.cp": 2}, "", {}),
     "ep-zaya": ("zaya1-8layers", 4096, 4, 2, {"layout.ep": 2}, "", {}),
+    "tp-zaya-8b": ("zaya1-8layers", 4096, 4, 1, {"layout.tp": 2}, "", {"model.layers": 40}),
+    "pp-zaya-8b": ("zaya1-8layers", 4096, 2, 8, {"layout.pp": 2}, "", {"model.layers": 40}),
+    "cp-zaya-8b": ("zaya1-8layers", 4096, 4, 1, {"layout.cp": 2}, "", {"model.layers": 40}),
+    "ep-zaya-8b": ("zaya1-8layers", 4096, 4, 2, {"layout.ep": 2}, "", {"model.layers": 40}),
     "cp-zaya-131k": ("zaya1-8layers", 131072, 1, 1, {"layout.cp": 2}, "", {}),
     "cp-zaya-262k": ("zaya1-8layers", 262144, 1, 1, {"layout.cp": 2}, "", {"recompute": "norm"}),
 }.items()}

@@ -119,12 +119,7 @@ Config forecast_apply(const Config *config, const ForecastLayout *layout) {
     return applied;
 }
 
-static double stage_flops(const PipelinePlan *plan, int stage) {
-    double flops = 0;
-    for (int piece = stage; piece < pipeline_pieces(&plan->shape); piece += plan->shape.stages)
-        for (int part = 0; part < PART_KINDS; part++) flops += plan->costs[piece].part[part];
-    return flops;
-}
+static double stage_flops(const PipelinePlan *plan, int stage) { return pipeline_stage_cost(plan, stage).flops; }
 
 /* The next stage to look at. One between the first and the last that has no more layers than one before it keeps no more
  * microbatches either. */

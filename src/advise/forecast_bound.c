@@ -54,7 +54,7 @@ static void sum_head(ProgramSums *sums, const Graph *graph, const Cluster *clust
         Work work = work_of_node(graph, &graph->nodes[i]);
         if (work_is_collective(graph, &graph->nodes[i])) continue;
         sums->head += work_seconds(&work, &cluster->hardware, cluster->measured);
-        sums->head_flops += work.flops;
+        sums->head_guess += (double)op_time(graph, &graph->nodes[i]);
     }
 }
 
@@ -71,7 +71,8 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
     sums.waits = times.waits;
     sum_head(&sums, model.graph, cluster);
     sums.activations = (double)graph_plan(model.graph, backend).activation_floor;
-    sums.flops = graph_flops(model.graph);
+    for (int i = 0; i < model.graph->node_count; i++)
+        if (!op_table[model.graph->nodes[i].op]->once) sums.guess += (double)op_time(model.graph, &model.graph->nodes[i]);
     sum_parameters(&sums, model.graph, &config->optimizer, &cluster->hardware.rates);
     return sums;
 }
@@ -184,16 +185,16 @@ static double seconds_of(const ProgramSums *sums) { return sums->forward + sums-
 /* Seconds in which a pipeline runs its microbatches. Layers are not cut, and the last stage has the head beside its own: of
  * all that it may have, the least. The busiest stage has to run all microbatches; and the last one too, between the first
  * microbatch's way to it and the last one's way back, but for gradients of weights, which other schedules put off. A
- * forecast has these ways from FLOPs, which take least time either in layers or in the head. */
+ * forecast has these ways from the guesses that stages are cut by, which come to least time either in layers or in the head. */
 static double pipeline_seconds(const SmallPrograms *small, const PipelineShape *shape, int64_t layers) {
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
-    double layer = slope(small, seconds_of(a), seconds_of(b)), layer_flops = slope(small, a->flops, b->flops), least = INFINITY;
-    double rate = fmin(layer / layer_flops, a->head / a->head_flops), count = shape->microbatches;
+    double layer = slope(small, seconds_of(a), seconds_of(b)), guess = slope(small, a->guess, b->guess), least = INFINITY;
+    double rate = fmin(layer / guess, a->head / a->head_guess), count = shape->microbatches;
     for (int64_t last = 1; last < layers; last++) {
         double others = (double)divide_up(layers - last, shape->stages - 1) * layer;
         double busiest = count * fmax(a->head + (double)last * layer, others);
-        double way = shape->kind == PIPELINE_ZERO_BUBBLE ? 0 : (double)(layers - last) * layer_flops / shape->chunks;
-        least = fmin(least, fmax(busiest, rate * (way + count * (a->head_flops + (double)last * layer_flops))));
+        double way = shape->kind == PIPELINE_ZERO_BUBBLE ? 0 : (double)(layers - last) * guess / shape->chunks;
+        least = fmin(least, fmax(busiest, rate * (way + count * (a->head_guess + (double)last * guess))));
     }
     return least;
 }

@@ -40,9 +40,9 @@ typedef struct ParameterGroup {
 enum { PROGRAM_GROUPS = 16 };
 typedef struct ProgramSums {
     double forward, backward, waits; /* seconds */
-    double head, head_flops;         /* seconds and FLOPs between the last layer's forward and backward pass */
-    double flops;
-    double activations; /* the most bytes alive at once */
+    double head;                     /* seconds between the last layer's forward and backward pass */
+    double guess, head_guess;        /* of the program and of this part, as op_time guesses them */
+    double activations;              /* the most bytes alive at once */
     ParameterGroup groups[PROGRAM_GROUPS];
     int group_count;
 } ProgramSums;

@@ -1,6 +1,8 @@
 /* The table of operations by OpId, from graph/op_list.h, and what their rules share. Owns nothing. */
 #include "graph/op.h"
 
+#include "base/math.h"
+
 #define OP(name) extern const Op op_rule_##name;
 #include "graph/op_list.h"
 #undef OP
@@ -47,6 +49,15 @@ Cost op_cost(const Graph *graph, const Node *node) {
     const Op *op = op_table[node->op];
     return (Cost){.flops = op->flops ? op->flops(graph, node) : op->element_flops * graph_elements(graph, node->out[MAIN_OUTPUT]),
         .bytes = op->bytes ? op->bytes(graph, node) : op_tensor_bytes(graph, node)};
+}
+
+int64_t op_time(const Graph *graph, const Node *node) {
+    enum { USUAL_TERAFLOPS = 600, BYTES = 2600, LAUNCH = 4 * 1000 }; /* bytes of a nanosecond */
+    const Op *op = op_table[node->op];
+    Cost cost = op_cost(graph, node);
+    if (op->communicates) cost.bytes = 0;                                      /* those that it sends */
+    double flops = 1000.0 * (op->teraflops ? op->teraflops : USUAL_TERAFLOPS); /* of a nanosecond */
+    return LAUNCH + int_max((int64_t)(cost.flops / flops), (int64_t)(cost.bytes / BYTES));
 }
 
 double graph_flops(const Graph *graph) {

@@ -62,6 +62,9 @@ typedef struct Traffic {
 /* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */
 typedef struct Cost { double flops, bytes; } Cost;
 Cost op_cost(const Graph *graph, const Node *node);
+/* Nanoseconds that a node takes a GPU to compute: a guess by fixed rates, those of an H100, which is the same on every rank and
+ * machine. Work is ordered and shared out by it; what is computed does not depend on it. */
+int64_t op_time(const Graph *graph, const Node *node);
 /* FLOPs of all nodes of a run, recomputed ones too. */
 double graph_flops(const Graph *graph);
 
@@ -105,6 +108,7 @@ typedef struct Op {
     double element_flops; /* of one element of output 0: all of the operation's flops, unless it has `flops` */
     double (*flops)(const Graph *graph, const Node *node);
     double (*bytes)(const Graph *graph, const Node *node); /* NULL: op_tensor_bytes */
+    int teraflops;                                         /* that GPUs reach at it, for op_time; 0: as at a GEMM of bf16 */
 } Op;
 
 /* Masks of operands, as in Op.adds_to. */

@@ -18,8 +18,8 @@
 #include "graph/graph_internal.h"
 #include "graph/op.h"
 
-/* By the nanosecond: FLOPs of a GEMM, bytes of memory, and of a link. Nanoseconds of a launch and of a collective besides. */
-enum { FLOPS = 600 * 1000, MEMORY_BYTES = 3000, LINK_BYTES = 300, LAUNCH = 4 * 1000, LATENCY = 20 * 1000 };
+/* Bytes of a link by the nanosecond, and nanoseconds of a collective besides. */
+enum { LINK_BYTES = 300, LATENCY = 20 * 1000 };
 /* Nodes held back at most: each keeps its operands alive. */
 enum { MOST_HELD = 6 };
 /* In a wait shorter than this, a node of more than so many times its length is kept for a longer one. */
@@ -40,13 +40,6 @@ typedef struct Order {
 
 /* -- Times --------------------------------------------------------------------------------------------------------- */
 
-/* Of what the node computes. */
-static int64_t computing_time(const Graph *graph, const Node *node) {
-    Cost cost = op_cost(graph, node);
-    if (op_table[node->op]->communicates) cost.bytes = 0; /* those that it sends */
-    return LAUNCH + int_max((int64_t)(cost.flops / FLOPS), (int64_t)(cost.bytes / MEMORY_BYTES));
-}
-
 /* Of what it sends; 0: nothing. */
 static int64_t link_time(const Graph *graph, const Node *node) {
     const Op *op = op_table[node->op];
@@ -64,7 +57,7 @@ static int64_t wait_time(const Order *order, const Node *node) {
 
 static void append(Order *order, const Node *node) {
     int64_t link = link_time(order->graph, node);
-    order->now += wait_time(order, node) + computing_time(order->graph, node);
+    order->now += wait_time(order, node) + op_time(order->graph, node);
     graph_append(order->graph, node);
     if (!link) return;
     order->links_free = int_max(order->links_free, order->now) + link;
@@ -139,7 +132,7 @@ static int least_useful(const Order *order) {
 
 static void hold(Order *order, const Node *node) {
     if (order->count == MOST_HELD) release(order, least_useful(order));
-    order->held[order->count++] = (Held){*node, computing_time(order->graph, node)};
+    order->held[order->count++] = (Held){*node, op_time(order->graph, node)};
 }
 
 /* The node held back to run during a wait, or -1. */

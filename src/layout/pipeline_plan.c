@@ -1,4 +1,4 @@
-/* Cuts the layers by their cost in a graph of the whole model, which gives the costs of the parts too. Owns the lists of
+/* Cuts the layers by their time in a graph of the whole model, which gives the costs of the parts too. Owns the lists of
  * the plan. Called when a session is planned. */
 #include "layout/pipeline_plan.h"
 
@@ -17,7 +17,7 @@ static PartKind kind_of(const Graph *graph, const Node *node, bool splits_backwa
     return splits_backward && graph_only_adds_to_gradients(graph, node) ? PART_WEIGHTS : PART_BACKWARD;
 }
 
-/* FLOPs of each layer and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
+/* What each layer costs and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
  * which is the program's first and last work, or to the head between forward and backward pass. */
 static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backward) {
     PieceCost *costs = memory_allocate((size_t)(layers + 2) * sizeof *costs);
@@ -27,15 +27,24 @@ static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backwar
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         int at = node->layer >= 0 ? node->layer : i < inside.first || i > inside.last ? layers : layers + 1;
-        if (!op_table[node->op]->once) costs[at].part[kind_of(graph, node, splits_backward)] += op_cost(graph, node).flops;
+        if (op_table[node->op]->once) continue;
+        costs[at].part[kind_of(graph, node, splits_backward)] += (double)op_time(graph, node);
+        costs[at].flops += op_cost(graph, node).flops;
     }
     return costs;
 }
 
-static double all_parts(const PieceCost *cost) { return cost->part[PART_FORWARD] + cost->part[PART_BACKWARD] + cost->part[PART_WEIGHTS]; }
-
 static void add_cost(PieceCost *to, const PieceCost *cost) {
     for (int part = 0; part < PART_KINDS; part++) to->part[part] += cost->part[part];
+    to->flops += cost->flops;
+}
+
+static double all_parts(const PieceCost *cost) { return cost->part[PART_FORWARD] + cost->part[PART_BACKWARD] + cost->part[PART_WEIGHTS]; }
+
+PieceCost pipeline_stage_cost(const PipelinePlan *plan, int stage) {
+    PieceCost sum = {0};
+    for (int piece = stage; piece < pipeline_pieces(&plan->shape); piece += plan->shape.stages) add_cost(&sum, &plan->costs[piece]);
+    return sum;
 }
 
 /* Cuts the layers of the whole model, which has the costs of its layers, embedding and head. */
@@ -111,18 +120,23 @@ void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
         shape->stages, pipeline_kind_name(shape->kind), shape->microbatches, shape->microbatches == 1 ? "" : "es",
         100 * schedule->bubble / schedule->length, 100 * schedule->formula / (schedule->formula + schedule->length - schedule->bubble));
     if (shape->microbatches < shape->stages) fprintf(file, "            fewer microbatches than stages: some always wait\n");
-    fprintf(file, "  %-6s %-16s %12s %12s %12s %7s %7s\n", "stage", "layers", "forward", "backward", "weights", "slots", "idle");
+    double whole = 0;
     for (int stage = 0; stage < shape->stages; stage++) {
-        char layers[64], flops[PART_KINDS][32];
+        PieceCost cost = pipeline_stage_cost(plan, stage);
+        whole += all_parts(&cost);
+    }
+    fprintf(file, "  %-6s %-16s %12s %9s %9s %9s %7s %7s\n", "stage", "layers", "arithmetic", "forward", "backward", "weights", "slots",
+        "idle");
+    for (int stage = 0; stage < shape->stages; stage++) {
+        char layers[64], flops[32];
+        PieceCost cost = pipeline_stage_cost(plan, stage);
         describe_layers(plan, stage, layers, sizeof layers);
-        for (int part = 0; part < PART_KINDS; part++) {
-            double sum = 0;
-            for (int chunk = 0; chunk < shape->chunks; chunk++) sum += plan->costs[chunk * shape->stages + stage].part[part];
-            log_format_count(sum, flops[part]);
-        }
-        fprintf(file, "  %-6d %-16s %7s FLOP %7s FLOP %7s FLOP %7d %6.1f%%\n", stage, layers, flops[0], flops[1], flops[2],
+        log_format_count(cost.flops, flops);
+        fprintf(file, "  %-6d %-16s %7s FLOP %8.1f%% %8.1f%% %8.1f%% %7d %6.1f%%\n", stage, layers, flops,
+            100 * cost.part[PART_FORWARD] / whole, 100 * cost.part[PART_BACKWARD] / whole, 100 * cost.part[PART_WEIGHTS] / whole,
             schedule->stages[stage].slots, 100 * (1 - schedule->stages[stage].busy / schedule->length));
     }
+    fprintf(file, "  forward, backward, weights: shares of the time that one GPU would compute for, guessed by fixed rates\n");
     fprintf(file, "\n");
     pipeline_schedule_free(schedule);
 }

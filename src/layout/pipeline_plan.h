@@ -10,13 +10,15 @@
 typedef struct PipelinePlan {
     PipelineShape shape; /* its microbatches are the most of a step */
     ModelCut cut;
-    PieceCost *costs;         /* by piece, in FLOPs of one microbatch */
+    PieceCost *costs;         /* by piece, of one microbatch, in nanoseconds as op_time guesses them */
     int slots, forward_slots; /* of the stage that the mesh is for, in its own order and in PIPELINE_FORWARD's: enough for any
                                * number of microbatches */
 } PipelinePlan;
 
 /* NULL where the mesh has no pipeline. `microbatches`: the most of a step. The caller frees it. */
 PipelinePlan *pipeline_plan_create(const Mesh *mesh, const Config *config, int microbatches);
+/* Of all chunks of a stage. */
+PieceCost pipeline_stage_cost(const PipelinePlan *plan, int stage);
 void pipeline_plan_free(PipelinePlan *plan);
 /* A table of the stages, and the bubble beside the formula's. */
 void pipeline_plan_print(const PipelinePlan *plan, FILE *file);

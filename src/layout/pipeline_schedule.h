@@ -32,9 +32,12 @@ typedef struct PipelineShape {
 
 static inline int pipeline_pieces(const PipelineShape *shape) { return shape->stages * shape->chunks; }
 
-/* What the parts of a piece cost, in any unit; a kind without parts of its own for gradients of weights has them in
+/* What the parts of a piece cost, in any unit of time; a kind without parts of its own for gradients of weights has them in
  * PART_BACKWARD. */
-typedef struct PieceCost { double part[PART_KINDS]; } PieceCost;
+typedef struct PieceCost {
+    double part[PART_KINDS];
+    double flops; /* of all parts, for who asks: schedules go by time */
+} PieceCost;
 
 typedef enum PipelineAct { PIPELINE_RUN, PIPELINE_SEND, PIPELINE_RECEIVE } PipelineAct;
 
