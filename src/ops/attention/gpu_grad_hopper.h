@@ -12,6 +12,9 @@
  * counter hands out blocks of keys, and a block waits only for blocks handed out before it, so there is no deadlock,
  * however few blocks run at once.
  *
+ * Where keys have too few blocks to fill the processors, the heads of a group are shared out to `parts` blocks of the same
+ * keys. Their dK and dV in fp32 are added by a last kernel, in their order.
+ *
  * In a third warpgroup four threads work: one copies tiles, three add to dQ. Of the kernels before the pass, one
  * computes HopperRows for each head and 64 queries and clears marks and counter, the other lists the blocks of keys. A
  * kernel after the pass casts dQ to bf16. */
@@ -51,8 +54,11 @@ typedef struct AttentionGradHopper {
     GLOBAL int32_t *next;                       /* next item to hand out */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
     GLOBAL GradItem *list;                      /* [items] */
+    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] where parts > 1: dK and dV */
+    int64_t key_rows;                           /* of all sequences */
     int32_t tiles, blocks;                      /* tiles of queries and blocks of keys in a sequence */
-    int32_t items, chunks;                      /* blocks of keys in total; see hopper_items */
+    int32_t items, chunks;                      /* blocks of keys in total, of every part; see hopper_items */
+    int32_t parts;                              /* that the heads of a group are shared out to */
 } AttentionGradHopper;
 
 /* Columns of a head and queries of a tile, constants of each kernel. */
@@ -120,7 +126,7 @@ INLINE int grad_first(const AttentionGradHopper *g, const GradShape s, int block
     return min_int(attention_first_query(a, block * GRAD_KEYS) / s.tile, g->tiles - 1);
 }
 
-/* Writes item number block_x(); called by a warp. Groups, one per sequence and key-value head, are cut into chunks of
+/* Writes item number block_x(); called by a warp. Groups, one per sequence, key-value head and part, are cut into chunks of
  * as many as run at once. In even chunks blocks come in descending order and items grow longer, in odd ones in
  * ascending order and they get shorter. So items end together, and the order of sums is the order in which blocks
  * reach a tile anyway. */
@@ -130,9 +136,8 @@ INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
     int start = (int)(((int64_t)chunk * groups + g->chunks - 1) / g->chunks),
         end = (int)((((int64_t)chunk + 1) * groups + g->chunks - 1) / g->chunks);
     int at = ticket - start * g->blocks, group = start + at % (end - start), rank = at / (end - start),
-        heads = g->attention.heads / g->attention.kv_heads;
-    GradItem item = {
-        .sequence = group / g->attention.kv_heads, .head = group % g->attention.kv_heads * heads, .follows = chunk % 2 == 0 ? 1 : -1};
+        of_sequence = g->attention.kv_heads * g->parts, heads = g->attention.heads / of_sequence;
+    GradItem item = {.sequence = group / of_sequence, .head = group % of_sequence * heads, .follows = chunk % 2 == 0 ? 1 : -1};
     item.end_head = item.head + heads;
     item.block = item.follows > 0 ? g->blocks - 1 - rank : rank;
     item.first = grad_first(g, s, item.block);
@@ -246,7 +251,7 @@ INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t maps, 
 }
 
 INLINE void keys_fetch(const GradBlock *b, const GradShape s, uint64_t map, const Attention *a, LOCAL const GradItem *item) {
-    int column = item->head / (item->end_head - item->head) * s.width, row = item->block * GRAD_KEYS;
+    int column = item->head / (a->heads / a->kv_heads) * s.width, row = item->block * GRAD_KEYS;
     shared_barrier_expect(b->keys_full, 2 * GRAD_KEYS * s.width * 2);
     copy_rows(b->keys, map, s.width, GRAD_KEYS, column, row, item->sequence, b->keys_full);
     copy_rows(b->values, map, s.width, GRAD_KEYS, column + a->kv_heads * s.width, row, item->sequence, b->keys_full);
@@ -503,8 +508,32 @@ INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Rin
     ring_advance(ring, GRAD_STAGES);
 }
 
-INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b) {
+/* Stores the group's 64 rows of dK and dV: to bf16 rows of the results, or to fp32 rows of the item's part. */
+INLINE void keys_store(const AttentionGradHopper *g, const GradShape s, GradItem item, const GradSums *sums, int key) {
     const Attention *a = &g->attention;
+    int64_t base = (int64_t)item.sequence * a->key_rows.rows, kv_columns = (int64_t)a->kv_heads * s.width;
+    int column = item.head / (a->heads / a->kv_heads) * s.width;
+    float factor = a->scale * LN_2;
+    if (g->parts == 1) {
+        int64_t to = base * a->key_stride + column;
+        store_sums(g->d_keys + to, a->key_stride, sums->d_keys, s.width, key, a->key_rows.rows, (float[]){factor, factor});
+        store_sums(g->d_values + to, a->key_stride, sums->d_values, s.width, key, a->key_rows.rows, (float[]){1, 1});
+        return;
+    }
+    int part = item.head / (item.end_head - item.head) % g->parts;
+    GLOBAL float *to = g->partial_keys + (part * g->key_rows + base) * 2 * kv_columns + column + lane_id() % 4 * 2;
+    UNROLL for (int r = 0; r < 2; r++) {
+        int row = key + group_row(r);
+        if (row >= a->key_rows.rows) continue;
+        UNROLL for (int i = 0; i < s.width / 8; i++) {
+            GLOBAL float *at = to + row * 2 * kv_columns + i * 8;
+            *(GLOBAL f32x2 *)at = (f32x2){sums->d_keys[4 * i + 2 * r] * factor, sums->d_keys[4 * i + 2 * r + 1] * factor};
+            *(GLOBAL f32x2 *)(at + kv_columns) = (f32x2){sums->d_values[4 * i + 2 * r], sums->d_values[4 * i + 2 * r + 1]};
+        }
+    }
+}
+
+INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b) {
     int group = opaque(wave_id()) / 4, step = 0;
     Ring ring = {0};
     for (int index = 0;; index++) {
@@ -517,12 +546,9 @@ INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const
         first_step(&sums, g, s, b, key, &ring, group, step++);
         while (--left > 0) next_step(&sums, g, s, b, key, &ring, group, step++);
         last_step(&sums, s, b, &ring, group, step - 1);
-        item = b->items + opaque(index) % GRAD_ITEMS;
-        int64_t to = (int64_t)item->sequence * a->key_rows.rows * a->key_stride + item->head / (item->end_head - item->head) * s.width;
+        const GradItem done = *(b->items + opaque(index) % GRAD_ITEMS);
         warp_arrive(b->keys_empty);
-        float factor = a->scale * LN_2;
-        store_sums(g->d_keys + to, a->key_stride, sums.d_keys, s.width, key, a->key_rows.rows, (float[]){factor, factor});
-        store_sums(g->d_values + to, a->key_stride, sums.d_values, s.width, key, a->key_rows.rows, (float[]){1, 1});
+        keys_store(g, s, done, &sums, key);
     }
 }
 

@@ -285,18 +285,4 @@ INLINE void gradient_of_pairs(const AttentionGrad *g, const int width, const int
     else pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, false});
 }
 
-/* Adds the parts of eight columns of a row, in their order. */
-KERNEL(attention_key_sums, AttentionGrad) {
-    const Attention *h = &a.attention;
-    int64_t columns = 2 * (int64_t)h->kv_heads * h->head_dim, number = ((int64_t)block_x() * 256 + thread_id()) * 8;
-    if (number >= a.rows * columns) return;
-    GLOBAL const float *from = a.partial_keys + number;
-    GLOBAL bf16 *to = a.d_keys + number / columns * h->key_stride + number % columns;
-    UNROLL for (int i = 0; i < 2; i++) {
-        f32x4 sum = 0;
-        for (int part = 0; part < a.parts; part++) sum += *(GLOBAL const f32x4 *)(from + part * a.rows * columns + i * 4);
-        *(GLOBAL u32x2 *)(to + i * 4) = (u32x2){to_bf16_pair(sum.x, sum.y), to_bf16_pair(sum.z, sum.w)};
-    }
-}
-
 #endif

@@ -14,7 +14,7 @@
  * of narrow heads (gpu_grad_waves.h). Heads of 256 are cut into two blocks of 128 output columns in both passes. Heads
  * of 64 and 128 have one fused pass on NVIDIA's Hopper
  * (gpu_grad_hopper.h). Scratch: delta, on AMD with all that a tile of queries needs, and two bounds per tile; on Hopper
- * mainly dQ in fp32, on AMD parts of dK and dV. */
+ * mainly dQ in fp32, on AMD and Hopper parts of dK and dV. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_grad_hopper.h"
 
@@ -30,7 +30,7 @@ typedef struct AttentionGrad {
     GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and greatest first key of a tile */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
     int32_t tiles;                              /* of a sequence */
-    int32_t parts;                              /* blocks that share the heads of a group, on AMD */
+    int32_t parts;                              /* blocks that share the heads of a group */
     int64_t rows;                               /* of keys, of all sequences */
     GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] where parts > 1: dK and dV */
 } AttentionGrad;
@@ -548,6 +548,22 @@ KEYS_PASS(128, 128, 8, 2, 2)
 KEYS_PASS(256, 128, 4, 2, 1)
 #endif
 
+/* -- After a pass over keys whose heads were shared out ------------------------------------------------------------- */
+
+/* Adds the parts of eight columns of a row, in their order. */
+KERNEL(attention_key_sums, AttentionGrad) {
+    const Attention *h = &a.attention;
+    int64_t columns = 2 * (int64_t)h->kv_heads * h->head_dim, number = ((int64_t)block_x() * 256 + thread_id()) * 8;
+    if (number >= a.rows * columns) return;
+    GLOBAL const float *from = a.partial_keys + number;
+    GLOBAL bf16 *to = a.d_keys + number / columns * h->key_stride + number % columns;
+    UNROLL for (int i = 0; i < 2; i++) {
+        f32x4 sum = 0;
+        for (int part = 0; part < a.parts; part++) sum += *(GLOBAL const f32x4 *)(from + part * a.rows * columns + i * 4);
+        *(GLOBAL u32x2 *)(to + i * 4) = (u32x2){to_bf16_pair(sum.x, sum.y), to_bf16_pair(sum.z, sum.w)};
+    }
+}
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                                                        \
     KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                       \
@@ -605,6 +621,11 @@ static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequenc
     launch_queries(device, attention_width_index(width), shape, g);
 }
 
+static void add_parts(Device *device, const AttentionGrad *g) {
+    int64_t elements = g->rows * 2 * g->attention.kv_heads * g->attention.head_dim;
+    if (g->parts > 1) launch_attention_key_sums(device, (LaunchShape){.x = divide_up(elements, 8 * 256), .threads = 256}, g);
+}
+
 static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
     int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), tile = GRAD_TILE(wave);
     KeysPass pass = keys_constants(wave, width);
@@ -624,31 +645,44 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     parted.parts = parts_of(device, g, shape.x * shape.y * shape.z);
     shape.x *= parted.parts;
     launch_keys(device, attention_width_index(width), shape, &parted);
-    int64_t elements = g->rows * 2 * g->attention.kv_heads * g->attention.head_dim;
-    if (parted.parts > 1) launch_attention_key_sums(device, (LaunchShape){.x = divide_up(elements, 8 * 256), .threads = 256}, &parted);
+    add_parts(device, &parted);
 }
 
-/* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, and marks with
- * the next item. */
-typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, bytes; } HopperScratch;
-static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, int64_t heads, int64_t kv_heads, int width) {
-    GradShape shape = grad_shape(width);
-    HopperScratch s = {.places = sequences * heads * divide_up(queries, shape.tile)};
+/* Parts that share the heads of a group on Hopper: as many as make two blocks of keys for each processor, so that short and long ones
+ * come to the same time on each. */
+static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads) {
+    enum { ENOUGH = 2 * 128 };
+    int64_t blocks = sequences * heads->kv_heads * divide_up(keys, GRAD_KEYS);
+    int32_t parts = 1, group = heads->heads / heads->kv_heads;
+    while (parts * blocks < ENOUGH && group % (2 * parts) == 0) parts *= 2;
+    return parts;
+}
+
+/* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, marks with the next item, and
+ * parts of dK and dV. */
+typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, parts_at, bytes; } HopperScratch;
+static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
+    GradShape shape = grad_shape(heads->head_dim);
+    int64_t parts = hopper_parts(sequences, keys, heads), blocks = sequences * heads->kv_heads * parts * divide_up(keys, GRAD_KEYS);
+    HopperScratch s = {.places = sequences * heads->heads * divide_up(queries, shape.tile)};
     s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
-    s.rows_at = s.list_at + sequences * kv_heads * divide_up(keys, GRAD_KEYS) * (int64_t)sizeof(GradItem);
+    s.rows_at = s.list_at + blocks * (int64_t)sizeof(GradItem);
     s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
-    s.bytes = s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t);
+    s.parts_at = round_up(s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t), 16);
+    s.bytes = s.parts_at + (parts > 1 ? parts * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
     return s;
 }
 
 /* All fields but the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
-    HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, a->heads, a->kv_heads, a->head_dim);
-    int64_t groups = sequences * a->kv_heads, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
+    const Heads heads = {a->heads, a->kv_heads, a->head_dim};
+    HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
+    int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
+    int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
     /* As many groups at once as fill the processors, since more would not stay in the cache; twice as many where a
      * group is one head: these wait less. */
-    int64_t fill = processors * (a->heads == a->kv_heads ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
+    int64_t fill = processors * (a->heads == a->kv_heads * parts ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
     return (AttentionGradHopper){.attention = *a,
         .d_out = g->d_out,
         .out = g->out,
@@ -657,6 +691,9 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .list = (GradItem *)(scratch + at.list_at),
         .rows = (HopperRows *)(scratch + at.rows_at),
         .marks = (int32_t *)(scratch + at.marks_at),
+        .partial_keys = (float *)(scratch + at.parts_at),
+        .key_rows = sequences * a->key_rows.rows,
+        .parts = parts,
         .next = (int32_t *)(scratch + at.marks_at) + at.places,
         .d_queries = g->d_queries,
         .d_keys = g->d_keys,
@@ -689,6 +726,10 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     launch_hopper_items(call->device, width == 128, items, &hopper);
     launch_hopper_grad(call->device, width == 128, pass, &hopper);
     launch_hopper_round(call->device, width == 128, round, &hopper);
+    AttentionGrad parted = *g;
+    parted.parts = hopper.parts;
+    parted.partial_keys = hopper.partial_keys;
+    add_parts(call->device, &parted);
     return true;
 }
 
@@ -710,7 +751,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.head_dim;
     int64_t bytes = grad_scratch(sequences, queries, keys, &spec->heads).bytes;
     if (width != 64 && width != 128) return bytes;
-    int64_t hopper = hopper_scratch(sequences, queries, keys, spec->heads.heads, spec->heads.kv_heads, (int)width).bytes;
+    int64_t hopper = hopper_scratch(sequences, queries, keys, &spec->heads).bytes;
     return hopper > bytes ? hopper : bytes;
 }
 
