@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
+#include "config/needs.h"
 #include "train/phases.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -80,7 +81,7 @@ bool auto_layout(Config *config, const Cluster *cluster, FILE *file, Error *erro
     const Config given = *config;
     char changes[1024];
     if (!take_from_run(config, cluster->gpus, file) && !choose(config, cluster, file, error)) return false;
-    layout_drop_idle(config);
+    needs_drop_layout(config);
     if (options_difference(&config_table, &given, config, changes, sizeof changes))
         fprintf(file, "layout=auto changes (given -> chosen)\n%s", changes);
     return true;

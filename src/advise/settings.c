@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "config/needs.h"
 #include "train/phases.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -23,17 +24,24 @@ static void assume(Config *config, const char *path) {
 }
 
 bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error) {
+    Config said;
     options_defaults(&config_table, config, strings);
+    options_defaults(&config_table, &said, strings);
     config->steps = 0; /* not given */
-    bool read = source_is_run(path) || file_kind(path, NULL) == FILE_FOLDER
-                    ? source_read_config(path, config, strings, error)
-                    : options_read_yaml(&config_table, config, strings, path, error);
+    bool file = !source_is_run(path) && file_kind(path, NULL) != FILE_FOLDER;
+    bool read = file ? options_read_yaml(&config_table, config, strings, path, error) : source_read_config(path, config, strings, error);
     bool model = read && source_is_model_folder(path);
+    if (file) said = *config;
     if (model) config->data.length = config->batch.sequences = config->batch.tokens = 0; /* not given */
-    for (size_t i = 0; read && i < settings->count; i++) read = options_set(&config_table, config, strings, settings->items[i], error);
+    for (size_t i = 0; read && i < settings->count; i++)
+        read = options_set(&config_table, config, strings, settings->items[i], error) &&
+               options_set(&config_table, &said, strings, settings->items[i], error);
     if (model) assume(config, path);
-    return read && phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error) &&
-           corpus_resolve_steps(config, 0, error);
+    if (!read || !needs_check(config, &said, error) || !phases_resolve(config, error) || !corpus_resolve(config, strings, error))
+        return false;
+    if (!config_check(config, error) || !corpus_resolve_steps(config, 0, error)) return false;
+    needs_warn(config, &said, NULL);
+    return true;
 }
 
 /* Of the device that training would choose on this machine. */

@@ -7,6 +7,7 @@
 #include "advise/forecast.h"
 #include "advise/settings.h"
 #include "config/layout_rules.h"
+#include "config/needs.h"
 #include "train/phases.h"
 
 typedef struct ForecastOptions {
@@ -46,7 +47,7 @@ static bool print_phases(const ForecastOptions *options, const Cluster *cluster,
         ForecastSearch search;
         if (options->zero) config->layout.zero = options->zero - 1;
         config->layout.dp = 0; /* as many as there are GPUs */
-        if (!options->search && !layout_check_idle(config, error)) return false;
+        if (!options->search && !needs_check_layout(config, config, error)) return false;
         if (!forecast_search(&search, config, cluster, &freedom, error)) return false;
         if (phases.items[i].name) fprintf(file, "%sphase %d, %s\n\n", i ? "\n" : "", i + 1, phases.items[i].name);
         forecast_print(search.found, config, cluster, file);

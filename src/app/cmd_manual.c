@@ -50,7 +50,7 @@ static void put_rows(const OptionTable *table) {
     for (size_t i = 0; i < table->count; i++) {
         char text[OPTIONS_EXPLANATION];
         const Option *option = &table->rows[i];
-        options_explain(option, text);
+        options_explain(table, option, text);
         printf(".TP\n.BI %s= ", option->name);
         printf("\"");
         put_roff(option->initial, strlen(option->initial));

@@ -11,6 +11,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/layout_rules.h"
+#include "config/needs.h"
 #include "advise/auto_layout.h"
 #include "advise/hardware.h"
 #include "advise/plan_page.h"
@@ -82,6 +83,18 @@ static bool take_tokenizer(const char *folder, const Config *origin, Config *con
     return true;
 }
 
+/* Takes over the settings that may change from one training of a model to the next. */
+static void take_free(ModelConfig *model, const ModelConfig *from) {
+    if (from->family != FAMILY_GPT2) model->context = from->context; /* whose positions are weights */
+    model->init_std = from->init_std;
+    model->auxiliary_loss = from->auxiliary_loss;
+    model->auxiliary_scope = from->auxiliary_scope;
+    model->padding = from->padding;
+    model->text_tokens = from->text_tokens; /* as the encodings have them */
+    model->fp8 = from->fp8;
+    model->preference = from->preference;
+}
+
 /* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must
  * agree, but those that may change from one training to the next. */
 static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
@@ -100,15 +113,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
     wanted = *config;
     wanted.model = origin.model;
-    bool fixed = origin.model.family == FAMILY_GPT2; /* its positions are weights */
-    if (!fixed) wanted.model.context = config->model.context;
-    wanted.model.init_std = config->model.init_std;
-    wanted.model.auxiliary_loss = config->model.auxiliary_loss;
-    wanted.model.auxiliary_scope = config->model.auxiliary_scope;
-    wanted.model.padding = config->model.padding;
-    wanted.model.text_tokens = config->model.text_tokens; /* as the encodings have them */
-    wanted.model.fp8 = config->model.fp8;
-    wanted.model.preference = config->model.preference;
+    take_free(&wanted.model, &config->model);
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
         return take_tokenizer(folder, &origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
@@ -160,11 +165,31 @@ static bool choose_run(int argc, char **argv, Config *config, OptionStrings *str
     return continues || !config->init[0] || take_model(argc, argv, config, strings, error); /* a run has remembered its model */
 }
 
-static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+/* What this start says (config/needs.h). A run says nothing by what it remembers, nor a setting of the model by agreeing with
+ * that of init=FOLDER. */
+static bool read_said(int argc, char **argv, const Config *config, Config *said, OptionStrings *strings, Error *error) {
+    bool file = has_base(argc, argv) && !source_is_run(argv[1]);
+    options_defaults(&config_table, said, strings);
+    said->steps = 0; /* not given */
+    const ModelConfig initial = said->model;
+    if (file && !options_read_yaml(&config_table, said, strings, argv[1], error)) return false;
+    if (!apply_settings(argc, argv, said, strings, error)) return false;
+    const ModelConfig model = said->model;
+    if (!config->init[0]) return true;
+    said->model = initial;
+    take_free(&said->model, &model);
+    return true;
+}
+
+static bool check_needs(const Config *config, const Config *said, Error *error) {
+    return needs_check(config, said, error) && (config->layout.choice == LAYOUT_AUTO || needs_check_layout(config, said, error));
+}
+
+static bool read_arguments(int argc, char **argv, Config *config, Config *said, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
-           phases_resolve(config, error) && corpus_resolve(config, strings, error) && config_check(config, error) &&
-           (config->layout.choice == LAYOUT_AUTO || layout_check_idle(config, error));
+           read_said(argc, argv, config, said, strings, error) && check_needs(config, said, error) && phases_resolve(config, error) &&
+           corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 /* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */
@@ -213,7 +238,7 @@ static bool choose_layout(Config *config, Comm *comm, Device *device, Error *err
 
 /* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
  * run folder: output that could not be printed is dropped. */
-static bool train_together(const Config *given, Error *error) {
+static bool train_together(const Config *given, const Config *said, Error *error) {
     Config settings = *given;
     const Config *config = &settings;
     static StopRequest stop; /* signals and lines of the log may come until the process ends */
@@ -227,8 +252,8 @@ static bool train_together(const Config *given, Error *error) {
         process_catch_stop(&stop, true);
         process_set_threads(config->threads, comm_local_size(comm));
     }
-    TrainHost host = {
-        &stop, process_hang_actions, console, ready ? hardware_peak(device, config->precision, config->model.fp8.recipe != FP8_NONE) : NAN};
+    TrainHost host = {said, &stop, process_hang_actions, console,
+        ready ? hardware_peak(device, config->precision, config->model.fp8.recipe != FP8_NONE) : NAN};
     bool done = ready && train_settings_agree(config, comm, error) && choose_layout(&settings, comm, device, error) &&
                 train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
@@ -279,13 +304,14 @@ static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *fi
 }
 
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
-static bool plan_together(const Config *given, Error *error) {
+static bool plan_together(const Config *given, const Config *said, Error *error) {
     Config settings = *given;
     Config *config = &settings;
     if (!count_steps(&settings, error)) return false;
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     bool agreed = comm && train_settings_agree(config, comm, error), prints = agreed && comm_rank(comm) == 0;
     Device *device = prints ? open_planned(config, error) : NULL;
+    if (device) needs_warn(config, said, NULL);
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
     bool done = prints ? device && plan_rank(config, comm, device, page.file, error) : agreed;
@@ -295,10 +321,10 @@ static bool plan_together(const Config *given, Error *error) {
 }
 
 static bool run(Invocation *invocation, Error *error) {
-    Config *config = invocation->options;
+    Config *config = invocation->options, said;
     if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
-    return read_arguments(invocation->argc, invocation->argv, config, &invocation->strings, error) &&
-           (config->plan ? plan_together : train_together)(config, error);
+    return read_arguments(invocation->argc, invocation->argv, config, &said, &invocation->strings, error) &&
+           (config->plan ? plan_together : train_together)(config, &said, error);
 }
 
 const Command command_train = {

@@ -266,8 +266,8 @@ static bool is_for_shell(const char *path) {
     return (path[0] == '~' && (path[1] == '/' || !path[1])) || (path[0] == '$' && (path[1] == '{' || (path[1] >= 'A' && path[1] <= 'Z')));
 }
 
-/* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
-static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
+/* NULL, or why the text is no value of this row. A string is that of the text. */
+static const char *parse_text(const Option *option, const char *text, size_t length, Value *result) {
     size_t at = 0;
     const char *reason = options_check_utf8(text, length, &at);
     Value value = {0};
@@ -285,11 +285,21 @@ static const char *parse_value(const Option *option, void *values, OptionStrings
     case OPTION_CHOICE: reason = parse_choice(option->choices, text, &value.choice); break;
     case OPTION_STRING:
         if (option->path && is_for_shell(text)) reason = "a shell expands and smelt does not";
-        else value.string = keep_string(strings, text);
+        else value.string = text;
         break;
     }
-    if (!reason) memcpy((char *)values + option->offset, &value, value_bytes[option->type]);
+    *result = value;
     return reason;
+}
+
+/* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
+static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
+    Value value;
+    const char *reason = parse_text(option, text, length, &value);
+    if (reason) return reason;
+    if (option->type == OPTION_STRING) value.string = keep_string(strings, text);
+    memcpy((char *)values + option->offset, &value, value_bytes[option->type]);
+    return NULL;
 }
 
 bool options_set_row(
@@ -368,11 +378,18 @@ bool options_opens_group(const OptionTable *table, size_t row) {
     return !before || options_group_length(before) != length || memcmp(before, name, length) != 0;
 }
 
-static bool values_equal(const Option *option, const void *a, const void *b) {
-    const Value left = value_get(option, a), right = value_get(option, b);
+static bool same_value(const Option *option, Value left, Value right) {
     if (option->type == OPTION_STRING) return strcmp(left.string, right.string) == 0;
     if (option->type == OPTION_REAL) return left.real == right.real;
     return memcmp(&left, &right, value_bytes[option->type]) == 0;
+}
+
+bool options_is_initial(const Option *option, const void *values) {
+    Value initial = {0};
+    const char *reason = parse_text(option, option->initial, strlen(option->initial), &initial);
+    assert(!reason);
+    (void)reason;
+    return same_value(option, value_get(option, values), initial);
 }
 
 static void format_shown(const Option *option, const void *values, char text[OPTIONS_QUOTED]) {
@@ -386,7 +403,7 @@ int options_difference(const OptionTable *table, const void *old_values, const v
     if (size) text[0] = '\0';
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
-        if (values_equal(option, old_values, new_values)) continue;
+        if (same_value(option, value_get(option, old_values), value_get(option, new_values))) continue;
         count++;
         char old_text[OPTIONS_QUOTED], new_text[OPTIONS_QUOTED];
         format_shown(option, old_values, old_text);

@@ -63,8 +63,9 @@ typedef struct OptionStrings {
 typedef struct OptionTable {
     const Option *rows;
     size_t count;
+    void (*explain)(const Option *option, char *text, size_t size); /* what a row needs besides, in a few words or ""; NULL: nothing */
 } OptionTable;
-#define OPTION_TABLE(array) {(array), sizeof(array) / sizeof *(array)}
+#define OPTION_TABLE(array, ...) {(array), sizeof(array) / sizeof *(array), ##__VA_ARGS__}
 
 /* Sets every field to its default. That each row accepts its default is asserted. */
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
@@ -95,13 +96,15 @@ const Option *options_find(const OptionTable *table, const char *name, size_t le
 const char *options_nearest(const OptionTable *table, const char *name, size_t length);
 /* Applies one "key=value"; nothing changes on error. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
+/* Whether the value of a row is its default. */
+bool options_is_initial(const Option *option, const void *values);
 /* Writes the value of a row in the form that options_set reads back exactly, cut when `size` is too small. */
 void options_format_value(const Option *option, const void *values, char *text, size_t size);
-/* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help and unit). */
+/* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help, unit and needs). */
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file);
-/* The row's help with unit and range or choices: "width of a head (channels, 1 to 1024)". */
+/* The help of a row of the table, with its unit, range or choices, and what it needs: "width of a head (channels, 1 to 1024)". */
 enum { OPTIONS_EXPLANATION = 1024 };
-void options_explain(const Option *option, char text[OPTIONS_EXPLANATION]);
+void options_explain(const OptionTable *table, const Option *option, char text[OPTIONS_EXPLANATION]);
 /* The table for --help in 80 columns: NAME=DEFAULT, and help with unit and range or choices; grouped by the part before
  * the dot. */
 void options_print_help(const OptionTable *table, FILE *file);

@@ -389,7 +389,16 @@ static int write_quoted(const char *text, FILE *file) {
     return written + fprintf(file, "\"");
 }
 
-static void write_row(const Option *option, const void *values, const char *key, int indent, FILE *file) {
+/* "help [unit; what it needs]" */
+static void write_comment(const OptionTable *table, const Option *option, FILE *file) {
+    char needs[512] = "";
+    if (table->explain) table->explain(option, needs, sizeof needs);
+    bool ranged = *option->unit || *needs;
+    fprintf(file, "# %s%s%s%s%s%s", option->help, ranged ? " [" : "", option->unit, *option->unit && *needs ? "; " : "", needs,
+        ranged ? "]" : "");
+}
+
+static void write_row(const OptionTable *table, const Option *option, const void *values, const char *key, int indent, FILE *file) {
     enum { COMMENT_COLUMN = 40 };
     int column = fprintf(file, "%*s%s: ", indent, "", key);
     char text[256];
@@ -399,9 +408,10 @@ static void write_row(const Option *option, const void *values, const char *key,
         options_format_value(option, values, text, sizeof text);
         column += fprintf(file, "%s", text);
     }
-    if (*option->help || *option->unit)
-        fprintf(file, "%*s# %s%s%s%s", column < COMMENT_COLUMN ? COMMENT_COLUMN - column : 1, "", option->help, *option->unit ? " [" : "",
-            option->unit, *option->unit ? "]" : "");
+    if (*option->help || *option->unit) {
+        fprintf(file, "%*s", column < COMMENT_COLUMN ? COMMENT_COLUMN - column : 1, "");
+        write_comment(table, option, file);
+    }
     fprintf(file, "\n");
 }
 
@@ -411,6 +421,6 @@ void options_write_yaml(const OptionTable *table, const void *values, FILE *file
         size_t group = options_group_length(option->name);
         if (first_of_group(table, option->name)) continue; /* a word for the whole group, whose settings follow */
         if (group && options_opens_group(table, i)) fprintf(file, "%.*s:\n", (int)group, option->name);
-        write_row(option, values, option->name + (group ? group + 1 : 0), group ? 2 : 0, file);
+        write_row(table, option, values, option->name + (group ? group + 1 : 0), group ? 2 : 0, file);
     }
 }

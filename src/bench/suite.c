@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "config/needs.h"
 #include "advise/hardware.h"
 #include "bench/bench.h"
 #include "model/model.h"
@@ -116,6 +117,7 @@ static bool read_config(
     const char *path, const SuiteOptions *options, int64_t length, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
+    const Config said = *config;
     if (options->precision != PRECISION_OF_CONFIG) config->precision = options->precision - 1;
     if (options->fp8.recipe != RECIPE_OF_CONFIG) config->model.fp8.recipe = options->fp8.recipe - 1;
     if (length) config->data.length = length;
@@ -124,7 +126,7 @@ static bool read_config(
     config->batch.ramp_tokens = 0;
     if (config->batch.tokens < config->data.length) config->batch.tokens = config->data.length;
     config->batch.tokens -= config->batch.tokens % config->data.length;
-    return config_check(config, error);
+    return needs_check(config, &said, error) && config_check(config, error);
 }
 
 static void add_row(Bench *bench, const Entry *entry, double best) {

@@ -6,6 +6,7 @@
 #include "base/strings.h"
 #include "config/layout_rules.h"
 #include "config/lora_targets.h"
+#include "config/needs.h"
 
 #define FIELD(path) offsetof(Config, path)
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
@@ -108,13 +109,12 @@ static const Option rows[] = {
         "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest", STATE),
     INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "largest number of positions; 0: data.length"),
     INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, the token itself included; 0: none"),
-    INT_OPTION(
-        model.window_period, "1", 1, 4096, "layers", "zaya: one layer of so many has the window, the others see all; 1: each has it"),
-    INT_OPTION(model.window_first, "0", 0, 4095, "layer", "zaya: the first that has it, below model.window_period"),
-    REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "zaya: model.rope_theta of layers with the window; 0: the same"),
+    INT_OPTION(model.window_period, "1", 1, 4096, "layers", "one layer of so many has the window, the others see all; 1: each has it"),
+    INT_OPTION(model.window_first, "0", 0, 4095, "layer", "the first layer that has the window, below model.window_period"),
+    REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
-    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "zaya: width of the routers", STATE),
+    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "width of the routers", STATE),
     BOOL_OPTION(model.renormalise, "false", "scale the gates of a token's experts to sum to 1"),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
@@ -124,30 +124,29 @@ static const Option rows[] = {
     REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head that is rotated"),
     CHOICE_OPTION(model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn", "how model.rope_factor stretches positions (rope_type)"),
     REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "by how much positions are stretched; 1: not at all"),
-    REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "Llama-3 scaling: low_freq_factor"),
-    REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "Llama-3 scaling: high_freq_factor"),
-    INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens",
-        "Llama-3, dynamic and YaRN scaling: context before scaling (original_max_position_embeddings)"),
+    REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "low_freq_factor"),
+    REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "high_freq_factor"),
+    INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens", "context before scaling (original_max_position_embeddings)"),
     REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN: queries and keys are scaled by it (attention_factor)"),
-    REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns", "YaRN: frequencies of more turns in the first context stay (beta_fast)"),
-    REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "YaRN: frequencies of fewer turns are divided by the factor (beta_slow)"),
-    BOOL_OPTION(model.rope_truncate, "true", "YaRN: the bounds between the two are whole channels"),
-    BOOL_OPTION(model.qkv_bias, "false", "llama: biases of queries, keys and values (Qwen2)", STATE),
-    BOOL_OPTION(model.qk_norm, "false", "llama: RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
-    REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "mpt: bound to which queries, keys and values are clamped; 0: none"),
-    REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "mpt: the smallest ALiBi slope is 2^-this (alibi_bias_max)"),
-    REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "mpt: scale of attention scores; 0: 1 / sqrt(head_dim)"),
+    REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns", "frequencies of more turns in the first context stay (beta_fast)"),
+    REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies of fewer turns are divided by the factor (beta_slow)"),
+    BOOL_OPTION(model.rope_truncate, "true", "the bounds between the two are whole channels"),
+    BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
+    BOOL_OPTION(model.qk_norm, "false", "RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
+    REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "bound to which queries, keys and values are clamped; 0: none"),
+    REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "the smallest ALiBi slope is 2^-this (alibi_bias_max)"),
+    REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "scale of attention scores; 0: 1 / sqrt(head_dim)"),
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "added to the mean square or variance in norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
     BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights", STATE),
-    INT_OPTION(model.single_layers, "0", 0, 10000, "layers", "flux: how many of model.layers, the last ones, have one stream", STATE),
-    INT_OPTION(model.channels, "64", 1, 65536, "channels", "flux: of an image token, 2 x 2 latents (in_channels)", STATE),
-    INT_OPTION(model.text_width, "4096", 1, 1 << 20, "channels", "flux: of an encoded text token (joint_attention_dim)", STATE),
-    INT_OPTION(model.pooled_width, "768", 1, 1 << 20, "channels", "flux: of the pooled text (pooled_projection_dim)", STATE),
-    INT_OPTION(model.text_tokens, "512", 1, 1 << 24, "tokens", "flux: text tokens of a sample; data.length counts these and the image's"),
+    INT_OPTION(model.single_layers, "0", 0, 10000, "layers", "how many of model.layers, the last ones, have one stream", STATE),
+    INT_OPTION(model.channels, "64", 1, 65536, "channels", "of an image token, 2 x 2 latents (in_channels)", STATE),
+    INT_OPTION(model.text_width, "4096", 1, 1 << 20, "channels", "of an encoded text token (joint_attention_dim)", STATE),
+    INT_OPTION(model.pooled_width, "768", 1, 1 << 20, "channels", "of the pooled text (pooled_projection_dim)", STATE),
+    INT_OPTION(model.text_tokens, "512", 1, 1 << 24, "tokens", "text tokens of a sample; data.length counts these and the image's"),
     INT_OPTION(model.rope_first, "16", 2, 1024, "channels",
-        "flux: channels of a head that the first of three coordinates turns; row and column share the rest (axes_dims_rope)"),
-    BOOL_OPTION(model.guidance, "false", "flux: embeds the guidance scale, as FLUX.1-dev does (guidance_embeds)", STATE),
+        "channels of a head that the first of three coordinates turns; row and column share the rest (axes_dims_rope)"),
+    BOOL_OPTION(model.guidance, "false", "embeds the guidance scale, as FLUX.1-dev does (guidance_embeds)", STATE),
     INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
 
     INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
@@ -158,12 +157,12 @@ static const Option rows[] = {
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
 
-    REAL_OPTION(flow.mean, "0", -20, 20, "",
-        "flux: mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))", CHANGES),
-    REAL_OPTION(flow.deviation, "1", 0, 20, "", "flux: its standard deviation", CHANGES),
-    REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "flux: shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all",
+    REAL_OPTION(flow.mean, "0", -20, 20, "", "mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))",
         CHANGES),
-    REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "flux with model.guidance: the guidance scale that training tells the model", CHANGES),
+    REAL_OPTION(flow.deviation, "1", 0, 20, "", "standard deviation of that normal", CHANGES),
+    REAL_OPTION(
+        flow.shift, "3", 1e-3, 1e3, "", "shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all", CHANGES),
+    REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "the guidance scale that training tells the model", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters", STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
@@ -173,8 +172,8 @@ static const Option rows[] = {
     REAL_OPTION(optimizer.weight_decay, "0.1", 0, 100, "", "decoupled weight decay of matrices, embeddings and convolutions", CHANGES),
     BOOL_OPTION(optimizer.decay_vectors, "false", "weight decay of norms and biases too", CHANGES),
     REAL_OPTION(optimizer.clip, "1", 0, 1e9, "", "largest global gradient norm; 0: no clipping", CHANGES),
-    REAL_OPTION(optimizer.momentum, "0.95", 0, 0.999999, "", "Muon: momentum", CHANGES),
-    INT_OPTION(optimizer.newton_schulz_steps, "5", 1, 20, "", "Muon: Newton-Schulz iterations", CHANGES),
+    REAL_OPTION(optimizer.momentum, "0.95", 0, 0.999999, "", "momentum of hidden matrices", CHANGES),
+    INT_OPTION(optimizer.newton_schulz_steps, "5", 1, 20, "", "Newton-Schulz iterations of their updates", CHANGES),
     REAL_OPTION(optimizer.balance_lr, "1e-3", 0, 10, "",
         "learning rate of AdamW for the routers' load-balancing biases; 0: they stay as they are", CHANGES),
     BOOL_OPTION(optimizer.in_backward, "false",
@@ -185,7 +184,7 @@ static const Option rows[] = {
     CHOICE_OPTION(
         schedule.kind, "cosine", "cosine|wsd|linear|constant", "learning rate after warmup; wsd: constant, then linear decay", CHANGES),
     INT_OPTION(schedule.warmup, "0", 0, MANY, "steps", "linear warmup", CHANGES),
-    INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "wsd: linear decay at the end", CHANGES),
+    INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "linear decay at the end", CHANGES),
     REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "last learning rate as a fraction of the peak", CHANGES),
 
     INT_OPTION(log.every, "0", 0, MANY, "steps",
@@ -263,33 +262,12 @@ static const Option rows[] = {
         resume.accept, "", "", "differences to the newest checkpoint that are wanted: names of settings or groups, run, version", ONCE),
 };
 
-const OptionTable config_table = OPTION_TABLE(rows);
+const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
 
-/* Settings that only some families have. */
+/* What heads and their width come to in families that leave no choice. */
 static bool check_family(const ModelConfig *model, Error *error) {
     static const char *const names[] = {"zaya", "llama", "mpt", "gpt2", "flux"};
-    enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2, FLUX = 1 << FAMILY_FLUX };
-    const struct {
-        const char *setting;
-        bool used;
-        int families;
-    } settings[] = {
-        {"model.experts", model->experts > 0, ZAYA | LLAMA},
-        {"model.qkv_bias", model->qkv_bias, LLAMA},
-        {"model.qk_norm", model->qk_norm, LLAMA | MPT},
-        {"model.clip_qkv", model->clip_qkv > 0, MPT},
-        {"model.softmax_scale", model->softmax_scale > 0, MPT},
-        {"model.padding", model->padding >= 0, ZAYA | LLAMA},
-        {"model.window", model->window > 0, ~FLUX},
-        {"model.window_period", model->window_period > 1, ZAYA},
-        {"model.window_rope_theta", model->window_rope_theta > 0, ZAYA},
-        {"model.single_layers", model->single_layers > 0, FLUX},
-        {"model.guidance", model->guidance, FLUX},
-    };
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        if (settings[i].used && !(settings[i].families >> model->family & 1))
-            return error_set(error, ERROR_USAGE, "family %s has no %s: leave it out, or choose another model.family", names[model->family],
-                settings[i].setting);
+    enum { MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2, FLUX = 1 << FAMILY_FLUX };
     if ((1 << model->family & (MPT | GPT2 | FLUX)) && model->heads * model->head_dim != model->width)
         return error_set(error, ERROR_USAGE,
             "model.heads=%lld x model.head_dim=%lld is not model.width=%lld, as family %s has it: leave model.head_dim out",
@@ -302,9 +280,6 @@ static bool check_family(const ModelConfig *model, Error *error) {
 }
 
 /* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are turned. */
-/* Rows of the embedding: of the byte tokenizer's 257 tokens; those of others are known before (corpus_resolve). */
-enum { BYTE_ROWS = 320 };
-
 static bool check_flux(const ModelConfig *model, Error *error) {
     int64_t rest = model->head_dim - model->rope_first;
     if (model->single_layers >= model->layers)
@@ -319,47 +294,12 @@ static bool check_flux(const ModelConfig *model, Error *error) {
     return true;
 }
 
-/* Refuses the settings `names`, a list that NULL ends, where they have another value than their first: they are for `owner`, and
- * would have no effect here. A name that ends in a point is that of a group. */
-static bool check_idle(const Config *config, const char *const *names, const char *owner, Error *error) {
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    Config initial;
-    options_defaults(&config_table, &initial, &strings);
-    for (; *names; names++) {
-        bool group = (*names)[strlen(*names) - 1] == '.';
-        for (size_t i = 0; i < config_table.count; i++) {
-            const Option *option = &config_table.rows[i];
-            char given[64], usual[64];
-            if (group ? !starts_with(option->name, *names) : strcmp(option->name, *names) != 0) continue;
-            options_format_value(option, config, given, sizeof given);
-            options_format_value(option, &initial, usual, sizeof usual);
-            if (strcmp(given, usual) != 0)
-                return error_set(error, ERROR_USAGE, "%s=%s is for %s: give that, or %s%s%s", option->name, given, owner,
-                    *usual ? option->name : "leave it out", *usual ? "=" : "", usual);
-        }
-    }
-    return true;
-}
-
-/* Models of images read encodings, which have no tokens, and learn to remove noise, of which models of text know nothing. */
+/* Models of images read encodings, of which a sample's text is a part. */
 static bool check_images(const Config *config, Error *error) {
-    static const char *const of_text[] = {"data.separator", "data.tokenizer", "data.special", "data.packing", "data.document_mask",
-        "data.valid_fraction", "data.cache", "data.cache_mib", "data.patience", "eval.prompt", "eval.sample_tokens", "dump",
-        "model.rope_fraction", "model.rope_factor", "model.tied", "optimizer.balance_lr", "preference.loss", NULL},
-                             *const of_tokens[] = {"model.vocabulary", NULL}, *const of_positions[] = {"model.context", NULL};
-    static const char *const of_images[] = {"flow.", "model.channels", "model.text_width", "model.pooled_width", "model.text_tokens",
-        "model.rope_first", NULL},
-                             *const of_guided[] = {"flow.guidance", NULL};
-    if (config->model.family != FAMILY_FLUX) return check_idle(config, of_images, "model.family=flux", error);
-    if (config->data.length <= config->model.text_tokens)
-        return error_set(error, ERROR_USAGE,
-            "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
-            (long long)config->data.length, (long long)config->model.text_tokens);
-    static const char owner[] = "models of text, and model.family=flux makes images";
-    if (config->model.vocabulary != BYTE_ROWS && !check_idle(config, of_tokens, owner, error)) return false;
-    if (config->model.context != config->data.length && !check_idle(config, of_positions, owner, error)) return false;
-    return (config->model.guidance || check_idle(config, of_guided, "model.guidance=true", error)) &&
-           check_idle(config, of_text, owner, error);
+    if (config->model.family != FAMILY_FLUX || config->data.length > config->model.text_tokens) return true;
+    return error_set(error, ERROR_USAGE,
+        "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
+        (long long)config->data.length, (long long)config->model.text_tokens);
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {
@@ -383,7 +323,7 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
 }
 
 static bool check_model(ModelConfig *model, Error *error) {
-    if (model->vocabulary == 0) model->vocabulary = BYTE_ROWS;
+    if (model->vocabulary == 0) model->vocabulary = CONFIG_BYTE_ROWS;
     if (model->head_dim == 0) {
         if (model->width % model->heads)
             return error_set(error, ERROR_USAGE,
@@ -405,9 +345,9 @@ static bool check_model(ModelConfig *model, Error *error) {
             "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
             (long long)(model->kv_heads * model->head_dim));
     if (model->window_period == 0) model->window_period = 1; /* of a folder */
-    if (model->window_first >= model->window_period || (!model->window && (model->window_period > 1 || model->window_rope_theta > 0)))
-        return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: %s", (long long)model->window_first,
-            (long long)model->window_period, model->window ? "the first is below the second" : "they are for layers with a model.window");
+    if (model->window_first >= model->window_period)
+        return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: the first is below the second",
+            (long long)model->window_first, (long long)model->window_period);
     if (model->padding >= model->vocabulary)
         return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
             (long long)model->vocabulary);
@@ -472,11 +412,7 @@ static bool check_size(const Config *config, Error *error) {
 }
 
 static bool check_saves(const Config *config, Error *error) {
-    const EvalConfig *eval = &config->eval;
     const CheckpointConfig *checkpoint = &config->checkpoint;
-    if ((eval->patience || checkpoint->keep_best) && !eval->every)
-        return error_set(error, ERROR_USAGE, "%s compares evaluations: give eval.every, the steps between them",
-            eval->patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (checkpoint->keep_every && (!checkpoint->every || checkpoint->keep_every % checkpoint->every))
         return error_set(error, ERROR_USAGE,
             "checkpoint.keep_every=%lld is no multiple of checkpoint.every=%lld: no checkpoint, or not each of these, would be kept",
@@ -507,7 +443,8 @@ static void settle_steps(Config *config) {
 
 /* The cure is a warmup of a tenth of the steps and a decay of a fifth, where more was asked for. */
 static bool check_schedule(const Config *config, Error *error) {
-    long long steps = config->steps, warmup = config->schedule.warmup, decay = config->schedule.decay;
+    long long steps = config->steps, warmup = config->schedule.warmup;
+    long long decay = config->schedule.kind == SCHEDULE_WSD ? config->schedule.decay : 0;
     bool known = config->tokens == 0 && config->epochs <= 0;
     char cure[64] = "";
     if (!known || warmup + decay <= steps) return true;
@@ -530,11 +467,7 @@ bool config_has_uneven_rows(const Config *config) {
 void config_recipe_name(const Config *config, char name[16]) { options_format_value(config_find("fp8.recipe"), config, name, 16); }
 
 static bool check_fp8(const Config *config, Error *error) {
-    static const char *const of_recipes[] = {"fp8.min_size", "fp8.keep_weights", NULL}, *const of_delayed[] = {
-                                                                                            "fp8.amax_history_len", NULL};
     const Fp8Config *fp8 = &config->model.fp8;
-    if (fp8->recipe == FP8_NONE && !check_idle(config, of_recipes, "a run with fp8.recipe", error)) return false;
-    if (fp8->scaling == FP8_DYNAMIC && !check_idle(config, of_delayed, "a run with fp8.scaling=delayed", error)) return false;
     if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR)
         return error_set(error, ERROR_USAGE,
             "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor with it, or fp8.scaling=dynamic");
@@ -544,10 +477,8 @@ static bool check_fp8(const Config *config, Error *error) {
 }
 
 static bool check_lora(const Config *config, Error *error) {
-    static const char *const of_adapters[] = {"lora.", NULL}, *const of_weights[] = {"optimizer.balance_lr", NULL};
     const LoraConfig *lora = &config->lora;
-    if (!lora->rank) return check_idle(config, of_adapters, "a run with lora.rank, and without it all weights are trained", error);
-    if (!check_idle(config, of_weights, "training of all weights, and adapters leave balancing biases as they are", error)) return false;
+    if (!lora->rank) return true;
     if (lora->start[0] && lora->experts == LORA_SHARED)
         return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
     if (lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
@@ -556,12 +487,9 @@ static bool check_lora(const Config *config, Error *error) {
     return lora_check_list(lora, error);
 }
 
-/* What pairs of answers need, and settings that only they use. */
+/* What pairs of answers need. */
 static bool check_preference(const Config *config, Error *error) {
-    static const char *const of_pairs[] = {"preference.beta", NULL}, *const of_dpo[] = {"preference.label_smoothing", NULL};
     int loss = config->model.preference.loss;
-    if (loss == PREFERENCE_NONE && !check_idle(config, of_pairs, "a run with preference.loss", error)) return false;
-    if (loss != PREFERENCE_DPO && !check_idle(config, of_dpo, "preference.loss=dpo", error)) return false;
     if (loss == PREFERENCE_NONE) return true;
     if (config->data.packing != PACKING_BEST_FIT)
         return error_set(error, ERROR_USAGE, "preference.loss keeps the answers of a pair in one sequence: give data.packing=best_fit");

@@ -182,6 +182,9 @@ typedef struct Config {
     double hang;
 } Config;
 
+/* Rows of the embedding of the byte tokenizer's 257 tokens; those of others are known before config_check (corpus_resolve). */
+enum { CONFIG_BYTE_ROWS = 320 };
+
 extern const OptionTable config_table;
 /* The row of this name; NULL: there is none. */
 const Option *config_find(const char *name);

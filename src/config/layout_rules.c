@@ -1,12 +1,12 @@
 /* The rules of layouts. A rule compares two numbers of a configuration: `part` must divide `whole`, or must not exceed it.
- * To add a rule: add a row, with functions of what it compares. A second table has the settings that only some layouts
- * use. Owns nothing. */
+ * To add a rule: add a row, with functions of what it compares. Owns nothing. */
 #include "config/layout_rules.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "base/math.h"
+#include "config/needs.h"
 
 int64_t layout_copy_ranks(const LayoutConfig *layout) { return layout->tp * layout->pp * layout->cp * layout->ep; }
 
@@ -155,58 +155,6 @@ bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size)
     return rule;
 }
 
-/* -- Settings without effect --------------------------------------------------------------------------------------- */
-
-CONDITION(is_ordered, config->layout.pp_schedule != PIPELINE_1F1B)
-CONDITION(is_staged, config->layout.pp > 1)
-CONDITION(asks_chunks, config->layout.pp_chunks > 1)
-CONDITION(has_chunks, config->layout.pp > 1 && config->layout.pp_schedule == PIPELINE_INTERLEAVED)
-CONDITION(is_ring, config->layout.cp_exchange == CP_RING)
-CONDITION(is_grouped, config->layout.shard > 0)
-CONDITION(is_sharded, config->layout.zero > 0)
-
-/* A setting that is used by some layouts alone. */
-typedef struct Use {
-    const char *name;
-    Condition *given; /* it is not the default */
-    Condition *used;
-    const char *idle; /* continues "has no effect" */
-} Use;
-
-static const Use uses[] = {
-    {"layout.pp_schedule", is_ordered, is_staged, "without layout.pp=2 or more"},
-    {"layout.pp_chunks", asks_chunks, has_chunks, "without layout.pp_schedule=interleaved and layout.pp=2 or more"},
-    {"layout.cp_exchange", is_ring, is_context, "without layout.cp=2 or more"},
-    {"layout.shard", is_grouped, is_sharded, "without layout.zero=1, 2 or 3"},
-};
-enum { USES = sizeof uses / sizeof *uses };
-
-static const Use *find_idle(const Config *config) {
-    for (const Use *use = uses; use < uses + USES; use++)
-        if (use->given(config, 0) && !use->used(config, 0)) return use;
-    return NULL;
-}
-
-static const Option *option_of(const Use *use) { return config_find(use->name); }
-
-bool layout_check_idle(const Config *config, Error *error) {
-    const Use *idle = find_idle(config);
-    char value[32];
-    if (!idle) return true;
-    options_format_value(option_of(idle), config, value, sizeof value);
-    return error_set(error, ERROR_USAGE, "%s=%s has no effect %s: change that, or give %s=%s", idle->name, value, idle->idle, idle->name,
-        option_of(idle)->initial);
-}
-
-void layout_drop_idle(Config *config) {
-    Error impossible = {0};
-    char assignment[64];
-    for (const Use *idle; impossible.code == ERROR_NONE && (idle = find_idle(config));) {
-        snprintf(assignment, sizeof assignment, "%s=%s", idle->name, option_of(idle)->initial);
-        options_set(&config_table, config, &(OptionStrings){0}, assignment, &impossible); /* none is a string */
-    }
-}
-
 /* -- The nearest layout -------------------------------------------------------------------------------------------- */
 
 /* The settings of a layout that may change. A valid size divides `whole`, or is at most that. */
@@ -278,7 +226,7 @@ static void describe_nearest(const Config *config, int64_t ranks, char *text, si
     search_axes(&search, 0, 0);
     Config nearest = *config;
     nearest.layout = search.best;
-    layout_drop_idle(&nearest);
+    needs_drop_layout(&nearest);
     for (const Option *option = config_table.rows; option < config_table.rows + config_table.count && used < size; option++) {
         char value[32], given[32];
         options_format_value(option, &nearest, value, sizeof value);

@@ -16,8 +16,3 @@ int64_t layout_asked_ranks(const LayoutConfig *layout);
 bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size);
 /* ERROR_USAGE where the layout breaks a rule: which one, why there is such a rule, and the nearest layout without. */
 bool layout_check(const Config *config, int64_t ranks, Error *error);
-
-/* ERROR_USAGE where a setting of layout.* is not the default and has no effect in this layout, on any number of ranks. */
-bool layout_check_idle(const Config *config, Error *error);
-/* Gives such settings their defaults: they are for other layouts than the one that layout=auto chose. */
-void layout_drop_idle(Config *config);

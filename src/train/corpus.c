@@ -415,13 +415,14 @@ static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error
     return good;
 }
 
+bool corpus_is_text(const char *path) { return !remote_is(path) && !shard_set_exists(path); }
+
 bool corpus_has_text(const Config *config) {
     SCOPED(mixture_free) Mixture mixture = {0};
     Error ignored = {0};
-    if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored))
-        return !remote_is(config->data.train) && !shard_set_exists(config->data.train);
+    if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored)) return corpus_is_text(config->data.train);
     for (int i = 0; i < mixture.source_count; i++)
-        if (!remote_is(mixture.sources[i].path) && !shard_set_exists(mixture.sources[i].path)) return true;
+        if (corpus_is_text(mixture.sources[i].path)) return true;
     return false;
 }
 

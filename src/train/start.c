@@ -16,6 +16,7 @@
 #include "base/version.h"
 #include "backend/backend.h"
 #include "ckpt/ckpt.h"
+#include "config/needs.h"
 #include "device/gemm.h"
 #include "model/hf.h"
 #include "train/adapter.h"
@@ -356,29 +357,58 @@ static char *advise_valid(const char *train) {
     return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid, a text or a shard");
 }
 
-static void warn_of_settings_without_effect(const Loop *loop) {
-    const Config *config = loop->config;
-    bool images = model_makes_images(&config->model);
-    SCOPED_FREE char *cure = images ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);
-    if (config->eval.every && !loop->corpus.has_valid)
-        log_warn("eval.every=%lld has no effect without validation data: give %s", (long long)config->eval.every, cure);
-    if (config->schedule.kind == SCHEDULE_WSD && !config->schedule.decay)
-        log_warn("schedule.kind=wsd without schedule.decay keeps the learning rate constant: give the steps of its fall at the end");
+/* Whether some source or the validation data answer the question. */
+static bool any_data(const Loop *loop, bool (*is)(const char *path)) {
+    const Mixture *mixture = &loop->phases.mixture;
+    const char *valid = loop->settings.data.valid;
+    bool any = valid[0] && is(valid);
+    for (int i = 0; i < mixture->source_count; i++) any = any || is(mixture->sources[i].path);
+    return any;
 }
 
-/* What only several ranks would use, or another precision. */
-static void warn_of_idle_layout(const Loop *loop) {
-    const LayoutConfig *given = &loop->config->layout;
-    const Layout *layout = loop->session.layout;
-    bool alone = comm_size(loop->comm) == 1, shards = false;
-    for (int b = 0; b < layout->bucket_count; b++) shards |= layout->buckets[b].sharded;
-    if (given->zero > 1 && !shards)
-        log_warn("layout.zero=%lld has no effect: no other rank has the same weights, to share them with", (long long)given->zero);
-    else if (given->zero == 2 && given->pp > 1)
+static bool shards_anything(const Layout *layout) {
+    bool shards = false;
+    for (int b = 0; b < layout->bucket_count; b++) shards = shards || layout->buckets[b].sharded;
+    return shards;
+}
+
+static RunFacts collect_facts(const Loop *loop) {
+    const Config *config = &loop->settings;
+    const Session *session = &loop->session;
+    const Corpus *corpus = &loop->corpus;
+    const Mixture *mixture = &loop->phases.mixture;
+    RunFacts facts = {.has_ranks = comm_size(loop->comm) > 1,
+        .shares_weights = shards_anything(session->layout),
+        .has_cpu = device_info(loop->device)->host_memory,
+        .packs = any_data(loop, corpus_is_text),
+        .splits = !mixture_is(config->data.train) && corpus_is_text(config->data.train),
+        .has_bucket = any_data(loop, remote_is),
+        .has_valid = corpus->has_valid,
+        .has_tokenizer = corpus->tokenizer,
+        .writes = corpus->tokenizer || corpus->bytes,
+        .continues = !loop->new_folder,
+        .leaves_ramp = mixture->phases[0].ramp_tokens == 0};
+    for (int i = 0; i < loop->phases.count; i++) {
+        const Config *phase = &loop->phases.items[i].config;
+        int64_t round = mesh_size(session->mesh, AXES_DATA) * phase->batch.sequences * phase->data.length;
+        bool again = phase->batch.tokens > round || phase->batch.ramp_steps > 0;
+        facts.has_rounds = facts.has_rounds || (again && session->layout->stage < 3);
+        facts.leaves_theta = facts.leaves_theta || mixture->phases[i].rope_theta <= 0;
+    }
+    return facts;
+}
+
+static void warn_of_settings_without_effect(const Loop *loop) {
+    const Config *config = &loop->settings, *said = loop->host->said;
+    const RunFacts facts = collect_facts(loop);
+    needs_warn(config, said, &facts);
+    if (said->eval.every && !facts.has_valid) {
+        SCOPED_FREE char *cure =
+            model_makes_images(&config->model) ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);
+        log_info("validation data: give %s", cure);
+    }
+    if (config->layout.zero == 2 && config->layout.pp > 1 && facts.shares_weights)
         log_warn("layout.zero=2 is layout.zero=1 in a pipeline, whose gradients stay whole until the step ends: layout.zero=3 saves more");
-    if (given->bucket_mb > 0 && alone) log_warn("layout.bucket_mb=%g has no effect on one rank", given->bucket_mb);
-    if (given->reduce == REDUCE_BF16 && (alone || loop->config->precision == PRECISION_FP64))
-        log_warn("layout.reduce=bf16 has no effect %s", alone ? "on one rank" : "with precision=fp64, whose gradients are reduced in fp64");
 }
 
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
@@ -455,13 +485,12 @@ static bool start(Loop *loop, Error *error) {
     if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
     if (loop_leads(loop)) {
         summary_start(loop);
-        warn_of_idle_layout(loop);
+        warn_of_settings_without_effect(loop);
         warn_of_fp8(loop);
     }
     if (loop_leads(loop) && !session->step) {
         warn_of_export(config);
         warn_of_repetition(loop);
-        warn_of_settings_without_effect(loop);
     }
     if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error)) return false;
     loop->measured_flops = measure_gemm(config, loop->device);

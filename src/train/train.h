@@ -12,7 +12,8 @@
 
 /* What training needs of its process. */
 typedef struct TrainHost {
-    StopRequest *stop; /* heeded from the first step on */
+    const Config *said; /* what the start says (config/needs.h) */
+    StopRequest *stop;  /* heeded from the first step on */
     HangActions hang;
     Console *console;
     double peak_flops; /* the vendor's figure for the device in the precision of the run's GEMMs, per second; NAN: unknown */
@@ -67,6 +68,8 @@ char *corpus_valid(const Config *config);
 bool corpus_keeps(const char *run, const char *valid);
 /* Maps the training part where it is packed already: a shard, or RUN/data. */
 bool corpus_map_train(ShardSet *train, const Config *config);
+/* Whether data of this path is text, which a run packs. */
+bool corpus_is_text(const char *path);
 /* Whether training data is text, any of it. */
 bool corpus_has_text(const Config *config);
 /* Gives a fork the packed text and the tokenizer of the run that it is forked from (links, or copies). */

@@ -760,9 +760,9 @@ static void a_run_remembers_absolute_paths_and_forgets_what_is_of_one_start(void
 static void a_class_is_told_behind_the_limits(void **state) {
     (void)state;
     char text[OPTIONS_EXPLANATION];
-    options_explain(&run_rows[2], text);
+    options_explain(&run_table, &run_rows[2], text);
     assert_string_equal(text, "a rate (0 to 9; changes)");
-    options_explain(&run_rows[0], text);
+    options_explain(&run_table, &run_rows[0], text);
     assert_string_equal(text, "a folder");
 }
 

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
+#include "config/needs.h"
 
 typedef struct Case {
     const char *settings; /* on top of `common` */
@@ -137,16 +138,15 @@ static void a_setting_that_its_layout_has_no_use_for_is_refused(void **state) {
         const char *settings, *message, *used; /* settings with which it has an effect */
     } idle[] = {
         {"layout.pp_schedule=zero-bubble",
-            "layout.pp_schedule=zero-bubble has no effect without layout.pp=2 or more: change that, or give layout.pp_schedule=1f1b",
+            "layout.pp_schedule=zero-bubble has no effect without layout.pp=2 or more: give that, or layout.pp_schedule=1f1b",
             "layout.pp=2"},
         {"layout.pp=2 layout.pp_chunks=3",
-            "layout.pp_chunks=3 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more: change that, or give "
+            "layout.pp_chunks=3 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more: give that, or "
             "layout.pp_chunks=0",
             "layout.pp_schedule=interleaved"},
         {"layout.cp_exchange=ring",
-            "layout.cp_exchange=ring has no effect without layout.cp=2 or more: change that, or give layout.cp_exchange=gather",
-            "layout.cp=2"},
-        {"layout.shard=2 layout.zero=0", "layout.shard=2 has no effect without layout.zero=1, 2 or 3: change that, or give layout.shard=0",
+            "layout.cp_exchange=ring has no effect without layout.cp=2 or more: give that, or layout.cp_exchange=gather", "layout.cp=2"},
+        {"layout.shard=2 layout.zero=0", "layout.shard=2 has no effect without layout.zero=1, 2 or 3: give that, or layout.shard=0",
             "layout.zero=1"},
     };
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
@@ -155,18 +155,18 @@ static void a_setting_that_its_layout_has_no_use_for_is_refused(void **state) {
         Error error = {0};
         configure(&config, &strings, idle[i].settings);
         assert_true(config_check(&config, &error)); /* a run that has it can be read */
-        assert_false(layout_check_idle(&config, &error));
+        assert_false(needs_check_layout(&config, &config, &error));
         assert_int_equal(error.code, ERROR_USAGE);
         assert_string_equal(error.message, idle[i].message);
         dropped = config;
-        layout_drop_idle(&dropped);
-        assert_true(layout_check_idle(&dropped, &error));
-        set_all(&config, &strings, strstr(error.message, "or give ") + strlen("or give "));
-        assert_true(layout_check_idle(&config, &error));
+        needs_drop_layout(&dropped);
+        assert_true(needs_check_layout(&dropped, &dropped, &error));
+        set_all(&config, &strings, strstr(error.message, ", or ") + strlen(", or "));
+        assert_true(needs_check_layout(&config, &config, &error));
         assert_memory_equal(&config.layout, &dropped.layout, sizeof config.layout);
         configure(&config, &strings, idle[i].settings);
         set_all(&config, &strings, idle[i].used);
-        if (!layout_check_idle(&config, &error)) fail_msg("%s", error.message);
+        if (!needs_check_layout(&config, &config, &error)) fail_msg("%s", error.message);
     }
 }
 
@@ -180,7 +180,7 @@ static void defaults_are_never_refused(void **state) {
         Config config;
         Error error = {0};
         configure(&config, &strings, layouts[i]);
-        if (!layout_check_idle(&config, &error)) fail_msg("%s", error.message);
+        if (!needs_check_layout(&config, &config, &error)) fail_msg("%s", error.message);
     }
 }
 
@@ -247,7 +247,7 @@ static void every_layout_that_is_advised_is_the_nearest_that_works(void **state)
         advised++;
         take_advice(&config, &strings, error.message);
         Error after = {0};
-        if (!layout_check(&config, ranks, &after) || !layout_check_idle(&config, &after))
+        if (!layout_check(&config, ranks, &after) || !needs_check_layout(&config, &config, &after))
             fail_msg("%s\nafter the advice: %s", error.message, after.message);
         if (i % 8) continue; /* all of them would take long */
         Config counted = config;

@@ -605,11 +605,11 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     static const char *const idle[] = {
         "lora.alpha=6", "lora.rslora=true", "lora.targets=mlp", "lora.base=nf4", "lora.start=adapter", "lora.experts=shared"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
-        SCOPED_FREE char *message = memory_format("%s is for a run with lora.rank, and without it all weights are trained", idle[i]),
+        SCOPED_FREE char *message = memory_format("%s has no effect without lora.rank", idle[i]),
                          *settings = memory_format("run=idle lora.rank=0 %s", idle[i]);
         says(ERROR_USAGE, message, ADAPT, settings);
     }
-    says(ERROR_USAGE, "optimizer.balance_lr=0 is for training of all weights", ADAPT, "run=biases optimizer.balance_lr=0");
+    says(ERROR_USAGE, "optimizer.balance_lr=0 has no effect without training of all weights", ADAPT, "run=biases optimizer.balance_lr=0");
     says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
     says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");

@@ -189,8 +189,8 @@ static void other_validation_data_begin_anew(void **state) {
 
 static void what_compares_evaluations_needs_some(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "eval.patience compares evaluations: give eval.every", "run=run eval.patience=2");
-    train_says(ERROR_USAGE, "checkpoint.keep_best=true compares evaluations: give eval.every", "run=run checkpoint.keep_best=true");
+    train_says(ERROR_USAGE, "eval.patience=2 has no effect without eval.every", "run=run eval.patience=2");
+    train_says(ERROR_USAGE, "checkpoint.keep_best=true has no effect without eval.every", "run=run checkpoint.keep_best=true");
     train_says(ERROR_USAGE, "there is no validation part: give data.valid", "run=run eval.patience=2 eval.every=2 data.valid_fraction=0");
 }
 

@@ -55,7 +55,7 @@ static void start(Fixture *f, const char *model) {
     assert_true(config_check(&f->config, &error));
     StopRequest request = {0};
     Console *console = console_create(0);
-    if (!train(&f->config, device_cpu(), comm_alone(), &(TrainHost){.stop = &request, .console = console}, &error))
+    if (!train(&f->config, device_cpu(), comm_alone(), &(TrainHost){.said = &f->config, .stop = &request, .console = console}, &error))
         fail_msg("%s", error.message);
     console_close(console);
 }

@@ -220,9 +220,10 @@ static void what_pairs_cannot_be_is_refused(void **state) {
     train_says(ERROR_USAGE, "give layout.cp=1", PREFER LLAMA "run=r layout.cp=2");
     train_says(ERROR_USAGE, "leave out fp8.recipe", PREFER LLAMA "run=r precision=bf16 fp8.recipe=row");
     train_says(ERROR_USAGE, "holds pairs of answers: give preference.loss=dpo", PREFER LLAMA "run=r preference.loss=none");
-    train_says(ERROR_USAGE, "preference.beta=0.5 is for a run with preference.loss",
+    train_says(ERROR_USAGE, "preference.beta=0.5 has no effect without preference.loss",
         PREFER LLAMA "run=r preference.loss=none preference.beta=0.5");
-    train_says(ERROR_USAGE, "is for preference.loss=dpo", PREFER LLAMA "run=r preference.loss=ipo preference.label_smoothing=0.1");
+    train_says(
+        ERROR_USAGE, "has no effect without preference.loss=dpo", PREFER LLAMA "run=r preference.loss=ipo preference.label_smoothing=0.1");
     train_says(ERROR_USAGE, "data.train=text holds none", PREFER LLAMA "run=r data.train=text");
     train_says(ERROR_USAGE, "data.valid=text holds none", PREFER LLAMA "run=r data.valid=text");
     train_says(ERROR_DATA, "each pair of answers of pairs has more than data.length=16 tokens",

@@ -167,7 +167,7 @@ static void a_run_without_a_history_is_taken_over(void **state) {
     assert_int_equal(count_records("run", "step"), 10);
     train_says(ERROR_USAGE, "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor",
         "run=other " LLAMA "fp8.recipe=row fp8.scaling=delayed");
-    train_says(ERROR_USAGE, "fp8.amax_history_len=7 is for a run with fp8.scaling=delayed",
+    train_says(ERROR_USAGE, "fp8.amax_history_len=7 has no effect without fp8.scaling=delayed",
         "run=other " LLAMA "fp8.recipe=tensor fp8.amax_history_len=7");
 }
 
@@ -181,13 +181,13 @@ static void casting_weights_once_a_step_changes_no_bit(void **state) {
         assert_same_steps(kept, cast);
     }
     train_says(ERROR_NONE, "weights in fp8", "run=kept-0 " LLAMA "fp8.min_size=0 fp8.recipe=tensor fp8.keep_weights=true plan=true");
-    train_says(ERROR_USAGE, "fp8.keep_weights=true is for a run with fp8.recipe", "run=other " LLAMA "fp8.keep_weights=true");
+    train_says(ERROR_USAGE, "fp8.keep_weights=true has no effect without fp8.recipe", "run=other " LLAMA "fp8.keep_weights=true");
 }
 
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
-    train_says(ERROR_USAGE, "fp8.min_size=3 is for a run with fp8.recipe: give that, or fp8.min_size=400", "run=run fp8.min_size=3");
+    train_says(ERROR_USAGE, "fp8.min_size=3 has no effect without fp8.recipe: give that, or fp8.min_size=400", "run=run fp8.min_size=3");
     train_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "run=run " LLAMA "fp8.recipe=row steps=1 schedule.warmup=0");
     train_good("run=plain " LLAMA "steps=1 schedule.warmup=0");
     smelt_says(ERROR_NONE, "fp8.recipe: no linear layer is computed in fp8", "train plain steps=2 fp8.recipe=row");

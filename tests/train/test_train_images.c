@@ -212,8 +212,8 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     static const char *const idle[] = {"data.special=true", "data.separator=x", "data.tokenizer=bytes", "data.packing=best_fit",
         "data.document_mask=false", "data.valid_fraction=0.1", "eval.prompt=x", "eval.sample_tokens=5", "dump=d", "data.cache_mib=100",
         "preference.loss=dpo", "model.vocabulary=400", "model.context=512", "optimizer.balance_lr=0"};
-    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "is for models of text");
-    says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2 is for model.guidance=true");
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "has no effect without a model of text");
+    says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2 has no effect without model.guidance=true");
     says(ERROR_USAGE, "layout.tp=2",
         "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
     says(ERROR_USAGE, "data.length=14 batch.tokens=84",
@@ -233,8 +233,8 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     assert_true(safetensors_write("other/masked.safetensors", tensors, 4, NULL, &error));
     safetensors_close(&valid);
     says(ERROR_DATA, "data.valid=other", "tensor prompt_embeds_mask is not used: leave it out");
-    smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r flow.shift=2");
-    smelt_says(ERROR_USAGE, "is for model.family=flux", "train data.train=x run=r model.text_tokens=77");
+    smelt_says(ERROR_USAGE, "has no effect without model.family=flux", "train data.train=x run=r flow.shift=2");
+    smelt_says(ERROR_USAGE, "has no effect without model.family=flux", "train data.train=x run=r model.text_tokens=77");
 }
 
 static void settings_of_the_flow_change_from_a_step_on_and_are_recorded(void **state) {

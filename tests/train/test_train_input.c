@@ -37,7 +37,7 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"steps=0", "steps"},
         {"steps=ten", "'ten'"},
         {"steps=3", "are more than steps=3: give schedule.warmup=0"},
-        {"steps=30 schedule.decay=30", "are more than steps=30: give schedule.warmup=3 schedule.decay=6"},
+        {"steps=30 schedule.kind=wsd schedule.decay=30", "are more than steps=30: give schedule.warmup=3 schedule.decay=6"},
         {"optimizer.lr=1e30", "optimizer.lr"},
         {"optimizer.lr=nan", "optimizer.lr"},
         {"optimizer.name=sgd", "adamw|muon"},
@@ -209,10 +209,33 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
     smelt_says(ERROR_NONE, "1 file, 2 documents (a divided one counts twice)\n", "data pack text s valid=0.1");
     smelt_says(ERROR_NONE, "data.train=s-train data.valid=s-valid\n", "data pack text s valid=0.1 overwrite=true");
     train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
-    train_says(ERROR_NONE, "eval.every=1 has no effect without validation data: give data.valid=s-valid",
-        "run=run data.train=s-train eval.every=1 stop_at=1");
-    train_says(
-        ERROR_NONE, "schedule.kind=wsd without schedule.decay keeps the learning rate constant", "run=wsd schedule.kind=wsd stop_at=1");
+    train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
+    train_says(ERROR_NONE, "validation data: give data.valid=s-valid", "run=again data.train=s-train eval.every=1 stop_at=1");
+    train_says(ERROR_NONE, "schedule.kind=wsd has no effect without schedule.decay", "run=wsd schedule.kind=wsd stop_at=1");
+}
+
+/* What was decided when shards were packed, and what waits for a choice that was made otherwise. */
+static void settings_that_shards_or_other_choices_leave_idle_are_named_by_the_start_that_gives_them(void **state) {
+    (void)state;
+    static const char *const idle[] = {"data.separator=x", "data.special=true", "data.valid_fraction=0.1", "data.cache_mib=100",
+        "optimizer.momentum=0.5", "optimizer.newton_schulz_steps=3", "schedule.decay=2", "batch.ramp_steps=5", "eval.prompt=x",
+        "checkpoint.timeout=9", "resume.accept=version"};
+    SCOPED_FREE char *settings = memory_copy_string("run=run data.train=s data.valid=s eval.sample_tokens=0 stop_at=1");
+    smelt_says(ERROR_NONE, "", "data pack text s");
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        SCOPED_FREE char *before = settings;
+        settings = memory_format("%s %s", before, idle[i]);
+    }
+    Process started = train_start(settings);
+    ProcessResult first = process_finish(&started), next = smelt("train run stop_at=2");
+    assert_true(first.code == 0 && next.code == 0);
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        SCOPED_FREE char *named = memory_format("%s has no effect without ", idle[i]);
+        if (!strstr(first.errors, named)) fail_msg("%s is not in: %s", named, first.errors);
+    }
+    assert_null(strstr(next.errors, "no effect"));
+    process_free(&first);
+    process_free(&next);
 }
 
 static void a_lease_that_is_no_file_is_refused_by_name(void **state) {
@@ -474,6 +497,7 @@ int main(void) {
         TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
         TRAIN_TEST(a_refused_first_start_leaves_no_run_folder),
         TRAIN_TEST(a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_named),
+        TRAIN_TEST(settings_that_shards_or_other_choices_leave_idle_are_named_by_the_start_that_gives_them),
         TRAIN_TEST(a_lease_that_is_no_file_is_refused_by_name),
         TRAIN_TEST(a_damaged_shard_is_refused),
         TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),

@@ -1,0 +1,296 @@
+/* The table of what settings need. A setting of another kind of run (family, adapters, fp8, pairs, layout) is refused, since
+ * the run is not the one that was meant; one that waits for another choice is named in a warning, so that a file may serve
+ * several choices. A value that switches off what is not there is what the run does, and met. Owns nothing. Called
+ * where a command has read its settings, and where a run starts. */
+#include "config/needs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+
+/* -- Conditions ---------------------------------------------------------------------------------------------------- */
+
+#define CONDITION(name, value) \
+    static bool name(const Config *config, const RunFacts *facts) { \
+        (void)config, (void)facts; \
+        return value; \
+    }
+
+static bool is_family(const Config *config, unsigned families) { return families >> config->model.family & 1; }
+enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, FLUX = 1 << FAMILY_FLUX };
+
+CONDITION(is_zaya, is_family(config, ZAYA))
+CONDITION(is_llama, is_family(config, LLAMA))
+CONDITION(is_mpt, is_family(config, MPT))
+CONDITION(is_flux, is_family(config, FLUX))
+CONDITION(is_text, !is_family(config, FLUX))
+CONDITION(rotates_text, is_family(config, ZAYA | LLAMA))
+CONDITION(rotates, is_family(config, ZAYA | LLAMA | FLUX))
+CONDITION(may_have_experts, is_family(config, ZAYA | LLAMA))
+CONDITION(norms_heads, is_family(config, LLAMA | MPT))
+/* The configuration that a run of images has written says what was derived for it. */
+CONDITION(has_vocabulary, is_text(config, facts) || config->model.vocabulary == CONFIG_BYTE_ROWS)
+CONDITION(has_context, is_text(config, facts) || config->model.context == config->data.length)
+
+CONDITION(has_window, config->model.window > 0)
+CONDITION(has_experts, config->model.experts > 0)
+CONDITION(balances_experts, config->model.experts > 0 && config->model.auxiliary_loss > 0)
+CONDITION(stretches, config->model.rope_factor > 1)
+CONDITION(stretches_by_parts, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_LLAMA3)
+CONDITION(stretches_from_context, config->model.rope_factor > 1 && config->model.rope_scaling != ROPE_LINEAR)
+CONDITION(is_yarn, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_YARN)
+CONDITION(has_new_weights, !config->init[0])
+CONDITION(has_guidance, config->model.guidance)
+
+CONDITION(has_recipe, config->model.fp8.recipe != FP8_NONE)
+CONDITION(is_delayed, config->model.fp8.scaling == FP8_DELAYED)
+CONDITION(has_adapters, config->lora.rank > 0)
+CONDITION(trains_all, config->lora.rank == 0)
+CONDITION(has_pairs, config->model.preference.loss != PREFERENCE_NONE)
+CONDITION(is_dpo, config->model.preference.loss == PREFERENCE_DPO)
+
+CONDITION(has_ramp_steps, config->batch.ramp_steps > 0)
+CONDITION(has_ramp_tokens, config->batch.ramp_tokens > 0)
+CONDITION(is_muon, config->optimizer.name == OPTIMIZER_MUON)
+CONDITION(decays_weights, config->optimizer.weight_decay > 0)
+CONDITION(moves_biases, config->model.experts > 0 || config->optimizer.balance_lr == 0)
+CONDITION(is_wsd, config->schedule.kind == SCHEDULE_WSD)
+CONDITION(is_wsd_with_decay, config->schedule.kind != SCHEDULE_WSD || config->schedule.decay > 0)
+CONDITION(falls, config->schedule.kind != SCHEDULE_CONSTANT && (config->schedule.kind != SCHEDULE_WSD || config->schedule.decay > 0))
+CONDITION(evaluates, config->eval.every > 0)
+CONDITION(has_sample, config->eval.sample_tokens > 0)
+CONDITION(trains, config->plan == PLAN_NONE)
+
+CONDITION(is_staged, config->layout.pp > 1)
+CONDITION(has_chunks, (config->layout.pp > 1 && config->layout.pp_schedule == PIPELINE_INTERLEAVED) || config->layout.pp_chunks <= 1)
+CONDITION(is_context, config->layout.cp > 1)
+CONDITION(is_sharded, config->layout.zero > 0)
+CONDITION(reduces_narrow, config->precision != PRECISION_FP64)
+
+CONDITION(ends_later, config->stop_at <= config->steps)
+CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
+CONDITION(keeps_codes, facts->has_rounds)
+CONDITION(has_bucket, facts->has_bucket)
+CONDITION(packs, facts->packs)
+CONDITION(packs_by_tokenizer, facts->packs && facts->has_tokenizer)
+CONDITION(splits, (facts->splits && !config->data.valid[0]) || config->data.valid_fraction <= 0)
+CONDITION(has_valid, facts->has_valid)
+CONDITION(writes, (facts->has_valid && facts->writes) || config->eval.sample_tokens == 0)
+CONDITION(has_ranks, facts->has_ranks)
+CONDITION(shares_weights, facts->shares_weights || config->layout.zero < 2)
+CONDITION(continues, facts->continues)
+CONDITION(leaves_theta, facts->leaves_theta)
+CONDITION(leaves_ramp, facts->leaves_ramp)
+
+/* -- The table ----------------------------------------------------------------------------------------------------- */
+
+#define REFUSE .answer = NEED_OR_REFUSE
+#define WARN .answer = NEED_OR_WARN
+#define START .answer = NEED_AT_START
+#define TEXT_ONLY "a model of text"
+
+static const Need rows[] = {
+    {"stop_at", "as many steps", ends_later, START},
+    {"fp8.amax_history_len", "fp8.scaling=delayed", is_delayed, REFUSE},
+    {"fp8.keep_weights", "fp8.recipe", has_recipe, REFUSE},
+    {"fp8.keep_weights", "several microbatches a step, and weights whole on each rank", keeps_codes, START},
+    {"fp8.min_size", "fp8.recipe", has_recipe, REFUSE},
+    {"exact_gemm", "bf16 on a CPU", multiplies_bf16, START},
+    {"profile", "plan=false", trains, WARN},
+    {"dump", TEXT_ONLY, is_text, REFUSE},
+    {"dump", "plan=false", trains, WARN},
+
+    {"data.cache", TEXT_ONLY, is_text, REFUSE},
+    {"data.cache", "data of s3://", has_bucket, START},
+    {"data.cache_mib", TEXT_ONLY, is_text, REFUSE},
+    {"data.cache_mib", "data of s3://", has_bucket, START},
+    {"data.patience", TEXT_ONLY, is_text, REFUSE},
+    {"data.patience", "data of s3://", has_bucket, START},
+    {"data.valid_fraction", TEXT_ONLY, is_text, REFUSE},
+    {"data.valid_fraction", "one text as data.train, and no data.valid", splits, START},
+    {"data.separator", TEXT_ONLY, is_text, REFUSE},
+    {"data.separator", "text that the run packs", packs, START},
+    {"data.tokenizer", TEXT_ONLY, is_text, REFUSE},
+    {"data.special", TEXT_ONLY, is_text, REFUSE},
+    {"data.special", "text that the run packs by a tokenizer other than bytes", packs_by_tokenizer, START},
+    {"data.packing", TEXT_ONLY, is_text, REFUSE},
+    {"data.document_mask", TEXT_ONLY, is_text, REFUSE},
+
+    {"model.vocabulary", TEXT_ONLY, has_vocabulary, REFUSE},
+    {"model.context", TEXT_ONLY, has_context, REFUSE},
+    {"model.window", TEXT_ONLY, is_text, REFUSE},
+    {"model.window_period", "model.family=zaya", is_zaya, REFUSE},
+    {"model.window_period", "model.window", has_window, REFUSE},
+    {"model.window_first", "model.family=zaya", is_zaya, WARN},
+    {"model.window_first", "model.window", has_window, WARN},
+    {"model.window_rope_theta", "model.family=zaya", is_zaya, REFUSE},
+    {"model.window_rope_theta", "model.window", has_window, REFUSE},
+    {"model.experts", "model.family=zaya or llama", may_have_experts, REFUSE},
+    {"model.experts_per_token", "model.experts", has_experts, WARN},
+    {"model.router_width", "model.family=zaya", is_zaya, WARN},
+    {"model.renormalise", "model.experts", has_experts, WARN},
+    {"model.auxiliary_loss", "model.experts", has_experts, WARN},
+    {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
+    {"model.rope_theta", "a model.family with rotary positions", rotates, WARN},
+    {"model.rope_theta", "a phase of data.train that leaves rope_theta out", leaves_theta, START},
+    {"model.rope_fraction", TEXT_ONLY, is_text, REFUSE},
+    {"model.rope_fraction", "model.family=zaya or llama", rotates_text, WARN},
+    {"model.rope_scaling", "model.rope_factor above 1", stretches, WARN},
+    {"model.rope_factor", TEXT_ONLY, is_text, REFUSE},
+    {"model.rope_factor", "model.family=zaya or llama", rotates_text, WARN},
+    {"model.rope_low_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
+    {"model.rope_high_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
+    {"model.rope_original_context", "model.rope_scaling other than linear and model.rope_factor above 1", stretches_from_context, WARN},
+    {"model.rope_beta_fast", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
+    {"model.rope_beta_slow", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
+    {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
+    {"model.qkv_bias", "model.family=llama", is_llama, REFUSE},
+    {"model.qk_norm", "model.family=llama or mpt", norms_heads, REFUSE},
+    {"model.clip_qkv", "model.family=mpt", is_mpt, REFUSE},
+    {"model.alibi_max", "model.family=mpt", is_mpt, WARN},
+    {"model.softmax_scale", "model.family=mpt", is_mpt, REFUSE},
+    {"model.init_std", "new weights, which init=FOLDER has not", has_new_weights, WARN},
+    {"model.tied", TEXT_ONLY, is_text, REFUSE},
+    {"model.single_layers", "model.family=flux", is_flux, REFUSE},
+    {"model.channels", "model.family=flux", is_flux, REFUSE},
+    {"model.text_width", "model.family=flux", is_flux, REFUSE},
+    {"model.pooled_width", "model.family=flux", is_flux, REFUSE},
+    {"model.text_tokens", "model.family=flux", is_flux, REFUSE},
+    {"model.rope_first", "model.family=flux", is_flux, REFUSE},
+    {"model.guidance", "model.family=flux", is_flux, REFUSE},
+    {"model.padding", "model.family=zaya or llama", rotates_text, REFUSE},
+
+    {"batch.ramp_tokens", "batch.ramp_steps", has_ramp_steps, WARN},
+    {"batch.ramp_tokens", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
+    {"batch.ramp_steps", "batch.ramp_tokens", has_ramp_tokens, WARN},
+    {"batch.ramp_steps", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
+
+    {"flow.mean", "model.family=flux", is_flux, REFUSE},
+    {"flow.deviation", "model.family=flux", is_flux, REFUSE},
+    {"flow.shift", "model.family=flux", is_flux, REFUSE},
+    {"flow.guidance", "model.family=flux", is_flux, REFUSE},
+    {"flow.guidance", "model.guidance=true", has_guidance, REFUSE},
+
+    {"optimizer.decay_vectors", "optimizer.weight_decay", decays_weights, WARN},
+    {"optimizer.momentum", "optimizer.name=muon", is_muon, WARN},
+    {"optimizer.newton_schulz_steps", "optimizer.name=muon", is_muon, WARN},
+    {"optimizer.balance_lr", TEXT_ONLY, is_text, REFUSE},
+    {"optimizer.balance_lr", "training of all weights", trains_all, REFUSE},
+    {"optimizer.balance_lr", "model.experts", moves_biases, WARN},
+    {"schedule.kind", "schedule.decay, if it is wsd", is_wsd_with_decay, WARN},
+    {"schedule.decay", "schedule.kind=wsd", is_wsd, WARN},
+    {"schedule.minimum", "a schedule.kind that falls", falls, WARN},
+
+    {"eval.every", "validation data", has_valid, START},
+    {"eval.sequences", "validation data", has_valid, START},
+    {"eval.patience", "eval.every", evaluates, REFUSE},
+    {"eval.patience", "validation data", has_valid, START},
+    {"eval.sample_tokens", TEXT_ONLY, is_text, REFUSE},
+    {"eval.sample_tokens", "validation data whose tokenizer is known", writes, START},
+    {"eval.prompt", TEXT_ONLY, is_text, REFUSE},
+    {"eval.prompt", "eval.sample_tokens", has_sample, WARN},
+    {"eval.prompt", "validation data whose tokenizer is known", writes, START},
+    {"checkpoint.keep_best", "eval.every", evaluates, REFUSE},
+    {"checkpoint.keep_best", "validation data", has_valid, START},
+    {"checkpoint.timeout", "several ranks", has_ranks, START},
+
+    {"lora.alpha", "lora.rank", has_adapters, REFUSE},
+    {"lora.rslora", "lora.rank", has_adapters, REFUSE},
+    {"lora.targets", "lora.rank", has_adapters, REFUSE},
+    {"lora.base", "lora.rank", has_adapters, REFUSE},
+    {"lora.start", "lora.rank", has_adapters, REFUSE},
+    {"lora.experts", "lora.rank", has_adapters, REFUSE},
+    {"preference.loss", TEXT_ONLY, is_text, REFUSE},
+    {"preference.beta", "preference.loss", has_pairs, REFUSE},
+    {"preference.label_smoothing", "preference.loss=dpo", is_dpo, REFUSE},
+
+    {"layout.pp_schedule", "layout.pp=2 or more", is_staged, REFUSE},
+    {"layout.pp_chunks", "layout.pp_schedule=interleaved and layout.pp=2 or more", has_chunks, REFUSE},
+    {"layout.cp_exchange", "layout.cp=2 or more", is_context, REFUSE},
+    {"layout.zero", "other ranks with the same weights, to share them with", shares_weights, START},
+    {"layout.shard", "layout.zero=1, 2 or 3", is_sharded, REFUSE},
+    {"layout.bucket_mb", "several ranks", has_ranks, START},
+    {"layout.reduce", "a precision other than fp64, whose gradients are reduced in fp64", reduces_narrow, WARN},
+    {"layout.reduce", "several ranks", has_ranks, START},
+    {"resume.accept", "a run that was started before", continues, START},
+};
+
+const NeedTable needs_table = {rows, sizeof rows / sizeof *rows};
+
+/* -- Walking it ---------------------------------------------------------------------------------------------------- */
+
+static bool is_of_layout(const Need *need) { return starts_with(need->name, "layout."); }
+
+/* The first row from `need` on with that answer, or the end. */
+static const Need *find(const Need *need, const Config *config, const Config *said, const RunFacts *facts, bool (*wanted)(const Need *)) {
+    for (; need < rows + needs_table.count; need++)
+        if (wanted(need) && (facts || need->answer != NEED_AT_START) && !options_is_initial(config_find(need->name), said) &&
+            !need->met(config, facts))
+            break;
+    return need;
+}
+
+static bool is_refused(const Need *need) { return need->answer == NEED_OR_REFUSE && !is_of_layout(need); }
+static bool is_refused_of_layout(const Need *need) { return need->answer == NEED_OR_REFUSE && is_of_layout(need); }
+static bool is_named(const Need *need) { return need->answer != NEED_OR_REFUSE; }
+
+static bool refuse(const Need *need, const Config *said, Error *error) {
+    if (need == rows + needs_table.count) return true;
+    const Option *option = config_find(need->name);
+    char value[128];
+    options_format_value(option, said, value, sizeof value);
+    return error_set(error, ERROR_USAGE, "%s=%s has no effect without %s: give that, or %s%s%s", need->name, value, need->what,
+        *option->initial ? need->name : "leave it out", *option->initial ? "=" : "", option->initial);
+}
+
+bool needs_check(const Config *config, const Config *said, Error *error) {
+    return refuse(find(rows, config, said, NULL, is_refused), said, error);
+}
+
+bool needs_check_layout(const Config *config, const Config *said, Error *error) {
+    return refuse(find(rows, config, said, NULL, is_refused_of_layout), said, error);
+}
+
+void needs_drop_layout(Config *config) {
+    Error impossible = {0};
+    const Need *need = rows;
+    while ((need = find(rows, config, config, NULL, is_refused_of_layout)) < rows + needs_table.count) {
+        SCOPED_FREE char *assignment = memory_format("%s=%s", need->name, config_find(need->name)->initial);
+        options_set(&config_table, config, &(OptionStrings){0}, assignment, &impossible); /* none is a string */
+    }
+}
+
+/* A setting is named for its first unmet need alone. */
+char *needs_list_idle(const Config *config, const Config *said, const RunFacts *facts) {
+    char *list = NULL;
+    const char *before = "";
+    for (const Need *need = rows; (need = find(need, config, said, facts, is_named)) < rows + needs_table.count; need++) {
+        char value[128];
+        SCOPED_FREE char *start = list;
+        if (!strcmp(before, need->name)) {
+            start = NULL;
+            continue;
+        }
+        options_format_value(config_find(need->name), said, value, sizeof value);
+        list = memory_format("%s%s%s=%s has no effect without %s", list ? list : "", list ? "; " : "", need->name, value, need->what);
+        before = need->name;
+    }
+    return list;
+}
+
+void needs_warn(const Config *config, const Config *said, const RunFacts *facts) {
+    SCOPED_FREE char *list = needs_list_idle(config, said, facts);
+    if (list) log_warn("%s", list);
+}
+
+void needs_explain(const Option *option, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (const Need *need = rows; need < rows + needs_table.count && used < size; need++)
+        if (!strcmp(need->name, option->name))
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " and " : "needs ", need->what);
+}

@@ -1,0 +1,194 @@
+/* What settings need, over the whole table of options: each either acts in every run, or has rows in the table of needs; and
+ * each row names its option in a run that lacks what it needs, and does not in one that has it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "config/needs.h"
+
+/* Options that act in every run, or that say so themselves where they cannot: fork and from, fp8.scaling,
+ * model.rope_attention_factor and checkpoint.keep_every are refused by a rule about their value. */
+static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "epochs", "fork", "from", "device", "threads", "precision",
+    "fp8.recipe", "fp8.scaling", "recompute", "on_nan", "plan", "layout", "hang", "tensorboard", "data.train", "data.valid", "data.length",
+    "model.family", "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn",
+    "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.sequences", "optimizer.name", "optimizer.lr",
+    "optimizer.beta1", "optimizer.beta2", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward",
+    "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
+    "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
+
+/* Settings of runs, between which every condition holds in one and fails in another. */
+static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=mpt",
+    "model.family=zaya model.experts=4", "model.family=zaya model.experts=4 model.window=8", "model.experts=4 model.auxiliary_loss=0.1", "model.rope_factor=2",
+    "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn", "init=model",
+    "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
+    "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9",
+    "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2", "layout.pp=2 layout.pp_schedule=interleaved",
+    "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+enum { RUNS = sizeof runs / sizeof *runs };
+
+/* Values, of which every option takes one that is not its default. */
+static const char *const values[] = {"true", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit", "model", "linear",
+    "dpo", "wsd", "interleaved", "ring", "bf16"};
+enum { VALUES = sizeof values / sizeof *values };
+
+static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true};
+
+typedef struct Case {
+    OptionStrings strings;
+    Config config, said;
+} Case;
+
+static void case_free(Case *c) { options_free_strings(&c->strings); }
+
+static bool set(Config *config, OptionStrings *strings, const char *name, const char *value) {
+    Error error = {0};
+    SCOPED_FREE char *assignment = memory_format("%s=%s", name, value);
+    return options_set(&config_table, config, strings, assignment, &error);
+}
+
+/* A run of these settings; nothing is said yet. */
+static void make(Case *c, const char *settings) {
+    SCOPED_FREE char *words = memory_copy_string(settings);
+    *c = (Case){0};
+    options_defaults(&config_table, &c->config, &c->strings);
+    options_defaults(&config_table, &c->said, &c->strings);
+    char *rest = words;
+    for (char *word; (word = strsep(&rest, " "));) {
+        char *value = strchr(word, '=');
+        if (!value) continue;
+        *value++ = '\0';
+        assert_true(set(&c->config, &c->strings, word, value));
+    }
+}
+
+/* Sets the option in the run and says so; false where that is no value, or the default. */
+static bool say(Case *c, const Option *option, const char *value) {
+    return set(&c->said, &c->strings, option->name, value) && set(&c->config, &c->strings, option->name, value) &&
+           !options_is_initial(option, &c->said);
+}
+
+/* All that is said against the settings, for the caller to free. */
+static char *complaints(const Case *c, const RunFacts *facts) {
+    Error refused = {0}, of_layout = {0};
+    bool good = needs_check(&c->config, &c->said, &refused), fits = needs_check_layout(&c->config, &c->said, &of_layout);
+    SCOPED_FREE char *list = needs_list_idle(&c->config, &c->said, facts);
+    return memory_format("%s; %s; %s", good ? "" : refused.message, fits ? "" : of_layout.message, list ? list : "");
+}
+
+static bool has_need(const char *name) {
+    bool found = false;
+    for (size_t i = 0; i < needs_table.count; i++) found = found || !strcmp(needs_table.rows[i].name, name);
+    return found;
+}
+
+static bool acts_always(const char *name) {
+    bool found = false;
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++) found = found || !strcmp(always[i], name);
+    return found;
+}
+
+static void each_option_acts_always_or_has_a_need(void **state) {
+    (void)state;
+    for (size_t i = 0; i < config_table.count; i++) {
+        const char *name = config_table.rows[i].name;
+        if (has_need(name) == acts_always(name))
+            fail_msg("%s %s", name, has_need(name) ? "has a need, and the test says that it acts always" : "is in neither list: add it to needs.c");
+    }
+    for (size_t i = 0; i < needs_table.count; i++)
+        if (!config_find(needs_table.rows[i].name)) fail_msg("%s is no option", needs_table.rows[i].name);
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+        if (!config_find(always[i])) fail_msg("%s is no option", always[i]);
+}
+
+/* In some run with some value the row's need is named. */
+static bool is_named(const Need *need, bool *acts) {
+    const Option *option = config_find(need->name);
+    const RunFacts *const facts[] = {NULL, &none, &all};
+    bool named = false;
+    *acts = false;
+    for (int i = 0; i < RUNS * VALUES * 3 && !(named && *acts); i++) {
+        SCOPED(case_free) Case c;
+        make(&c, runs[i / 3 / VALUES]);
+        if (!say(&c, option, values[i / 3 % VALUES])) continue;
+        SCOPED_FREE char *said = complaints(&c, facts[i % 3]), *name = memory_format("%s=", need->name),
+                         *reason = memory_format("has no effect without %s", need->what);
+        const char *at = strstr(said, name), *why = at ? strstr(at, reason) : NULL;
+        named = named || why;
+        *acts = *acts || (!at && facts[i % 3]);
+    }
+    return named;
+}
+
+static void each_need_names_its_option_where_it_is_not_met_and_there_alone(void **state) {
+    (void)state;
+    for (size_t i = 0; i < needs_table.count; i++) {
+        bool acts;
+        if (!is_named(&needs_table.rows[i], &acts)) fail_msg("%s is never said to need %s", needs_table.rows[i].name, needs_table.rows[i].what);
+        if (!acts) fail_msg("%s=, which needs %s, never acts", needs_table.rows[i].name, needs_table.rows[i].what);
+    }
+}
+
+static void what_a_start_did_not_say_is_not_held_against_it(void **state) {
+    (void)state;
+    for (int run = 0; run < RUNS; run++) {
+        SCOPED(case_free) Case c;
+        make(&c, runs[run]);
+        const Config plain = c.config;
+        for (size_t i = 0; i < config_table.count * VALUES; i++) {
+            c.config = plain;
+            set(&c.config, &c.strings, config_table.rows[i / VALUES].name, values[i % VALUES]); /* where it is one of its values */
+            SCOPED_FREE char *said = complaints(&c, &none);
+            assert_string_equal(said, "; ; ");
+        }
+    }
+}
+
+static void a_warning_names_all_and_a_refusal_the_cure(void **state) {
+    (void)state;
+    SCOPED(case_free) Case c;
+    make(&c, "");
+    assert_true(say(&c, config_find("optimizer.momentum"), "0.5") && say(&c, config_find("schedule.decay"), "3") &&
+                say(&c, config_find("eval.prompt"), "x") && say(&c, config_find("data.separator"), "x"));
+    SCOPED_FREE char *settings = needs_list_idle(&c.config, &c.said, NULL), *start = needs_list_idle(&c.config, &c.said, &none);
+    assert_string_equal(settings,
+        "optimizer.momentum=0.5 has no effect without optimizer.name=muon; schedule.decay=3 has no effect without schedule.kind=wsd");
+    assert_string_equal(start,
+        "data.separator=x has no effect without text that the run packs; optimizer.momentum=0.5 has no effect without optimizer.name=muon; "
+        "schedule.decay=3 has no effect without schedule.kind=wsd; eval.prompt=x has no effect without validation data whose tokenizer is "
+        "known");
+    Error error = {0};
+    assert_true(say(&c, config_find("lora.start"), "x"));
+    assert_false(needs_check(&c.config, &c.said, &error));
+    assert_string_equal(error.message, "lora.start=x has no effect without lora.rank: give that, or leave it out");
+    assert_true(say(&c, config_find("lora.rank"), "2") && say(&c, config_find("model.clip_qkv"), "3"));
+    assert_false(needs_check(&c.config, &c.said, &error));
+    assert_string_equal(error.message, "model.clip_qkv=3 has no effect without model.family=mpt: give that, or model.clip_qkv=0");
+}
+
+static void the_help_says_what_an_option_needs(void **state) {
+    (void)state;
+    char text[OPTIONS_EXPLANATION];
+    options_explain(&config_table, config_find("schedule.decay"), text);
+    assert_string_equal(text, "linear decay at the end (steps, at least 0; needs schedule.kind=wsd; changes)");
+    options_explain(&config_table, config_find("eval.prompt"), text);
+    assert_non_null(strstr(text, "needs a model of text and eval.sample_tokens and validation data whose tokenizer is known; free)"));
+    options_explain(&config_table, config_find("seed"), text);
+    assert_null(strstr(text, "needs"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_option_acts_always_or_has_a_need),
+        cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
+        cmocka_unit_test(what_a_start_did_not_say_is_not_held_against_it),
+        cmocka_unit_test(a_warning_names_all_and_a_refusal_the_cure),
+        cmocka_unit_test(the_help_says_what_an_option_needs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
