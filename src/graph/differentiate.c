@@ -96,7 +96,7 @@ static void clone_node(Recompute *r, int index) {
     for (int i = 0; i < node.inputs; i++) in[i] = recomputed(r, node.in[i]);
     graph_scope(graph, node.layer, "again.");
     for (int i = 0; i < node.outputs; i++) {
-        if (!node.out[i] || operand_in(op_table[node.op]->adds_to, i)) continue;
+        if (!node.out[i] || operand_in(op_table[node.op]->adds_to | op_table[node.op]->amax, i)) continue;
         Tensor old = graph->tensors[node.out[i]];
         out[i] = graph_tensor(graph, ARENA_ACTIVATION, old.type, old.rank, old.shape, old.name);
         r->again[node.out[i]] = out[i];
@@ -115,7 +115,7 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
     int producer = t->producer;
     Node node = graph->nodes[producer];
     const Op *op = op_table[node.op];
-    if (!policy_drops(r, &node)) return tensor;
+    if (!policy_drops(r, &node) || tensor == op_amax(&node)) return tensor;
     bool crosses = any_output_crosses(r, &node);
     if (op->recompute && (crosses || r->policy != RECOMPUTE_BLOCK)) {
         int output = 0;

@@ -35,7 +35,7 @@ void op_absorb(const Backend *backend, Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) graph->nodes[i].absorbs = graph->nodes[i].absorber = 0;
     for (int i = 0; i < graph->node_count && !graph->training; i++) {
         const OpKernel *kernel = backend->kernels[graph->nodes[i].op];
-        int count = kernel && kernel->absorbs ? kernel->absorbs(graph, i) : 0;
+        int count = kernel && kernel->absorbs && !op_amax(&graph->nodes[i]) ? kernel->absorbs(graph, i) : 0;
         for (int j = i - count; j < i; j++) {
             const Node *node = &graph->nodes[j];
             if (node->part != graph->nodes[i].part || node->absorbs || !is_read_up_to(graph, j, i)) count = 0;
@@ -84,6 +84,26 @@ TensorId op_in_place_input(const Node *node) {
 TensorId op_overwritten(const Node *node) {
     uint32_t mask = op_table[node->op]->overwrites;
     return mask ? node->out[__builtin_ctz(mask)] : TENSOR_NONE;
+}
+
+TensorId op_amax(const Node *node) {
+    uint32_t mask = op_table[node->op]->amax;
+    return mask ? node->out[__builtin_ctz(mask)] : TENSOR_NONE;
+}
+
+TensorId op_find_amax(Graph *graph, TensorId x) {
+    int producer = graph_get(graph, x)->producer;
+    if (producer < 0) return TENSOR_NONE;
+    const Op *op = op_table[graph->nodes[producer].op];
+    if (!op->amax || graph->nodes[producer].out[__builtin_ctz(op->measured)] != x) return TENSOR_NONE;
+    int at = __builtin_ctz(op->amax);
+    if (graph->nodes[producer].out[at]) return graph->nodes[producer].out[at];
+    TensorId amax = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &(int64_t){1}, "amax");
+    Node *node = &graph->nodes[producer];
+    node->out[at] = amax;
+    if (node->outputs <= at) node->outputs = at + 1;
+    graph->tensors[amax].producer = producer;
+    return amax;
 }
 
 bool op_in_place(const Graph *graph, const Node *node) {

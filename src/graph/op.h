@@ -49,7 +49,8 @@ typedef struct OpKernel {
 
 /* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
-/* Sets Node.absorbs and Node.absorber as the kernels of a back end ask for, where nothing else reads what the absorbed nodes make. */
+/* Sets Node.absorbs and Node.absorber as the kernels of a back end ask for, where nothing else reads what the absorbed nodes make and
+ * the absorber has no amax to find. */
 void op_absorb(const Backend *backend, Graph *graph);
 
 /* What this rank sends to others of the group of `axes` in one run of a node. */
@@ -88,6 +89,9 @@ typedef struct Op {
     /* The input, as large as output 0, whose memory output 0 may take where nothing reads it later: each thread reads
      * an element before it writes it, and no other thread reads that element. */
     uint32_t in_place;
+    /* The output, COMPUTE [R, D], whose largest magnitude the kernel can find as it makes it, and the output that takes this: WIDE
+     * [1], NaN where an element is NaN; present where op_find_amax asks for it. It is never recomputed. */
+    uint32_t measured, amax;
     bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool once_a_step; /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
     bool loss;        /* adds to a loss metric: differentiation starts here */
@@ -125,6 +129,10 @@ enum { MAIN_OUTPUT = 0 }; /* the output that Op.in_place and Op.element_flops ar
 TensorId op_in_place_input(const Node *node);
 /* The output of Op.overwrites, TENSOR_NONE where there is none. */
 TensorId op_overwritten(const Node *node);
+/* The output of Op.amax, TENSOR_NONE where there is none. */
+TensorId op_amax(const Node *node);
+/* The largest magnitude of x, found by the node that makes it; TENSOR_NONE where that cannot. */
+TensorId op_find_amax(Graph *graph, TensorId x);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */

@@ -143,12 +143,11 @@ static bool agree(const WeightCodes *codes, MeshAxes axes, int64_t *bits, Error 
 bool weight_codes_find(WeightCodes *codes, Error *error) {
     if (!codes) return true;
     const Backend *backend = executor_backend(codes->executor);
-    void *workspace = executor_arena(codes->executor, ARENA_ACTIVATION); /* no program runs */
     SCOPED_FREE float *found = memory_allocate((size_t)found_bytes(codes));
     SCOPED_FREE int64_t *bits = memory_allocate((size_t)codes->count * sizeof *bits);
     bool done[AXES_ALL + 1] = {false}, good = true;
     for (int i = 0; i < codes->piece_count; i++)
-        fp8_amax_run(backend, weight_arena(codes) + codes->pieces[i].local, codes->pieces[i].count, codes->found + i, workspace);
+        fp8_amax_run(backend, weight_arena(codes) + codes->pieces[i].local, codes->pieces[i].count, codes->found + i);
     device_download(backend->device, found, codes->found, found_bytes(codes));
     for (int i = 0; i < codes->piece_count; i++) {
         int64_t *most = &bits[codes->weights[codes->pieces[i].weight].at + codes->pieces[i].matrix];

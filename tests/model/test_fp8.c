@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "ops/fp8/fp8.h"
 #include "support/golden_run.h"
 #include "train/amax_history.h"
 
@@ -40,6 +41,25 @@ static void loss_and_gradients_are_those_of_pytorch(void **state) {
             free(prefix);
             golden_stop(&g);
         }
+}
+
+/* Of norms, merges and SwiGLU, and their gradients, none is. */
+static void a_pass_finds_the_magnitudes_of_weights_and_of_what_attention_makes_alone(void **state) {
+    (void)state;
+    Golden g;
+    int passes = 0, finders = 0;
+    golden_start(&g, "fp8/llama", PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR});
+    for (int i = 0; i < g.model.graph->node_count; i++) {
+        const Node *node = &g.model.graph->nodes[i];
+        TensorId x = node->op == OP_fp8_amax ? node->in[FP8_AMAX_X] : TENSOR_NONE;
+        if (op_amax(node)) finders++;
+        if (!x || graph_is_parameter(g.model.graph, x)) continue;
+        int maker = g.model.graph->nodes[graph_get(g.model.graph, x)->producer].op;
+        assert_true(maker == OP_attention || maker == OP_rope);
+        passes++;
+    }
+    assert_true(passes > 0 && finders == 3 * passes); /* of 8 tensors of a layer, x and d_y of 4 linear layers */
+    golden_stop(&g);
 }
 
 /* -- Delayed scaling ----------------------------------------------------------------------------------------------- */
@@ -206,6 +226,7 @@ static void gradients_point_as_those_of_fp32(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_and_gradients_are_those_of_pytorch),
+        cmocka_unit_test(a_pass_finds_the_magnitudes_of_weights_and_of_what_attention_makes_alone),
         cmocka_unit_test(steps_of_delayed_scaling_are_those_of_pytorch),
         cmocka_unit_test(infinity_that_saturates_is_seen),
         cmocka_unit_test(weights_that_are_cast_once_a_step_give_the_same_bits),

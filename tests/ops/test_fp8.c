@@ -337,15 +337,14 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
     uint8_t codes[COUNT];
     float found[PIECES], scale, expected = 0, most = 0;
     assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
-    char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof codes, &error),
-         *workspace = device_allocate(device, sizeof bits, &error);
+    char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof codes, &error);
     float *magnitudes = device_allocate(device, sizeof found, &error), *amax = device_allocate(device, 2 * sizeof *amax, &error);
     bf16_from_floats(bits, o.x, COUNT);
     device_upload(device, x, bits, sizeof bits);
     device_upload(device, amax, &c.given, sizeof *amax);
     for (int i = 0; i < PIECES; i++) {
         int64_t count = ends[i + 1] - ends[i];
-        fp8_amax_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, magnitudes + i, workspace);
+        fp8_amax_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, magnitudes + i);
         fp8_cast_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, amax, to + ends[i], amax + 1);
     }
     device_download(device, codes, to, sizeof codes);
@@ -357,7 +356,7 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
     o.given = 0;
     find_amax(&o, &expected);
     assert_true(most == expected);
-    device_free(device, x, sizeof bits), device_free(device, to, sizeof codes), device_free(device, workspace, sizeof bits);
+    device_free(device, x, sizeof bits), device_free(device, to, sizeof codes);
     device_free(device, magnitudes, sizeof found), device_free(device, amax, 2 * sizeof *amax);
     free((void *)o.x);
 }

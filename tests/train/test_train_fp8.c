@@ -184,6 +184,23 @@ static void casting_weights_once_a_step_changes_no_bit(void **state) {
     train_says(ERROR_USAGE, "fp8.keep_weights=true has no effect without fp8.recipe", "run=other " LLAMA "fp8.keep_weights=true");
 }
 
+/* Casts are made again by amax of the forward pass. */
+static void recomputation_changes_no_bit(void **state) {
+    (void)state;
+    static const char *const policies[] = {"norm", "attention", "block"};
+    static const char *const recipes[] = {"tensor", "row", "tensor fp8.scaling=delayed"};
+    for (int i = 0; i < 3; i++) {
+        SCOPED_FREE char *kept = memory_format("none-%d", i);
+        train_good("run=%s " LLAMA "fp8.min_size=0 steps=3 schedule.warmup=0 recompute=none fp8.recipe=%s", kept, recipes[i]);
+        for (int j = 0; j < 3; j++) {
+            SCOPED_FREE char *again = memory_format("%s-%d", policies[j], i);
+            train_good(
+                "run=%s " LLAMA "fp8.min_size=0 steps=3 schedule.warmup=0 recompute=%s fp8.recipe=%s", again, policies[j], recipes[i]);
+            assert_same_steps(kept, again);
+        }
+    }
+}
+
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
@@ -207,6 +224,7 @@ int main(void) {
         TRAIN_TEST(a_history_of_another_length_keeps_its_newest_steps),
         TRAIN_TEST(a_run_without_a_history_is_taken_over),
         TRAIN_TEST(casting_weights_once_a_step_changes_no_bit),
+        TRAIN_TEST(recomputation_changes_no_bit),
         TRAIN_TEST(what_has_no_effect_is_named),
     };
     train_main();

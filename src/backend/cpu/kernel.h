@@ -116,6 +116,23 @@ static inline void kernel_prefetch_bytes(const void *from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
 }
 
+/* The largest magnitude of x [count]; NaN where an element is NaN. No order changes a maximum. */
+static inline W kernel_amax(const T *x, int64_t count) {
+    W most = 0;
+    int nan = 0;
+#pragma omp parallel for simd schedule(static) reduction(max : most) reduction(| : nan)
+    for (int64_t i = 0; i < count; i++) {
+        W magnitude = (W)fabs((double)to_wide(x[i]));
+        most = magnitude > most ? magnitude : most;
+        nan |= magnitude != magnitude;
+    }
+    return nan ? (W)NAN : most;
+}
+/* Gives it to output `amax` of output `made` [R, D], where the node has one (Op.amax). */
+static inline void kernel_put_amax(const OpCall *call, int made, int amax) {
+    if (call->out[amax]) *(W *)call->out[amax] = kernel_amax(call->out[made], call->out_shape[made][0] * call->out_shape[made][1]);
+}
+
 /* Zeroes the slots without a row, those from offset[experts] on, of [count, columns]. */
 static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
     memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));

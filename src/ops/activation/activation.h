@@ -6,7 +6,7 @@
 
 /* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
  * x^3))). */
-typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
+typedef enum GeluKind { GELU_EXACT, GELU_TANH, GELU_KINDS } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
 /* [a | y], y = gelu(x) by the approximation: [R, A] and [R, D] -> [R, A + D]. */
@@ -28,12 +28,14 @@ TensorId op_scale(Graph *graph, TensorId x, double factor);
 typedef enum ActivationOperand {
     ACTIVATION_X,     /* [R, D], for swiglu [R, 2F] */
     ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
+    ACTIVATION_AMAX,  /* WIDE [1], of gelu and swiglu: optional, the largest magnitude of y (Op.amax) */
 } ActivationOperand;
 
 typedef enum ActivationGradOperand {
     ACTIVATION_GRAD_D_Y,     /* like y */
     ACTIVATION_GRAD_X,       /* like x */
     ACTIVATION_GRAD_D_X = 0, /* like x */
+    ACTIVATION_GRAD_AMAX,    /* as ACTIVATION_AMAX, of d_x */
 } ActivationGradOperand;
 
 typedef enum JoinGeluOperand {

@@ -53,8 +53,14 @@ ROW(scaled, to_compute(parameter *v))
 
 static bool is_tanh(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind == GELU_TANH; }
 
-CPU_OP(gelu) { each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact); }
-CPU_OP(gelu_grad) { each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad); }
+CPU_OP(gelu) {
+    each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact);
+    kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
+}
+CPU_OP(gelu_grad) {
+    each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad);
+    kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
+}
 CPU_OP(silu) { each_row(call, ACTIVATION_X, silu); }
 CPU_OP(silu_grad) { each_row(call, ACTIVATION_GRAD_X, silu_grad); }
 CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped); }
@@ -100,6 +106,7 @@ CPU_OP(swiglu) {
             out[j] = to_compute(g / (1 + wide_exp(-g)) * to_wide(up[j]));
         }
     }
+    kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
 }
 
 /* With s = sigmoid(gate): d_gate = d_y * up * s * (1 + gate * (1 - s)), d_up = d_y * gate * s. */
@@ -120,4 +127,5 @@ CPU_OP(swiglu_grad) {
             d_up[j] = to_compute(d * g * s);
         }
     }
+    kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
 }

@@ -1,5 +1,6 @@
 /* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of
  * SwiGLU; one by one where widths are no multiple of 8. No scratch. */
+#include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 #include "ops/activation/activation_row.h"
 
@@ -8,11 +9,13 @@ typedef struct FlatArguments {
     bf16 GLOBAL *y; /* or d_x, in gradients; so in SwigluArguments */
     int64_t count;
     float limit, factor;
+    uint32_t GLOBAL *amax; /* of y, where it is wanted; so in SwigluArguments */
 } FlatArguments;
 typedef struct SwigluArguments {
     const bf16 GLOBAL *d_y, *x;
     bf16 GLOBAL *y;
     Tiling tiling;
+    uint32_t GLOBAL *amax;
 } SwigluArguments;
 
 /* Of join_gelu and of its gradient: columns of the whole, of which the first `width` are a's. */
@@ -42,13 +45,16 @@ INLINE float gelu_tanh_slope(float x) {
     return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
 }
 
-/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. */
+/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. NAME_at returns the largest of these (backend/gpu/amax.h). */
 #define FORMULA(name, is_gradient, formula)                                                                                                \
-    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
+    INLINE uint32_t name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
         f32x8 x = load8_bf16(a->x + at, unit), d_y = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0;                        \
+        uint32_t most = 0;                                                                                                                 \
         (void)d_y;                                                                                                                         \
         FOR_UNIT(i, unit) y[i] = formula;                                                                                                  \
         store8_bf16(a->y + at, y, unit);                                                                                                   \
+        FOR_UNIT(i, unit) most = larger_of(most, y[i]);                                                                                    \
+        return most;                                                                                                                       \
     }                                                                                                                                      \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
@@ -62,18 +68,35 @@ FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
 FORMULA(silu_grad, true, d_y[i] * silu_slope(x[i]))
 FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
 
-INLINE void swiglu_unit(const SwigluArguments *a, int unit) {
+/* Kernel NAME_amax, which records it; a.count is a multiple of 8, as what is cast to fp8. */
+#define AMAX_FORMULA(name)                                                                                                                 \
+    KERNEL(name##_amax, FlatArguments) {                                                                                                   \
+        int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8;                                                                \
+        record_rounded(a.amax, at < a.count ? name##_at(&a, at, 8) : 0);                                                                   \
+    }
+
+AMAX_FORMULA(exact)
+AMAX_FORMULA(tanh)
+AMAX_FORMULA(exact_grad)
+AMAX_FORMULA(tanh_grad)
+
+/* It and its gradient return the largest of what they store. */
+INLINE uint32_t swiglu_unit(const SwigluArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
-    if (!place.inside) return;
+    uint32_t most = 0;
+    if (!place.inside) return 0;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
     f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), y = 0;
     FOR_UNIT(i, unit) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
     store8_bf16(a->y + place.row * width + place.column, y, unit);
+    FOR_UNIT(i, unit) most = larger_of(most, y[i]);
+    return most;
 }
 
-INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
+INLINE uint32_t swiglu_grad_unit(const SwigluArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
-    if (!place.inside) return;
+    uint32_t most = 0;
+    if (!place.inside) return 0;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
     f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), d_gate = 0, d_up = 0;
     f32x8 d_y = load8_bf16(a->d_y + place.row * width + place.column, unit);
@@ -84,7 +107,12 @@ INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
     }
     store8_bf16(a->y + at, d_gate, unit);
     store8_bf16(a->y + at + width, d_up, unit);
+    FOR_UNIT(i, unit) most = larger_of(larger_of(most, d_gate[i]), d_up[i]);
+    return most;
 }
+
+INLINE void swiglu_amax_unit(const SwigluArguments *a, int unit) { record_rounded(a->amax, swiglu_unit(a, unit)); }
+INLINE void swiglu_grad_amax_unit(const SwigluArguments *a, int unit) { record_rounded(a->amax, swiglu_grad_unit(a, unit)); }
 
 /* A unit of the whole, and its place in a or x. */
 typedef struct JoinedUnit {
@@ -127,13 +155,15 @@ UNIT_KERNELS(join_gelu, JoinGeluArguments, join_gelu_unit, 8)
 UNIT_KERNELS(join_gelu_grad, JoinGeluArguments, join_gelu_grad_unit, 8)
 UNIT_KERNELS(swiglu, SwigluArguments, swiglu_unit, 8)
 UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
+UNIT_KERNELS(swiglu_amax, SwigluArguments, swiglu_amax_unit, 8)
+UNIT_KERNELS(swiglu_grad_amax, SwigluArguments, swiglu_grad_amax_unit, 8)
 
 #else
 
 #include "ops/activation/activation.h"
 
-LAUNCHERS(gelu, FlatArguments, exact, tanh) /* by GeluKind */
-LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad)
+LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_amax, tanh_amax) /* by form_of */
+LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad, exact_grad_amax, tanh_grad_amax)
 LAUNCHER(silu, FlatArguments)
 LAUNCHER(silu_grad, FlatArguments)
 LAUNCHER(clamp, FlatArguments)
@@ -143,6 +173,8 @@ TILED_LAUNCHER(join_gelu, JoinGeluArguments, 8)
 TILED_LAUNCHER(join_gelu_grad, JoinGeluArguments, 8)
 TILED_LAUNCHER(swiglu, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
+TILED_LAUNCHER(swiglu_amax, SwigluArguments, 8)
+TILED_LAUNCHER(swiglu_grad_amax, SwigluArguments, 8)
 
 /* The arguments of a call whose x is input `x_input`; in the forward pass d_y is x, and not read. */
 static FlatArguments flat(const OpCall *call, int x_input) {
@@ -156,7 +188,10 @@ static FlatArguments flat(const OpCall *call, int x_input) {
         .factor = (float)attributes->parameter};
 }
 
-static GeluKind kind(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind; }
+/* Of gelu's kernels, of which one records the largest magnitude. */
+static int form_of(const OpCall *call, const FlatArguments *arguments) {
+    return (int)((const ActivationAttributes *)call->attributes)->kind + (arguments->amax ? GELU_KINDS : 0);
+}
 
 GPU_OP(gelu, .absorbs = activation_absorbs_row) {
     if (call->absorbs) {
@@ -164,12 +199,14 @@ GPU_OP(gelu, .absorbs = activation_absorbs_row) {
         return;
     }
     FlatArguments arguments = flat(call, ACTIVATION_X);
-    launch_gelu(call->device, kind(call), flat_shape(arguments.count), &arguments);
+    arguments.amax = amax_to_record(call, ACTIVATION_AMAX);
+    launch_gelu(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(gelu_grad) {
     FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
-    launch_gelu_grad(call->device, kind(call), flat_shape(arguments.count), &arguments);
+    arguments.amax = amax_to_record(call, ACTIVATION_GRAD_AMAX);
+    launch_gelu_grad(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
 }
 
 static Tiling joined_tiling(int64_t rows, int64_t width, int64_t columns) {
@@ -228,8 +265,11 @@ GPU_OP(swiglu, .absorbs = activation_absorbs_row) {
         activation_launch_row(call);
         return;
     }
-    SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(shape[0], shape[1], 8)};
-    launch_swiglu(call->device, &arguments);
+    SwigluArguments arguments = {.x = call->in[ACTIVATION_X],
+        .y = call->out[ACTIVATION_Y],
+        .tiling = tile_matrix(shape[0], shape[1], 8),
+        .amax = amax_to_record(call, ACTIVATION_AMAX)};
+    (arguments.amax ? launch_swiglu_amax : launch_swiglu)(call->device, &arguments);
 }
 
 GPU_OP(swiglu_grad) {
@@ -237,8 +277,9 @@ GPU_OP(swiglu_grad) {
     SwigluArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
         .x = call->in[ACTIVATION_GRAD_X],
         .y = call->out[ACTIVATION_GRAD_D_X],
-        .tiling = tile_matrix(shape[0], shape[1], 8)};
-    launch_swiglu_grad(call->device, &arguments);
+        .tiling = tile_matrix(shape[0], shape[1], 8),
+        .amax = amax_to_record(call, ACTIVATION_GRAD_AMAX)};
+    (arguments.amax ? launch_swiglu_grad_amax : launch_swiglu_grad)(call->device, &arguments);
 }
 
 #endif

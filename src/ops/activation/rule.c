@@ -66,16 +66,23 @@ static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out
 /* An exponential, a division or an error function counts as ten operations. */
 enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 
-const Op op_rule_gelu = {
-    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
-const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+/* Of y in the forward pass, of d_x in gradients. */
+#define FINDS_AMAX .measured = OPERAND(ACTIVATION_Y), .amax = OPERAND(ACTIVATION_AMAX)
+
+const Op op_rule_gelu = {.name = "gelu",
+    .class = OP_CLASS_NORM,
+    FINDS_AMAX,
+    .in_place = OPERAND(ACTIVATION_X),
+    .gradient = gradient,
+    .element_flops = SMOOTH_FLOPS};
+const Op op_rule_gelu_grad = {.name = "gelu_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu = {.name = "join_gelu", .class = OP_CLASS_NORM, .gradient = join_gelu_gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu_grad = {.name = "join_gelu_grad", .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu = {
     .name = "silu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_silu_grad = {.name = "silu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, FINDS_AMAX, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu_grad = {.name = "swiglu_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {
     .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = CLAMP_FLOPS};
 const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = CLAMP_FLOPS};

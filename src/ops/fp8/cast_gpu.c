@@ -6,12 +6,12 @@
  * in the cache. With delayed scaling the scale is known before, and the pass that casts finds the largest magnitude too.
  *
  * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
-#include "backend/gpu/gpu.h"
+#include "backend/gpu/amax.h"
 #include "base/float8.h"
 #include "device/gemm.h"
 
 enum {
-    THREADS = 256,
+    THREADS = AMAX_THREADS,
     TILE = GEMM_SCALE_GROUP_SIZE,
     UNIT = 8,            /* rows and columns of a thread */
     UNITS = TILE / UNIT, /* along a side of a tile */
@@ -50,10 +50,6 @@ typedef struct Fp8CastArguments {
 
 enum { WAVES = THREADS / WAVE };
 
-INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fetch_max(to, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
-
-INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
 /* -- Largest magnitudes of matrices -------------------------------------------------------------------------------- */
 
 /* The bits of the largest magnitude of pairs of bf16, of which the odd ones' carry those of the even ones below, which the
@@ -64,17 +60,7 @@ INLINE void look_at(Largest *most, uint32_t pair) {
     most->odd = larger(most->odd, pair & 0x7fffffff);
 }
 
-/* Adds what the threads of a block have seen to a maximum in memory. */
-INLINE void record_largest(uint32_t GLOBAL *to, Largest seen) {
-    static SHARED uint32_t of_waves[WAVES];
-    uint32_t most = larger(seen.even >> 1, seen.odd & 0xffff0000);
-    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
-    if (lane_id() == 0) of_waves[wave_id()] = most;
-    barrier();
-    if (thread_id() > 0) return;
-    for (int i = 1; i < WAVES; i++) most = larger(most, of_waves[i]);
-    atomic_max(to, most);
-}
+INLINE uint32_t largest_of(Largest seen) { return larger(seen.even >> 1, seen.odd & 0xffff0000); }
 
 /* block_y: the matrix. */
 KERNEL(fp8_amax, Fp8AmaxArguments) {
@@ -84,7 +70,7 @@ KERNEL(fp8_amax, Fp8AmaxArguments) {
     Largest most = {0};
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, pairs[i][j]);
-    record_largest(a.amax + block_y(), most);
+    record_largest(a.amax + block_y(), largest_of(most));
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -278,7 +264,7 @@ INLINE void store_columns(const Fp8CastArguments *a, Place p, const UnitCodes *c
 INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
     Largest most = {0};
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, x->row[i][j]);
-    record_largest(seen, most);
+    record_largest(seen, largest_of(most));
 }
 
 /* The scale of all elements of a matrix, written by the block of its first tile. */

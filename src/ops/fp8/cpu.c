@@ -10,39 +10,12 @@ enum { SIZE = GEMM_SCALE_GROUP_SIZE };
 /* The larger magnitude, NaN above all: their bits are ordered so. */
 static inline W larger(W a, W b) { return b > a || b != b ? b : a; }
 static inline uint32_t bits_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
-static inline W magnitude(T x) { return (W)fabs((double)to_wide(x)); }
 
-/* [count, n] of T */
-static W largest_of(const T *x, int64_t count) {
-    W most = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t i = 0; i < count; i++) most = magnitude(x[i]) > most ? magnitude(x[i]) : most;
-    for (int64_t i = 0; i < count; i++)
-        if (to_wide(x[i]) != to_wide(x[i])) return (W)NAN;
-    return most;
-}
-
-static int64_t amax_workspace(const Graph *graph, const Node *node) {
-    const Tensor *x = graph_get(graph, node->in[FP8_AMAX_X]);
-    Fp8Stack s = fp8_stack(x->shape, x->rank);
-    return kernel_partials_bytes(graph, s.rows, s.count);
-}
-
-/* Workspace: the largest of each block of rows. */
-CPU_OP(fp8_amax, amax_workspace) {
+CPU_OP(fp8_amax) {
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_AMAX_X]);
-    const T *x = call->in[FP8_AMAX_X];
-    W *amax = call->out[FP8_AMAX_Y], *partials = call->workspace;
-    int64_t blocks = kernel_blocks(s.rows);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < s.count * blocks; i++) {
-        int64_t first = i % blocks * KERNEL_BLOCK, rows = int_min(KERNEL_BLOCK, s.rows - first);
-        partials[i] = largest_of(x + (i / blocks * s.rows + first) * s.columns, rows * s.columns);
-    }
-    for (int64_t m = 0; m < s.count; m++) {
-        amax[m] = 0;
-        for (int64_t i = 0; i < blocks; i++) amax[m] = larger(amax[m], partials[m * blocks + i]);
-    }
+    W *amax = call->out[FP8_AMAX_Y];
+    for (int64_t m = 0; m < s.count; m++)
+        amax[m] = kernel_amax((const T *)call->in[FP8_AMAX_X] + m * s.rows * s.columns, s.rows * s.columns);
 }
 
 /* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. */

@@ -35,14 +35,14 @@ TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const
 
 /* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
 
+/* For what no other node finds it of (op_find_amax): parameters, what attention and collectives make, sums. */
 typedef enum Fp8AmaxOperand {
     FP8_AMAX_X,     /* COMPUTE [rows, columns] or [matrices, rows, columns] */
     FP8_AMAX_Y = 0, /* WIDE [matrices]; NaN where an element is NaN. Of a parameter it is made once a step */
 } Fp8AmaxOperand;
 
-/* The same now, outside a graph, of `count` elements, a multiple of 64; all is memory of the device. The workspace is as large as
- * `count` elements at most. */
-void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax, void *workspace);
+/* The same now, outside a graph, of `count` elements, a multiple of 64; all is memory of the device. */
+void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax);
 /* Casts them by a given amax to `codes` of e4m3. */
 void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale);
 

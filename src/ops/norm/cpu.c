@@ -17,6 +17,7 @@ CPU_OP(norm) {
     int64_t rows = call->in_shape[NORM_X][0], columns = call->in_shape[NORM_X][1], kept = norm_statistics(attributes->kind);
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) norm_row(attributes, y + r * columns, statistics + r * kept, x + r * columns, gain, bias, columns);
+    kernel_put_amax(call, NORM_Y, NORM_AMAX);
 }
 
 CPU_OP(norm_grad, grad_workspace) {

@@ -8,9 +8,12 @@
     KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units); }                                               \
     KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units); }                                              \
     KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_NONE, threads, units); }                                 \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_NONE, threads, units); }
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_NONE, threads, units); }                                \
+    KERNEL(rms_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_NONE, threads, units)); }                  \
+    KERNEL(layer_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, true, MERGE_NONE, threads, units)); }
 NORM_WIDTHS(KERNELS)
 KERNEL(any, NormArguments) { norm_rows_any(&a); }
+KERNEL(any_amax, NormArguments) { record_rounded(a.amax, norm_rows_any(&a)); }
 KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
 KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 
@@ -20,6 +23,8 @@ KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 
 LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
 LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
+LAUNCHERS(rms_amax, NormArguments, rms_amax_512, rms_amax_1024, rms_amax_2048, rms_amax_4096, rms_amax_8192, any_amax)
+LAUNCHERS(layer_amax, NormArguments, layer_amax_512, layer_amax_1024, layer_amax_2048, layer_amax_4096, layer_amax_8192, any_amax)
 LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
 LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
 LAUNCHER(any_grad_rows, NormGradArguments)
@@ -37,9 +42,11 @@ GPU_OP(norm) {
         .rows = call->in_shape[NORM_X][0],
         .columns = call->in_shape[NORM_X][1],
         .layer = layer,
-        .epsilon = attributes->epsilon};
+        .epsilon = attributes->epsilon,
+        .amax = amax_to_record(call, NORM_AMAX)};
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
+    if (arguments.amax) (layer ? launch_layer_amax : launch_rms_amax)(call->device, width, shape, &arguments);
+    else (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {

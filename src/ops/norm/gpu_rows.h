@@ -9,6 +9,7 @@
  * AffineVector. */
 #pragma once
 
+#include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 #include "ops/norm/merge.h"
 
@@ -31,6 +32,7 @@ typedef struct NormArguments {
     int64_t rows, teams;
     int32_t columns, layer, merge; /* layer, merge: for the kernel for any width */
     float epsilon;
+    uint32_t GLOBAL *amax; /* of normed, where it is wanted */
 } NormArguments;
 
 typedef struct NormGradArguments {
@@ -45,6 +47,7 @@ typedef struct NormGradArguments {
     float GLOBAL *d_stream, *partials;
     int64_t rows;
     int32_t columns, layer, merge; /* layer, merge: for the kernels for any width */
+    uint32_t GLOBAL *amax;         /* of d_block, where it is wanted */
 } NormGradArguments;
 
 #ifdef GPU_DEVICE
@@ -138,6 +141,9 @@ INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
     }
 }
 
+/* Units outside of the row are some inside. */
+INLINE uint32_t larger_of_unit(uint32_t most, f32x4 x) { return larger_of(larger_of(larger_of(larger_of(most, x.x), x.y), x.z), x.w); }
+
 /* -- The formulas -------------------------------------------------------------------------------------------------- */
 
 typedef struct Statistics { float rstd, mean; } Statistics;
@@ -185,10 +191,12 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
+/* Those that make rows return the largest of `normed` (backend/gpu/amax.h). */
+INLINE uint32_t norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[AFFINE_VECTORS], x;
     Bf16Row block;
+    uint32_t most = 0;
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
@@ -210,8 +218,13 @@ INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threa
         }
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
-        FOR_UNITS(t) store_bf16_unit(t, i, a->normed + at, normalise(x[i], s, gain[i], bias[i]));
+        FOR_UNITS(t) {
+            f32x4 normed = normalise(x[i], s, gain[i], bias[i]);
+            store_bf16_unit(t, i, a->normed + at, normed);
+            most = larger_of_unit(most, normed);
+        }
     }
+    return most;
 }
 
 /* Element j of a vector; 0 for NULL. */
@@ -226,8 +239,9 @@ INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
 }
 
 /* Rows of any width, one by each block. */
-INLINE void norm_rows_any(const NormArguments *a) {
+INLINE uint32_t norm_rows_any(const NormArguments *a) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
+    uint32_t most = 0;
     for (int64_t row = block_x(); row < a->rows; row += a->teams) {
         int64_t at = row * t.columns;
         Statistics s = {0};
@@ -243,16 +257,22 @@ INLINE void norm_rows_any(const NormArguments *a) {
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) squares += (merged[j] - s.mean) * (merged[j] - s.mean);
         s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
-        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS)
-            store4_bf16(
-                a->normed + at + j, normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j)), 1);
+        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
+            f32x4 normed = normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
+            store4_bf16(a->normed + at + j, normed, 1);
+            most = larger_of(most, normed.x);
+        }
     }
+    return most;
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds. */
-typedef struct Sums { Row gain, bias, block, stream, merged; } Sums;
+/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the largest of its d_block. */
+typedef struct Sums {
+    Row gain, bias, block, stream, merged;
+    uint32_t most;
+} Sums;
 
 /* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice
  * as many), else loaded where they are used, from the nearest cache. */
@@ -287,6 +307,7 @@ INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, cons
             d_stream *= affine_at(a, t, parameters, STREAM_SCALE, i);
         }
         if (merge != MERGE_NONE) store_bf16_unit(t, i, a->d_block + at, d_block);
+        sums->most = larger_of_unit(sums->most, d_block);
         store_wide_unit(t, i, a->d_stream + at, d_stream);
     }
 }
@@ -345,7 +366,8 @@ INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *
     store_block_sums(t, to + a->columns, d_bias);
 }
 
-INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units) {
+/* Those that make d_block return the largest of it. */
+INLINE uint32_t norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units) {
     Team t = make_team(threads, units, a->columns);
     Parameters parameters;
     Sums sums;
@@ -355,6 +377,7 @@ INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, 
     clear_row(t, sums.block);
     clear_row(t, sums.stream);
     clear_row(t, sums.merged);
+    sums.most = 0;
     int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS(WAVE),
             end = begin + NORM_GRAD_ROWS(WAVE) < a->rows ? begin + NORM_GRAD_ROWS(WAVE) : a->rows;
     for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
@@ -362,11 +385,12 @@ INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, 
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
     store_block_sums(t, to, sums.gain);
     if (layer) store_block_sums(t, to + a->columns, sums.bias);
-    if (merge != MERGE_AFFINE) return;
+    if (merge != MERGE_AFFINE) return sums.most;
     store_affine_sums(
         a, t, to + (1 + layer + BLOCK_SCALE) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
     store_affine_sums(
         a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
+    return sums.most;
 }
 
 /* Rows of any width, first half: ds to d_stream; a block per row. */
@@ -390,10 +414,11 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
 
 /* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread
  * per column of NORM_GRAD_ROWS rows. */
-INLINE void norm_grad_columns_any(const NormGradArguments *a) {
+INLINE uint32_t norm_grad_columns_any(const NormGradArguments *a) {
     int64_t columns = a->columns, tiles = (columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
     int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
-    if (j >= columns) return;
+    uint32_t most = 0;
+    if (j >= columns) return 0;
     bool affine = a->merge == MERGE_AFFINE;
     float block_scale = affine ? a->affine[BLOCK_SCALE][j] : 1, stream_scale = affine ? a->affine[STREAM_SCALE][j] : 1;
     float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, merged_sum = 0;
@@ -404,6 +429,7 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
         gain_sum += dy * (a->merged[at] - s.mean) * s.rstd;
         bias_sum += dy;
         if (a->merge != MERGE_NONE) a->d_block[at] = to_bf16(ds * block_scale);
+        most = larger_of(most, ds * block_scale);
         if (!affine) continue;
         block_sum += ds * to_float(a->block[at]);
         stream_sum += ds * a->stream[at];
@@ -413,12 +439,13 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
     float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? AFFINE_VECTORS : 0)) * columns + j;
     to[0] = gain_sum;
     if (a->layer) to[columns] = bias_sum;
-    if (!affine) return;
+    if (!affine) return most;
     to += (1 + a->layer) * columns;
     to[BLOCK_SCALE * columns] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
     to[BLOCK_BIAS * columns] = block_scale * merged_sum;
     to[STREAM_SCALE * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
     to[STREAM_BIAS * columns] = stream_scale * merged_sum;
+    return most;
 }
 
 #else

@@ -77,21 +77,23 @@ static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-/* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE [R, norm_statistics] */
+/* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE [R, norm_statistics]; optional,
+ * WIDE [1], the largest magnitude of y (Op.amax) */
 enum { NORM_X, NORM_GAIN, NORM_BIAS };
-enum { NORM_Y, NORM_STATISTICS };
+enum { NORM_Y, NORM_STATISTICS, NORM_AMAX };
 
 /* d_y like y, the forward operands -> d_x like x; d_gain and d_bias, which are added to */
 enum { NORM_GRAD_D_Y, NORM_GRAD_X, NORM_GRAD_GAIN, NORM_GRAD_STATISTICS };
 enum { NORM_GRAD_D_X, NORM_GRAD_D_GAIN, NORM_GRAD_D_BIAS };
 
 /* block COMPUTE [R, D], stream WIDE [R, D], gain and bias as above, the vectors of an affine merge WIDE [D] or none, by
- * AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D], statistics as above */
+ * AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D], statistics as above, and optional that of normed */
 enum { RESIDUAL_NORM_BLOCK, RESIDUAL_NORM_STREAM, RESIDUAL_NORM_GAIN, RESIDUAL_NORM_BIAS, RESIDUAL_NORM_AFFINE };
-enum { RESIDUAL_NORM_MERGED, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS };
+enum { RESIDUAL_NORM_MERGED, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS, RESIDUAL_NORM_AMAX };
 
 /* d_merged like merged and d_normed like normed, or none: zero; the forward operands, block and stream only of an affine
- * merge -> d_block like block, d_stream like stream; the gradients of the parameters, which are added to */
+ * merge -> d_block like block, d_stream like stream; the gradients of the parameters, which are added to; optional the largest
+ * magnitude of d_block */
 enum {
     RESIDUAL_NORM_GRAD_D_MERGED,
     RESIDUAL_NORM_GRAD_D_NORMED,
@@ -107,7 +109,8 @@ enum {
     RESIDUAL_NORM_GRAD_D_STREAM,
     RESIDUAL_NORM_GRAD_D_GAIN,
     RESIDUAL_NORM_GRAD_D_BIAS,
-    RESIDUAL_NORM_GRAD_D_AFFINE
+    RESIDUAL_NORM_GRAD_D_AFFINE,
+    RESIDUAL_NORM_GRAD_AMAX = RESIDUAL_NORM_GRAD_D_AFFINE + AFFINE_VECTORS
 };
 
 /* as of op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none, statistics WIDE [R, 2] with normed. The

@@ -52,6 +52,7 @@ CPU_OP(residual_norm) {
         norm_row(attributes, normed + at, statistics + r * kept, merged + at, call->in[RESIDUAL_NORM_GAIN], call->in[RESIDUAL_NORM_BIAS],
             columns);
     }
+    kernel_put_amax(call, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_AMAX);
 }
 
 /* From ds in d_stream to the gradients of both branches, and the column sums. */
@@ -110,6 +111,7 @@ CPU_OP(residual_norm_grad, grad_workspace) {
                 for (int64_t j = 0; j < columns; j++) d_block[at + j] = to_compute(d_stream[at + j]);
         }
     }
+    kernel_put_amax(call, RESIDUAL_NORM_GRAD_D_BLOCK, RESIDUAL_NORM_GRAD_AMAX);
     memset(sums, 0, width * sizeof(W));
     kernel_add_partials(sums, partials, blocks, width);
     W *d_gain = call->out[RESIDUAL_NORM_GRAD_D_GAIN];

@@ -11,7 +11,12 @@
     KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units); }                                               \
     KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units); }                                          \
     KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units); }                                  \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units); }
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units); }                                 \
+    KERNEL(rms_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_SUM, threads, units)); }                   \
+    KERNEL(layer_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, true, MERGE_SUM, threads, units)); }                  \
+    KERNEL(affine_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_AFFINE, threads, units)); }             \
+    KERNEL(rms_grad_amax_##width, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_SUM, threads, units)); }     \
+    KERNEL(layer_grad_amax_##width, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, true, MERGE_SUM, threads, units)); }
 NORM_WIDTHS(KERNELS)
 KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1); }
 KERNEL(affine_grad_2048, NormGradArguments) {
@@ -19,9 +24,17 @@ KERNEL(affine_grad_2048, NormGradArguments) {
     norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2);
 }
 KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4); }
+KERNEL(affine_grad_amax_1024, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1)); }
+KERNEL(affine_grad_amax_2048, NormGradArguments) {
+    BLOCK_BOUNDS(NORM_THREADS, 2); /* as affine_grad_2048 */
+    record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2));
+}
+KERNEL(affine_grad_amax_4096, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4)); }
 KERNEL(any, NormArguments) { norm_rows_any(&a); }
+KERNEL(any_amax, NormArguments) { record_rounded(a.amax, norm_rows_any(&a)); }
 KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
 KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
+KERNEL(any_grad_columns_amax, NormGradArguments) { record_rounded(a.amax, norm_grad_columns_any(&a)); }
 
 #else
 
@@ -30,11 +43,19 @@ KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
 LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
 LAUNCHERS(affine, NormArguments, affine_512, affine_1024, affine_2048, affine_4096, affine_8192, any)
+LAUNCHERS(rms_amax, NormArguments, rms_amax_512, rms_amax_1024, rms_amax_2048, rms_amax_4096, rms_amax_8192, any_amax)
+LAUNCHERS(layer_amax, NormArguments, layer_amax_512, layer_amax_1024, layer_amax_2048, layer_amax_4096, layer_amax_8192, any_amax)
+LAUNCHERS(affine_amax, NormArguments, affine_amax_512, affine_amax_1024, affine_amax_2048, affine_amax_4096, affine_amax_8192, any_amax)
 LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
 LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
 LAUNCHERS(affine_grad, NormGradArguments, affine_grad_1024, affine_grad_1024, affine_grad_2048, affine_grad_4096)
+LAUNCHERS(
+    rms_grad_amax, NormGradArguments, rms_grad_amax_512, rms_grad_amax_1024, rms_grad_amax_2048, rms_grad_amax_4096, rms_grad_amax_8192)
+LAUNCHERS(layer_grad_amax, NormGradArguments, layer_grad_amax_512, layer_grad_amax_1024, layer_grad_amax_2048, layer_grad_amax_4096,
+    layer_grad_amax_8192)
+LAUNCHERS(affine_grad_amax, NormGradArguments, affine_grad_amax_1024, affine_grad_amax_1024, affine_grad_amax_2048, affine_grad_amax_4096)
 LAUNCHER(any_grad_rows, NormGradArguments)
-LAUNCHER(any_grad_columns, NormGradArguments)
+LAUNCHERS(any_grad_columns, NormGradArguments, any_grad_columns, any_grad_columns_amax)
 
 GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
     const NormAttributes *attributes = call->attributes;
@@ -53,6 +74,7 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
         .epsilon = attributes->epsilon,
+        .amax = amax_to_record(call, RESIDUAL_NORM_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
     if (call->absorbs) {
@@ -60,7 +82,8 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
         return;
     }
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
+    if (arguments.amax) (affine ? launch_affine_amax : layer ? launch_layer_amax : launch_rms_amax)(call->device, width, shape, &arguments);
+    else (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
 static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }
@@ -99,14 +122,17 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         .columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
+        .amax = amax_to_record(call, RESIDUAL_NORM_GRAD_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
     LaunchShape shape = norm_grad_shape(call->device, &arguments);
     int width = norm_width(arguments.columns);
     if (width == NORM_ANY || (affine && (layer || arguments.columns > 4096))) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.rows, .threads = NORM_THREADS}, &arguments);
-        launch_any_grad_columns(call->device, norm_grad_columns_shape(call->device, &arguments), &arguments);
-    } else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
+        launch_any_grad_columns(call->device, arguments.amax != NULL, norm_grad_columns_shape(call->device, &arguments), &arguments);
+    } else if (arguments.amax)
+        (affine ? launch_affine_grad_amax : layer ? launch_layer_grad_amax : launch_rms_grad_amax)(call->device, width, shape, &arguments);
+    else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
     add_sums(call, layer, affine, shape.x, arguments.columns);
 }
 

@@ -60,8 +60,15 @@ static double grad_flops(const Graph *graph, const Node *node) {
     return (merge + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
 }
 
-const Op op_rule_residual_norm = {
-    .name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .flops = flops};
+const Op op_rule_residual_norm = {.name = "residual_norm",
+    .class = OP_CLASS_NORM,
+    .measured = OPERAND(RESIDUAL_NORM_NORMED),
+    .amax = OPERAND(RESIDUAL_NORM_AMAX),
+    .gradient = gradient,
+    .recompute = recompute,
+    .flops = flops};
 const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad",
     .adds_to = OPERANDS(RESIDUAL_NORM_GRAD_D_GAIN, RESIDUAL_NORM_GRAD_D_AFFINE + STREAM_BIAS),
+    .measured = OPERAND(RESIDUAL_NORM_GRAD_D_BLOCK),
+    .amax = OPERAND(RESIDUAL_NORM_GRAD_AMAX),
     .flops = grad_flops};

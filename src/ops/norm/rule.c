@@ -29,5 +29,6 @@ static double grad_flops(const Graph *graph, const Node *node) {
     return 2 * norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_GRAD_X]);
 }
 
-const Op op_rule_norm = {.name = "norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
+const Op op_rule_norm = {
+    .name = "norm", .class = OP_CLASS_NORM, .measured = OPERAND(NORM_Y), .amax = OPERAND(NORM_AMAX), .gradient = gradient, .flops = flops};
 const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .flops = grad_flops};

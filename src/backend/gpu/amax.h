@@ -1,0 +1,44 @@
+/* The largest magnitude of a tensor, found by the kernel that makes it: the scale of its cast to fp8 then needs no pass over it.
+ * A body of such a kernel returns the largest bits of magnitudes that its thread has made, which are ordered as the numbers
+ * are, with NaN above all; the kernel ends by recording them (record_rounded), or leaves them out, and then none are computed.
+ * Maxima of integers by atomics: no order of blocks changes them. Owns no memory. */
+#pragma once
+
+#include "backend/gpu/gpu.h"
+
+enum { AMAX_THREADS = 256 }; /* of blocks that record */
+
+#ifdef GPU_DEVICE
+
+INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+INLINE uint32_t larger_of(uint32_t most, float x) { return larger(most, __builtin_bit_cast(uint32_t, x) & 0x7fffffff); }
+
+INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fetch_max(to, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
+
+/* Adds what the threads of a block have seen to a maximum in memory. All call it. */
+INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
+    static SHARED uint32_t of_waves[AMAX_THREADS / WAVE];
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
+    if (lane_id() == 0) of_waves[wave_id()] = most;
+    barrier();
+    if (thread_id() > 0) return;
+    for (int i = 1; i < AMAX_THREADS / WAVE; i++) most = larger(most, of_waves[i]);
+    atomic_max(to, most);
+}
+
+/* Of floats that were rounded to bf16 when they were stored, which keeps their order. */
+INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) {
+    record_largest(to, (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16);
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+/* Output `index` of a call, an amax that its kernel is to record, zeroed; NULL where the node has none. */
+static inline uint32_t *amax_to_record(const OpCall *call, int index) {
+    if (call->out[index]) device_fill(call->device, call->out[index], 0, sizeof(uint32_t));
+    return call->out[index];
+}
+
+#endif

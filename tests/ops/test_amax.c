@@ -1,0 +1,260 @@
+/* Largest magnitudes that are found by what makes a tensor (Op.amax): those of a pass over it, fp8_amax, and of a plain loop, in
+ * every operation that finds one, at all widths that have kernels of their own and wherever the largest element is; NaN where
+ * one is NaN. The tensors themselves are those of nodes that find none. On the GPU of SMELT_TEST_DEVICE, else on the CPU. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "ops/activation/activation.h"
+#include "ops/fp8/fp8.h"
+#include "ops/norm/norm.h"
+#include "support/check.h"
+
+enum { RUNS = 3 /* on a GPU the second is recorded, the third replayed */, MOST_INPUTS = 16 };
+
+/* What is built: `op` is the one whose amax is looked at, of the forward or of the backward pass. */
+typedef struct Case {
+    int op;
+    int64_t rows, columns; /* of its input; SwiGLU makes half as many */
+    NormKind kind;
+    bool affine;
+    GeluKind gelu;
+} Case;
+
+/* Where inputs have a number that is larger than all others, or NaN: at `at` elements before their end. */
+typedef struct Content {
+    float outlier;
+    int64_t at;
+} Content;
+
+typedef struct Run {
+    const Case *c;
+    Graph *graph;
+    Executor *executor;
+    Plan plan;
+    TensorId inputs[MOST_INPUTS], gains[8];
+    int input_count, gain_count;
+    TensorId made, found, passed; /* the tensor, its amax by the node that makes it and by a pass */
+} Run;
+
+/* -- Programs ------------------------------------------------------------------------------------------------------ */
+
+static TensorId input(Run *run, TypeClass type, int64_t columns) {
+    return run->inputs[run->input_count++] = graph_tensor(run->graph, ARENA_INPUT, type, 2, (int64_t[]){run->c->rows, columns}, "input");
+}
+
+static TensorId vector(Run *run, const char *name) {
+    return run->gains[run->gain_count++] = graph_parameter(run->graph, name, PARAMETER_NORM, 1, &run->c->columns, 1, 0, false);
+}
+
+static TensorId build_forward(Run *run) {
+    const Case *c = run->c;
+    if (c->op == OP_swiglu || c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_gelu_grad) {
+        TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1); /* its memory may be taken in place */
+        return c->op == OP_swiglu || c->op == OP_swiglu_grad ? op_swiglu(run->graph, x) : op_gelu(run->graph, x, c->gelu);
+    }
+    Norm norm = {c->kind, vector(run, "gain"), c->kind == NORM_LAYER ? vector(run, "bias") : TENSOR_NONE, 1e-5};
+    if (c->op == OP_norm) return op_norm(run->graph, input(run, TYPE_WIDE, c->columns), &norm);
+    TensorId block = input(run, TYPE_COMPUTE, c->columns), stream = input(run, TYPE_WIDE, c->columns);
+    AffineMerge merge = {{0}};
+    for (int i = 0; c->affine && i < AFFINE_VECTORS; i++) merge.vectors[i] = vector(run, (const char *[]){"a", "b", "c", "d"}[i]);
+    return op_residual_norm(run->graph, block, stream, c->affine ? &merge : NULL, &norm).normed;
+}
+
+static Node *node_of(Graph *graph, int op) {
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].op == op) return &graph->nodes[i];
+    fail_msg("no node %s", op_table[op]->name);
+    return NULL;
+}
+
+static void run_create(Run *run, const Case *c, bool finds, Device *device, Precision precision, const char *isa) {
+    Error error = {0};
+    Backend backend;
+    *run = (Run){.c = c, .graph = graph_create(precision, true)};
+    TensorId y = build_forward(run);
+    Seed seed = {y, input(run, TYPE_COMPUTE, graph_columns(run->graph, y))};
+    if (c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad)
+        graph_differentiate(run->graph, RECOMPUTE_NONE, &seed, 1);
+    run->made = node_of(run->graph, c->op)->out[__builtin_ctz(op_table[c->op]->measured)];
+    run->passed = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &(int64_t){1}, "passed");
+    graph_node(run->graph, OP_fp8_amax, (Inputs){[FP8_AMAX_X] = run->made}, (Outputs){[FP8_AMAX_Y] = run->passed}, NULL, 0);
+    if (finds) run->found = op_find_amax(run->graph, run->made);
+    assert_true(!finds || (run->found && run->found == op_find_amax(run->graph, run->made)));
+    run->graph->tensors[run->made].keep = run->graph->tensors[run->found].keep = run->graph->tensors[run->passed].keep = true;
+    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+/* -- Runs ---------------------------------------------------------------------------------------------------------- */
+
+static void fill(Run *run, const Content *content) {
+    for (int i = 0; i < run->input_count; i++) {
+        int64_t count = graph_elements(run->graph, run->inputs[i]);
+        float *values = memory_allocate((size_t)count * sizeof *values);
+        for (int64_t j = 0; j < count; j++) values[j] = (float)rng_normal(7, 10 + i, j);
+        values[count - 1 - content->at % count] = content->outlier;
+        executor_set_values(run->executor, run->inputs[i], 0, values, count);
+        free(values);
+    }
+    for (int i = 0; i < run->gain_count; i++) {
+        int64_t count = graph_elements(run->graph, run->gains[i]), bytes = graph_bytes(run->graph, run->gains[i]);
+        double *values = memory_allocate((size_t)count * sizeof *values);
+        for (int64_t j = 0; j < count; j++)
+            if (bytes / count == sizeof(float)) ((float *)values)[j] = 1 + (float)(j % 5) / 8;
+            else values[j] = 1 + (double)(j % 5) / 8;
+        device_upload(executor_backend(run->executor)->device, executor_device_tensor(run->executor, run->gains[i]), values, bytes);
+        free(values);
+    }
+}
+
+/* What nothing writes is NaN. */
+static void run_once(Run *run) {
+    Error error = {0};
+    device_fill(
+        executor_backend(run->executor)->device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run->executor);
+    executor_run(run->executor);
+    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+}
+
+static float *read_floats(const Run *run, TensorId tensor) {
+    int64_t count = graph_elements(run->graph, tensor);
+    float *values = memory_allocate((size_t)count * sizeof *values);
+    uint16_t *bits = memory_allocate((size_t)graph_bytes(run->graph, tensor));
+    executor_read(run->executor, tensor, bits);
+    if (graph_bytes(run->graph, tensor) == count * (int64_t)sizeof *values) memcpy(values, bits, (size_t)count * sizeof *values);
+    else bf16_to_floats(values, bits, count);
+    free(bits);
+    return values;
+}
+
+static float read_float(const Run *run, TensorId tensor) {
+    float *values = read_floats(run, tensor), value = *values;
+    free(values);
+    return value;
+}
+
+static bool same(float a, float b) { return float_to_bits(a) == float_to_bits(b) || (isnan(a) && isnan(b)); }
+
+/* By a plain loop. */
+static float largest_magnitude(const float *values, int64_t count) {
+    float most = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (fabsf(values[i]) > most || isnan(values[i])) most = fabsf(values[i]);
+    return most;
+}
+
+static void check_amax(const Run *run) {
+    float *made = read_floats(run, run->made), expected = largest_magnitude(made, graph_elements(run->graph, run->made));
+    float found = read_float(run, run->found), passed = read_float(run, run->passed);
+    if (!same(found, expected) || !same(passed, expected))
+        fail_msg("%s [%ld, %ld]: %a, by a pass %a, by a loop %a", op_table[run->c->op]->name, (long)run->c->rows, (long)run->c->columns,
+            found, passed, expected);
+    free(made);
+}
+
+static void check_same(const Run *a, const Run *b) {
+    float *x = read_floats(a, a->made), *y = read_floats(b, b->made);
+    for (int64_t i = 0; i < graph_elements(a->graph, a->made); i++)
+        if (!same(x[i], y[i]))
+            fail_msg("%s: element %ld is %a where it is measured, else %a", op_table[a->c->op]->name, (long)i, x[i], y[i]);
+    free(x), free(y);
+}
+
+/* The largest element in the last and first column, and in the middle of a row. */
+static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
+    const Content contents[] = {{40, 0}, {-50, c->rows * c->columns - 1}, {60, c->columns / 2 + 1}, {NAN, c->columns / 3}};
+    Run run, plain;
+    run_create(&run, c, true, device, precision, isa), run_create(&plain, c, false, device, precision, isa);
+    for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+        fill(&run, &contents[i]), fill(&plain, &contents[i]);
+        for (int j = 0; j < (check_device() ? RUNS : 1); j++) run_once(&run), run_once(&plain), check_amax(&run);
+        check_same(&run, &plain);
+    }
+    executor_free(run.executor), executor_free(plain.executor);
+    graph_free(run.graph), graph_free(plain.graph);
+}
+
+/* CPU kernels are the same for all widths. */
+static void check_case(const Case *c) {
+    if (!check_device() && c->columns > 1040) return;
+    if (check_device()) {
+        check_on(c, check_device(), PRECISION_BF16, "");
+        return;
+    }
+    check_on(c, device_cpu(), PRECISION_BF16, "");
+    check_on(c, device_cpu(), PRECISION_FP32, "");
+}
+
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
+
+static void activations_find_what_a_pass_finds(void **state) {
+    (void)state;
+    static const int ops[] = {OP_swiglu, OP_swiglu_grad, OP_gelu, OP_gelu_grad};
+    static const int64_t shapes[][2] = {{1, 64}, {3, 192}, {67, 96}, {9, 4128}, {131, 448}, {64, 64}};
+    for (int i = 0; i < 4; i++)
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
+            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++)
+                check_case(&(Case){.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind});
+}
+
+/* Of narrow and odd columns too, where kernels take one at a time; the pass takes multiples of 8 elements. */
+static void activations_find_it_one_column_at_a_time(void **state) {
+    (void)state;
+    check_case(&(Case){.op = OP_swiglu, .rows = 24, .columns = 2 * 33});
+    check_case(&(Case){.op = OP_swiglu_grad, .rows = 24, .columns = 2 * 33});
+}
+
+static void norms_and_merges_of_every_width_find_what_a_pass_finds(void **state) {
+    (void)state;
+    static const int ops[] = {OP_norm, OP_residual_norm, OP_residual_norm_grad};
+    static const int64_t columns[] = {64, 512, 528, 1024, 1040, 2048, 4080, 4096, 8192, 8208};
+    for (int i = 0; i < 3; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++)
+                check_case(&(Case){.op = ops[i], .rows = columns[j] > 1024 ? 3 : 37, .columns = columns[j], .kind = (NormKind)kind});
+}
+
+static void affine_merges_of_every_width_find_what_a_pass_finds(void **state) {
+    (void)state;
+    static const int64_t columns[] = {256, 1024, 2048, 4096, 8192, 8208};
+    for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+        for (int i = 0; i < 2; i++)
+            check_case(&(Case){i ? OP_residual_norm_grad : OP_residual_norm, columns[j] > 1024 ? 3 : 35, columns[j], NORM_RMS, true});
+    check_case(&(Case){OP_residual_norm, 5, 512, NORM_LAYER, true});
+    check_case(&(Case){OP_residual_norm_grad, 5, 512, NORM_LAYER, true});
+}
+
+/* A sum of gradients is made by op_add, an input by nobody. */
+static void other_tensors_are_left_to_a_pass(void **state) {
+    (void)state;
+    Graph *graph = graph_create(PRECISION_BF16, true);
+    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){16, 32}, "x");
+    assert_int_equal(op_find_amax(graph, x), TENSOR_NONE);
+    assert_int_equal(op_find_amax(graph, op_add(graph, x, x)), TENSOR_NONE);
+    assert_int_equal(op_find_amax(graph, op_silu(graph, x)), TENSOR_NONE);
+    graph_free(graph);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(activations_find_what_a_pass_finds),
+        cmocka_unit_test(activations_find_it_one_column_at_a_time),
+        cmocka_unit_test(norms_and_merges_of_every_width_find_what_a_pass_finds),
+        cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
+        cmocka_unit_test(other_tensors_are_left_to_a_pass),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
