@@ -38,6 +38,10 @@ bool chat_has_template(const Chat *chat);
 const char *chat_template_source(const Chat *chat);
 uint64_t chat_identity(const Chat *chat); /* of templates and options: another one gives other tokens */
 
+/* Parts of a conversation that a template may leave out without a word. */
+typedef enum ChatPart { CHAT_TOOL_CALLS, CHAT_TOOLS, CHAT_THOUGHTS, CHAT_HISTORY, CHAT_PARTS } ChatPart;
+const char *chat_part_name(ChatPart part); /* "tool_calls" */
+
 /* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */
 typedef struct ChatDocument {
     ChatText text;
@@ -45,6 +49,7 @@ typedef struct ChatDocument {
     uint8_t *trained;                       /* [ids.count]: 1 where the model is to say the token */
     size_t trained_capacity, trained_count; /* trained_count: how many are 1 */
     size_t empty_answers;                   /* of those trained on: the token that ends them is all that they train */
+    bool lost[CHAT_PARTS];                  /* which the conversation has, and of which the text has nothing */
 } ChatDocument;
 void chat_document_free(ChatDocument *document);
 

@@ -229,6 +229,60 @@ static bool check_special(ChatEncoder *encoder, const json_t *value, Error *erro
     return !spells || error_set(error, ERROR_DATA, "a message spells a special token (special=true allows that)");
 }
 
+/* -- What the template leaves out --------------------------------------------------------------------------------------- */
+
+const char *chat_part_name(ChatPart part) {
+    static const char *const names[] = {"tool_calls", "tools", "thoughts (reasoning_content)", "history"};
+    return names[part];
+}
+
+/* The members of a message that are the part. */
+static const char *const *members_of(ChatPart part) {
+    static const char *const calls[] = {"tool_calls", NULL}, *const thoughts[] = {"reasoning_content", "thinking", "reasoning", NULL};
+    return part == CHAT_TOOL_CALLS ? calls : thoughts;
+}
+
+/* The messages without the part, for the caller to release; NULL: none has it. */
+static json_t *messages_without(const json_t *messages, ChatPart part) {
+    json_t *others = json_array();
+    bool any = false;
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *message = json_copy(json_array_get(messages, i));
+        for (const char *const *name = members_of(part); *name; name++) {
+            const json_t *value = json_object_get(message, *name);
+            any = any || json_array_size(value) > 0 || json_string_length(value) > 0;
+            json_object_del(message, *name);
+        }
+        json_array_append_new(others, message);
+    }
+    if (any) return others;
+    json_decref(others);
+    return NULL;
+}
+
+/* Whether the text is the same without the part. A template that refuses what is left has read it. */
+static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, const ChatText *text) {
+    Error refused = {0};
+    const ChatText *other = &encoder->before;
+    return render(encoder->chat, without, json_array_size(without->messages), false, &encoder->before, &refused) &&
+           other->size == text->size && !memcmp(other->bytes, text->bytes, text->size);
+}
+
+static void find_lost(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document) {
+    const ChatPart parts[] = {CHAT_TOOL_CALLS, CHAT_THOUGHTS};
+    memset(document->lost, 0, sizeof document->lost);
+    document->lost[CHAT_HISTORY] = record->history;
+    ChatRecord without = *record;
+    without.tools = NULL;
+    if (json_array_size(record->tools) > 0) document->lost[CHAT_TOOLS] = is_same_without(encoder, &without, &document->text);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        json_auto_t *messages = messages_without(record->messages, parts[i]);
+        without = *record;
+        without.messages = messages;
+        if (messages) document->lost[parts[i]] = is_same_without(encoder, &without, &document->text);
+    }
+}
+
 /* -- Records ----------------------------------------------------------------------------------------------------------- */
 
 static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
@@ -237,6 +291,7 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
     if (!check_special(encoder, record->messages, error) || !check_special(encoder, record->tools, error) ||
         !check_special(encoder, record->settings, error) || !render(chat, record, json_array_size(record->messages), false, text, error))
         return false;
+    find_lost(encoder, record, document);
     bool marks = chat_template_marks(template_for(chat, record->tools));
     if (!(marks ? take_marks : find_answers)(encoder, record, text, error)) return false;
     return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
@@ -245,6 +300,7 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
 /* Two texts are one after the other, and the token that ends texts follows. */
 static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     ChatText *text = &document->text;
+    memset(document->lost, 0, sizeof document->lost);
     size_t prompt = json_string_length(record->prompt), completion = json_string_length(record->completion);
     array_reserve(text->bytes, text->capacity, prompt + completion + 1);
     memcpy(text->bytes, json_string_value(record->prompt), prompt);

@@ -12,6 +12,7 @@ enum { CHAT_MESSAGES = 4096 };
 typedef struct ChatRecord {
     json_t *messages;                  /* owned; NULL: the record is texts */
     const json_t *tools, *settings;    /* of the record, or NULL */
+    bool history;                      /* earlier turns beside an instruction, which are not read */
     size_t first;                      /* the first message whose answers are trained on */
     const json_t *prompt, *completion; /* texts, of the record */
 } ChatRecord;

@@ -155,6 +155,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
     if (!good || !json_is_string(output))
         return error_set(error, ERROR_DATA, "instruction and output, and input and system where they are given, must be texts");
     if (!*instruction) return error_set(error, ERROR_DATA, "instruction is empty");
+    record->history = json_array_size(json_object_get(json, "history")) > 0;
     record->messages = json_array();
     if (*system) json_array_append_new(record->messages, json_pack("{ss ss}", "role", "system", "content", system));
     json_array_append_new(record->messages,

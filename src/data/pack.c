@@ -305,6 +305,7 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
 static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
     packer->report.result.empty_answers += (int64_t)record->empty_answers;
+    for (int i = 0; i < CHAT_PARTS; i++) packer->report.result.lost[i] += record->lost[i];
     for (size_t i = 0; i < record->span_count; i++) {
         if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
         tokens += record->spans[i];
@@ -586,6 +587,17 @@ static void warn_bad(const Packer *packer) {
             result->empty_answers == 1 ? " is" : "s are", result->empty_answers == 1 ? "it trains" : "they train");
 }
 
+/* "tool_calls of 3, history of 1": a part of a conversation that its text lacks is trained without. */
+static void warn_of_lost(const PackResult *result) {
+    char list[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < CHAT_PARTS && used < sizeof list; i++)
+        if (result->lost[i])
+            used += (size_t)snprintf(
+                list + used, sizeof list - used, "%s%s of %" PRId64, used ? ", " : "", chat_part_name((ChatPart)i), result->lost[i]);
+    if (*list) log_warn("the text of some conversations, by the chat template or their form, lacks what they have: %s", list);
+}
+
 static bool read_all(Packer *packer, Error *error) {
     packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
         packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE};
@@ -596,6 +608,7 @@ static bool read_all(Packer *packer, Error *error) {
     pack_files_warn(&packer->files);
     record_reader_warn(packer->reader);
     if (good) warn_bad(packer);
+    if (good) warn_of_lost(&packer->report.result);
     return good;
 }
 

@@ -81,6 +81,7 @@ typedef struct PackResult {
     int64_t train_tokens, valid_tokens; /* tokens that end documents included */
     int64_t trained_train, trained_valid; /* of them, of conversations, what the model is to say */
     int64_t empty_answers;                /* of conversations and pairs that stay */
+    int64_t lost[CHAT_PARTS];             /* such conversations and pairs, of which the template leaves the part out */
     int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
     int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */
     int64_t shards;                       /* of the training part */

@@ -78,8 +78,9 @@ typedef struct Record {
     bool fatal;             /* it is not the record that is bad, but what is asked for: the packing ends */
     int32_t *spans;         /* of a conversation: lengths of what is untrained and trained, in turn; owned */
     size_t span_count;
-    size_t chosen_spans;  /* of a pair of answers: how many of them are of the chosen one; else 0 */
-    size_t empty_answers; /* of a conversation, or of a pair */
+    size_t chosen_spans;   /* of a pair of answers: how many of them are of the chosen one; else 0 */
+    size_t empty_answers;  /* of a conversation, or of a pair */
+    bool lost[CHAT_PARTS]; /* likewise: what its template leaves out */
     size_t text_size, ids, id_count;
     uint64_t hash;  /* XXH3 of a document of one piece */
     uint64_t *keys; /* of such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */

@@ -91,6 +91,7 @@ static bool encode_conversation(
     record->id_count += document->ids.count;
     record->text_size += document->text.size;
     record->empty_answers += document->empty_answers;
+    for (int i = 0; i < CHAT_PARTS; i++) record->lost[i] = record->lost[i] || document->lost[i];
     take_spans(record, document);
     return true;
 }
@@ -124,6 +125,7 @@ static void drop_tokens(Block *block, Record *record) {
     free(record->spans);
     record->spans = NULL;
     record->id_count = record->text_size = record->span_count = record->chosen_spans = record->empty_answers = 0;
+    memset(record->lost, 0, sizeof record->lost);
 }
 
 /* The tokens of a line of JSON that is a conversation or a pair of them; none where it is bad. */

@@ -125,6 +125,33 @@ static void empty_answers_are_counted_and_pictures_left_out(void **state) {
     assert_int_equal(result.bad[PACK_BAD_CHAT], 1);
 }
 
+/* The template writes contents, and thoughts of the last message: what else a conversation has is lost, and counted once. */
+static void what_a_template_does_not_write_is_counted(void **state) {
+    (void)state;
+#define CALL "{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": {}}}]}"
+#define THINKS(name, thought, text) "{\"role\": \"assistant\", \"" name "\": \"" thought "\", \"content\": \"" text "\"}"
+#define TOOLS "\"tools\": [{\"name\": \"f\"}]"
+    static const char template[] = "{%- for m in messages %}{{ '<' + m.role + '>' }}{% if loop.last and m.thinking %}{{ m.thinking }}{% endif %}"
+                                   "{% if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}{% endgeneration %}"
+                                   "{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    static const char lines[] = LINE(USER("a") "," CALL "," ANSWER("b")) LINE(USER("a") "," ANSWER("b"))
+        "{" TOOLS ", \"messages\": [" USER("a") "," CALL "," CALL "," ANSWER("b") "]}\n"
+        "{\"tools\": [], \"messages\": [" USER("a") "," THINKS("thinking", "t", "b") "]}\n" LINE(
+            USER("a") "," THINKS("reasoning_content", "t", "b") "," USER("c") "," ANSWER("d"))
+        "{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"c\", \"d\"]]}\n"
+        "{\"instruction\": \"a\", \"output\": \"b\", \"history\": []}\n";
+    write_text("in", lines);
+    write_text("lossy.jinja", template);
+    PackOptions options = chat_options("in");
+    options.template = "lossy.jinja";
+    PackResult result = pack_with(options);
+    assert_int_equal(result.documents, 7);
+    assert_int_equal(result.lost[CHAT_TOOL_CALLS], 2);
+    assert_int_equal(result.lost[CHAT_TOOLS], 1);
+    assert_int_equal(result.lost[CHAT_THOUGHTS], 1);
+    assert_int_equal(result.lost[CHAT_HISTORY], 1);
+}
+
 /* As OpenAI's form has them: texts become one, and what else there is takes the conversation out. */
 static void content_in_parts_is_their_text(void **state) {
     (void)state;
@@ -269,6 +296,7 @@ int main(void) {
         CHAT_TEST(compressed_lines_and_folders_of_shards_give_the_same),
         CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
         CHAT_TEST(empty_answers_are_counted_and_pictures_left_out),
+        CHAT_TEST(what_a_template_does_not_write_is_counted),
         CHAT_TEST(content_in_parts_is_their_text),
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
