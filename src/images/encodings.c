@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/hash.h"
 #include "base/memory.h"
@@ -89,6 +90,13 @@ static bool open_file(EncodingFile *file, const char *path, const ModelConfig *m
            (use != ENCODINGS_TRAIN || check_names(file, error));
 }
 
+/* Copies from other systems may have names in capitals. */
+static bool is_encodings(const char *name) {
+    static const char end[] = ".safetensors";
+    size_t length = strlen(name);
+    return length > strlen(end) && !strcasecmp(name + length - strlen(end), end);
+}
+
 /* The paths of the set's files. */
 static bool list_files(const char *path, FileList *paths, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
@@ -103,7 +111,7 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
         if (entry->kind == FILE_FOLDER)
             return error_set(error, ERROR_DATA,
                 "%s/%s is a folder: encodings lie side by side in one, so move its files there, or elsewhere", path, entry->name);
-        if (ends_with(entry->name, ".safetensors")) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);
+        if (is_encodings(entry->name)) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);
     }
     return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
 }

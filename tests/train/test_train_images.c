@@ -223,6 +223,8 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     says(ERROR_DATA, "model.text_width=13", "prompt_embeds is F32 [20, 3, 12]");
     says(ERROR_DATA, "data.valid=absent.safetensors", "absent.safetensors");
     assert_int_equal(system("mkdir -p deep/sub other && cp valid.safetensors deep"), 0);
+    assert_int_equal(system("mkdir capitals && cp valid.safetensors capitals/VALID.SAFETENSORS"), 0);
+    smelt_says(0, "", "train " SETTINGS "device=cpu run=capitals-run data.valid=capitals");
     says(ERROR_DATA, "data.valid=deep", "deep/sub is a folder: encodings lie side by side");
     const float mask[] = {1};
     Error error = {0};
