@@ -13,6 +13,7 @@
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
+#include "train/run.h"
 #include "train/source.h"
 
 typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0, CONVERT_FP8 } ConvertType;
@@ -53,6 +54,15 @@ static bool check_out(const char *out, const Config *config, int dtype, Error *e
             error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give dtype=same, or an OUT that does not end in .gguf or .bin");
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
+}
+
+/* What is read is not replaced, also with overwrite=true: a run with adapters, and PEFT's folders, need their base from then on. */
+static bool check_inputs(const char *in, const char *out, const Config *config, Error *error) {
+    SCOPED(run_point_free) RunPoint point = run_point(in);
+    SCOPED_FREE char *adapter = adapter_folder(in);
+    bool read = file_same(out, point.run) || file_same(out, adapter), base = config->lora.rank && file_same(out, config->init);
+    return !(read || base) || error_set(error, ERROR_USAGE, "%s is %s, which would be replaced: give another OUT", out,
+                                  read ? "what is read" : "the base of the adapters that are read");
 }
 
 static const GgufType *gguf_type_of(int dtype, Precision precision) {
@@ -209,6 +219,7 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(hf_release) HfModel origin = {0};
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
+    if (!check_inputs(in, out, &config, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, options, error);
     if (!check_out(out, &config, options->dtype, error)) return false;
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */

@@ -158,6 +158,64 @@ static char *named_module(const PeftFolder *peft, const json_t *content, const c
     return memory_format("%.*s%s", (int)(strlen(stem) - strlen(".experts")), stem, outer ? DOWN_PROJ : GATE_UP);
 }
 
+/* -- Which modules have adapters, by the configuration ---------------------------------------------------------------- */
+
+/* Whether a list of names has the module, or an end of it behind a dot. */
+static bool lists_module(const json_t *list, const char *module, bool whole) {
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        size_t length = name ? strlen(name) : 0, size = strlen(module);
+        if (!name || length > size || strcmp(module + size - length, name) != 0) continue;
+        if (length == size || (!whole && length && module[size - length - 1] == '.')) return true;
+    }
+    return false;
+}
+
+/* The number of a module's layer, its first part that is a number; -1: it has none. */
+static int64_t layer_of(const char *module) {
+    enum { MOST_DIGITS = 9 };
+    for (const char *part = module; *part; part += strcspn(part, "."), part += *part == '.') {
+        size_t length = strcspn(part, "."), digits = strspn(part, "0123456789");
+        if (digits && digits == length && digits <= MOST_DIGITS) return strtoll(part, NULL, 10);
+    }
+    return -1;
+}
+
+/* layers_to_transform: one number or a list of them; without it all layers. */
+static bool has_layer(const json_t *layers, int64_t layer) {
+    bool listed = false;
+    if (!layers || is_empty(layers)) return true;
+    if (json_is_integer(layers)) return json_integer_value(layers) == layer;
+    for (size_t i = 0; i < json_array_size(layers); i++) {
+        const json_t *each = json_array_get(layers, i);
+        listed = listed || (json_is_integer(each) && json_integer_value(each) == layer);
+    }
+    return listed;
+}
+
+/* Whether the layer of a module is left out; a module that is named in full has its adapter wherever it is (check_target_module_exists
+ * of peft/tuners/tuners_utils.py). */
+static bool leaves_out(const json_t *content, const char *module) {
+    const json_t *targets = json_object_get(content, "target_modules");
+    return lists_module(targets, module, false) && !lists_module(targets, module, true) &&
+           !has_layer(json_object_get(content, "layers_to_transform"), layer_of(module));
+}
+
+/* Whether the configuration gives the module an adapter; a pattern in place of a list is not asked. */
+static bool names_module(const json_t *content, const char *module) {
+    const json_t *excluded = json_object_get(content, "exclude_modules");
+    bool known = !excluded || is_empty(excluded) || json_is_array(excluded);
+    return known && lists_module(json_object_get(content, "target_modules"), module, false) && !leaves_out(content, module) &&
+           !lists_module(excluded, module, false);
+}
+
+/* An adapter is two tensors. */
+static bool check_pair(const PeftFolder *peft, const char *name, const char *stem, Error *error) {
+    SCOPED_FREE char *other = memory_format(PREFIX "%s%s", stem, ends_with(name, DOWN) ? UP : DOWN);
+    return safetensors_find(&peft->file, other) ||
+           error_set(error, ERROR_CHECKPOINT, "%s has %s and no %s: an adapter is both", peft->path, name, other);
+}
+
 /* Sets the targets to all modules that have an A. */
 static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) {
     peft->targets = memory_copy_string("");
@@ -167,6 +225,10 @@ static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) 
         if (!stem || strchr(stem, ','))
             return error_set(
                 error, ERROR_CHECKPOINT, "%s: %s is no adapter of a linear layer (" PREFIX "MODULE" DOWN ")", peft->path, name);
+        if (!check_pair(peft, name, stem, error)) return false;
+        if (leaves_out(content, stem))
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s has %s, and layers_to_transform of its adapter_config.json lacks the layer", peft->path, name);
         if (!ends_with(name, DOWN)) continue;
         SCOPED_FREE char *module = named_module(peft, content, stem), *before = peft->targets;
         peft->targets = memory_format("%s%s%s", before, *before ? "," : "", module);
@@ -191,7 +253,7 @@ bool peft_open(PeftFolder *peft, const char *folder, Error *error) {
     if (!json_is_object(content))
         return error_set(
             error, ERROR_CHECKPOINT, "%s: line %d: %s", path, content ? 1 : place.line, content ? "not an object" : one_line(place.text));
-    *peft = (PeftFolder){.path = memory_copy_string(folder)};
+    *peft = (PeftFolder){.path = memory_copy_string(folder), .content = json_incref(content)};
     if (take_config(peft, content, path, error) && safetensors_open(&peft->file, tensors, error) && list_targets(peft, content, error) &&
         lora_check_list(&peft->lora, error))
         return true;
@@ -204,6 +266,7 @@ void peft_close(PeftFolder *peft) {
     free(peft->path);
     free(peft->base);
     free(peft->targets);
+    json_decref(peft->content);
     *peft = (PeftFolder){0};
 }
 
@@ -243,8 +306,24 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
     return true;
 }
 
+/* Whether each matrix that the configuration gives an adapter has one: PEFT would begin it anew. */
+static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *error) {
+    static const char end[] = ".weight";
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (!p->frozen || p->rank != 2 || !ends_with(p->name, end)) continue;
+        SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(p->name) - strlen(end)), p->name),
+                         *down = memory_format(PREFIX "%s" DOWN, module);
+        if (names_module(peft->content, module) && !safetensors_find(&peft->file, down))
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s has no %s, and target_modules of its adapter_config.json name the layer", peft->path, down);
+    }
+    return true;
+}
+
 bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
     size_t count = 0;
+    if (!check_missing(peft, graph, error)) return false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;

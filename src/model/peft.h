@@ -3,6 +3,8 @@
  * (model/lora.c) in graphs, and PEFT's in the folder (peft.c). */
 #pragma once
 
+#include <jansson.h>
+
 #include "ckpt/ckpt.h"
 #include "model/model.h"
 
@@ -13,6 +15,7 @@ typedef struct PeftFolder {
     double dropout;   /* lora_dropout, which only training uses */
     LoraConfig lora;  /* its targets are the names of all modules that have adapters */
     char *targets;    /* of `lora` */
+    json_t *content;  /* of adapter_config.json */
     Safetensors file; /* maps adapter_model.safetensors */
 } PeftFolder;
 
@@ -23,7 +26,7 @@ bool peft_is_folder(const char *folder);
 bool peft_open(PeftFolder *peft, const char *folder, Error *error);
 void peft_close(PeftFolder *peft);
 /* Fills the adapters of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of them
- * must be in the folder in their shapes, and nothing else. ERROR_CHECKPOINT. */
+ * must be in the folder in their shapes, and nothing else, nor may it lack one that its target_modules name. ERROR_CHECKPOINT. */
 bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
 
 /* Writes the adapters of `graph`, whose MASTER arena is `master`, in fp32 into an existing folder; `base` is the name of the

@@ -546,13 +546,58 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
     says(ERROR_CHECKPOINT, "r is no whole number", "eval %s text", "adapter");
     json_object_set_new(fields, "r", json_integer(4));
+    json_object_set_new(fields, "layers_to_transform", json_pack("[i]", 0));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT, "and layers_to_transform of its adapter_config.json lacks the layer", "eval %s text", "adapter");
+    json_object_set_new(fields, "layers_to_transform", json_pack("[i, i]", 0, 1));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    assert_true(fabs(evaluated("adapter") - trained) < 1e-5);
+    assert_int_equal(json_array_append_new(json_object_get(fields, "target_modules"), json_string("down_proj")), 0);
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    says(ERROR_CHECKPOINT,
+        "adapter has no base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, and target_modules of its adapter_config.json name "
+        "the layer",
+        "eval %s text", "adapter");
+    json_object_set_new(fields, "exclude_modules", json_pack("[s]", "mlp.down_proj"));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+    assert_true(fabs(evaluated("adapter") - trained) < 1e-5);
     json_decref(fields);
+    says(ERROR_USAGE, "base is the base of the adapters that are read, which would be replaced: give another OUT",
+        "convert adapted %s overwrite=true", "base");
+    says(ERROR_USAGE, "adapted is what is read", "convert adapted %s overwrite=true", "adapted");
+    says(ERROR_USAGE, "adapter/ is what is read", "convert adapter@base %s overwrite=true", "adapter/");
+    says(ERROR_USAGE, "base is the base of the adapters that are read", "convert adapter@base %s overwrite=true", "./base");
     free(base);
     good(ADAPT, "run=full init=adapter lora.rank=0");
     assert_int_equal(rename("base", "moved"), 0);
     says(ERROR_CHECKPOINT, "is no folder here: give adapter@FOLDER", "eval %s text", "adapter");
     assert_true(fabs(evaluated("adapter@moved") - trained) < 1e-5);
+}
+
+/* An adapter is A and B. */
+static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **state) {
+    (void)state;
+    static const char up[] = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight";
+    good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
+    for (int half = 0; half < 2; half++) {
+        Safetensors file;
+        Error error = {0};
+        good("convert adapted %s adapter=true overwrite=true", "adapter");
+        SCOPED_FREE char *name = memory_copy_string(up);
+        if (half) name[strlen(name) - strlen("B.weight")] = 'A';
+        assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
+        StoredTensor kept[8];
+        size_t count = 0;
+        assert_int_equal(file.count, 8);
+        for (size_t i = 0; i < file.count; i++)
+            if (strcmp(file.tensors[i].name, name) != 0) kept[count++] = file.tensors[i];
+        assert_int_equal(count, 7);
+        assert_true(safetensors_write("half.safetensors", kept, count, NULL, &error));
+        safetensors_close(&file);
+        assert_int_equal(rename("half.safetensors", "adapter/adapter_model.safetensors"), 0);
+        SCOPED_FREE char *missing = memory_format("and no %s: an adapter is both", name);
+        says(ERROR_CHECKPOINT, missing, "eval %s text", "adapter");
+    }
 }
 
 /* The base in 8 or 4 bits: rounding moves its loss by a little, training goes on with the same bits, on any number of ranks,
@@ -641,6 +686,7 @@ int main(void) {
         LORA_TEST(ranks_share_out_what_is_trained),
         LORA_TEST(the_adapters_are_written_as_peft_reads_them),
         LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
+        LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
         LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
         LORA_TEST(a_quantized_base_of_experts_trains),
         LORA_TEST(what_cannot_be_adapted_is_refused),
