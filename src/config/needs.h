@@ -9,19 +9,19 @@
 
 /* What conditions ask that settings do not tell, known once a run starts. */
 typedef struct RunFacts {
-    bool has_ranks;       /* several */
-    bool shares_weights;  /* several ranks have the same weights, of which ZeRO divides something */
-    bool has_rounds;      /* a step has several microbatches, of which each rank has whole weights */
-    bool has_cpu;         /* computes on a CPU */
-    bool packs;           /* some data are text, and not packed before */
-    bool splits;          /* all training data are text, of one source */
-    bool has_bucket;      /* some data are in a store of s3:// */
-    bool has_valid;       /* there are validation data */
-    bool has_tokenizer;   /* that of the data is known, and not bytes */
-    bool writes;          /* evaluations may write text: tokens are known */
-    bool continues;       /* the run was started before */
-    bool leaves_theta;    /* some phase of the data has no rope_theta of its own */
-    bool leaves_ramp;     /* the first phase of the data has no ramp of its own */
+    bool has_ranks;      /* several */
+    bool shares_weights; /* several ranks have the same weights, of which ZeRO divides something */
+    bool has_rounds;     /* a step has several microbatches, of which each rank has whole weights */
+    bool has_cpu;        /* computes on a CPU */
+    bool packs;          /* some data are text, and not packed before */
+    bool splits;         /* all training data are text, of one source */
+    bool has_bucket;     /* some data are in a store of s3:// */
+    bool has_valid;      /* there are validation data */
+    bool has_tokenizer;  /* that of the data is known, and not bytes */
+    bool writes;         /* evaluations may write text: tokens are known */
+    bool continues;      /* the run was started before */
+    bool leaves_theta;   /* some phase of the data has no rope_theta of its own */
+    bool leaves_ramp;    /* the first phase of the data has no ramp of its own */
 } RunFacts;
 
 /* A row of the table. */
@@ -31,7 +31,10 @@ typedef struct Need {
     bool (*met)(const Config *config, const RunFacts *facts);    /* `facts` NULL: of rows that do not ask them */
     enum { NEED_OR_REFUSE, NEED_OR_WARN, NEED_AT_START } answer; /* at start: a warning too, since it asks facts */
 } Need;
-typedef struct NeedTable { const Need *rows; size_t count; } NeedTable;
+typedef struct NeedTable {
+    const Need *rows;
+    size_t count;
+} NeedTable;
 extern const NeedTable needs_table;
 
 /* ERROR_USAGE names the first setting of `said` that is for another kind of run, but for those of layout.*. */

@@ -24,17 +24,17 @@ static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=mpt",
-    "model.family=zaya model.experts=4", "model.family=zaya model.experts=4 model.window=8", "model.experts=4 model.auxiliary_loss=0.1", "model.rope_factor=2",
-    "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn", "init=model",
+    "model.family=zaya model.experts=4", "model.family=zaya model.experts=4 model.window=8", "model.experts=4 model.auxiliary_loss=0.1",
+    "model.rope_factor=2", "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn", "init=model",
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9",
-    "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2", "layout.pp=2 layout.pp_schedule=interleaved",
-    "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+    "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
+    "layout.pp=2 layout.pp_schedule=interleaved", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
-static const char *const values[] = {"true", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit", "model", "linear",
-    "dpo", "wsd", "interleaved", "ring", "bf16"};
+static const char *const values[] = {"true", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit", "model",
+    "linear", "dpo", "wsd", "interleaved", "ring", "bf16"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true};
@@ -98,7 +98,8 @@ static void each_option_acts_always_or_has_a_need(void **state) {
     for (size_t i = 0; i < config_table.count; i++) {
         const char *name = config_table.rows[i].name;
         if (has_need(name) == acts_always(name))
-            fail_msg("%s %s", name, has_need(name) ? "has a need, and the test says that it acts always" : "is in neither list: add it to needs.c");
+            fail_msg("%s %s", name,
+                has_need(name) ? "has a need, and the test says that it acts always" : "is in neither list: add it to needs.c");
     }
     for (size_t i = 0; i < needs_table.count; i++)
         if (!config_find(needs_table.rows[i].name)) fail_msg("%s is no option", needs_table.rows[i].name);
@@ -129,7 +130,8 @@ static void each_need_names_its_option_where_it_is_not_met_and_there_alone(void 
     (void)state;
     for (size_t i = 0; i < needs_table.count; i++) {
         bool acts;
-        if (!is_named(&needs_table.rows[i], &acts)) fail_msg("%s is never said to need %s", needs_table.rows[i].name, needs_table.rows[i].what);
+        if (!is_named(&needs_table.rows[i], &acts))
+            fail_msg("%s is never said to need %s", needs_table.rows[i].name, needs_table.rows[i].what);
         if (!acts) fail_msg("%s=, which needs %s, never acts", needs_table.rows[i].name, needs_table.rows[i].what);
     }
 }
@@ -171,6 +173,20 @@ static void a_warning_names_all_and_a_refusal_the_cure(void **state) {
     assert_string_equal(error.message, "model.clip_qkv=3 has no effect without model.family=mpt: give that, or model.clip_qkv=0");
 }
 
+/* The config.yaml of such a run may be given as a file. */
+static void what_is_derived_for_a_model_of_images_may_be_said(void **state) {
+    (void)state;
+    SCOPED(case_free) Case c;
+    Error error = {0};
+    make(&c, "model.family=flux");
+    assert_true(say(&c, config_find("data.length"), "300") && say(&c, config_find("model.context"), "300") &&
+                say(&c, config_find("model.vocabulary"), "320"));
+    if (!needs_check(&c.config, &c.said, &error)) fail_msg("%s", error.message);
+    assert_true(say(&c, config_find("model.context"), "400"));
+    assert_false(needs_check(&c.config, &c.said, &error));
+    assert_string_equal(error.message, "model.context=400 has no effect without a model of text: give that, or model.context=0");
+}
+
 static void the_help_says_what_an_option_needs(void **state) {
     (void)state;
     char text[OPTIONS_EXPLANATION];
@@ -188,6 +204,7 @@ int main(void) {
         cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
         cmocka_unit_test(what_a_start_did_not_say_is_not_held_against_it),
         cmocka_unit_test(a_warning_names_all_and_a_refusal_the_cure),
+        cmocka_unit_test(what_is_derived_for_a_model_of_images_may_be_said),
         cmocka_unit_test(the_help_says_what_an_option_needs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

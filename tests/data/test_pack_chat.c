@@ -131,15 +131,16 @@ static void what_a_template_does_not_write_is_counted(void **state) {
 #define CALL "{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": {}}}]}"
 #define THINKS(name, thought, text) "{\"role\": \"assistant\", \"" name "\": \"" thought "\", \"content\": \"" text "\"}"
 #define TOOLS "\"tools\": [{\"name\": \"f\"}]"
-    static const char template[] = "{%- for m in messages %}{{ '<' + m.role + '>' }}{% if loop.last and m.thinking %}{{ m.thinking }}{% endif %}"
-                                   "{% if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}{% endgeneration %}"
-                                   "{% else %}{{ m.content }}{% endif %}{% endfor %}";
-    static const char lines[] = LINE(USER("a") "," CALL "," ANSWER("b")) LINE(USER("a") "," ANSWER("b"))
-        "{" TOOLS ", \"messages\": [" USER("a") "," CALL "," CALL "," ANSWER("b") "]}\n"
-        "{\"tools\": [], \"messages\": [" USER("a") "," THINKS("thinking", "t", "b") "]}\n" LINE(
-            USER("a") "," THINKS("reasoning_content", "t", "b") "," USER("c") "," ANSWER("d"))
-        "{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"c\", \"d\"]]}\n"
-        "{\"instruction\": \"a\", \"output\": \"b\", \"history\": []}\n";
+    static const char template[] =
+        "{%- for m in messages %}{{ '<' + m.role + '>' }}{% if loop.last and m.thinking %}{{ m.thinking }}{% endif %}"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    static const char lines[] = LINE(USER("a") "," CALL "," ANSWER("b")) LINE(USER("a") "," ANSWER("b")) "{" TOOLS ", \"messages\": [" USER(
+        "a") "," CALL "," CALL "," ANSWER("b") "]}\n"
+                                               "{\"tools\": [], \"messages\": [" USER("a") "," THINKS("thinking", "t", "b") "]}\n" LINE(
+                                                   USER("a") "," THINKS("reasoning_content", "t", "b") "," USER("c") "," ANSWER(
+                                                       "d")) "{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"c\", \"d\"]]}\n"
+                                                             "{\"instruction\": \"a\", \"output\": \"b\", \"history\": []}\n";
     write_text("in", lines);
     write_text("lossy.jinja", template);
     PackOptions options = chat_options("in");
