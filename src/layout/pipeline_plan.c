@@ -17,7 +17,7 @@ static PartKind kind_of(const Graph *graph, const Node *node, bool splits_backwa
     return splits_backward && graph_only_adds_to_gradients(graph, node) ? PART_WEIGHTS : PART_BACKWARD;
 }
 
-/* What each layer costs and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
+/* Costs of each layer and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
  * which is the program's first and last work, or to the head between forward and backward pass. */
 static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backward) {
     PieceCost *costs = memory_allocate((size_t)(layers + 2) * sizeof *costs);
