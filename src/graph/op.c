@@ -33,7 +33,7 @@ static bool is_read_up_to(const Graph *graph, int index, int end) {
 
 void op_absorb(const Backend *backend, Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) graph->nodes[i].absorbs = graph->nodes[i].absorber = 0;
-    for (int i = 0; i < graph->node_count && !graph->training; i++) {
+    for (int i = 0; i < graph->node_count; i++) {
         const OpKernel *kernel = backend->kernels[graph->nodes[i].op];
         int count = kernel && kernel->absorbs && !op_amax(&graph->nodes[i]) ? kernel->absorbs(graph, i) : 0;
         for (int j = i - count; j < i; j++) {

@@ -41,7 +41,7 @@ typedef struct OpCall {
 typedef struct OpKernel {
     void (*run)(const OpCall *call);
     int64_t (*workspace)(const Graph *graph, const Node *node); /* bytes of scratch; NULL: none */
-    /* How many of the nodes right before node `index` its kernel can compute as well, so that small kernels become one; NULL:
+    /* How many of the nodes right before node `index` its kernel can compute as well, so that kernels become one; NULL:
      * none. These are not run: their calls are call[-1], call[-2] and so on. What they make for each
      * other need not be written. */
     int (*absorbs)(const Graph *graph, int index);

@@ -93,7 +93,8 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
     TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
-    bool free = input && planned && !from->keep && last[input] == index && tensor_bytes(graph, input) == tensor_bytes(graph, output);
+    bool free = input && planned && !from->keep && last[input] == (node->absorber ? node->absorber : index) &&
+                tensor_bytes(graph, input) == tensor_bytes(graph, output);
     return free ? input : TENSOR_NONE;
 }
 

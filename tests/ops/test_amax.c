@@ -248,6 +248,113 @@ static void other_tensors_are_left_to_a_pass(void **state) {
     graph_free(graph);
 }
 
+/* -- Codes in the place of the tensor ------------------------------------------------------------------------------ */
+
+/* A cast by a given amax after the node that makes a tensor; `keeps`: this is kept, so that each node has its own kernel. */
+typedef struct Cast {
+    Run run;
+    TensorId amax, seen;
+    Outputs out;
+} Cast;
+
+/* The activation or its gradient right before the cast, which may take the memory of its x. */
+static TensorId build_last(Run *run) {
+    const Case *c = run->c;
+    if (c->op == OP_swiglu || c->op == OP_gelu) return build_forward(run);
+    TensorId d_y = input(run, TYPE_COMPUTE, c->op == OP_swiglu_grad ? c->columns / 2 : c->columns);
+    TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1);
+    TensorId d_x = graph_activation_like(run->graph, TYPE_COMPUTE, x, "d_x");
+    ActivationAttributes attributes = {.kind = c->gelu};
+    graph_node(run->graph, c->op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_y, [ACTIVATION_GRAD_X] = x}, (Outputs){[ACTIVATION_GRAD_D_X] = d_x},
+        &attributes, sizeof attributes);
+    return d_x;
+}
+
+static TensorId kept(Graph *graph, TypeClass type, int rank, const int64_t *shape) {
+    TensorId tensor = graph_tensor(graph, ARENA_ACTIVATION, type, rank, shape, "kept");
+    graph->tensors[tensor].keep = true;
+    return tensor;
+}
+
+static void cast_create(Cast *cast, const Case *c, bool keeps, bool columns, bool sees) {
+    Error error = {0};
+    Backend backend;
+    *cast = (Cast){.run = {.c = c, .graph = graph_create(PRECISION_BF16, true)}};
+    Graph *graph = cast->run.graph;
+    bool backward = c->op == OP_swiglu_grad || c->op == OP_gelu_grad;
+    TensorId x = cast->run.made = build_last(&cast->run);
+    int64_t rows = graph_rows(graph, x), width = graph_columns(graph, x), one = 1;
+    Fp8CastAttributes attributes = {backward ? FP8_E5M2 : FP8_E4M3, GEMM_SCALE_TENSOR, columns ? GEMM_SCALE_TENSOR : GEMM_SCALE_ONE, false};
+    cast->amax = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "amax");
+    if (sees) cast->seen = cast->out[FP8_CAST_SEEN] = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "seen");
+    cast->out[FP8_CAST_ROWS] = kept(graph, TYPE_FP8, 2, (int64_t[]){rows, width});
+    cast->out[FP8_CAST_ROW_SCALES] = kept(graph, TYPE_WIDE, 1, &one);
+    if (columns) cast->out[FP8_CAST_COLUMNS] = kept(graph, TYPE_FP8, 2, (int64_t[]){width, rows});
+    if (columns) cast->out[FP8_CAST_COLUMN_SCALES] = kept(graph, TYPE_WIDE, 1, &one);
+    graph->tensors[x].keep = keeps;
+    Inputs in = {[FP8_CAST_X] = x, [FP8_CAST_AMAX] = cast->amax};
+    int node = graph_node(graph, OP_fp8_cast, in, cast->out, &attributes, sizeof attributes);
+    if (!op_backend(&backend, check_device(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    cast->run.plan = graph_plan(graph, &backend);
+    assert_int_equal(graph->nodes[node].absorbs, !keeps);
+    if (c->op == OP_swiglu_grad || c->op == OP_gelu) assert_true(op_in_place(graph, &graph->nodes[node - 1])); /* memory that is not used */
+    cast->run.executor = executor_create(graph, &cast->run.plan, &backend, NULL, &error);
+    if (!cast->run.executor) fail_msg("%s", error.message);
+}
+
+static void cast_once(Cast *cast, const Content *content, float amax) {
+    fill(&cast->run, content);
+    executor_set_scalar(cast->run.executor, cast->amax, amax);
+    run_once(&cast->run);
+}
+
+static void check_same_bytes(const Cast *a, const Cast *b, int output) {
+    if (!a->out[output]) return;
+    size_t bytes = (size_t)graph_bytes(a->run.graph, a->out[output]);
+    void *x = memory_allocate(bytes), *y = memory_allocate(bytes);
+    executor_read(a->run.executor, a->out[output], x), executor_read(b->run.executor, b->out[output], y);
+    if (memcmp(x, y, bytes)) fail_msg("%s: output %d of its cast", op_table[a->run.c->op]->name, output);
+    free(x), free(y);
+}
+
+static void check_codes(const Case *c, bool columns, bool sees) {
+    static const Content contents[] = {{40, 0}, {-50, 77}, {INFINITY, 5}};
+    static const float magnitudes[] = {0.75f, 96.3f, 1e-20f};
+    Cast fused, plain;
+    cast_create(&fused, c, false, columns, sees), cast_create(&plain, c, true, columns, sees);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < RUNS; j++) {
+            cast_once(&fused, &contents[i], magnitudes[i]), cast_once(&plain, &contents[i], magnitudes[i]);
+            for (int output = FP8_CAST_ROWS; output <= FP8_CAST_COLUMN_SCALES; output++) check_same_bytes(&fused, &plain, output);
+            float *made = read_floats(&plain.run, plain.run.made);
+            if (sees) {
+                float expected = largest_magnitude(made, graph_elements(plain.run.graph, plain.run.made));
+                float seen = *(const float *)executor_tensor(fused.run.executor, fused.seen);
+                assert_true(same(seen, expected));
+            }
+            free(made);
+        }
+    executor_free(fused.run.executor), executor_free(plain.run.executor);
+    graph_free(fused.run.graph), graph_free(plain.run.graph);
+}
+
+/* On a GPU: as its cast absorbs it (OpKernel.absorbs). By rows and columns; by rows alone; without a metric, as casts that are
+ * computed again. */
+static void activations_write_the_codes_of_their_casts(void **state) {
+    (void)state;
+    static const int ops[] = {OP_swiglu, OP_swiglu_grad, OP_gelu, OP_gelu_grad};
+    static const int64_t shapes[][2] = {{16, 32}, {48, 160}, {144, 544}, {32, 4128}};
+    check_gpu();
+    for (int i = 0; i < 4; i++)
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
+            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++) {
+                Case c = {.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind};
+                check_codes(&c, true, true);
+                check_codes(&c, false, true);
+                check_codes(&c, true, false);
+            }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(activations_find_what_a_pass_finds),
@@ -255,6 +362,7 @@ int main(void) {
         cmocka_unit_test(norms_and_merges_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
+        cmocka_unit_test(activations_write_the_codes_of_their_casts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
  *
  * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
 #include "backend/gpu/amax.h"
+#include "backend/gpu/fp8_codes.h"
 #include "base/float8.h"
 #include "device/gemm.h"
 
@@ -76,14 +77,14 @@ KERNEL(fp8_amax, Fp8AmaxArguments) {
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
 /* Tile (down, across) of a matrix, and the first row and column of this thread's unit in the matrix. */
-typedef struct Place {
+typedef struct TilePlace {
     int64_t matrix;
     int down, across, row, column;
-} Place;
+} TilePlace;
 
-INLINE Place place_of(const Fp8CastArguments *a) {
+INLINE TilePlace place_of(const Fp8CastArguments *a) {
     int across = a->rows.groups, down = a->columns.groups, tile = a->tiles - 1 - block_x(), line = tile / across;
-    Place p = {.matrix = line / down, .down = line % down, .across = tile - line * across};
+    TilePlace p = {.matrix = line / down, .down = line % down, .across = tile - line * across};
     p.row = p.down * TILE + thread_id() / UNITS * UNIT;
     p.column = p.across * TILE + thread_id() % UNITS * UNIT;
     return p;
@@ -97,7 +98,7 @@ INLINE f32x4 four_elements(const Unit *x, int i, int j) {
 }
 
 /* In place of what is outside of the matrix, the tile's last row or unit of a row inside: largest magnitudes stay the same. */
-INLINE void load_unit(const Fp8CastArguments *a, Place p, Unit *x) {
+INLINE void load_unit(const Fp8CastArguments *a, TilePlace p, Unit *x) {
     int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = a->rows.lines - 1;
     const bf16 GLOBAL *from = a->x + p.matrix * a->rows.lines * a->columns.lines + column;
     UNROLL for (int i = 0; i < UNIT; i++) {
@@ -159,7 +160,7 @@ typedef struct Line {
     bool inside; /* and wanted */
 } Line;
 
-INLINE Line line_of(const Fp8CastArguments *a, Place p) {
+INLINE Line line_of(const Fp8CastArguments *a, TilePlace p) {
     bool row = thread_id() < TILE;
     int line = (row ? p.down : p.across) * TILE + thread_id() % TILE, lines = row ? a->rows.lines : a->columns.lines;
     return (Line){.scales = row ? a->rows.scales : a->columns.scales,
@@ -173,7 +174,7 @@ INLINE Line line_of(const Fp8CastArguments *a, Place p) {
 /* Of each line of all matrices, for GEMM_SCALE_LINE. */
 KERNEL(fp8_line_amax, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
-    Place p = place_of(&a);
+    TilePlace p = place_of(&a);
     Unit x;
     load_unit(&a, p, &x);
     float most = line_amax(&a, &x);
@@ -181,36 +182,7 @@ KERNEL(fp8_line_amax, Fp8CastArguments) {
     if (line.inside) atomic_max(line.amax + line.index, __builtin_bit_cast(uint32_t, most));
 }
 
-/* -- Conversion ---------------------------------------------------------------------------------------------------- */
-
-/* Four codes, that of x.x in the lowest byte. `largest` is the largest number of the format. */
-#if defined __gfx942__ || defined __gfx950__
-/* A mode of the processor decides what becomes of numbers that are too large, so there are none. */
-INLINE float clamped(float x, float largest) { return x != x ? x : __builtin_amdgcn_fmed3f(x, -largest, largest); }
-INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
-    UNROLL for (int i = 0; i < 4; i++) x[i] = clamped(x[i], largest);
-    if (e5m2) return __builtin_amdgcn_cvt_pk_bf8_f32(x.z, x.w, __builtin_amdgcn_cvt_pk_bf8_f32(x.x, x.y, 0, false), true);
-    return __builtin_amdgcn_cvt_pk_fp8_f32(x.z, x.w, __builtin_amdgcn_cvt_pk_fp8_f32(x.x, x.y, 0, false), true);
-}
-#elif defined __CUDA_ARCH_FEAT_SM90_ALL
-#define TO_CODES(type) \
-    "{ .reg .b16 low, high; cvt.rn.satfinite." type "x2.f32 low, %2, %1; cvt.rn.satfinite." type "x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
-INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
-    uint32_t codes;
-    (void)largest;
-    if (e5m2) __asm__(TO_CODES("e5m2") : "=r"(codes) : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
-    else __asm__(TO_CODES("e4m3") : "=r"(codes) : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
-    return codes;
-}
-#else
-INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
-    Fp8Format format = fp8_format(e5m2 ? FP8_E5M2 : FP8_E4M3, false);
-    uint32_t codes = 0;
-    (void)largest;
-    UNROLL for (int i = 0; i < 4; i++) codes |= (uint32_t)fp8_from_float(x[i], format) << (8 * i);
-    return codes;
-}
-#endif
+/* -- Codes --------------------------------------------------------------------------------------------------------- */
 
 /* Four bytes of two words, numbered from 0 in `low` and from 4 in `high`. */
 #if defined __AMDGCN__
@@ -231,7 +203,7 @@ INLINE void transpose_bytes(uint32_t to[4], const uint32_t from[4]) {
 /* Codes of a unit: half[h][i] are those of row i, columns 4 h .. 4 h + 3. */
 typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
 
-INLINE void store_rows(const Fp8CastArguments *a, Place p, const UnitCodes *codes) {
+INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     uint8_t GLOBAL *to = a->rows.codes + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
     UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < a->rows.lines && p.column < a->columns.lines) *
         (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
@@ -239,7 +211,7 @@ INLINE void store_rows(const Fp8CastArguments *a, Place p, const UnitCodes *code
 
 /* Transposes through shared memory: column c of the tile is 16 chunks of 8 bytes, of which chunk i lies at i ^ c / 8, so
  * that neither writes nor reads meet in a bank. Threads then write 16 bytes each, and 8 of them a column of the tile. */
-INLINE void store_columns(const Fp8CastArguments *a, Place p, const UnitCodes *codes) {
+INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     static SHARED _Alignas(16) u32x2 columns[TILE * UNITS];
     int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, rows = a->rows.lines;
     UNROLL for (int h = 0; h < 2; h++) {
@@ -268,7 +240,7 @@ INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
 }
 
 /* The scale of all elements of a matrix, written by the block of its first tile. */
-INLINE void store_tensor_scale(const Fp8CastArguments *a, Place p, float m) {
+INLINE void store_tensor_scale(const Fp8CastArguments *a, TilePlace p, float m) {
     if (thread_id() > 0 || p.down > 0 || p.across > 0) return;
     if (a->rows.codes) a->rows.scales[p.matrix] = 1 / m;
     if (a->columns.codes) a->columns.scales[p.matrix] = 1 / m;
@@ -276,7 +248,7 @@ INLINE void store_tensor_scale(const Fp8CastArguments *a, Place p, float m) {
 
 /* One multiplier for the tile: of the matrix, or of GEMM_SCALE_BLOCK. */
 INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
-    Place p = place_of(a);
+    TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
     load_unit(a, p, &x);
@@ -299,7 +271,7 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
 /* A multiplier for each line of the tile: of the line of the matrix, or of GEMM_SCALE_GROUP. */
 INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     static SHARED float multipliers[2 * TILE]; /* of rows, of columns */
-    Place p = place_of(a);
+    TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
     load_unit(a, p, &x);
@@ -329,7 +301,7 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
 
 #if defined __gfx950__
 /* Writes a scale for 32 elements along k of a line, by the first of the four threads that share them. */
-INLINE void store_mx_scale(const CastOperand *o, Place p, int line, int at, int64_t k, float m) {
+INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int at, int64_t k, float m) {
     enum { MX = GEMM_SCALE_MX_SIZE };
     int groups = (int)((k + MX - 1) / MX);
     if (at % MX == 0 && line < o->lines && at < k) o->scales[(p.matrix * o->lines + line) * groups + at / MX] = 1 / m;
@@ -337,7 +309,7 @@ INLINE void store_mx_scale(const CastOperand *o, Place p, int line, int at, int6
 
 /* A multiplier for each 32 elements of a row, and of a column: four units, of adjacent lanes or of the wave's four rows of lanes. */
 INLINE void cast_tile_mx(const Fp8CastArguments *a) {
-    Place p = place_of(a);
+    TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
     load_unit(a, p, &x);
@@ -374,7 +346,7 @@ KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
 /* Codes that came by rows, as operands of one scale. */
 KERNEL(fp8_move_codes, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
-    Place p = place_of(&a);
+    TilePlace p = place_of(&a);
     UnitCodes codes;
     int column = p.column < a.columns.lines ? p.column : a.columns.lines - UNIT, last = a.rows.lines - 1;
     const uint8_t GLOBAL *from = (const uint8_t GLOBAL *)a.x + p.matrix * a.rows.lines * a.columns.lines + column;
@@ -410,6 +382,7 @@ KERNEL(fp8_cast_lines_e5m2, Fp8CastArguments) {
 #else
 
 #include "backend/gpu/kernel_launch.h"
+#include "ops/activation/activation.h"
 #include "ops/fp8/fp8.h"
 
 LAUNCHER(fp8_amax, Fp8AmaxArguments)
@@ -442,18 +415,22 @@ static CastOperand cast_operand(const OpCall *call, int codes, bool wanted, int6
         .groups = (int32_t)divide_up(k, TILE)};
 }
 
-/* Casts by rows, by columns, or both where their scaling is the same. */
+static float largest_of_format(const OpCall *call) {
+    return fp8_largest(((const Fp8CastAttributes *)call->attributes)->kind, device_info(call->device)->fp8_fnuz);
+}
+
+/* Casts by rows, by columns, or both where their scaling is the same; of codes that are there by rows, moves them. */
 static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool columns) {
     const Fp8CastAttributes *attributes = call->attributes;
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
     bool lines = scaling == GEMM_SCALE_LINE || scaling == GEMM_SCALE_GROUP;
-    Fp8CastArguments arguments = {.x = call->in[FP8_CAST_X],
+    Fp8CastArguments arguments = {.x = call->absorbs ? call->out[FP8_CAST_ROWS] : call->in[FP8_CAST_X],
         .amax = call->in[FP8_CAST_AMAX],
-        .seen = call->out[FP8_CAST_SEEN],
+        .seen = call->absorbs ? NULL : call->out[FP8_CAST_SEEN],
         .found = call->in[FP8_CAST_FOUND],
         .rows = cast_operand(call, FP8_CAST_ROWS, rows, s.rows, s.columns),
         .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, s.rows),
-        .largest = fp8_largest(attributes->kind, device_info(call->device)->fp8_fnuz),
+        .largest = largest_of_format(call),
         .scaling = scaling};
     arguments.tiles = (int32_t)(s.count * arguments.columns.groups * arguments.rows.groups);
     LaunchShape shape = {.x = arguments.tiles, .threads = THREADS};
@@ -464,14 +441,31 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
         device_fill(call->device, call->workspace, 0, (row_lines + column_lines) * (int64_t)sizeof(float));
         launch_fp8_line_amax(call->device, shape, &arguments);
     }
-    if (attributes->coded) launch_fp8_move_codes(call->device, shape, &arguments);
+    if (attributes->coded || call->absorbs) launch_fp8_move_codes(call->device, shape, &arguments);
     else launch_fp8_cast(call->device, scaling == GEMM_SCALE_MX ? 4 : (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
 }
 
-GPU_OP(fp8_cast, cast_workspace) {
+/* With delayed scaling, where what makes x can write its codes and nothing else reads x. */
+static int absorbs_activation(const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index];
+    const Fp8CastAttributes *a = node->attributes;
+    bool tensor = a->rows == GEMM_SCALE_TENSOR && (a->columns == GEMM_SCALE_TENSOR || a->columns == GEMM_SCALE_ONE);
+    bool given = tensor && !a->coded && graph_get(graph, node->in[FP8_CAST_AMAX])->arena == ARENA_INPUT;
+    return index > 0 && given && activation_makes_codes(node - 1, node->in[FP8_CAST_X], a->kind);
+}
+
+GPU_OP(fp8_cast, cast_workspace, absorbs_activation) {
     const Fp8CastAttributes *attributes = call->attributes;
     bool rows = call->out[FP8_CAST_ROWS], columns = call->out[FP8_CAST_COLUMNS];
-    if (rows && columns && attributes->rows == attributes->columns) cast(call, attributes->rows, true, true);
+    if (call->absorbs) {
+        Fp8Codes to = {.codes = call->out[FP8_CAST_ROWS],
+            .scale = call->out[FP8_CAST_ROW_SCALES],
+            .amax = call->in[FP8_CAST_AMAX],
+            .seen = call->out[FP8_CAST_SEEN],
+            .largest = largest_of_format(call)};
+        activation_launch_codes(call - 1, &to);
+        if (columns) cast(call, attributes->columns, false, true);
+    } else if (rows && columns && attributes->rows == attributes->columns) cast(call, attributes->rows, true, true);
     else {
         if (rows) cast(call, attributes->rows, true, false);
         if (columns) cast(call, attributes->columns, false, true);
