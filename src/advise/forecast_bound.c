@@ -190,7 +190,7 @@ static double pipeline_seconds(const SmallPrograms *small, const PipelineShape *
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
     double layer = slope(small, seconds_of(a), seconds_of(b)), guess = slope(small, a->guess, b->guess), least = INFINITY;
     double rate = fmin(layer / guess, a->head / a->head_guess), count = shape->microbatches;
-    for (int64_t last = 1; last < layers; last++) {
+    for (int64_t last = 0; last < layers; last++) {
         double others = (double)divide_up(layers - last, shape->stages - 1) * layer;
         double busiest = count * fmax(a->head + (double)last * layer, others);
         double way = shape->kind == PIPELINE_ZERO_BUBBLE ? 0 : (double)(layers - last) * guess / shape->chunks;

@@ -103,13 +103,15 @@ void pipeline_plan_free(PipelinePlan *plan) {
 
 /* -- For people ---------------------------------------------------------------------------------------------------- */
 
-/* "0-3", "0-1 4-5" */
+/* "0-3", "0-1 4-5", "head" */
 static void describe_layers(const PipelinePlan *plan, int stage, char *text, size_t size) {
     size_t length = 0;
     text[0] = 0;
     for (int chunk = 0; chunk < plan->shape.chunks && length < size; chunk++) {
         const int *begin = &plan->cut.begin[chunk * plan->shape.stages + stage];
-        length += (size_t)snprintf(text + length, size - length, "%s%d-%d", chunk ? " " : "", begin[0], begin[1] - 1);
+        const char *space = chunk ? " " : "";
+        length += (size_t)(begin[0] < begin[1] ? snprintf(text + length, size - length, "%s%d-%d", space, begin[0], begin[1] - 1)
+                                               : snprintf(text + length, size - length, "%shead", space));
     }
 }
 

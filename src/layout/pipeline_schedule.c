@@ -361,9 +361,10 @@ void pipeline_cut_layers(const double *layers, int layer_count, double first, do
     for (int i = 1; i < (pieces + 1) * ends; i++) least[i] = INFINITY;
     for (int p = 1; p <= pieces; p++)
         for (int end = p; end < ends; end++) {
+            bool may_be_empty = p == pieces && p > 1;
             double cost = (p == 1 ? first : 0) + (p == pieces ? last : 0);
-            for (int from = end - 1; from >= p - 1; from--) {
-                cost += layers[from];
+            for (int from = may_be_empty ? end : end - 1; from >= p - 1; from--) {
+                if (from < end) cost += layers[from];
                 double sum = least[(p - 1) * ends + from] + weight_of(cost);
                 if (sum >= least[p * ends + end]) continue;
                 least[p * ends + end] = sum;

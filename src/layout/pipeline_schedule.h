@@ -81,5 +81,5 @@ const char *pipeline_kind_name(PipelineKind kind);
 
 /* Cuts `layers` of these costs into `pieces` consecutive ones, so that the dearest piece costs the least; `first` and
  * `last` are costs that the first and the last piece have beside their layers (embedding, head). Piece p gets layers
- * [begin[p], begin[p + 1]), at least one. pieces <= layers. */
+ * [begin[p], begin[p + 1]), at least one, but for the last of several, which may have none. pieces <= layers. */
 void pipeline_cut_layers(const double *layers, int layer_count, double first, double last, int pieces, int *begin);

@@ -282,13 +282,14 @@ static ResidualNorm merge(Builder *b, const Layers *layers, TensorId block, Tens
     return op_residual_norm(b->graph, block, stream, layers->merge ? &affine : NULL, norm);
 }
 
-/* Layers [first, end), of which the first has no merge before it to fuse its norm with. The merge that a chunk ends with
- * has none after it: it makes the norm before again, which nothing reads. Returns the last norm. */
-static TensorId append_layers(Builder *b, TensorId *stream, const Layers *layers, LayerRange range) {
+/* Layers [first, end), none or more, of which the first has no merge before it to fuse its norm with. The merge that a chunk ends
+ * with has none after it, unless the chunk is the model's last: it makes the norm before again, which nothing reads. Returns
+ * the last norm. */
+static TensorId append_layers(Builder *b, TensorId *stream, const Layers *layers, LayerRange range, bool last) {
     Norm norm = declare_norm(b, layers, range.first);
     ResidualNorm h = {.stream = *stream, .normed = op_norm(b->graph, *stream, &norm)};
     for (int layer = range.first; layer < range.end; layer++) {
-        bool cut = layer + 1 == range.end && range.end < b->config->layers;
+        bool cut = layer + 1 == range.end && !last;
         TensorId block = layers->attention(b, h.normed);
         norm = builder_norm(b, layers->second, layers->norm, layers->biased, b->config->width);
         h = merge(b, layers, block, h.stream, false, &norm);
@@ -306,7 +307,7 @@ TensorId builder_layers(Builder *b, TensorId stream, const Layers *layers) {
     TensorId normed = TENSOR_NONE;
     for (int chunk = 0; chunk < builder_chunks(b); chunk++) {
         LayerRange range = builder_begin_chunk(b, chunk, &stream);
-        normed = append_layers(b, &stream, layers, range);
+        normed = append_layers(b, &stream, layers, range, builder_is_last_piece(b, chunk));
         builder_end_chunk(b, chunk, stream);
     }
     return builder_is_last_stage(b) ? normed : TENSOR_NONE;

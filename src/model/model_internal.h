@@ -166,6 +166,7 @@ TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers)
 
 bool builder_is_first_stage(const Builder *builder);
 bool builder_is_last_stage(const Builder *builder);
+bool builder_is_last_piece(const Builder *builder, int chunk);
 int builder_chunks(const Builder *builder);
 /* The layers [first, end) of a chunk of this stage, whose nodes follow; sets the stream to what is received, unless the
  * chunk is the model's first. */

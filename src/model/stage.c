@@ -12,7 +12,9 @@ bool builder_is_last_stage(const Builder *b) { return !b->cut || stage_of(b) == 
 int builder_chunks(const Builder *b) { return b->cut ? b->cut->chunks : 1; }
 
 static int piece_of(const Builder *b, int chunk) { return chunk * stages_of(b) + stage_of(b); }
-static bool is_last_piece(const Builder *b, int chunk) { return piece_of(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
+bool builder_is_last_piece(const Builder *b, int chunk) { return !b->cut || piece_of(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
+/* The last one may have the head alone, which reads nothing but the stream. */
+static bool has_layers(const Builder *b, int piece) { return b->cut->begin[piece] < b->cut->begin[piece + 1]; }
 
 /* A tensor that is received, [rows, columns]. */
 static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *name) {
@@ -21,11 +23,12 @@ static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *
     return tensor;
 }
 
-static void receive(Builder *b, TensorId *in) {
+static void receive(Builder *b, int piece, TensorId *in) {
     const ModelConfig *c = b->config;
     int64_t rows = graph_elements(b->graph, b->tokens) / (builder_shares_rows(b) ? mesh_size(b->graph->mesh, AXES_TENSOR) : 1);
     bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
     in[EDGE_STREAM] = received(b, rows, c->width, "received_stream");
+    if (!has_layers(b, piece)) return;
     if (c->family == FAMILY_ZAYA) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
     if (loads) in[EDGE_LOADS] = received(b, 2, c->experts + (c->family == FAMILY_ZAYA), "received_loads");
 }
@@ -36,7 +39,7 @@ LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {
     b->graph->part = chunk;
     if (piece > 0) {
         TensorId *in = b->chunks[chunk].in;
-        receive(b, in);
+        receive(b, piece, in);
         *stream = in[EDGE_STREAM];
         b->router_state = in[EDGE_ROUTER_STATE];
         b->loads = in[EDGE_LOADS];
@@ -45,11 +48,13 @@ LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {
 }
 
 void builder_end_chunk(Builder *b, int chunk, TensorId stream) {
-    if (!b->cut || is_last_piece(b, chunk)) return;
+    if (builder_is_last_piece(b, chunk)) return;
     TensorId *out = b->chunks[chunk].out;
     out[EDGE_STREAM] = stream;
-    out[EDGE_ROUTER_STATE] = b->router_state;
-    out[EDGE_LOADS] = b->loads;
+    if (has_layers(b, piece_of(b, chunk) + 1)) {
+        out[EDGE_ROUTER_STATE] = b->router_state;
+        out[EDGE_LOADS] = b->loads;
+    }
     for (int i = 0; i < EDGE_TENSORS; i++) {
         Tensor *tensor = &b->graph->tensors[out[i]];
         if (!out[i]) continue;

@@ -63,6 +63,41 @@ static void gpt2_learns_the_same_in_stages(void **state) {
     check(&gpt2, "adamw", 2, "layout.pp=2 layout.pp_schedule=zero-bubble recompute=block");
 }
 
+/* A token shard of one document whose tokens are spread over a vocabulary. */
+static void write_spread_shard(const char *prefix, int32_t count, int32_t vocabulary) {
+    SCOPED_FREE char *bin = memory_format("%s.bin", prefix), *idx = memory_format("%s.idx", prefix);
+    const struct __attribute__((packed)) {
+        char magic[9];
+        int64_t version;
+        char type;
+        int64_t sequences, entries;
+        int32_t length;
+        int64_t offset, documents[2];
+    } index = {"MMIDIDX", 1, 4, 1, 2, count, 0, {0, 1}};
+    FILE *file = fopen(bin, "w");
+    assert_non_null(file);
+    for (int64_t i = 0; i < count; i++) fwrite(&(int32_t){(int32_t)(i * i * 7919 % vocabulary)}, sizeof(int32_t), 1, file);
+    assert_int_equal(fclose(file), 0);
+    file = fopen(idx, "w");
+    assert_true(file && fwrite(&index, sizeof index, 1, file) == 1 && fclose(file) == 0);
+}
+
+/* A vocabulary so large that its head takes longer than a layer, by the guesses that stages are cut by. */
+static void the_head_may_be_a_stage_of_its_own(void **state) {
+    (void)state;
+    const char *large =
+        "data.train=large model.auxiliary_loss=0.01 model.auxiliary_scope=model model.width=192 model.vocabulary=131072 data.length=256 "
+        "batch.sequences=8 batch.tokens=2048 steps=2 schedule.warmup=0 eval.every=0 checkpoint.every=1 checkpoint.keep=100";
+    if (!has_mpi()) skip();
+    write_spread_shard("large", 1 << 13, 131072);
+    smelt_says(0, " head ", "train %s %s layout.pp=2 plan=true", TINY, large);
+    train_ranks(0, "%s run=one-large", large);
+    train_ranks(2, "%s layout.pp=2 run=stages-large", large);
+    compare_records("stages-large", "one-large", "step", "loss");
+    compare_records("stages-large", "one-large", "step", "grad_norm");
+    assert_same_gradients("stages-large", "one-large");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(zaya_learns_the_same_in_stages),
@@ -71,6 +106,7 @@ int main(void) {
         TRAIN_TEST(mixtral_learns_the_same_in_stages),
         TRAIN_TEST(mpt_learns_the_same_in_stages),
         TRAIN_TEST(gpt2_learns_the_same_in_stages),
+        TRAIN_TEST(the_head_may_be_a_stage_of_its_own),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -215,9 +215,12 @@ static void the_head_takes_the_place_of_layers(void **state) {
     pipeline_cut_layers(layers, 8, 0, 2, 2, begin);
     assert_true(begin[0] == 0 && begin[1] == 5 && begin[2] == 8);
     pipeline_cut_layers(layers, 8, 1, 3, 4, begin);
-    assert_true(begin[1] == 2 && begin[3] == 7 && begin[4] == 8);
-    pipeline_cut_layers(layers, 8, 0, 100, 8, begin); /* every piece has a layer */
-    for (int p = 0; p <= 8; p++) assert_int_equal(begin[p], p);
+    assert_true(begin[1] == 2 && begin[3] == 8 && begin[4] == 8); /* the head alone takes as long as three layers */
+    pipeline_cut_layers(layers, 8, 0, 100, 8, begin);             /* every other piece has a layer */
+    for (int p = 0; p < 7; p++) assert_true(begin[p] < begin[p + 1]);
+    assert_int_equal(begin[7], 8);
+    pipeline_cut_layers(layers, 8, 0, 9, 1, begin);
+    assert_true(begin[0] == 0 && begin[1] == 8);
     pipeline_cut_layers(uneven, 4, 0, 0, 2, begin);
     assert_int_equal(begin[1], 2);
 }
