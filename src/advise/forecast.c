@@ -171,6 +171,7 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     forecast->bubble *= count * forecast->work.total + forecast->waits;
     forecast->step =
         count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
+    forecast->flops *= forecast->tokens / (double)config->batch.tokens; /* those that have no microbatch compute nothing */
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
     forecast->flops /= stages * forecast->step;
 }
@@ -190,7 +191,8 @@ bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cl
     Config rank = forecast_rank(config, cluster, layout, &microbatches);
     const LayoutConfig *ranks = &rank.layout;
     *forecast = (Forecast){.layout = {*ranks, layout->recompute, layout->sequences}, .microbatches = microbatches};
-    forecast->tokens = (double)rank.batch.tokens;
+    forecast->tokens = (double)config->batch.tokens;
+    forecast->idle = (rank.batch.tokens - config->batch.tokens) / (layout->sequences * config->data.length);
     Device *device = hardware_device(&cluster->hardware);
     bool planned = true;
     for (int stage = 0; stage < ranks->pp && planned;) {

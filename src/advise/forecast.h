@@ -19,7 +19,8 @@ typedef struct ForecastLayout {
 typedef struct Forecast {
     ForecastLayout layout;
     int64_t microbatches; /* of a rank and step */
-    double tokens;        /* of a step: batch.tokens, or the next multiple of what all ranks take */
+    double tokens;        /* of a step */
+    int64_t idle;         /* copies of the model that have no microbatch in a step's last round */
     Budget memory;        /* of the fullest stage's rank, with what it gathers; its total includes what driver and libraries take */
     int stage;            /* the fullest */
     bool fits;

@@ -108,9 +108,11 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))
         fprintf(file, "- smelt has no kernels of fp8 for this processor yet: training there refuses fp8.recipe\n");
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
-    if (forecast->tokens != (double)config->batch.tokens)
-        fprintf(file, "- a step takes %.0f tokens in place of batch.tokens=%lld, the next multiple of what all ranks take at once\n",
-            forecast->tokens, (long long)config->batch.tokens);
+    if (forecast->idle)
+        fprintf(file,
+            "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is no multiple of what "
+            "all take\n",
+            (long long)forecast->idle, (long long)(forecast->layout.ranks.dp * forecast->layout.ranks.ep), (long long)config->batch.tokens);
     if (cluster->gpus < 2) return;
     fprintf(file,
         "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes; those of gradients and weights half "
@@ -174,5 +176,7 @@ void forecast_print_search(const ForecastSearch *search, const Config *config, F
         const ForecastRefusal *refusal = &search->refusals[i];
         fprintf(file, "  %d not tried: %s\n", refusal->layouts, refusal->reason);
     }
-    if (config->batch.tokens != (int64_t)search->found[0].tokens) fprintf(file, "  a step takes %.0f tokens\n", search->found[0].tokens);
+    if (search->found[0].idle)
+        fprintf(file, "  of the first, %lld copies of the model have no microbatch in the last round of a step\n",
+            (long long)search->found[0].idle);
 }

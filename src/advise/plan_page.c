@@ -119,7 +119,7 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     const Config *config = session->config;
     int ranks = layout_all_ranks(session->layout);
     Forecast forecast;
-    char rate[32], step[32], all[32], part[32] = "", bubble[64] = "";
+    char rate[32], step[32], all[32], part[32] = "", bubble[64] = "", idle[96] = "";
     int64_t left = int_max(config->steps - done, 0);
     if (!forecast_session(session, &forecast)) return;
     log_format_count(forecast.tokens_per_second * ranks, rate);
@@ -127,8 +127,11 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     else log_format_long_duration(forecast.step, step);
     log_format_long_duration(forecast.step * (double)left, all);
     if (forecast.bubble > 0) snprintf(bubble, sizeof bubble, ", %.1f%% of it the pipeline's bubble", 100 * forecast.bubble / forecast.step);
+    if (forecast.idle)
+        snprintf(idle, sizeof idle, ", %lld of %lld copies of the model idle in its last round", (long long)forecast.idle,
+            (long long)(forecast.layout.ranks.dp * forecast.layout.ranks.ep));
     if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
-    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s", rate, step, bubble);
+    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s%s", rate, step, bubble, idle);
     if (config->epochs <= 0) fprintf(file, ", %s for the %lld %ssteps%s", all, (long long)left, part, done ? " that are left" : "");
     fputc('\n', file);
 }

@@ -60,7 +60,8 @@ static void cut_layers(PipelinePlan *plan, const Mesh *mesh, const Config *confi
     const PieceCost *embedding = &costs[count], *head = embedding + 1;
     for (int i = 0; i < count; i++) layers[i] = all_parts(&costs[i]);
     plan->cut.begin = memory_allocate((size_t)(pieces + 1) * sizeof *plan->cut.begin);
-    pipeline_cut_layers(layers, count, all_parts(embedding), all_parts(head), pieces, plan->cut.begin);
+    const LayerCosts whole_costs = {layers, count, all_parts(embedding), all_parts(head)};
+    pipeline_cut_layers(&whole_costs, plan->shape.stages, pieces, plan->cut.begin);
     plan->costs = memory_allocate((size_t)pieces * sizeof *plan->costs);
     for (int piece = 0; piece < pieces; piece++)
         for (int i = plan->cut.begin[piece]; i < plan->cut.begin[piece + 1]; i++) add_cost(&plan->costs[piece], &costs[i]);
@@ -118,7 +119,9 @@ static void describe_layers(const PipelinePlan *plan, int stage, char *text, siz
 void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
     const PipelineShape *shape = &plan->shape;
     PipelineSchedule *schedule = pipeline_schedule_create(shape, plan->costs, PIPELINE_ALL_STAGES);
-    fprintf(file, "pipeline    %d stages, %s, %d microbatch%s: idle %.1f%% of the step, %.1f%% by the formula for even stages\n",
+    fprintf(file,
+        "pipeline    %d stages, %s, %d microbatch%s: the busiest stage is idle for %.1f%% of the step, %.1f%% by the formula for even "
+        "stages\n",
         shape->stages, pipeline_kind_name(shape->kind), shape->microbatches, shape->microbatches == 1 ? "" : "es",
         100 * schedule->bubble / schedule->length, 100 * schedule->formula / (schedule->formula + schedule->length - schedule->bubble));
     if (shape->microbatches < shape->stages) fprintf(file, "            fewer microbatches than stages: some always wait\n");

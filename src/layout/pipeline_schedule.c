@@ -353,24 +353,57 @@ static double weight_of(double cost) {
     return fourth * fourth;
 }
 
-void pipeline_cut_layers(const double *layers, int layer_count, double first, double last, int pieces, int *begin) {
-    int ends = layer_count + 1;
-    assert(pieces >= 1 && pieces <= layer_count);
+/* So that the dearest piece costs the least. */
+static void cut_pieces(const LayerCosts *c, int pieces, int *begin) {
+    int ends = c->count + 1;
+    assert(pieces >= 1 && pieces <= c->count);
     SCOPED_FREE double *least = memory_allocate((size_t)(pieces + 1) * ends * sizeof *least); /* [pieces used][layers used] */
     SCOPED_FREE int *start = memory_allocate((size_t)(pieces + 1) * ends * sizeof *start);    /* of the last of these pieces */
     for (int i = 1; i < (pieces + 1) * ends; i++) least[i] = INFINITY;
     for (int p = 1; p <= pieces; p++)
         for (int end = p; end < ends; end++) {
             bool may_be_empty = p == pieces && p > 1;
-            double cost = (p == 1 ? first : 0) + (p == pieces ? last : 0);
+            double cost = (p == 1 ? c->first : 0) + (p == pieces ? c->last : 0);
             for (int from = may_be_empty ? end : end - 1; from >= p - 1; from--) {
-                if (from < end) cost += layers[from];
+                if (from < end) cost += c->layers[from];
                 double sum = least[(p - 1) * ends + from] + weight_of(cost);
                 if (sum >= least[p * ends + end]) continue;
                 least[p * ends + end] = sum;
                 start[p * ends + end] = from;
             }
         }
-    begin[pieces] = layer_count;
+    begin[pieces] = c->count;
     for (int p = pieces; p > 0; p--) begin[p - 1] = start[p * ends + begin[p]];
+}
+
+/* What stages of several chunks come to. */
+static double weight_of_stages(const LayerCosts *c, int stages, int pieces, const int *begin) {
+    double weight = 0;
+    for (int stage = 0; stage < stages; stage++) {
+        double cost = (stage == 0 ? c->first : 0) + (stage == stages - 1 ? c->last : 0);
+        for (int piece = stage; piece < pieces; piece += stages)
+            for (int i = begin[piece]; i < begin[piece + 1]; i++) cost += c->layers[i];
+        weight += weight_of(cost);
+    }
+    return weight;
+}
+
+/* Moves one layer over the border before piece p, if that makes stages more even; the last piece alone may become empty. */
+static bool move_border(const LayerCosts *c, int stages, int pieces, int p, int step, int *begin) {
+    double before = weight_of_stages(c, stages, pieces, begin);
+    int moved = begin[p] + step;
+    if (moved <= begin[p - 1] || moved > begin[p + 1] || (moved == begin[p + 1] && p + 1 < pieces)) return false;
+    begin[p] = moved;
+    bool better = weight_of_stages(c, stages, pieces, begin) < before;
+    if (!better) begin[p] -= step;
+    return better;
+}
+
+void pipeline_cut_layers(const LayerCosts *c, int stages, int pieces, int *begin) {
+    cut_pieces(c, pieces, begin);
+    for (bool moved = pieces > stages; moved;) {
+        moved = false;
+        for (int p = 1; p < pieces; p++)
+            moved |= move_border(c, stages, pieces, p, 1, begin) || move_border(c, stages, pieces, p, -1, begin);
+    }
 }

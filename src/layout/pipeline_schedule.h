@@ -79,7 +79,13 @@ int64_t pipeline_warmup(const PipelineShape *shape, int stage);
 /* "1f1b", as in layout.pp_schedule. */
 const char *pipeline_kind_name(PipelineKind kind);
 
-/* Cuts `layers` of these costs into `pieces` consecutive ones, so that the dearest piece costs the least; `first` and
- * `last` are costs that the first and the last piece have beside their layers (embedding, head). Piece p gets layers
- * [begin[p], begin[p + 1]), at least one, but for the last of several, which may have none. pieces <= layers. */
-void pipeline_cut_layers(const double *layers, int layer_count, double first, double last, int pieces, int *begin);
+/* What layers cost, and what the first and the last piece have beside theirs (embedding, head). */
+typedef struct LayerCosts {
+    const double *layers;
+    int count;
+    double first, last;
+} LayerCosts;
+/* Cuts layers into `pieces` consecutive ones, of which stage s has s, s + stages and so on, so that the dearest piece costs the
+ * least; where a stage has several, border by border, so that the dearest stage does. Piece p gets layers
+ * [begin[p], begin[p + 1]), at least one, but for the last of several, which may have none. pieces <= count. */
+void pipeline_cut_layers(const LayerCosts *costs, int stages, int pieces, int *begin);

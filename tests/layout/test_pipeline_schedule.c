@@ -208,20 +208,32 @@ static void the_bubble_of_equal_costs_is_the_formulas(void **state) {
 
 /* -- Stages by cost ------------------------------------------------------------------------------------------------ */
 
+static void cut(LayerCosts costs, int stages, int pieces, int *begin) { pipeline_cut_layers(&costs, stages, pieces, begin); }
+
+static void chunks_of_a_stage_make_up_for_each_other(void **state) {
+    (void)state;
+    const double layers[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    int begin[9], of_stage[2] = {0, 4}; /* the head is worth four layers */
+    cut((LayerCosts){layers, 16, 0, 4}, 2, 8, begin);
+    for (int p = 0; p < 8; p++) of_stage[p % 2] += begin[p + 1] - begin[p];
+    assert_int_equal(begin[8], 16);
+    assert_true(of_stage[0] == 10 && of_stage[1] == 10);
+}
+
 static void the_head_takes_the_place_of_layers(void **state) {
     (void)state;
     const double layers[8] = {1, 1, 1, 1, 1, 1, 1, 1}, uneven[4] = {1, 5, 1, 1};
     int begin[9];
-    pipeline_cut_layers(layers, 8, 0, 2, 2, begin);
+    cut((LayerCosts){layers, 8, 0, 2}, 2, 2, begin);
     assert_true(begin[0] == 0 && begin[1] == 5 && begin[2] == 8);
-    pipeline_cut_layers(layers, 8, 1, 3, 4, begin);
+    cut((LayerCosts){layers, 8, 1, 3}, 4, 4, begin);
     assert_true(begin[1] == 2 && begin[3] == 8 && begin[4] == 8); /* the head alone takes as long as three layers */
-    pipeline_cut_layers(layers, 8, 0, 100, 8, begin);             /* every other piece has a layer */
+    cut((LayerCosts){layers, 8, 0, 100}, 8, 8, begin);            /* every other piece has a layer */
     for (int p = 0; p < 7; p++) assert_true(begin[p] < begin[p + 1]);
     assert_int_equal(begin[7], 8);
-    pipeline_cut_layers(layers, 8, 0, 9, 1, begin);
+    cut((LayerCosts){layers, 8, 0, 9}, 1, 1, begin);
     assert_true(begin[0] == 0 && begin[1] == 8);
-    pipeline_cut_layers(uneven, 4, 0, 0, 2, begin);
+    cut((LayerCosts){uneven, 4, 0, 0}, 2, 2, begin);
     assert_int_equal(begin[1], 2);
 }
 
@@ -233,6 +245,7 @@ int main(void) {
         cmocka_unit_test(transfers_match_on_both_ends_and_never_block_each_other),
         cmocka_unit_test(the_bubble_of_equal_costs_is_the_formulas),
         cmocka_unit_test(the_head_takes_the_place_of_layers),
+        cmocka_unit_test(chunks_of_a_stage_make_up_for_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
