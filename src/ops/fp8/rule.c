@@ -317,10 +317,11 @@ const Op op_rule_fp8_cast = {.name = "fp8_cast",
     .bytes = cast_bytes,
     .gradient = cast_gradient,
     .element_flops = CAST_FLOPS};
-const Op op_rule_fp8_linear = {.name = "fp8_linear", .gradient = gradient, .flops = flops};
+const Op op_rule_fp8_linear = {.name = "fp8_linear", .gradient = gradient, .flops = flops, .teraflops = 1000};
 const Op op_rule_fp8_linear_grad_weight = {
     .name = "fp8_linear_grad_weight",
     .adds_to = OPERAND(FP8_LINEAR_C),
     .overwrites = OPERAND(FP8_LINEAR_C),
     .flops = weight_flops,
+    .teraflops = 1000,
 };
