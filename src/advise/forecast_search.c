@@ -205,10 +205,17 @@ static int by_time(const void *a, const void *b) {
     return difference != 0 ? (difference > 0) - (difference < 0) : by_memory(a, b);
 }
 
-/* Takes the place of the slowest of those that were found. */
+/* Quicker, or as quick in less memory. */
+static bool is_better(const Forecast *a, const Forecast *b) {
+    return a->step < b->step || (a->step == b->step && a->memory.total < b->memory.total);
+}
+
+/* Takes the place of the worst of those that were found, if it is better. */
 static void insert(ForecastSearch *search, const Forecast *forecast) {
-    int at = search->count < FORECAST_FOUND ? search->count++ : FORECAST_FOUND - 1;
-    for (; at > 0 && search->found[at - 1].step > forecast->step; at--) search->found[at] = search->found[at - 1];
+    bool full = search->count == FORECAST_FOUND;
+    if (full && !is_better(forecast, &search->found[FORECAST_FOUND - 1])) return;
+    int at = full ? FORECAST_FOUND - 1 : search->count++;
+    for (; at > 0 && is_better(forecast, &search->found[at - 1]); at--) search->found[at] = search->found[at - 1];
     search->found[at] = *forecast;
 }
 
