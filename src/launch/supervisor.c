@@ -226,10 +226,17 @@ static int choose_port(void) {
     return port ? port : DEFAULT_PORT;
 }
 
+/* A rank that is lost before it has laid out the run has a number alone: the last known layout may be of other ranks. */
+static void describe_rank(const Supervisor *supervisor, int rank, char *text, size_t size) {
+    int number = ranks_number(&supervisor->plan, rank);
+    if (mesh_size(&supervisor->mesh, AXES_ALL) != supervisor->plan.total) snprintf(text, size, "rank %d", number);
+    else mesh_describe_rank(&supervisor->mesh, number, text, size);
+}
+
 static void describe_end(const Supervisor *supervisor, char text[256]) {
     const Verdict *verdict = &supervisor->verdict;
     char name[128];
-    mesh_describe_rank(&supervisor->mesh, ranks_number(&supervisor->plan, verdict->rank), name, sizeof name);
+    describe_rank(supervisor, verdict->rank, name, sizeof name);
     int length = snprintf(text, 256, "%s %s", name, verdict->rule->meaning), left = 256 - length;
     if (verdict->rule->event == EVENT_SIGNAL)
         snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));

@@ -60,6 +60,14 @@ static void ranks_killed_at_random_moments_do_not_change_the_result(void **state
     process_free(&result);
 }
 
+static void a_rank_that_is_lost_before_the_ranks_meet_is_named_and_all_start_again(void **state) {
+    (void)state;
+    ProcessResult result = run("early", "restarts=3");
+    expect(&result, 0, "after step 0 rank 1 was killed by signal 9 (Killed): starting all ranks again");
+    expect_sum();
+    process_free(&result);
+}
+
 static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **state) {
     (void)state;
     ProcessResult result = run("hang", "restarts=3");
@@ -291,6 +299,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         TEST(only_the_first_rank_is_shown_unless_all_are_asked_for),
         TEST(ranks_killed_at_random_moments_do_not_change_the_result),
+        TEST(a_rank_that_is_lost_before_the_ranks_meet_is_named_and_all_start_again),
         TEST(a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks),
         TEST(a_rank_that_shows_no_life_is_killed_by_the_supervisor),
         TEST(failures_without_progress_are_bounded),
