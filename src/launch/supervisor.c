@@ -328,6 +328,14 @@ static bool is_local(const Verdict *verdict) {
     return verdict->rule->event == EVENT_SIGNAL || (verdict->rule->event == EVENT_EXIT && verdict->value != ERROR_COMMUNICATION);
 }
 
+/* Of the run that it ends: a rank that hangs or that a signal ends is lost. */
+static ErrorCode code_of(const Verdict *verdict) {
+    Event event = verdict->rule->event;
+    if (event == EVENT_HANG || event == EVENT_SIGNAL) return ERROR_COMMUNICATION;
+    bool known = event == EVENT_EXIT && verdict->value != ERROR_NONE && verdict->value <= ERROR_DEVICE;
+    return known ? (ErrorCode)verdict->value : ERROR_INTERNAL;
+}
+
 /* Whether all ranks start again; else *error says how the run ended. */
 static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     const Verdict *verdict = &supervisor->verdict;
@@ -335,17 +343,14 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     bool progress = step > supervisor->best_step, same = supervisor->failed_device == supervisor->devices[verdict->rank];
     char end[256];
     describe_end(supervisor, end);
-    int code = verdict->rule->event == EVENT_HANG   ? ERROR_COMMUNICATION
-               : verdict->rule->event == EVENT_EXIT ? verdict->value
-                                                    : ERROR_INTERNAL;
-    if (code == ERROR_NONE || code > ERROR_DEVICE) code = ERROR_INTERNAL;
+    ErrorCode code = code_of(verdict);
     supervisor->failures = progress ? 1 : supervisor->failures + 1;
     if (progress) supervisor->best_step = step;
     step = supervisor->best_step;
     if (verdict->rule->action == ACTION_STOP)
-        return error_set(error, (ErrorCode)code, "after step %lld %s: starting again would not help", (long long)step, end);
+        return error_set(error, code, "after step %lld %s: starting again would not help", (long long)step, end);
     if (supervisor->failures > options->restarts)
-        return error_set(error, (ErrorCode)code,
+        return error_set(error, code,
             "after step %lld %s; given up after %d failure%s in a row without progress (restarts=%lld)", (long long)step, end,
             supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,

@@ -92,10 +92,23 @@ static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) 
 static void failures_without_progress_are_bounded(void **state) {
     (void)state;
     ProcessResult result = run("crash", "restarts=1");
-    expect(&result, ERROR_INTERNAL,
+    expect(&result, ERROR_COMMUNICATION,
         "rank 1 was killed by signal 6 (Aborted); given up after 2 failures in a row without progress (restarts=1)");
-    expect(&result, ERROR_INTERNAL, "the last output of rank 1:\nrank 1 starts at step");
+    expect(&result, ERROR_COMMUNICATION, "the last output of rank 1:\nrank 1 starts at step");
     process_free(&result);
+}
+
+/* As of eval and generate, which never start again. */
+static void a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_is(void **state) {
+    for (int rank = 0; rank < 2; rank++) {
+        Process process = start_run("hold", "restarts=0");
+        kill_rank(rank);
+        ProcessResult result = process_finish(&process);
+        expect(&result, ERROR_COMMUNICATION, "was killed by signal 9 (Killed); given up after 1 failure in a row");
+        process_free(&result);
+        remove_folder(state);
+        make_folder(state);
+    }
 }
 
 static void a_wrong_setting_is_not_tried_again(void **state) {
@@ -303,6 +316,7 @@ int main(int argc, char **argv) {
         TEST(a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks),
         TEST(a_rank_that_shows_no_life_is_killed_by_the_supervisor),
         TEST(failures_without_progress_are_bounded),
+        TEST(a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_is),
         TEST(a_wrong_setting_is_not_tried_again),
         TEST(nan_stops_or_goes_back_and_skips_as_configured),
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
