@@ -82,6 +82,7 @@ static const Command *bench_member(int index) {
         .table = &benchmark->table,
         .options_size = benchmark->options_size,
         .takes_config = benchmark->config,
+        .ranks = benchmark->ranks,
         .alone = true,
         .run = run};
     return &command;

@@ -394,5 +394,6 @@ const Command command_eval = {
         "AdamW on the batch\n",
     .table = &table,
     .options_size = sizeof(EvalOptions),
+    .ranks = true,
     .run = run,
 };

@@ -230,5 +230,6 @@ const Command command_generate = {
     .hint = "a prompt that looks like key=value or opens with -- is given after --",
     .table = &table,
     .options_size = sizeof(GenerationOptions),
+    .ranks = true,
     .run = run,
 };

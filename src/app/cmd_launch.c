@@ -9,11 +9,23 @@
 #include "base/strings.h"
 #include "launch/launch.h"
 
-/* A wrong word is named here, once, rather than by every rank. */
-static const Command *find_command(const char *name, Error *error) {
-    for (int i = 0; command_smelt.member(i); i++)
-        if (!strcmp(command_smelt.member(i)->name, name)) return command_smelt.member(i);
-    error_set(error, ERROR_USAGE, "'%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", name);
+/* A wrong word is named here, once, rather than by every rank. One of the ranks of a command that has none would do all
+ * of it, beside the others in the same files. */
+static const Command *find_command(char *const *words, Error *error) {
+    const Command *command = &command_smelt, *group = NULL;
+    for (; command && command->member && *words; words++) {
+        group = command;
+        command = command_member(group, *words);
+    }
+    if (command && command->ranks) return command;
+    if (command && command->member)
+        error_set(error, ERROR_USAGE, "'%s' behind \"--\" is a group of commands: smelt %s --help lists them", words[-1], command->name);
+    else if (command)
+        error_set(error, ERROR_USAGE, "%s is done by one process, not by ranks: run it without launch, as smelt %s ...", command->name,
+            command->name);
+    else
+        error_set(error, ERROR_USAGE, "'%s%s%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them",
+            group->name, *group->name ? " " : "", words[-1]);
     return NULL;
 }
 
@@ -45,7 +57,7 @@ static bool run(Invocation *invocation, Error *error) {
     LaunchOptions *options = invocation->options;
     options_defaults(&launch_table, options, &invocation->strings);
     char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
-    const Command *named = command ? find_command(command[0], error) : NULL;
+    const Command *named = command ? find_command(command, error) : NULL;
     if (!named) return false;
     if (!named->resumes) options->restarts = 0; /* it would do and print everything again */
     process_catch_stop(&stop, false);

@@ -346,6 +346,7 @@ const Command command_train = {
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,
     .options_size = sizeof(Config),
+    .ranks = true,
     .resumes = true,
     .run = run,
 };

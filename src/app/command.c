@@ -162,11 +162,17 @@ static void report_unknown(const Command *group, const char *name) {
     print_members(group, stderr);
 }
 
+const Command *command_member(const Command *group, const char *word) {
+    int i = 0;
+    while (group->member(i) && strcmp(word, last_word(group->member(i)->name))) i++;
+    return group->member(i);
+}
+
 static int run_member(const Command *group, int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
     bool help = is_help(name) || !strcmp(name, "help");
-    for (int i = 0; group->member(i); i++)
-        if (!strcmp(name, last_word(group->member(i)->name))) return command_run(group->member(i), argc - 1, argv + 1);
+    const Command *member = command_member(group, name);
+    if (member) return command_run(member, argc - 1, argv + 1);
     if (argc > 1 && !help) report_unknown(group, name);
     else print_members(group, help ? stdout : stderr);
     return help ? 0 : ERROR_USAGE;

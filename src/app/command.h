@@ -35,6 +35,7 @@ typedef struct Command {
     size_t options_size;
     int most_words;    /* where WORDS ends in "..."; 0: any number */
     bool takes_config; /* keys that `table` lacks may be the configuration's */
+    bool ranks;        /* runs as the ranks of smelt launch; else as one process alone */
     bool resumes;      /* goes on where it was when it is started again */
     bool alone;        /* runs without arguments too; else they print the help */
     bool (*run)(Invocation *invocation, Error *error);
@@ -46,6 +47,8 @@ extern const Command command_train, command_launch, command_generate, command_ch
     command_manual;
 extern const Command command_smelt; /* the program: the group of all commands */
 
+/* The member that is typed so, valid until the next call; NULL: there is none. */
+const Command *command_member(const Command *group, const char *word);
 /* argv[0] is the name's last word. Returns the exit code of the process. */
 int command_run(const Command *command, int argc, char **argv);
 /* Reads arguments, from argv[0] on: key=value, --key=value or --key value for a row of the table, --key for a row of

@@ -92,6 +92,7 @@ typedef struct Benchmark {
     const char *explanation;    /* for its --help */
     const char *positional;     /* name of a demanded argument that is no option, or NULL */
     BenchConfig config;
+    bool ranks; /* measured by all ranks of smelt launch together; else by one process alone */
     OptionTable table;
     size_t options_size;
     const BenchColumn *columns;

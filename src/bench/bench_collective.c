@@ -250,6 +250,7 @@ const Benchmark bench_collective = {
     .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number "
                    "of ranks and size, in nccl-tests' columns\n"
                    "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
+    .ranks = true,
     BENCH_PARTS(CollectiveOptions),
     .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes of a message", "bus bandwidth, GB/s", .x_logarithmic = true,
         .y_logarithmic = true},

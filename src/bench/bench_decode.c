@@ -128,6 +128,7 @@ const Benchmark bench_decode = {
                    "CONFIG.yaml layout.cp=2, they share the cache. token_ms is the median, best_ms the least; sent_bytes is what a rank "
                    "sends for a token.\n",
     .config = BENCH_CONFIG_REQUIRED,
+    .ranks = true,
     BENCH_PARTS(DecodeOptions),
     .plot = {"Generation", "context", "tokens_s", {"ranks"}, "context, tokens", "tokens/s", .x_logarithmic = true},
 };

@@ -147,6 +147,24 @@ static void a_wrong_word_after_the_dashes_of_launch_is_named_once(void **state) 
     process_free(&result);
 }
 
+/* Ranks of such a command would each do all of it, into the same files. */
+static void commands_of_one_process_are_not_launched(void **state) {
+    (void)state;
+    static const char *const alone[] = {"convert t out", "data pack text dd", "data train-tokenizer text v", "data show text", "chat t",
+        "show t", "report t", "bench gemm", "doctor", "launch -n 2 -- train c.yaml"};
+    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) {
+        SCOPED_FREE char *words = memory_format("launch -n 3 -- %s", alone[i]);
+        ProcessResult result = smelt(words);
+        expect_code(&result, ERROR_USAGE, words);
+        assert_non_null(strstr(result.errors, " is done by one process, not by ranks: run it without launch, as smelt "));
+        assert_ptr_equal(strchr(result.errors, '\n') + 1, result.errors + strlen(result.errors));
+        process_free(&result);
+    }
+    expect("test ! -e out -a ! -e dd", 0, "");
+    expect("$SMELT launch -- data", ERROR_USAGE, "'data' behind \"--\" is a group of commands: smelt data --help lists them");
+    expect("$SMELT launch -- bench trian", ERROR_USAGE, "'bench trian' behind \"--\" is no command of smelt");
+}
+
 static void a_wrong_setting_of_a_launched_training_is_printed_once(void **state) {
     (void)state;
     ProcessResult result = smelt("launch -n 3 -- train stesp=3");
@@ -414,6 +432,7 @@ int main(void) {
         TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
         TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
         TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
+        TRAIN_TEST(commands_of_one_process_are_not_launched),
         TRAIN_TEST(a_wrong_setting_of_a_launched_training_is_printed_once),
         TRAIN_TEST(every_help_fits_into_80_columns),
         TRAIN_TEST(the_version_names_what_was_built),
