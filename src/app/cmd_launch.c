@@ -24,9 +24,18 @@ static const Command *find_command(char *const *words, Error *error) {
         error_set(error, ERROR_USAGE, "%s is done by one process, not by ranks: run it without launch, as smelt %s ...", command->name,
             command->name);
     else
-        error_set(error, ERROR_USAGE, "'%s%s%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them",
-            group->name, *group->name ? " " : "", words[-1]);
+        error_set(error, ERROR_USAGE, "'%s%s%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", group->name,
+            *group->name ? " " : "", words[-1]);
     return NULL;
+}
+
+/* Before anything is started: the first loss of a rank may come after days. */
+static bool check_shrink(const Command *command, char **arguments, Error *error) {
+    int count = 0;
+    while (arguments[count]) count++;
+    if (command->can_shrink) return command->can_shrink(count, arguments, error);
+    return error_set(
+        error, ERROR_USAGE, "shrink=true is for training: smelt %s ends with its first failure; leave shrink= out", command->name);
 }
 
 /* Returns the place of the command after "--", or NULL. */
@@ -58,7 +67,7 @@ static bool run(Invocation *invocation, Error *error) {
     options_defaults(&launch_table, options, &invocation->strings);
     char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
     const Command *named = command ? find_command(command, error) : NULL;
-    if (!named) return false;
+    if (!named || (options->shrink && !check_shrink(named, command, error))) return false;
     if (!named->resumes) options->restarts = 0; /* it would do and print everything again */
     process_catch_stop(&stop, false);
     return launch(options, command, &stop, error);

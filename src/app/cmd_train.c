@@ -320,6 +320,22 @@ static bool plan_together(const Config *given, const Config *said, Error *error)
     return done;
 }
 
+/* Ranks are left out copy by copy, so neither the number of copies nor how ZeRO divides them may be given. */
+static bool can_shrink(int argc, char **argv, Error *error) {
+    static const char *const fixed[] = {"layout.dp", "layout.shard"};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config config;
+    options_defaults(&config_table, &config, &strings);
+    if (!apply_arguments(argc, argv, &config, &strings, error)) return false;
+    const int64_t given[] = {config.layout.dp, config.layout.shard};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed && config.layout.choice != LAYOUT_AUTO; i++)
+        if (given[i])
+            return error_set(error, ERROR_USAGE,
+                "shrink=true goes on with fewer ranks, and %s=%lld does not: give %s=0, or layout=auto, or leave shrink= out", fixed[i],
+                (long long)given[i], fixed[i]);
+    return true;
+}
+
 static bool run(Invocation *invocation, Error *error) {
     Config *config = invocation->options, said;
     if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
@@ -348,5 +364,6 @@ const Command command_train = {
     .options_size = sizeof(Config),
     .ranks = true,
     .resumes = true,
+    .can_shrink = can_shrink,
     .run = run,
 };

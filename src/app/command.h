@@ -37,7 +37,9 @@ typedef struct Command {
     bool takes_config; /* keys that `table` lacks may be the configuration's */
     bool ranks;        /* runs as the ranks of smelt launch; else as one process alone */
     bool resumes;      /* goes on where it was when it is started again */
-    bool alone;        /* runs without arguments too; else they print the help */
+    /* Whether these arguments, argv[0] the command's name, allow it to go on with fewer ranks; ERROR_USAGE. NULL: it never does. */
+    bool (*can_shrink)(int argc, char **argv, Error *error);
+    bool alone; /* runs without arguments too; else they print the help */
     bool (*run)(Invocation *invocation, Error *error);
     const struct Command *(*member)(int index); /* NULL after the last */
 } Command;

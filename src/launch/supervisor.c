@@ -350,9 +350,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     if (verdict->rule->action == ACTION_STOP)
         return error_set(error, code, "after step %lld %s: starting again would not help", (long long)step, end);
     if (supervisor->failures > options->restarts)
-        return error_set(error, code,
-            "after step %lld %s; given up after %d failure%s in a row without progress (restarts=%lld)", (long long)step, end,
-            supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
+        return error_set(error, code, "after step %lld %s; given up after %d failure%s in a row without progress (restarts=%lld)",
+            (long long)step, end, supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
         supervisor->failures, (long long)options->restarts);
     if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");
@@ -507,6 +506,9 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     if (least > supervisor->nodes)
         return error_set(error, ERROR_USAGE, "least=%lld is more than the %d nodes of the run", (long long)least, supervisor->nodes);
     if (supervisor->nodes == 1) return true;
+    if (supervisor->options->shrink)
+        return error_set(error, ERROR_USAGE, "shrink=true is for one node, and the run has %d: least=N goes on without nodes that fail",
+            supervisor->nodes);
     snprintf(who, sizeof who, "%d nodes", supervisor->nodes);
     if (!secret_find(who, &supervisor->secret, error)) return false;
     supervisor->fewest = supervisor->nodes;

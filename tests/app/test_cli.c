@@ -165,6 +165,20 @@ static void commands_of_one_process_are_not_launched(void **state) {
     expect("$SMELT launch -- bench trian", ERROR_USAGE, "'bench trian' behind \"--\" is no command of smelt");
 }
 
+/* When a rank is lost it would be too late. */
+static void shrinking_is_refused_at_the_start_where_it_cannot_be(void **state) {
+    (void)state;
+    static const char three[] = "shrink=true goes on with fewer ranks, and layout.dp=3 does not: give layout.dp=0, or layout=auto";
+    write_text("c.yaml", "layout: {dp: 3}\n");
+    expect("$SMELT launch -n 3 shrink=true -- train " TINY " run=s layout.dp=3", ERROR_USAGE, three);
+    expect("$SMELT launch -n 3 shrink=true -- train c.yaml " TINY " run=s", ERROR_USAGE, three);
+    expect("$SMELT launch -n 2 shrink=true -- train " TINY " run=s layout.shard=2", ERROR_USAGE, "give layout.shard=0, or");
+    expect("$SMELT launch -n 2 shrink=true -- eval r", ERROR_USAGE, "shrink=true is for training: smelt eval ends with its first failure");
+    expect("NNODES=2 MASTER_ADDR=127.0.0.1 $SMELT launch shrink=true -- train " TINY " run=s", ERROR_USAGE, "shrink=true is for one node");
+    expect("test ! -e s", 0, "");
+    expect("$SMELT launch -n 2 shrink=true -- train c.yaml " TINY " run=s stop_at=1 layout.dp=0", 0, "");
+}
+
 static void a_wrong_setting_of_a_launched_training_is_printed_once(void **state) {
     (void)state;
     ProcessResult result = smelt("launch -n 3 -- train stesp=3");
@@ -433,6 +447,7 @@ int main(void) {
         TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
         TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
         TRAIN_TEST(commands_of_one_process_are_not_launched),
+        TRAIN_TEST(shrinking_is_refused_at_the_start_where_it_cannot_be),
         TRAIN_TEST(a_wrong_setting_of_a_launched_training_is_printed_once),
         TRAIN_TEST(every_help_fits_into_80_columns),
         TRAIN_TEST(the_version_names_what_was_built),
