@@ -70,7 +70,7 @@ static bool run(Invocation *invocation, Error *error) {
     if (!named || (options->shrink && !check_shrink(named, command, error))) return false;
     if (!named->resumes) options->restarts = 0; /* it would do and print everything again */
     process_catch_stop(&stop, false);
-    return launch(options, command, &stop, error);
+    return launch(options, &(LaunchCommand){command, named->resumes}, &stop, error);
 }
 
 const Command command_launch = {

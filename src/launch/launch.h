@@ -22,7 +22,12 @@ typedef struct LaunchOptions {
 
 extern const OptionTable launch_table;
 
-/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. The first request to
+typedef struct LaunchCommand {
+    char *const *arguments; /* after "smelt", ending with NULL */
+    bool resumes;           /* writes checkpoints, and goes on from them when it is started again; else it begins anew */
+} LaunchCommand;
+
+/* Runs `command` until it is done or given up. The first request to
  * stop lets the ranks write a checkpoint, the second kills them. False unless the command completed, with the exit
  * code of the whole. */
-bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error);
+bool launch(const LaunchOptions *options, const LaunchCommand *command, const StopRequest *stop, Error *error);

@@ -66,6 +66,7 @@ typedef struct LinePattern {
 /* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count <= left. */
 typedef struct Supervisor {
     const LaunchOptions *options;
+    bool resumes; /* LaunchCommand.resumes */
     const StopRequest *stop;
     RankPlan plan;          /* command and devices are owned; the command ends with on_nan=skip once that is needed */
     char address[256];      /* of node 0 */
@@ -164,12 +165,14 @@ static void look_at_health(Supervisor *supervisor) {
 static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     enum { LAST = 3 };
     int count = supervisor->stop->count;
+    const char *purpose = supervisor->resumes ? "for a checkpoint" : "to end";
+    const char *loss = supervisor->resumes ? "; what they did after the last checkpoint is lost" : "";
     if (seen == 0) *until = log_seconds() + supervisor->options->grace;
     if (count >= LAST) *until = log_seconds();
-    if (count >= LAST) log_warn("asked to stop for the third time: the ranks are killed; what they did after the last checkpoint is lost");
+    if (count >= LAST) log_warn("asked to stop for the third time: the ranks are killed%s", loss);
     else if (count > 1)
-        log_warn("asked to stop again: the ranks still have %.0f s for a checkpoint; a third request kills them", *until - log_seconds());
-    else log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
+        log_warn("asked to stop again: the ranks still have %.0f s %s; a third request kills them", *until - log_seconds(), purpose);
+    else log_info("asked to stop: the ranks have %.0f s %s", supervisor->options->grace, purpose);
     ranks_signal(&supervisor->ranks, supervisor->stop->signal);
 }
 
@@ -416,6 +419,11 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
     plan->secret = secret_sign(&supervisor->secret, &answer->attempt, sizeof answer->attempt);
 }
 
+/* What a start after a stop does. */
+static const char *next_start(const Supervisor *supervisor) {
+    return supervisor->resumes ? "the same command continues" : "the same command begins anew";
+}
+
 /* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A
  * node that was left out reports again once it passes its self-test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
@@ -439,7 +447,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
         }
         supervisor->suspect = true;
     }
-    return error_set(error, ERROR_PREEMPTED, "stopped between two starts: the same command continues");
+    return error_set(error, ERROR_PREEMPTED, "stopped between two starts: %s", next_start(supervisor));
 }
 
 /* Tells the other nodes that the run is over. When this node alone gives up, the others go on, unless it is node 0. */
@@ -454,10 +462,11 @@ static void report_end(const Supervisor *supervisor, bool done, const Error *err
 /* Ranks that had the time say themselves after which step they paused. */
 static bool report_stop(const Supervisor *supervisor, int64_t step, Error *error) {
     char after[48] = "before the first step";
-    if (step > 0) snprintf(after, sizeof after, "after step %lld", (long long)step);
+    if (!supervisor->resumes) snprintf(after, sizeof after, "before the end");
+    else if (step > 0) snprintf(after, sizeof after, "after step %lld", (long long)step);
     if (ended_with(&supervisor->verdict, ERROR_PREEMPTED))
-        return error_set(error, ERROR_PREEMPTED, "all ranks have ended: the same command continues");
-    return error_set(error, ERROR_PREEMPTED, "stopped %s: the same command continues", after);
+        return error_set(error, ERROR_PREEMPTED, "all ranks have ended: %s", next_start(supervisor));
+    return error_set(error, ERROR_PREEMPTED, "stopped %s: %s", after, next_start(supervisor));
 }
 
 static bool run(Supervisor *supervisor, Error *error) {
@@ -536,10 +545,10 @@ static bool compile_pattern(const char *name, const char *text, LinePattern *pat
     return error_set(error, ERROR_USAGE, "%s=%s: %s", name, text, reason);
 }
 
-bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
+bool launch(const LaunchOptions *options, const LaunchCommand *command, const StopRequest *stop, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
-    *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1};
-    supervisor->plan = (RankPlan){.command = rank_command(command),
+    *supervisor = (Supervisor){.options = options, .resumes = command->resumes, .stop = stop, .failed_device = -1};
+    supervisor->plan = (RankPlan){.command = rank_command(command->arguments),
         .count = (int)options->ranks,
         .show_all = options->output == LAUNCH_OUTPUT_ALL,
         .whole_lines = *options->restart_on || *options->stop_on};

@@ -158,6 +158,23 @@ static void sigterm_reaches_the_ranks_and_the_run_continues_later(void **state) 
     process_free(&result);
 }
 
+static void a_stop_promises_checkpoints_of_commands_that_write_them_alone(void **state) {
+    (void)state;
+    char *arguments[] = {"/proc/self/exe", "supervise", "ranks=3", "grace=600", "--", "eval", folder, "stubborn", NULL};
+    Process process = process_start(arguments);
+    await_step(7);
+    for (int i = 1; i <= 3; i++) {
+        kill(process.id, SIGTERM);
+        process_await_text(&process, "asked to stop", i);
+    }
+    ProcessResult result = process_finish(&process);
+    expect(&result, ERROR_PREEMPTED, "asked to stop: the ranks have 600 s to end");
+    expect(&result, ERROR_PREEMPTED, "for the third time: the ranks are killed\n");
+    expect(&result, ERROR_PREEMPTED, "stopped before the end: the same command begins anew");
+    assert_null(strstr(result.errors, "checkpoint"));
+    process_free(&result);
+}
+
 static void ranks_that_do_not_stop_are_killed_after_the_grace_time(void **state) {
     (void)state;
     Process process = start_run("stubborn", "grace=0.5");
@@ -321,6 +338,7 @@ int main(int argc, char **argv) {
         TEST(nan_stops_or_goes_back_and_skips_as_configured),
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),
+        TEST(a_stop_promises_checkpoints_of_commands_that_write_them_alone),
         TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),
         TEST(a_stopped_rank_is_not_waited_for_once_all_others_have_ended),
         TEST(the_third_request_to_stop_kills_and_the_second_does_not),

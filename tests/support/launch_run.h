@@ -152,7 +152,7 @@ static inline int train(int argc, char **argv) {
     return 0;
 }
 
-/* [key=value ...] -- train ... */
+/* [key=value ...] -- train|eval ...: of which eval is a command that does not resume, for the supervisor. */
 static inline int supervise(int argc, char **argv) {
     LaunchOptions options;
     OptionStrings strings = {0};
@@ -163,7 +163,7 @@ static inline int supervise(int argc, char **argv) {
         if (!options_set(&launch_table, &options, &strings, argv[at], &error)) give_up(&error);
     static StopRequest stop = {.heeded = 1};
     process_catch_stop(&stop, false);
-    bool done = launch(&options, argv + at + 1, &stop, &error);
+    bool done = launch(&options, &(LaunchCommand){argv + at + 1, !strcmp(argv[at + 1], "train")}, &stop, &error);
     if (!done) fprintf(stderr, "%s\n", error.message);
     options_free_strings(&strings);
     return done ? 0 : (int)error.code;
@@ -185,7 +185,7 @@ static inline int examine(void) {
 /* What this program is when it was started as something else than the tests; -1: the tests. */
 static inline int launch_stand_in(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "supervise")) return supervise(argc, argv);
-    if (argc > 3 && !strcmp(argv[1], "train")) return train(argc - 1, argv + 1);
+    if (argc > 3 && (!strcmp(argv[1], "train") || !strcmp(argv[1], "eval"))) return train(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "doctor")) return examine();
     return -1;
 }
