@@ -59,7 +59,6 @@ CONDITION(is_muon, config->optimizer.name == OPTIMIZER_MUON)
 CONDITION(decays_weights, config->optimizer.weight_decay > 0)
 CONDITION(moves_biases, config->model.experts > 0 || config->optimizer.balance_lr == 0)
 CONDITION(is_wsd, config->schedule.kind == SCHEDULE_WSD)
-CONDITION(is_wsd_with_decay, config->schedule.kind != SCHEDULE_WSD || config->schedule.decay > 0)
 CONDITION(falls, config->schedule.kind != SCHEDULE_CONSTANT && (config->schedule.kind != SCHEDULE_WSD || config->schedule.decay > 0))
 CONDITION(evaluates, config->eval.every > 0)
 CONDITION(has_sample, config->eval.sample_tokens > 0)
@@ -181,7 +180,6 @@ static const Need rows[] = {
     {"optimizer.balance_lr", TEXT_ONLY, is_text, REFUSE},
     {"optimizer.balance_lr", "training of all weights", trains_all, REFUSE},
     {"optimizer.balance_lr", "model.experts", moves_biases, WARN},
-    {"schedule.kind", "schedule.decay, if it is wsd", is_wsd_with_decay, WARN},
     {"schedule.decay", "schedule.kind=wsd", is_wsd, WARN},
     {"schedule.minimum", "a schedule.kind that falls", falls, WARN},
 

@@ -402,6 +402,8 @@ static void warn_of_settings_without_effect(const Loop *loop) {
     const Config *config = &loop->settings, *said = loop->host->said;
     const RunFacts facts = collect_facts(loop);
     needs_warn(config, said, &facts);
+    if (said->schedule.kind == SCHEDULE_WSD && config->schedule.decay == 0)
+        log_warn("schedule.kind=wsd with schedule.decay=0: the learning rate will not fall; give schedule.decay, the steps of its fall");
     if (said->eval.every && !facts.has_valid) {
         SCOPED_FREE char *cure =
             model_makes_images(&config->model) ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);

@@ -19,7 +19,7 @@ static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "
     "model.family", "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn",
     "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.sequences", "optimizer.name", "optimizer.lr",
     "optimizer.beta1", "optimizer.beta2", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward",
-    "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
+    "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
     "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
@@ -173,6 +173,16 @@ static void a_warning_names_all_and_a_refusal_the_cure(void **state) {
     assert_string_equal(error.message, "model.clip_qkv=3 has no effect without model.family=mpt: give that, or model.clip_qkv=0");
 }
 
+/* Without a decay wsd stays at its rate, where cosine would fall. */
+static void a_schedule_has_an_effect_without_a_decay(void **state) {
+    (void)state;
+    SCOPED(case_free) Case c;
+    make(&c, "");
+    assert_true(say(&c, config_find("schedule.kind"), "wsd"));
+    SCOPED_FREE char *said = complaints(&c, &none);
+    assert_string_equal(said, "; ; ");
+}
+
 /* The config.yaml of such a run may be given as a file. */
 static void what_is_derived_for_a_model_of_images_may_be_said(void **state) {
     (void)state;
@@ -204,6 +214,7 @@ int main(void) {
         cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
         cmocka_unit_test(what_a_start_did_not_say_is_not_held_against_it),
         cmocka_unit_test(a_warning_names_all_and_a_refusal_the_cure),
+        cmocka_unit_test(a_schedule_has_an_effect_without_a_decay),
         cmocka_unit_test(what_is_derived_for_a_model_of_images_may_be_said),
         cmocka_unit_test(the_help_says_what_an_option_needs),
     };

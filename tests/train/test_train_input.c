@@ -211,7 +211,7 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
     train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
     train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
     train_says(ERROR_NONE, "validation data: give data.valid=s-valid", "run=again data.train=s-train eval.every=1 stop_at=1");
-    train_says(ERROR_NONE, "schedule.kind=wsd has no effect without schedule.decay", "run=wsd schedule.kind=wsd stop_at=1");
+    train_says(ERROR_NONE, "schedule.decay=0: the learning rate will not fall", "run=wsd schedule.kind=wsd stop_at=1");
 }
 
 /* What was decided when shards were packed, and what waits for a choice that was made otherwise. */
