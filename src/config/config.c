@@ -253,9 +253,9 @@ static const Option rows[] = {
         "ranks that share one copy of what ZeRO divides, such as a node's 8 (HSDP); 0: all ranks share one", CHANGES),
     REAL_OPTION(
         layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, reduced as one; 0: 256 on AMD GPUs, else 64", CHANGES),
-    CHOICE_OPTION(layout.reduce, "fp32", "fp32|bf16",
-        "type in which the gradients of matrices are reduced over ranks; bf16 halves the traffic; pure_bf16 always uses bf16, fp64 always "
-        "fp64",
+    CHOICE_OPTION(layout.reduce, "auto", "auto|fp32|bf16",
+        "type in which the gradients of matrices are reduced over ranks; auto: fp32, but with precision=pure_bf16 always bf16, and with "
+        "fp64 always fp64; bf16 halves the traffic of fp32",
         CHANGES),
 
     STRING_OPTION(

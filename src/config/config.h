@@ -120,7 +120,7 @@ typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps;
 
 /* In which order stages of a pipeline run the parts of microbatches (layout/pipeline_schedule.h). */
 typedef enum PipelineKind { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ZERO_BUBBLE, PIPELINE_FORWARD } PipelineKind;
-typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
+typedef enum ReduceType { REDUCE_AUTO, REDUCE_FP32, REDUCE_BF16 } ReduceType;
 typedef enum LayoutChoice { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
 typedef enum CpExchange { CP_GATHER, CP_RING } CpExchange;
 typedef struct LayoutConfig {

@@ -68,7 +68,11 @@ CONDITION(is_staged, config->layout.pp > 1)
 CONDITION(has_chunks, (config->layout.pp > 1 && config->layout.pp_schedule == PIPELINE_INTERLEAVED) || config->layout.pp_chunks <= 1)
 CONDITION(is_context, config->layout.cp > 1)
 CONDITION(is_sharded, config->layout.zero > 0)
-CONDITION(reduces_narrow, config->precision != PRECISION_FP64)
+/* One chunk on each stage is 1f1b. */
+CONDITION(is_interleaved, config->layout.pp_schedule != PIPELINE_INTERLEAVED || config->layout.pp_chunks != 1)
+/* bf16 is what pure_bf16 reduces in. */
+CONDITION(may_reduce, config->precision == PRECISION_BF16 || config->precision == PRECISION_FP32 ||
+                          (config->precision == PRECISION_PURE_BF16 && config->layout.reduce == REDUCE_BF16))
 
 CONDITION(ends_later, config->stop_at <= config->steps)
 CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
@@ -80,7 +84,11 @@ CONDITION(splits, (facts->splits && !config->data.valid[0]) || config->data.vali
 CONDITION(has_valid, facts->has_valid)
 CONDITION(writes, (facts->has_valid && facts->writes) || config->eval.sample_tokens == 0)
 CONDITION(has_ranks, facts->has_ranks)
-CONDITION(shares_weights, facts->shares_weights || config->layout.zero < 2)
+CONDITION(repeats, facts->repeats)
+/* With in_backward the memory of a bucket is that of gradients, on one rank too. */
+CONDITION(fills_buckets, facts->repeats || config->optimizer.in_backward)
+CONDITION(shares_weights, facts->shares_weights)
+CONDITION(exceeds_window, facts->exceeds_window)
 CONDITION(continues, facts->continues)
 CONDITION(leaves_theta, facts->leaves_theta)
 CONDITION(leaves_ramp, facts->leaves_ramp)
@@ -122,6 +130,7 @@ static const Need rows[] = {
     {"model.vocabulary", TEXT_ONLY, has_vocabulary, REFUSE},
     {"model.context", TEXT_ONLY, has_context, REFUSE},
     {"model.window", TEXT_ONLY, is_text, REFUSE},
+    {"model.window", "a data.length above it", exceeds_window, START},
     {"model.window_period", "model.family=zaya", is_zaya, REFUSE},
     {"model.window_period", "model.window", has_window, REFUSE},
     {"model.window_first", "model.family=zaya", is_zaya, WARN},
@@ -175,6 +184,7 @@ static const Need rows[] = {
     {"flow.guidance", "model.guidance=true", has_guidance, REFUSE},
 
     {"optimizer.decay_vectors", "optimizer.weight_decay", decays_weights, WARN},
+    {"optimizer.decay_vectors", "training of all weights", trains_all, REFUSE},
     {"optimizer.momentum", "optimizer.name=muon", is_muon, WARN},
     {"optimizer.newton_schulz_steps", "optimizer.name=muon", is_muon, WARN},
     {"optimizer.balance_lr", TEXT_ONLY, is_text, REFUSE},
@@ -207,13 +217,14 @@ static const Need rows[] = {
     {"preference.label_smoothing", "preference.loss=dpo", is_dpo, REFUSE},
 
     {"layout.pp_schedule", "layout.pp=2 or more", is_staged, REFUSE},
+    {"layout.pp_schedule", "layout.pp_chunks other than 1, since one chunk is 1f1b", is_interleaved, REFUSE},
     {"layout.pp_chunks", "layout.pp_schedule=interleaved and layout.pp=2 or more", has_chunks, REFUSE},
     {"layout.cp_exchange", "layout.cp=2 or more", is_context, REFUSE},
     {"layout.zero", "other ranks with the same weights, to share them with", shares_weights, START},
     {"layout.shard", "layout.zero=1, 2 or 3", is_sharded, REFUSE},
-    {"layout.bucket_mb", "several ranks", has_ranks, START},
-    {"layout.reduce", "a precision other than fp64, whose gradients are reduced in fp64", reduces_narrow, WARN},
-    {"layout.reduce", "several ranks", has_ranks, START},
+    {"layout.bucket_mb", "other ranks with the same weights", fills_buckets, START},
+    {"layout.reduce", "precision=bf16 or fp32, since pure_bf16 always reduces in bf16 and fp64 in fp64", may_reduce, WARN},
+    {"layout.reduce", "other ranks with the same weights", repeats, START},
     {"resume.accept", "a run that was started before", continues, START},
 };
 

@@ -10,7 +10,9 @@
 /* What conditions ask that settings do not tell, known once a run starts. */
 typedef struct RunFacts {
     bool has_ranks;      /* several */
-    bool shares_weights; /* several ranks have the same weights, of which ZeRO divides something */
+    bool repeats;        /* several ranks have some of the same matrices that are trained, whose gradients they sum */
+    bool shares_weights; /* ZeRO divides some of these, if layout.zero says so */
+    bool exceeds_window; /* some sequences are longer than model.window */
     bool has_rounds;     /* a step has several microbatches, of which each rank has whole weights */
     bool has_cpu;        /* computes on a CPU */
     bool packs;          /* some data are text, and not packed before */

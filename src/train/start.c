@@ -366,10 +366,12 @@ static bool any_data(const Loop *loop, bool (*is)(const char *path)) {
     return any;
 }
 
-static bool shards_anything(const Layout *layout) {
-    bool shards = false;
-    for (int b = 0; b < layout->bucket_count; b++) shards = shards || layout->buckets[b].sharded;
-    return shards;
+/* The most ranks that sum gradients of one matrix over `among` of the axes. */
+static int most_sharing(const Layout *layout, MeshAxes among) {
+    int most = 1;
+    for (const LayoutBucket *bucket = layout->buckets; bucket < layout->buckets + layout->bucket_count; bucket++)
+        if (!bucket->vectors && !bucket->frozen) most = (int)int_max(most, mesh_size(layout->mesh, bucket->axes & among));
+    return most;
 }
 
 static RunFacts collect_facts(const Loop *loop) {
@@ -378,7 +380,8 @@ static RunFacts collect_facts(const Loop *loop) {
     const Corpus *corpus = &loop->corpus;
     const Mixture *mixture = &loop->phases.mixture;
     RunFacts facts = {.has_ranks = comm_size(loop->comm) > 1,
-        .shares_weights = shards_anything(session->layout),
+        .repeats = most_sharing(session->layout, AXES_ALL) > 1,
+        .shares_weights = most_sharing(session->layout, AXES_ALL & ~MESH(AXIS_REPLICA)) > 1,
         .has_cpu = device_info(loop->device)->host_memory,
         .packs = any_data(loop, corpus_is_text),
         .splits = !mixture_is(config->data.train) && corpus_is_text(config->data.train),
@@ -393,6 +396,7 @@ static RunFacts collect_facts(const Loop *loop) {
         int64_t round = mesh_size(session->mesh, AXES_DATA) * phase->batch.sequences * phase->data.length;
         bool again = phase->batch.tokens > round || phase->batch.ramp_steps > 0;
         facts.has_rounds = facts.has_rounds || (again && session->layout->stage < 3);
+        facts.exceeds_window = facts.exceeds_window || phase->data.length > phase->model.window;
         facts.leaves_theta = facts.leaves_theta || mixture->phases[i].rope_theta <= 0;
     }
     return facts;

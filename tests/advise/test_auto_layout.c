@@ -164,10 +164,22 @@ static void what_it_changes_is_named(void **state) {
 static void what_only_more_ranks_use_is_named(void **state) {
     (void)state;
     smelt_says(0, "layout.zero=3 has no effect", "train %s steps=4 layout.zero=3 run=a", TINY);
-    smelt_says(0, "layout.reduce=bf16 has no effect without several ranks", "train %s steps=4 layout.reduce=bf16 run=b", TINY);
-    smelt_says(0, "layout.reduce=bf16 has no effect without a precision other than fp64",
+    smelt_says(0, "layout.zero=0 has no effect", "train %s steps=4 layout.zero=0 run=a0", TINY);
+    smelt_says(0, "layout.reduce=bf16 has no effect without other ranks", "train %s steps=4 layout.reduce=bf16 run=b", TINY);
+    smelt_says(0, "layout.reduce=bf16 has no effect without precision=bf16 or fp32",
         "launch -n 2 -- train %s steps=4 layout.reduce=bf16 precision=fp64 run=b64", TINY);
-    smelt_says(0, "layout.bucket_mb=1 has no effect without several ranks", "train %s steps=4 layout.bucket_mb=1 run=c", TINY);
+    smelt_says(0, "layout.reduce=fp32 has no effect without precision=bf16 or fp32",
+        "launch -n 2 -- train %s steps=4 layout.reduce=fp32 precision=pure_bf16 run=b16", TINY);
+    smelt_says(0, "layout.bucket_mb=1 has no effect without other ranks", "train %s steps=4 layout.bucket_mb=1 run=c", TINY);
+    static const char *const alone[] = {"layout.tp=2", "layout.pp=2"};
+    for (int i = 0; i < 2; i++)
+        smelt_says(0,
+            "layout.zero=0 has no effect without other ranks with the same weights, to share them with; layout.bucket_mb=1 has no effect "
+            "without other ranks with the same weights; layout.reduce=bf16 has no effect without other ranks with the same weights",
+            "launch -n 2 -- train %s steps=4 layout.zero=0 layout.bucket_mb=1 layout.reduce=bf16 model.family=llama model.experts=0 "
+            "model.kv_heads=2 %s run=alone%d",
+            TINY, alone[i], i);
+    smelt_says(0, "model.window=64 has no effect without a data.length above it", "train %s steps=4 model.window=64 run=w", TINY);
     smelt_says(0, "layout.zero=2 is layout.zero=1 in a pipeline",
         "launch -n 4 -- train %s steps=4 layout.pp=2 layout.zero=2 layout.bucket_mb=1 layout.reduce=bf16 run=d", TINY);
     ProcessResult none = smelt("launch -n 2 -- train " TINY " steps=4 layout.zero=3 layout.bucket_mb=1 layout.reduce=bf16 run=e");

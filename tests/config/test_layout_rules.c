@@ -144,6 +144,10 @@ static void a_setting_that_its_layout_has_no_use_for_is_refused(void **state) {
             "layout.pp_chunks=3 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more: give that, or "
             "layout.pp_chunks=0",
             "layout.pp_schedule=interleaved"},
+        {"layout.pp=2 layout.pp_schedule=interleaved layout.pp_chunks=1",
+            "layout.pp_schedule=interleaved has no effect without layout.pp_chunks other than 1, since one chunk is 1f1b: give that, or "
+            "layout.pp_schedule=1f1b",
+            "layout.pp_chunks=2"},
         {"layout.cp_exchange=ring",
             "layout.cp_exchange=ring has no effect without layout.cp=2 or more: give that, or layout.cp_exchange=gather", "layout.cp=2"},
         {"layout.shard=2 layout.zero=0", "layout.shard=2 has no effect without layout.zero=1, 2 or 3: give that, or layout.shard=0",
@@ -174,7 +178,7 @@ static void a_setting_that_its_layout_has_no_use_for_is_refused(void **state) {
 static void defaults_are_never_refused(void **state) {
     (void)state;
     static const char *const layouts[] = {"", "layout.zero=0", "layout.pp=2", "layout.cp=2", "layout.pp=2 layout.pp_schedule=interleaved",
-        "layout.pp_chunks=1", "layout.pp_schedule=1f1b layout.cp_exchange=gather layout.shard=0 layout.reduce=fp32", "precision=fp64"};
+        "layout.pp_chunks=1", "layout.pp_schedule=1f1b layout.cp_exchange=gather layout.shard=0 layout.reduce=auto", "precision=fp64"};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         SCOPED(options_free_strings) OptionStrings strings = {0};
         Config config;

@@ -29,7 +29,7 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9",
     "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
-    "layout.pp=2 layout.pp_schedule=interleaved", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+    "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
@@ -37,7 +37,7 @@ static const char *const values[] = {"true", "false", "x", "2", "3", "0.5", "100
     "linear", "dpo", "wsd", "interleaved", "ring", "bf16"};
 enum { VALUES = sizeof values / sizeof *values };
 
-static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true};
+static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};
 
 typedef struct Case {
     OptionStrings strings;
