@@ -20,12 +20,14 @@
 #include "base/strings.h"
 #include "config/lora_targets.h"
 #include "model/hf_internal.h"
+#include "model/peft_internal.h"
 
 #define PREFIX "base_model.model."
 #define DOWN ".lora_A.weight"
 #define UP ".lora_B.weight"
 #define GATE_UP ".experts.gate_up_proj"
 #define DOWN_PROJ ".experts.down_proj"
+#define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
@@ -61,12 +63,6 @@ static bool is_known(const char *field) {
     return false;
 }
 
-/* null, false, "", [] and {}: the field is not used. */
-static bool is_empty(const json_t *value) {
-    return json_is_null(value) || json_is_false(value) || (json_is_string(value) && !json_string_length(value)) ||
-           (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value));
-}
-
 /* Some initial values come with another base: what PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take out of the weights. */
 static bool changes_base(const json_t *content) {
     const char *start = json_string_value(json_object_get(content, "init_lora_weights"));
@@ -100,7 +96,7 @@ static bool check_fields(const json_t *content, const char *path, Error *error) 
             "path_initial_model_for_weight_conversion",
             path, json_string_value(json_object_get(content, "init_lora_weights")));
     json_object_foreach((json_t *)content, field, value) {
-        if (is_known(field) || is_empty(value)) continue;
+        if (is_known(field) || peft_is_empty(value)) continue;
         return error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
     }
     return true;
@@ -158,57 +154,6 @@ static char *named_module(const PeftFolder *peft, const json_t *content, const c
     return memory_format("%.*s%s", (int)(strlen(stem) - strlen(".experts")), stem, outer ? DOWN_PROJ : GATE_UP);
 }
 
-/* -- Which modules have adapters, by the configuration ---------------------------------------------------------------- */
-
-/* Whether a list of names has the module, or an end of it behind a dot. */
-static bool lists_module(const json_t *list, const char *module, bool whole) {
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *name = json_string_value(json_array_get(list, i));
-        size_t length = name ? strlen(name) : 0, size = strlen(module);
-        if (!name || length > size || strcmp(module + size - length, name) != 0) continue;
-        if (length == size || (!whole && length && module[size - length - 1] == '.')) return true;
-    }
-    return false;
-}
-
-/* The number of a module's layer, its first part that is a number; -1: it has none. */
-static int64_t layer_of(const char *module) {
-    enum { MOST_DIGITS = 9 };
-    for (const char *part = module; *part; part += strcspn(part, "."), part += *part == '.') {
-        size_t length = strcspn(part, "."), digits = strspn(part, "0123456789");
-        if (digits && digits == length && digits <= MOST_DIGITS) return strtoll(part, NULL, 10);
-    }
-    return -1;
-}
-
-/* layers_to_transform: one number or a list of them; without it all layers. */
-static bool has_layer(const json_t *layers, int64_t layer) {
-    bool listed = false;
-    if (!layers || is_empty(layers)) return true;
-    if (json_is_integer(layers)) return json_integer_value(layers) == layer;
-    for (size_t i = 0; i < json_array_size(layers); i++) {
-        const json_t *each = json_array_get(layers, i);
-        listed = listed || (json_is_integer(each) && json_integer_value(each) == layer);
-    }
-    return listed;
-}
-
-/* Whether the layer of a module is left out; a module that is named in full has its adapter wherever it is (check_target_module_exists
- * of peft/tuners/tuners_utils.py). */
-static bool leaves_out(const json_t *content, const char *module) {
-    const json_t *targets = json_object_get(content, "target_modules");
-    return lists_module(targets, module, false) && !lists_module(targets, module, true) &&
-           !has_layer(json_object_get(content, "layers_to_transform"), layer_of(module));
-}
-
-/* Whether the configuration gives the module an adapter; a pattern in place of a list is not asked. */
-static bool names_module(const json_t *content, const char *module) {
-    const json_t *excluded = json_object_get(content, "exclude_modules");
-    bool known = !excluded || is_empty(excluded) || json_is_array(excluded);
-    return known && lists_module(json_object_get(content, "target_modules"), module, false) && !leaves_out(content, module) &&
-           !lists_module(excluded, module, false);
-}
-
 /* An adapter is two tensors. */
 static bool check_pair(const PeftFolder *peft, const char *name, const char *stem, Error *error) {
     SCOPED_FREE char *other = memory_format(PREFIX "%s%s", stem, ends_with(name, DOWN) ? UP : DOWN);
@@ -216,8 +161,24 @@ static bool check_pair(const PeftFolder *peft, const char *name, const char *ste
            error_set(error, ERROR_CHECKPOINT, "%s has %s and no %s: an adapter is both", peft->path, name, other);
 }
 
+/* PEFT would leave an adapter out that its configuration does not name. */
+static bool check_named(const PeftFolder *peft, const PeftModules *modules, const char *name, const char *stem, Error *error) {
+    SCOPED_FREE char *module = named_module(peft, peft->content, stem);
+    bool named = false;
+    if (peft_leaves_out_layer(peft->content, stem))
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s has %s, and layers_to_transform of its adapter_config.json lacks the layer", peft->path, name);
+    if (!peft_modules_has_tensor(modules, stem, module, &named, error)) return false;
+    return named || error_set(error, ERROR_CHECKPOINT,
+                        "%s has %s, and its adapter_config.json gives the layer no adapter (target_modules, exclude_modules, "
+                        "target_parameters)",
+                        peft->path, name);
+}
+
 /* Sets the targets to all modules that have an A. */
 static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) {
+    SCOPED(peft_modules_close) PeftModules modules = {0};
+    if (!peft_modules_open(&modules, content, peft->path, error)) return false;
     peft->targets = memory_copy_string("");
     for (size_t i = 0; i < peft->file.count; i++) {
         const char *name = peft->file.tensors[i].name;
@@ -225,10 +186,7 @@ static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) 
         if (!stem || strchr(stem, ','))
             return error_set(
                 error, ERROR_CHECKPOINT, "%s: %s is no adapter of a linear layer (" PREFIX "MODULE" DOWN ")", peft->path, name);
-        if (!check_pair(peft, name, stem, error)) return false;
-        if (leaves_out(content, stem))
-            return error_set(
-                error, ERROR_CHECKPOINT, "%s has %s, and layers_to_transform of its adapter_config.json lacks the layer", peft->path, name);
+        if (!check_pair(peft, name, stem, error) || !check_named(peft, &modules, name, stem, error)) return false;
         if (!ends_with(name, DOWN)) continue;
         SCOPED_FREE char *module = named_module(peft, content, stem), *before = peft->targets;
         peft->targets = memory_format("%s%s%s", before, *before ? "," : "", module);
@@ -309,12 +267,16 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
 /* Whether each matrix that the configuration gives an adapter has one: PEFT would begin it anew. */
 static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *error) {
     static const char end[] = ".weight";
+    SCOPED(peft_modules_close) PeftModules modules = {0};
+    if (!peft_modules_open(&modules, peft->content, peft->path, error)) return false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (!p->frozen || p->rank != 2 || !ends_with(p->name, end)) continue;
         SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(p->name) - strlen(end)), p->name),
                          *down = memory_format(PREFIX "%s" DOWN, module);
-        if (names_module(peft->content, module) && !safetensors_find(&peft->file, down))
+        bool linear = p->kind == PARAMETER_MATRIX && !ends_with(module, ROUTER), named = false;
+        if (!peft_modules_has(&modules, module, linear, &named, error)) return false;
+        if (named && !safetensors_find(&peft->file, down))
             return error_set(
                 error, ERROR_CHECKPOINT, "%s has no %s, and target_modules of its adapter_config.json name the layer", peft->path, down);
     }
@@ -372,7 +334,7 @@ static int64_t count_ends(const Graph *graph, const char *end) {
 
 /* What smelt has as a matrix and transformers as a parameter of a module: stacks of experts, and routers of Mixtral. */
 static bool is_parameter(const char *module, Family family) {
-    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (family != FAMILY_ZAYA && ends_with(module, ".mlp.gate"));
+    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (family != FAMILY_ZAYA && ends_with(module, ROUTER));
 }
 
 static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
@@ -385,7 +347,7 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         if (!module) continue;
         const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
         bool parameter = is_parameter(module, (Family)model->family);
-        SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ".mlp.gate") ? ".weight" : "");
+        SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ROUTER) ? ".weight" : "");
         json_t *list = parameter ? parameters : modules;
         if (!holds(list, target)) json_array_append_new(list, json_string(target));
     }

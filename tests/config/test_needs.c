@@ -19,8 +19,8 @@ static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "
     "model.family", "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn",
     "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.sequences", "optimizer.name", "optimizer.lr",
     "optimizer.beta1", "optimizer.beta2", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward",
-    "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
-    "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
+    "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store",
+    "checkpoint.async", "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=mpt",
@@ -29,7 +29,8 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9",
     "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
-    "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+    "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0",
+    "precision=fp64", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */

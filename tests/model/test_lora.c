@@ -574,6 +574,47 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     assert_true(fabs(evaluated("adapter@moved") - trained) < 1e-5);
 }
 
+/* Of a configuration and its tensors, neither may have a layer that the other lacks: PEFT would begin it anew, or leave it out. */
+static void the_layers_of_a_configuration_are_those_of_its_tensors(void **state) {
+    (void)state;
+#define LAYER "base_model.model.model.layers.0.self_attn."
+#define LACKS_MLP "adapter has no base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, and target_modules"
+#define NO_ADAPTER ".weight, and its adapter_config.json gives the layer no adapter"
+    static const struct {
+        const char *targets, *excluded, *message; /* in JSON; NULL: it is good */
+    } cases[] = {
+        {"[\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]", "null", NULL},
+        {"\".*self_attn\\\\..*\"", "\"\"", NULL},
+        {"\".*\\\\.(q|k|v|o)_proj\"", "[]", NULL},
+        {"\"ALL-linear\"", "\".*mlp.*\"", NULL},
+        {"\"all-linear\"", "[\"gate_proj\", \"up_proj\", \"down_proj\"]", NULL},
+        {"null", "null", NULL},
+        {"\"all-linear\"", "null", LACKS_MLP},
+        {"\".*_proj\"", "null", LACKS_MLP},
+        {"\".*_proj\"", "\"mlp.*\"", LACKS_MLP},
+        {"[\"q_proj\"]", "null", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\".*q_proj\"", "null", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\"q_proj\"", "null", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\"self_attn\"", "null", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"[]", "null", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\".*self_attn\\\\..*\"", "[\"k_proj\"]", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\".*self_attn\\\\..*\"", "\".*k_proj\"", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"null", "[\"k_proj\"]", LAYER "k_proj.lora_A" NO_ADAPTER},
+        {"\"(q_proj\"", "null", "adapter: target_modules of its adapter_config.json is no pattern: missing closing parenthesis"},
+        {"\".*self_attn\\\\..*\"", "\"[\"", "adapter: exclude_modules of its adapter_config.json is no pattern: "},
+        {"\"(.*.*.*.*)*[!?]\"", "null", "adapter: a pattern of its adapter_config.json cannot be matched with model.layers.0."},
+    };
+    good(ADAPT, "run=adapted lora.targets=attention");
+    good("convert adapted %s adapter=true", "adapter");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_auto_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
+        json_object_set_new(fields, "target_modules", json_loads(cases[i].targets, JSON_DECODE_ANY, NULL));
+        json_object_set_new(fields, "exclude_modules", json_loads(cases[i].excluded, JSON_DECODE_ANY, NULL));
+        assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+        says(cases[i].message ? ERROR_CHECKPOINT : ERROR_NONE, cases[i].message ? cases[i].message : "", "eval %s text", "adapter");
+    }
+}
+
 /* An adapter is A and B. */
 static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **state) {
     (void)state;
@@ -686,6 +727,7 @@ int main(void) {
         LORA_TEST(ranks_share_out_what_is_trained),
         LORA_TEST(the_adapters_are_written_as_peft_reads_them),
         LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
+        LORA_TEST(the_layers_of_a_configuration_are_those_of_its_tensors),
         LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
         LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
         LORA_TEST(a_quantized_base_of_experts_trains),
