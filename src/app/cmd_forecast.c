@@ -46,8 +46,7 @@ static bool print_phases(const ForecastOptions *options, const Cluster *cluster,
         ForecastFreedom freedom = {.axes = options->search, .zero = options->search && !options->zero, .memory = options->search};
         ForecastSearch search;
         if (options->zero) config->layout.zero = options->zero - 1;
-        config->layout.dp = 0; /* as many as there are GPUs */
-        if (!options->search && !needs_check_layout(config, config, error)) return false;
+        if (!options->search && (!needs_check_layout(config, config, error) || !layout_check(config, cluster->gpus, error))) return false;
         if (!forecast_search(&search, config, cluster, &freedom, error)) return false;
         if (phases.items[i].name) fprintf(file, "%sphase %d, %s\n\n", i ? "\n" : "", i + 1, phases.items[i].name);
         forecast_print(search.found, config, cluster, file);

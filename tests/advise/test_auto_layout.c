@@ -161,6 +161,20 @@ static void what_it_changes_is_named(void **state) {
     smelt_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble has no effect", "train %s steps=4 layout.pp_schedule=zero-bubble run=s", TINY);
 }
 
+/* A number of copies that was given is what the other axes leave of the GPUs, by choice of these where they are searched. */
+static void a_forecast_is_for_the_copies_that_were_given(void **state) {
+    (void)state;
+    smelt_says(ERROR_USAGE, "layout.dp=2 is not the ranks of the run = 4: start as many, or change the layout; give layout.dp=4",
+        "forecast %s gpu=mi300x gpus=4 search=false layout.dp=2", configuration);
+    smelt_says(ERROR_USAGE, "layout.dp x tp x pp x cp x ep = 6 is not the ranks of the run = 8",
+        "forecast %s gpu=mi300x gpus=8 search=false layout.dp=3 layout.pp=2", configuration);
+    smelt_says(0, "dp 2, pp 2", "forecast %s gpu=mi300x gpus=4 search=false layout.dp=2 layout.pp=2", configuration);
+    smelt_says(0, "dp 2, ", "forecast %s gpu=mi300x gpus=4 layout.dp=2", configuration);
+    smelt_says(ERROR_USAGE, "layout.dp=3 is not the ranks of the run = 4", "forecast %s gpu=mi300x gpus=4 layout.dp=3", configuration);
+    smelt_says(0, "done", "launch -n 2 -- train %s steps=4 layout.dp=2 run=r", TINY);
+    smelt_says(0, "dp 4", "forecast r gpu=mi300x gpus=4 search=false"); /* those of the run were for its ranks */
+}
+
 static void what_only_more_ranks_use_is_named(void **state) {
     (void)state;
     smelt_says(0, "layout.zero=3 has no effect", "train %s steps=4 layout.zero=3 run=a", TINY);
@@ -199,6 +213,7 @@ int main(void) {
         cmocka_unit_test(the_objective_stays),
         TRAIN_TEST(the_objective_stays_where_a_run_goes_on),
         TRAIN_TEST(what_it_changes_is_named),
+        TRAIN_TEST(a_forecast_is_for_the_copies_that_were_given),
         TRAIN_TEST(what_only_more_ranks_use_is_named),
         TRAIN_TEST(a_configuration_file_may_ask_for_it_and_a_plan_shows_it),
     };
