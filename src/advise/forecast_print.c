@@ -119,7 +119,9 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         "hidden behind computing, gradients in %s; those inside of layers beside what does not wait for them\n",
         1e-9 * cluster_node_bandwidth(cluster, int_min(cluster->per_node, cluster->gpus)),
         hardware->best_link > 0 ? "of a measured all-reduce" : "0.72 of the links' peak", 1e-9 * hardware->network,
-        config->layout.reduce == REDUCE_BF16 ? "bf16" : "fp32");
+        config->precision == PRECISION_FP64                                                ? "fp64"
+        : config->layout.reduce == REDUCE_BF16 || config->precision == PRECISION_PURE_BF16 ? "bf16"
+                                                                                           : "fp32");
 }
 
 /* "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": of the axes those that there are, and dp; of a pipeline how it is
