@@ -203,8 +203,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
     print_sum(budget, available, file);
     print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
-    if (budget->codes)
-        print_row(file, "weights in fp8", budget->codes, budget->total, "largest magnitudes; with fp8.keep_weights=true codes too");
+    if (budget->codes) print_row(file, "weights in fp8", budget->codes, budget->total, "magnitudes; codes if kept");
     print_row(file, "master weights", budget->master, budget->total, "");
     print_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
     print_row(file, "optimizer state", budget->optimizer, budget->total, "");
