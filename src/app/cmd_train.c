@@ -185,18 +185,11 @@ static bool check_needs(const Config *config, const Config *said, Error *error) 
     return needs_check(config, said, error) && (config->layout.choice == LAYOUT_AUTO || needs_check_layout(config, said, error));
 }
 
-/* The ranks that the layout must be for; 0: it is not for those that were started, or these are not known. */
-static int64_t layout_ranks(const Config *config) {
-    int started = comm_started_ranks();
-    bool other = config->layout.choice == LAYOUT_AUTO || (config->plan && started == 1);
-    return other ? 0 : started;
-}
-
 static bool read_arguments(int argc, char **argv, Config *config, Config *said, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
            read_said(argc, argv, config, said, strings, error) && check_needs(config, said, error) && phases_resolve(config, error) &&
-           corpus_resolve(config, strings, error) && config_check_on(config, layout_ranks(config), error);
+           corpus_resolve(config, strings, error) && config_check(config, error);
 }
 
 /* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */

@@ -2,8 +2,6 @@
  * generate and eval. */
 #include "app/inference.h"
 
-#include <string.h>
-
 #include "app/command.h"
 #include "app/process.h"
 #include "base/log.h"
@@ -39,23 +37,6 @@ void inference_check_fp8(const Inference *inference, const Config *config, const
     if (inference_leads(inference)) fp8_warn_if_idle(&config->model, graph, "");
 }
 
-/* A layout's rules have the names of training, where these commands have their own: "data.length=63" is length=63. */
-static void use_own_names(Error *error) {
-    static const char *const names[][2] = {{"data.length", "length"}, {"batch.sequences", "batch"}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        for (char *at = error->message; (at = strstr(at, names[i][0]));) {
-            size_t theirs = strlen(names[i][0]), ours = strlen(names[i][1]);
-            memcpy(at, names[i][1], ours);
-            memmove(at + ours, at + theirs, strlen(at + theirs) + 1);
-        }
-}
-
-static bool open_mesh(Inference *inference, const Config *config, Error *error) {
-    bool opened = layout_open_mesh(&inference->mesh, config, inference->comm, error);
-    if (!opened && error->code == ERROR_USAGE) use_own_names(error);
-    return opened;
-}
-
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {
     Comm *comm = inference->comm;
     if (!inference->images && !inference_check_text(config, error)) return false;
@@ -66,7 +47,7 @@ bool inference_open(Inference *inference, const Config *config, int device, int 
         return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use");
     inference->device = command_open_local_device(device, inference->precision, comm, error);
     return inference->device && session_check_fp8(config, inference->device, error) && comm_use_device(comm, inference->device, error) &&
-           open_mesh(inference, config, error);
+           layout_open_mesh(&inference->mesh, config, comm, error);
 }
 
 void inference_close(Inference *inference, const Error *error) {

@@ -136,10 +136,3 @@ bool place_find(CommTransport wanted, Place *place, Error *error) {
     if (found && place->size == 1) place->transport = COMM_AUTO;
     return found;
 }
-
-int comm_started_ranks(void) {
-    Place place;
-    Error ignored = {0};
-    bool known = place_find(COMM_AUTO, &place, &ignored) && place.transport != COMM_MPI;
-    return known ? place.size : 0;
-}

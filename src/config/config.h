@@ -210,5 +210,3 @@ bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */
 bool config_check(Config *config, Error *error);
-/* Likewise for a run of so many ranks (0: not known), for which its layout must be. */
-bool config_check_on(Config *config, int64_t ranks, Error *error);
