@@ -171,9 +171,9 @@ static void finish(Forecast *forecast, const Config *config, const Cluster *clus
     forecast->bubble *= count * forecast->work.total + forecast->waits;
     forecast->step =
         count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
-    forecast->flops *= forecast->tokens / (double)config->batch.tokens; /* those that have no microbatch compute nothing */
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
-    forecast->flops /= stages * forecast->step;
+    double busy = forecast->tokens / (double)config->batch.tokens; /* copies without a microbatch compute nothing */
+    forecast->flops *= busy / (stages * forecast->step);
 }
 
 Config forecast_rank(const Config *config, const Cluster *cluster, const ForecastLayout *layout, int64_t *microbatches) {
@@ -192,6 +192,7 @@ bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cl
     const LayoutConfig *ranks = &rank.layout;
     *forecast = (Forecast){.layout = {*ranks, layout->recompute, layout->sequences}, .microbatches = microbatches};
     forecast->tokens = (double)config->batch.tokens;
+    forecast->copies = ranks->dp * ranks->ep;
     forecast->idle = (rank.batch.tokens - config->batch.tokens) / (layout->sequences * config->data.length);
     Device *device = hardware_device(&cluster->hardware);
     bool planned = true;

@@ -20,7 +20,7 @@ typedef struct Forecast {
     ForecastLayout layout;
     int64_t microbatches; /* of a rank and step */
     double tokens;        /* of a step */
-    int64_t idle;         /* copies of the model that have no microbatch in a step's last round */
+    int64_t copies, idle; /* of the model; those that have no microbatch in a step's last round */
     Budget memory;        /* of the fullest stage's rank, with what it gathers; its total includes what driver and libraries take */
     int stage;            /* the fullest */
     bool fits;

@@ -112,7 +112,7 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         fprintf(file,
             "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is no multiple of what "
             "all take\n",
-            (long long)forecast->idle, (long long)(forecast->layout.ranks.dp * forecast->layout.ranks.ep), (long long)config->batch.tokens);
+            (long long)forecast->idle, (long long)forecast->copies, (long long)config->batch.tokens);
     if (cluster->gpus < 2) return;
     fprintf(file,
         "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes; those of gradients and weights half "

@@ -263,9 +263,9 @@ static bool search_space(Space *space, Error *error) {
     ForecastSearch *search = space->search;
     if (!enumerate(space, error)) return false;
     if (!space->count) {
-        const Config *all = space->config;
-        const ForecastLayout given = {all->layout, all->recompute, all->batch.sequences};
-        return may_update(space, &given, error) && layout_check(all, space->cluster->gpus, error) &&
+        const Config *config = space->config;
+        const ForecastLayout given = {config->layout, config->recompute, config->batch.sequences};
+        return may_update(space, &given, error) && layout_check(config, space->cluster->gpus, error) &&
                error_set(error, ERROR_USAGE, "no layout of %lld GPUs passes the rules: give other layout settings",
                    (long long)space->cluster->gpus);
     }

@@ -129,7 +129,7 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     if (forecast.bubble > 0) snprintf(bubble, sizeof bubble, ", %.1f%% of it the pipeline's bubble", 100 * forecast.bubble / forecast.step);
     if (forecast.idle)
         snprintf(idle, sizeof idle, ", %lld of %lld copies of the model idle in its last round", (long long)forecast.idle,
-            (long long)(forecast.layout.ranks.dp * forecast.layout.ranks.ep));
+            (long long)forecast.copies);
     if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
     fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s%s", rate, step, bubble, idle);
     if (config->epochs <= 0) fprintf(file, ", %s for the %lld %ssteps%s", all, (long long)left, part, done ? " that are left" : "");
