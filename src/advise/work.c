@@ -97,7 +97,9 @@ Work work_of_node(const Graph *graph, const Node *node) {
         work.fp8 = true;
         break;
     case OP_linear_cross_entropy:
+    case OP_fp8_linear_cross_entropy:
         work.class = WORK_HEAD;
+        work.fp8 = node->op == OP_fp8_linear_cross_entropy;
         work.gemm = head_gemm_shape(graph, node);
         break;
     case OP_attention:
@@ -121,7 +123,7 @@ static double computing_seconds(const Work *work, const Hardware *hardware, cons
     double length = (double)work->length, gain = work->fp8 ? hardware->fp8_gain : 1;
     switch (work->class) {
     case WORK_GEMM: return gemm_seconds(&work->gemm, hardware, rates->gemm, measured) / gain;
-    case WORK_HEAD: return gemm_seconds(&work->gemm, hardware, rates->head, NULL) * (work->flops / gemm_shape_flops(&work->gemm));
+    case WORK_HEAD: return gemm_seconds(&work->gemm, hardware, rates->head, NULL) * (work->flops / gemm_shape_flops(&work->gemm)) / gain;
     case WORK_EXPERTS: return gemm_seconds(&work->gemm, hardware, rates->experts, NULL) / gain;
     case WORK_EXPERT_WEIGHTS: return gemm_seconds(&work->gemm, hardware, rates->expert_weights, NULL);
     case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));

@@ -26,7 +26,7 @@ bool inference_check_text(const Config *config, Error *error) {
 bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) {
     Fp8Config *fp8 = &config->model.fp8;
     bool same = given->recipe > FP8_MXFP8;
-    if (!same) fp8->recipe = given->recipe;
+    if (!same) fp8->recipe = given->recipe, fp8->head = false;
     fp8->uneven_rows = same && config_has_uneven_rows(config);
     if (given->min_size >= 0) fp8->min_size = given->min_size;
     return given->min_size < 0 || fp8->recipe != FP8_NONE ||

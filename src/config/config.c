@@ -36,8 +36,8 @@ static const Option rows[] = {
         CHANGES, STATE),
     {"fp8.recipe", OPTION_CHOICE, FIELD(model.fp8.recipe), "none", 0, 0, "none|tensor|row|row_gw_hp|block|mxfp8", "",
         "GEMMs of linear layers and experts in 8-bit floats, scaled by the largest magnitude: of a tensor, of each row, of each row with "
-        "weight gradients in bf16, of blocks of 128, or of 32 elements in a row (CPU, gfx950); head, embedding, router, norms and "
-        "attention stay as they are",
+        "weight gradients in bf16, of blocks of 128, or of 32 elements in a row (CPU, gfx950); embedding, router, norms, "
+        "attention and, without fp8.head, the head stay as they are",
         CHANGES},
     {"fp8.scaling", OPTION_CHOICE, FIELD(model.fp8.scaling), "dynamic", 0, 0, "dynamic|delayed", "",
         "fp8.recipe=tensor: scales of the current numbers, for which a pass over each tensor comes before its cast, or of the largest "
@@ -45,6 +45,10 @@ static const Option rows[] = {
         CHANGES},
     {"fp8.amax_history_len", OPTION_INT, FIELD(model.fp8.amax_history_len), "1024", 1, 65536, NULL, "steps",
         "fp8.scaling=delayed: how many steps before", CHANGES},
+    {"fp8.head", OPTION_BOOL, FIELD(model.fp8.head), "false", 0, 0, NULL, "",
+        "the LM head with its loss too, in training and its evaluations: with a large vocabulary much of a small model's time. One scale "
+        "a matrix, whatever the recipe",
+        CHANGES},
     {"fp8.keep_weights", OPTION_BOOL, FIELD(model.fp8.keep_weights), "false", 0, 0, NULL, "",
         "cast weights once a step, not in each microbatch, and keep their codes, 2 bytes a parameter, where a step has several "
         "microbatches "

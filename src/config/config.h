@@ -27,6 +27,7 @@ typedef struct Fp8Config {
     int scaling;              /* Fp8Scaling */
     int64_t amax_history_len; /* steps whose largest magnitudes delayed scaling looks at */
     double min_size;          /* of the smallest layer that is computed in it (fp8_layer_size of model/model.h) */
+    bool head;                /* the LM head too (op_fp8_linear_cross_entropy of ops/loss/loss.h) */
     bool keep_weights;        /* FP8_WEIGHTS_KEPT where that saves casts */
     int weights;              /* Fp8Weights; no setting: the session's choice for the program of a step */
     bool uneven_rows;         /* no setting: microbatches of training have them, which other programs then heed too */

@@ -26,6 +26,12 @@ Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, double e
     return fp8_layer_size(out, in, expert_rows) < fp8->min_size ? FP8_TOO_SMALL : FP8_CHOSEN;
 }
 
+Fp8Choice fp8_choose_head(const Graph *graph, const ModelConfig *config, int64_t rows) {
+    int64_t ranks = mesh_size(graph->mesh, AXES_TENSOR), share = config->vocabulary / ranks;
+    if (config->vocabulary % ranks) share = 1;
+    return config->fp8.head ? fp8_choose(&config->fp8, graph->training, rows, 0, share, config->width) : FP8_BY_RULE;
+}
+
 /* -- The list ------------------------------------------------------------------------------------------------------ */
 
 /* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.weight": what follows the last number between dots. */
@@ -75,7 +81,8 @@ static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, 
     case OP_grouped_linear: *weight = node->in[GROUPED_LINEAR_W]; return !node->backward;
     case OP_fp8_linear: *weight = fp8_linear_weight(graph, node); return !node->backward;
     case OP_linear_cross_entropy:
-        *weight = node->in[LOSS_W];
+    case OP_fp8_linear_cross_entropy:
+        *weight = loss_weight(graph, node);
         *rows = graph_rows(graph, node->in[LOSS_X]);
         return !node->backward;
     }
@@ -88,7 +95,8 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
     if (!graph_is_parameter(graph, weight)) return false; /* made of codes, which no recipe is for */
     const Tensor *w = graph_get(graph, weight);
-    bool head = node->op == OP_linear_cross_entropy;
+    bool in_fp8 = node->op == OP_fp8_linear || node->op == OP_fp8_linear_cross_entropy;
+    bool head = node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy;
     name_layer(graph, weight, layer->name);
     if (second) name_layer(graph, second, layer->name);
     if (head && strcmp(layer->name, "lm_head")) snprintf(layer->name, sizeof layer->name, "head, tied");
@@ -97,8 +105,9 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     layer->out = w->shape[w->rank - 2] + (second ? graph_rows(graph, second) : 0);
     layer->in = w->shape[w->rank - 1];
     layer->flops = head ? 2.0 * (double)layer->rows * (double)layer->out * (double)layer->in : op_cost(graph, node).flops;
-    if (node->op == OP_fp8_linear) layer->choice = FP8_CHOSEN;
-    else if (head || is_by_rule(layer->name)) layer->choice = FP8_BY_RULE;
+    if (in_fp8) layer->choice = FP8_CHOSEN;
+    else if (head) layer->choice = fp8_choose_head(graph, config, layer->rows);
+    else if (is_by_rule(layer->name)) layer->choice = FP8_BY_RULE;
     else if (second) layer->choice = FP8_TWO_PARTS;
     else layer->choice = fp8_choose(&config->fp8, graph->training, layer->rows, layer->expert_rows, layer->out, layer->in);
     return true;
@@ -125,12 +134,12 @@ int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer laye
 
 bool fp8_is_used(const Graph *graph) {
     for (int i = 0; i < graph->node_count; i++)
-        if (graph->nodes[i].op == OP_fp8_linear) return true;
+        if (graph->nodes[i].op == OP_fp8_linear || graph->nodes[i].op == OP_fp8_linear_cross_entropy) return true;
     return false;
 }
 
 const char *fp8_reason(Fp8Choice choice) {
-    static const char *const reasons[] = {[FP8_BY_RULE] = "a head, router or adapter, whatever its size",
+    static const char *const reasons[] = {[FP8_BY_RULE] = "a router or adapter; a head without fp8.head",
         [FP8_UNEVEN] = "rows or columns that are no multiple of 16",
         [FP8_UNEVEN_ROWS] = "a microbatch whose rows are no multiple of 16",
         [FP8_TOO_SMALL] = "below fp8.min_size, by which casting costs more than is gained",
@@ -138,11 +147,23 @@ const char *fp8_reason(Fp8Choice choice) {
     return reasons[choice];
 }
 
+/* A loss that fp8.head is not for here. */
+static void warn_of_head(const Graph *graph, const ModelConfig *config, const char *where) {
+    for (int i = 0; i < graph->node_count && config->fp8.head; i++) {
+        const Node *node = &graph->nodes[i];
+        if (node->op == OP_linear_cross_entropy)
+            log_warn("fp8.head: the head is not computed in fp8%s: %s", where,
+                fp8_reason(fp8_choose_head(graph, config, graph_rows(graph, node->in[LOSS_X]))));
+    }
+}
+
 void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where) {
     Fp8Layer layers[FP8_LAYERS];
     char reasons[400] = "", size[48] = "";
     bool met[FP8_TWO_PARTS + 1] = {false};
-    if (config->fp8.recipe == FP8_NONE || fp8_is_used(graph)) return;
+    if (config->fp8.recipe == FP8_NONE) return;
+    warn_of_head(graph, config, where);
+    if (fp8_is_used(graph)) return;
     int count = fp8_list_layers(graph, config, layers);
     for (int i = 0; i < count; i++) met[layers[i].choice] = true;
     if (met[FP8_TOO_SMALL]) snprintf(size, sizeof size, "; fp8.min_size is %g", config->fp8.min_size);

@@ -63,6 +63,13 @@ static void declare_images(Model *model, const ModelConfig *c, bool loss) {
     if (loss) model->image.weights = real_input(graph, TYPE_WIDE, image, 1, "weights");
 }
 
+static void append_loss(const Builder *b, const Model *model, TensorId normed, TensorId head) {
+    const ModelConfig *config = b->config;
+    if (fp8_choose_head(b->graph, config, graph_rows(b->graph, normed)) == FP8_CHOSEN)
+        op_fp8_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary, &config->fp8);
+    else op_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary);
+}
+
 /* What follows the last norm: the head, with the loss where there is one. */
 static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
@@ -73,8 +80,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
         return;
     }
     if (loss) {
-        TensorId normed = builder_gather(b, trunk.normed);
-        op_linear_cross_entropy(graph, normed, trunk.head, model->targets, model->scale, model->loss, b->config->vocabulary);
+        append_loss(b, model, builder_gather(b, trunk.normed), trunk.head);
         return;
     }
     TensorId asked = b->mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);

@@ -142,6 +142,8 @@ typedef enum Fp8Choice {
 double fp8_layer_size(int64_t out, int64_t in, double expert_rows);
 /* Of a layer [out, in] over so many rows that is one of those that a recipe is for; one of experts takes 16. */
 Fp8Choice fp8_choose(const Fp8Config *config, bool training, int64_t rows, double expert_rows, int64_t out, int64_t in);
+/* The same of the LM head with its loss over so many rows, whose vocabulary the ranks of the graph's mesh share out. */
+Fp8Choice fp8_choose_head(const Graph *graph, const ModelConfig *config, int64_t rows);
 
 enum { FP8_LAYERS = 32, FP8_LAYER_NAME = 96 };
 /* Layers of one kind. */
@@ -160,5 +162,5 @@ int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer laye
 const char *fp8_reason(Fp8Choice choice);
 /* Whether any layer is computed in fp8. */
 bool fp8_is_used(const Graph *graph);
-/* Warns where there is a recipe and no layer is computed in fp8 " in this phase", with the reasons. */
+/* Warns where there is a recipe and no layer is computed in fp8 " in this phase", with the reasons, and where fp8.head has none. */
 void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where);

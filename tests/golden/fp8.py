@@ -7,6 +7,9 @@ RECIPE/gradient/NAME. The recipes are those of torchao's float8 training (tensor
 rounded down to powers of two), DeepSeek-V3's blocks (arXiv 2412.19437, 3.3.2) and MXFP8 with scales rounded up (arXiv 2506.08027), written from their descriptions. Layers of one input are one matrix,
 as in smelt: its scale is that of all of them together, and so is that of the gradient of their output.
 
+HEAD/... are those of `tensor` with the head in fp8 too, in models without experts: its logits and both of its gradients have one scale a matrix, and the
+gradients of logits are scaled by the largest that they can be, 1 / tokens.
+
 Delayed scaling (Transformer Engine's DelayedScaling, amax_compute_algo="max", with one entry of the history for a step): delayed/tokens are those of
 STEPS steps of MICROBATCHES each, delayed/STEP/loss and delayed/STEP/gradient/NAME what each step gives before p -= RATE * gradient.
 """
@@ -108,6 +111,22 @@ class Product(torch.autograd.Function):
         return rows @ cast(w.T, of_w, ctx.amax_w[0]).T, d_w, None, None, None, None
 
 
+class Head(torch.autograd.Function):
+    """Logits of x [R, width] by w [vocabulary, width], whose gradients are at most `most`."""
+
+    @staticmethod
+    def forward(ctx, x, w, most):
+        ctx.save_for_backward(x, w)
+        ctx.most = torch.tensor(most, dtype=torch.float32)
+        return cast(x, ("tensor", E4M3)) @ cast(w, ("tensor", E4M3)).T
+
+    @staticmethod
+    def backward(ctx, d_y):
+        x, w = (cast(t, ("tensor", E4M3)) for t in ctx.saved_tensors)
+        rows = cast(d_y, ("tensor", E5M2), ctx.most)
+        return rows @ w, rows.T @ x, None
+
+
 class Stack:
     """Linear layers of one input, computed together when the first of them is."""
 
@@ -197,10 +216,13 @@ def write(family, settings):
     torch.manual_seed(2)
     tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
     expected = {"tokens": tokens.int()}
-    for recipe in [None, *RECIPES]:
+    for recipe in [None, *RECIPES] + ["head"] * (family != "zaya"):
         model = build(settings)
         if recipe:
-            convert(model, recipe)
+            convert(model, "tensor" if recipe == "head" else recipe)
+        if recipe == "head":
+            head = model.lm_head
+            head.forward = lambda x: Head.apply(x.flatten(0, 1), head.weight, 1 / (SEQUENCES * LENGTH)).view(*x.shape[:-1], -1)
         logits = model(tokens[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()

@@ -28,19 +28,27 @@ static void check_gradient(const Golden *g, const char *name, const GoldenCompar
     if (!(error <= 2e-3)) fail_msg("%s: gradient of %s differs by %g of its norm", g->folder, name, error);
 }
 
+static void check_pass(const char *family, const Fp8Config *fp8, const char *expected) {
+    Golden g;
+    golden_start(&g, family, PRECISION_FP32, MODEL_TRAIN, fp8);
+    char *loss = memory_format("%s/loss", expected), *prefix = memory_format("%s/gradient/", expected);
+    assert_float_equal(golden_run(&g), golden_value(golden_expect(&g, loss), 0), 1e-5);
+    golden_each_gradient(&g, prefix, check_gradient);
+    free(loss);
+    free(prefix);
+    golden_stop(&g);
+}
+
 static void loss_and_gradients_are_those_of_pytorch(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++)
-        for (int recipe = FP8_TENSOR; recipe < RECIPES; recipe++) {
-            Golden g;
-            golden_start(&g, families[f], PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = recipe});
-            char *loss = memory_format("%s/loss", recipes[recipe]), *prefix = memory_format("%s/gradient/", recipes[recipe]);
-            assert_float_equal(golden_run(&g), golden_value(golden_expect(&g, loss), 0), 1e-5);
-            golden_each_gradient(&g, prefix, check_gradient);
-            free(loss);
-            free(prefix);
-            golden_stop(&g);
-        }
+        for (int recipe = FP8_TENSOR; recipe < RECIPES; recipe++) check_pass(families[f], &(Fp8Config){.recipe = recipe}, recipes[recipe]);
+}
+
+/* One with a head of its own, one whose head is the embedding. */
+static void a_head_in_fp8_is_that_of_pytorch(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) check_pass(families[f], &(Fp8Config){.recipe = FP8_TENSOR, .head = true}, "head");
 }
 
 /* Of norms, merges and SwiGLU, and their gradients, none is. */
@@ -169,6 +177,8 @@ static void weights_that_are_cast_once_a_step_give_the_same_bits(void **state) {
             bool delayed = recipe == RECIPES;
             Fp8Config fp8 = {.recipe = delayed ? FP8_TENSOR : recipe, .scaling = delayed ? FP8_DELAYED : FP8_DYNAMIC};
             check_kept(families[f], fp8, f ? RECOMPUTE_BLOCK : RECOMPUTE_NONE);
+            fp8.head = true;
+            if (recipe == FP8_TENSOR) check_kept(families[f], fp8, f ? RECOMPUTE_BLOCK : RECOMPUTE_NONE);
         }
 }
 
@@ -190,7 +200,7 @@ static double cosine_of(const Products *sums) { return sums->dot / sqrt(sums->sq
  * twice that; so a GEMM of two rounded operands is off by 3.7 to 6% of its norm. A gradient has some 14 of them behind it
  * here, whose errors are independent: 14 to 24%, cosines of 0.99 to 0.97. Gradients of queries, keys and routers are small
  * differences of what a softmax sends back, and lose more: noise as large as the gradient itself leaves a cosine of 0.7. */
-static void check_directions(const Golden *rounded, const Golden *exact, int recipe) {
+static void check_directions(const Golden *rounded, const Golden *exact, const char *name) {
     const Graph *graph = exact->model.graph;
     Products all = {0};
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -201,31 +211,36 @@ static void check_directions(const Golden *rounded, const Golden *exact, int rec
         if (p->kind == PARAMETER_BALANCE_BIAS) continue;
         add_products(&one, p, ours, theirs);
         add_products(&all, p, ours, theirs);
-        if (!(cosine_of(&one) >= 0.8))
-            fail_msg("%s, %s: gradient of %s has cosine %.4f", exact->folder, recipes[recipe], p->name, cosine_of(&one));
+        if (!(cosine_of(&one) >= 0.8)) fail_msg("%s, %s: gradient of %s has cosine %.4f", exact->folder, name, p->name, cosine_of(&one));
     }
-    if (getenv("SMELT_TEST_PRINT")) printf("%s %s cosine %.4f\n", exact->folder, recipes[recipe], cosine_of(&all));
-    if (!(cosine_of(&all) >= 0.965)) fail_msg("%s, %s: the gradient has cosine %.4f", exact->folder, recipes[recipe], cosine_of(&all));
+    if (getenv("SMELT_TEST_PRINT")) printf("%s %s cosine %.4f\n", exact->folder, name, cosine_of(&all));
+    if (!(cosine_of(&all) >= 0.965)) fail_msg("%s, %s: the gradient has cosine %.4f", exact->folder, name, cosine_of(&all));
+}
+
+static void check_direction_of(const char *family, const Fp8Config *fp8, const char *name) {
+    Golden exact, rounded;
+    golden_start(&exact, family, PRECISION_FP32, MODEL_TRAIN, NULL);
+    golden_start(&rounded, family, PRECISION_FP32, MODEL_TRAIN, fp8);
+    golden_run(&exact);
+    golden_run(&rounded);
+    check_directions(&rounded, &exact, name);
+    golden_stop(&rounded);
+    golden_stop(&exact);
 }
 
 static void gradients_point_as_those_of_fp32(void **state) {
     (void)state;
-    for (int f = 0; f < FAMILIES; f++)
-        for (int recipe = FP8_TENSOR; recipe < RECIPES; recipe++) {
-            Golden exact, rounded;
-            golden_start(&exact, families[f], PRECISION_FP32, MODEL_TRAIN, NULL);
-            golden_start(&rounded, families[f], PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = recipe});
-            golden_run(&exact);
-            golden_run(&rounded);
-            check_directions(&rounded, &exact, recipe);
-            golden_stop(&rounded);
-            golden_stop(&exact);
-        }
+    for (int f = 0; f < FAMILIES; f++) {
+        for (int recipe = FP8_TENSOR; recipe < RECIPES; recipe++)
+            check_direction_of(families[f], &(Fp8Config){.recipe = recipe}, recipes[recipe]);
+        check_direction_of(families[f], &(Fp8Config){.recipe = FP8_ROW, .head = true}, "row and head");
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_and_gradients_are_those_of_pytorch),
+        cmocka_unit_test(a_head_in_fp8_is_that_of_pytorch),
         cmocka_unit_test(a_pass_finds_the_magnitudes_of_weights_and_of_what_attention_makes_alone),
         cmocka_unit_test(steps_of_delayed_scaling_are_those_of_pytorch),
         cmocka_unit_test(infinity_that_saturates_is_seen),

@@ -47,6 +47,18 @@ static void evaluations_of_a_run_are_computed_by_its_recipe_and_eval_only_when_a
     smelt_says(ERROR_USAGE, "fp8.min_size=3 is for a recipe", "generate tensor The tokens=1 fp8.min_size=3");
 }
 
+/* Evaluations of a run are computed with the head in fp8, and eval only where it asks for all that the run had. */
+static void a_head_in_fp8_is_that_of_evaluations_too(void **state) {
+    (void)state;
+    train_good("run=head " LLAMA "fp8.recipe=row fp8.head=true fp8.min_size=0");
+    double own = recorded("head", "evaluation", -1, "loss"), same = evaluated("head", "fp8.recipe=same"),
+           layers = evaluated("head", "fp8.recipe=row");
+    assert_true(fabs(own - same) < 1e-9 && same != layers && fabs(same - layers) < 0.01);
+    train_says(ERROR_NONE, "fp8.head: the head is not computed in fp8: rows or columns that are no multiple of 16",
+        "run=odd " LLAMA "model.vocabulary=323 fp8.recipe=row fp8.head=true fp8.min_size=0");
+    train_says(ERROR_USAGE, "fp8.head=true", "run=none " LLAMA "fp8.head=true");
+}
+
 /* 24 rows: gradients of weights cannot be in fp8, and then nothing of a layer is. */
 static void evaluations_are_in_fp8_where_training_is(void **state) {
     (void)state;
@@ -215,6 +227,7 @@ static void what_has_no_effect_is_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(evaluations_of_a_run_are_computed_by_its_recipe_and_eval_only_when_asked),
+        TRAIN_TEST(a_head_in_fp8_is_that_of_evaluations_too),
         TRAIN_TEST(evaluations_are_in_fp8_where_training_is),
         TRAIN_TEST(the_plan_of_a_mixture_says_of_each_phase_what_is_in_fp8),
         TRAIN_TEST(generation_takes_a_recipe_with_and_without_the_cache),

@@ -42,8 +42,9 @@ typedef struct Fp8CastArguments {
     uint32_t GLOBAL *seen;     /* [matrices]: bits of the largest magnitudes so far; NULL: not wanted */
     const float GLOBAL *found; /* [matrices]: of fp8_move_codes, those that `seen` takes */
     CastOperand rows, columns;
-    int32_t tiles; /* of all matrices */
-    float largest; /* number of the format */
+    int64_t stride; /* of fp8_move_codes: from row to row of x */
+    int32_t tiles;  /* of all matrices */
+    float largest;  /* number of the format */
     int32_t scaling;
 } Fp8CastArguments;
 
@@ -343,19 +344,19 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
 KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
 #endif
 
-/* Codes that came by rows, as operands of one scale. */
+/* Codes that came by rows, as operands of one scale; without an amax the codes alone. */
 KERNEL(fp8_move_codes, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = place_of(&a);
     UnitCodes codes;
     int column = p.column < a.columns.lines ? p.column : a.columns.lines - UNIT, last = a.rows.lines - 1;
-    const uint8_t GLOBAL *from = (const uint8_t GLOBAL *)a.x + p.matrix * a.rows.lines * a.columns.lines + column;
+    const uint8_t GLOBAL *from = (const uint8_t GLOBAL *)a.x + p.matrix * a.rows.lines * a.stride + column;
     UNROLL for (int i = 0; i < UNIT; i++) {
         int64_t row = p.row + i < last ? p.row + i : last;
-        u32x2 bytes = *(const u32x2 GLOBAL *)(from + row * a.columns.lines);
+        u32x2 bytes = *(const u32x2 GLOBAL *)(from + row * a.stride);
         codes.half[0][i] = bytes.x, codes.half[1][i] = bytes.y;
     }
-    store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
+    if (a.amax) store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
     if (a.seen && thread_id() == 0 && p.down == 0 && p.across == 0)
         atomic_max(a.seen + p.matrix, __builtin_bit_cast(uint32_t, a.found[p.matrix]));
     if (a.rows.codes) store_rows(&a, p, &codes);
@@ -430,6 +431,7 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
         .found = call->in[FP8_CAST_FOUND],
         .rows = cast_operand(call, FP8_CAST_ROWS, rows, s.rows, s.columns),
         .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, s.rows),
+        .stride = s.columns,
         .largest = largest_of_format(call),
         .scaling = scaling};
     arguments.tiles = (int32_t)(s.count * arguments.columns.groups * arguments.rows.groups);
@@ -443,6 +445,15 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
     }
     if (attributes->coded || call->absorbs) launch_fp8_move_codes(call->device, shape, &arguments);
     else launch_fp8_cast(call->device, scaling == GEMM_SCALE_MX ? 4 : (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
+}
+
+void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to) {
+    Fp8CastArguments arguments = {.x = (const bf16 *)codes,
+        .rows = {.lines = (int32_t)rows, .groups = (int32_t)divide_up(columns, TILE)},
+        .columns = {.codes = to, .lines = (int32_t)columns, .groups = (int32_t)divide_up(rows, TILE)},
+        .stride = stride};
+    arguments.tiles = arguments.rows.groups * arguments.columns.groups;
+    launch_fp8_move_codes(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);
 }
 
 /* With delayed scaling, where what makes x can write its codes and nothing else reads x. */

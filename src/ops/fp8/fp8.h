@@ -32,6 +32,11 @@ TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, Mesh
 /* One layer per expert (ops/grouped_linear/): x [slots, in], w [experts, out, in]. Gradients of the weights are computed in
  * COMPUTE: the rows of an expert, which their sums run over, are any number. */
 TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8);
+/* Casts x [rows, columns], or a parameter, to e4m3 by rows and, with `columns`, by columns, with one scale of its current numbers; the
+ * node. `kept`: a parameter's codes are those of the whole step. */
+int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept);
+/* What the codes of a cast are of. */
+TensorId fp8_cast_input(const Graph *graph, TensorId codes);
 
 /* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
 
@@ -99,6 +104,10 @@ typedef struct Fp8LinearAttributes {
 TensorId fp8_linear_weight(const Graph *graph, const Node *node);
 /* The GEMM of a call: of all rows of A and of the first expert. */
 Gemm fp8_call_gemm(const OpCall *call, GemmType output);
+/* Codes [rows, columns], rows `stride` apart, both multiples of 16, as [columns, rows], now, on a GPU. */
+void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to);
+/* Computes a GEMM of fp8 on the call's GPU. One that it has no kernel for ends the run. */
+void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm);
 
 /* -- Scales that the caller gives ----------------------------------------------------------------------------------- */
 

@@ -13,11 +13,13 @@ static void expect(const OpCall *call, bool done) {
             "the GPU has no GEMM of fp8 for a linear layer of this model: leave out fp8.recipe, or give a larger fp8.min_size");
 }
 
+void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm) { expect(call, device_gemm_fp8(call->device, gemm)); }
+
 GPU_OP(fp8_linear) {
     const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
     Gemm g = fp8_call_gemm(call, GEMM_BF16);
     if (!offset) {
-        expect(call, device_gemm_fp8(call->device, &g));
+        fp8_multiply_on_gpu(call, &g);
         return;
     }
     int64_t experts = call->in_shape[FP8_LINEAR_B][0];
@@ -28,7 +30,7 @@ GPU_OP(fp8_linear) {
 GPU_OP(fp8_linear_grad_weight) {
     Gemm g = fp8_call_gemm(call, gpu_gradient_type(call));
     g.accumulate = !call->overwrite;
-    expect(call, device_gemm_fp8(call->device, &g));
+    fp8_multiply_on_gpu(call, &g);
 }
 
 #endif

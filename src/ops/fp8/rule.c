@@ -86,7 +86,15 @@ static Node cast_of(const Graph *graph, TensorId codes) {
     return node;
 }
 
-TensorId fp8_linear_weight(const Graph *graph, const Node *node) { return cast_of(graph, node->in[FP8_LINEAR_B]).in[FP8_CAST_X]; }
+TensorId fp8_cast_input(const Graph *graph, TensorId codes) { return cast_of(graph, codes).in[FP8_CAST_X]; }
+
+TensorId fp8_linear_weight(const Graph *graph, const Node *node) { return fp8_cast_input(graph, node->in[FP8_LINEAR_B]); }
+
+int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept) {
+    Fp8CastAttributes attributes = CAST(FP8_E4M3, TENSOR, TENSOR);
+    if (!columns) attributes.columns = GEMM_SCALE_ONE;
+    return append_cast(graph, kept ? ARENA_STATE : ARENA_ACTIVATION, x, TENSOR_NONE, false, &attributes);
+}
 
 static void cast_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (!graph_is_parameter(graph, node->in[FP8_CAST_X])) d_in[FP8_CAST_X] = d_out[FP8_CAST_ROWS];

@@ -1,9 +1,11 @@
 /* linear_cross_entropy on a CPU, a chunk of rows at a time: a GEMM to WIDE logits, a thread per row for its loss and
  * gradient, and two GEMMs that use the gradient. Ranks that share the vocabulary out exchange the peak of every row of a
- * chunk first; chunks are of all rows alike. The losses of rows are summed in order, in double. Also last_row. */
+ * chunk first; chunks are of all rows alike. The losses of rows are summed in order, in double. In fp8 the gradient is cast first.
+ * Also last_row. */
 #include "backend/cpu/kernel.h"
+#include "base/float8.h"
 #include "ops/linear_gemm.h"
-#include "ops/loss/loss.h"
+#include "ops/loss/loss_codes.h"
 
 enum { PEAK_NUMBERS = 3 };
 
@@ -12,13 +14,22 @@ static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t chunk_of(const Graph *graph, const Node *node) {
     const LossAttributes *attributes = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]);
-    int64_t chunk = chunk_rows(rows, attributes->vocabulary, mesh_size(graph->mesh, AXES_TENSOR));
+    return chunk_rows(graph_rows(graph, node->in[LOSS_X]), attributes->vocabulary, mesh_size(graph->mesh, AXES_TENSOR));
+}
+
+static int64_t workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]), chunk = chunk_of(graph, node);
     int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
     int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * PEAK_NUMBERS;
     return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
+}
+
+/* With the codes of d_logits by rows and by columns, and their scale, behind all others. */
+static int64_t codes_workspace(const Graph *graph, const Node *node) {
+    int64_t codes = chunk_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
+    return workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
 }
 
 /* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's, or -infinity without it. */
@@ -112,48 +123,94 @@ static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
     }
 }
 
+/* Casts d_logits, whose largest magnitude can be that of the loss's scale. */
+static void cast_gradients(const OpCall *call, const T *d_logits, const LossCodes *codes) {
+    bool fnuz = device_info(call->device)->fp8_fnuz;
+    Fp8Format format = fp8_format(FP8_E5M2, fnuz);
+    int64_t vocabulary = call->in_shape[LOSS_W][0];
+    float m = fp8_multiplier((float)*(const W *)call->in[LOSS_SCALE], fp8_largest(FP8_E5M2, fnuz), false);
+    *codes->scale = 1 / m;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < codes->rows; r++) {
+        uint8_t *restrict row = codes->by_rows + r * codes->stride;
+#pragma omp simd
+        for (int64_t j = 0; j < vocabulary; j++) row[j] = fp8_from_float((float)to_wide(d_logits[r * vocabulary + j]) * m, format);
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t j = 0; j < vocabulary; j++)
+        for (int64_t r = 0; r < codes->rows; r++) codes->by_columns[j * codes->rows + r] = codes->by_rows[r * codes->stride + j];
+}
+
+static void multiply(const OpCall *call, const Gemm *g) {
+    if (gemm_is_fp8(g->input)) device_gemm_fp8(call->device, g);
+    else gemm(g);
+}
+
+/* The gradients of x and w, of a chunk's d_logits. */
+static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *codes) {
+    int64_t columns = call->in_shape[LOSS_X][1];
+    LinearShape shape = {.rows = c->rows, .in = columns, .out = c->vocabulary};
+    T *d_x = (T *)call->out[LOSS_D_X] + codes->first * columns;
+    const T *x = (const T *)call->in[LOSS_X] + codes->first * columns;
+    bool coded = call->in[LOSS_X_SCALE];
+    if (coded) cast_gradients(call, c->d_logits, codes);
+    Gemm grad_input = coded ? loss_codes_grad_input(call, codes, d_x)
+                            : linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, call->in[LOSS_W], d_x);
+    grad_input.output = KERNEL_GEMM_COMPUTE;
+    multiply(call, &grad_input);
+    if (!call->out[LOSS_D_W]) return;
+    Gemm grad_weight = coded ? loss_codes_grad_weight(call, codes)
+                             : linear_grad_weight_gemm(
+                                   shape, KERNEL_GEMM_COMPUTE, c->d_logits, x, call->out[LOSS_D_W], codes->first == 0 && call->overwrite);
+    grad_weight.output = kernel_gradient_type(call);
+    multiply(call, &grad_weight);
+}
+
 /* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE
- * [chunk, vocabulary]. */
-CPU_OP(linear_cross_entropy, workspace) {
+ * [chunk, vocabulary], in fp8 their scale and codes by rows and by columns. */
+static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
-    const T *x = call->in[LOSS_X], *w = call->in[LOSS_W];
     const int32_t *targets = call->in[LOSS_TARGETS];
     const W *scale = call->in[LOSS_SCALE];
     W *loss = call->out[LOSS_LOSS];
-    T *d_x = call->out[LOSS_D_X];
-    void *d_w = call->out[LOSS_D_W];
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
-    int ranks = mesh_size(call->mesh, AXES_TENSOR);
+    int ranks = mesh_size(call->mesh, AXES_TENSOR), scale_step = call->in_shape[LOSS_SCALE][0] > 1;
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks);
     int64_t first_token = cut_share(attributes->vocabulary, mesh_index(call->mesh, AXES_TENSOR), ranks).first;
-    int scale_step = call->in_shape[LOSS_SCALE][0] > 1;
+    bool trains = call->out[LOSS_D_X];
     W *logits = call->workspace, *scratch = logits + chunk * vocabulary;
     W *row_losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch;
     Peak *peaks = (Peak *)(scratch + rows);
     T *d_logits = (T *)(peaks + ranks * chunk);
+    float *codes_scale = (float *)(d_logits + (trains ? chunk * vocabulary : 0));
+    uint8_t *by_rows = (uint8_t *)(codes_scale + 1);
     for (int64_t first = 0; first < rows; first += chunk) {
-        LinearShape shape = {.rows = int_min(chunk, rows - first), .in = columns, .out = vocabulary};
-        const T *x_chunk = x + first * columns;
-        Gemm forward = linear_gemm(shape, KERNEL_GEMM_COMPUTE, x_chunk, w, logits);
+        LossCodes codes = {.first = first,
+            .rows = int_min(chunk, rows - first),
+            .stride = vocabulary,
+            .by_rows = by_rows,
+            .by_columns = by_rows + chunk * vocabulary,
+            .scale = codes_scale};
+        LinearShape shape = {.rows = codes.rows, .in = columns, .out = vocabulary};
+        Gemm forward = call->in[LOSS_X_SCALE] ? loss_codes_forward(call, &codes, logits)
+                                              : linear_gemm(shape, KERNEL_GEMM_COMPUTE, (const T *)call->in[LOSS_X] + first * columns,
+                                                    call->in[LOSS_W], logits);
         forward.output = KERNEL_GEMM_WIDE;
-        gemm(&forward);
-        Chunk work = {logits, row_losses + first, d_x ? d_logits : NULL, targets + first, shape.rows, vocabulary, first_token,
+        multiply(call, &forward);
+        Chunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, codes.rows, vocabulary, first_token,
             scale + first * scale_step, scale_step};
         if (ranks == 1) finish_chunk(&work);
         else finish_shared_chunk(&work, call->mesh, peaks);
-        if (!d_x) continue;
-        Gemm grad_input = linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, d_logits, w, d_x + first * columns);
-        gemm(&grad_input);
-        if (!d_w) continue;
-        Gemm grad_weight = linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, d_logits, x_chunk, d_w, first == 0 && call->overwrite);
-        grad_weight.output = kernel_gradient_type(call);
-        gemm(&grad_weight);
+        if (trains) add_gradients(call, &work, &codes);
     }
     if (!loss || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += row_losses[r];
     *loss += (W)(sum * *scale);
 }
+
+CPU_OP(linear_cross_entropy, workspace) { run_head(call); }
+CPU_OP(fp8_linear_cross_entropy, codes_workspace) { run_head(call); }
 
 CPU_OP(last_row) {
     const T *x = call->in[LAST_ROW_X];

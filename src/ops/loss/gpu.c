@@ -1,6 +1,6 @@
 /* linear_cross_entropy on a GPU, a chunk of rows at a time: a GEMM makes the chunk's logits in bf16, one kernel
- * turns each row into its loss and, in the same memory, its gradient, and two GEMMs use that. Also last_row. Scratch
- * is the call's.
+ * turns each row into its loss and, in the same memory, its gradient, and two GEMMs use that. In fp8 the kernel writes the
+ * gradient's codes instead, which are then transposed into the logits' memory for d_w. Also last_row. Scratch is the call's.
  *
  * Ranks that share the vocabulary out send each other the peak of every row of a chunk between two kernels, one for the
  * peaks and one for losses and gradients: the second reads the logits from memory again.
@@ -98,14 +98,19 @@ INLINE float softmax_log2(Softmax s) {
 typedef struct Row {
     bf16 GLOBAL *logits;
     u32x4 GLOBAL *vectors;
+    RowGradients gradients;
     int32_t count, whole, rest;
 } Row;
 
-INLINE Row row_of(const RowLossArguments *a, int64_t row) {
+INLINE Row row_of(const RowLossArguments *a, int64_t row, const bool coded) {
     bf16 GLOBAL *logits = a->logits + row * a->stride;
     int32_t count = a->vocabulary / 8;
-    return (Row){
-        .logits = logits, .vectors = (u32x4 GLOBAL *)logits, .count = count, .whole = count / STEP * STEP, .rest = a->vocabulary % 8};
+    return (Row){.logits = logits,
+        .vectors = (u32x4 GLOBAL *)logits,
+        .gradients = row_gradients(a, row, 0, coded),
+        .count = count,
+        .whole = count / STEP * STEP,
+        .rest = a->vocabulary % 8};
 }
 
 /* `cut` is a constant in every caller: whether vectors may lie behind the end. */
@@ -131,7 +136,7 @@ INLINE float row_log2(const Row *row) {
 
 INLINE float gradient_of(float x, float log2_sum, float scale) { return fast_exp2(x * LOG2_E - log2_sum) * scale; }
 
-INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum, float scale) {
+INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum, float scale, const bool coded) {
     u32x4 values[AHEAD];
     row_load(row, first, cut, values);
     UNROLL for (int k = 0; k < AHEAD; k++) {
@@ -139,54 +144,58 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
         u32x4 out;
         UNROLL for (int i = 0; i < 4; i++) out[i] = to_bf16_pair(
             gradient_of(to_float_low(values[k][i]), log2_sum, scale), gradient_of(to_float_high(values[k][i]), log2_sum, scale));
-        if (!cut || v < row->count) row->vectors[v] = out;
+        if (!cut || v < row->count) put_gradients(&row->gradients, v, out, coded);
     }
 }
 
-/* (softmax - one hot of target) * scale in place of the logits; a target that the row lacks is none. */
-INLINE void write_gradient(const Row *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target) {
+/* (softmax - one hot of target) * scale; a target that the row lacks is none. */
+INLINE void write_gradient(
+    const Row *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     int32_t single = row->count * 8 + thread_id();
-    if (thread_id() < row->rest) row->logits[single] = to_bf16(gradient_of(to_float(row->logits[single]), log2_sum, scale));
-    write_group(row, row->whole, true, log2_sum, scale);
-    for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale);
+    if (thread_id() < row->rest) put_gradient(&row->gradients, single, gradient_of(to_float(row->logits[single]), log2_sum, scale), coded);
+    write_group(row, row->whole, true, log2_sum, scale, coded);
+    for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale, coded);
     if (target < 0 || target >= vocabulary) return;
     /* by the thread that wrote there before, so the order is sure */
     int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
-    if (thread_id() == writer) row->logits[target] = to_bf16((gradient_of(x_target, log2_sum, 1) - 1) * scale);
+    if (thread_id() == writer) put_gradient(&row->gradients, target, (gradient_of(x_target, log2_sum, 1) - 1) * scale, coded);
 }
 
-INLINE void write_zeros(const Row *row) {
-    for (int32_t v = thread_id(); v < row->count; v += THREADS) row->vectors[v] = (u32x4)0;
-    if (thread_id() < row->rest) row->logits[row->count * 8 + thread_id()] = 0;
+INLINE void write_zeros(const Row *row, const bool coded) {
+    for (int32_t v = thread_id(); v < row->count; v += THREADS) put_gradients(&row->gradients, v, (u32x4)0, coded);
+    if (thread_id() < row->rest) put_gradient(&row->gradients, row->count * 8 + thread_id(), 0, coded);
 }
 
-KERNEL(row_loss, RowLossArguments) {
-    for (int64_t i = block_x(); i < a.count; i += a.blocks) {
-        Row row = row_of(&a, i);
-        int32_t target = a.targets[i];
+INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
+    for (int64_t i = block_x(); i < a->count; i += a->blocks) {
+        Row row = row_of(a, i, coded);
+        int32_t target = a->targets[i];
         float loss = 0;
         if (target >= 0) {
             float x_target = to_float(row.logits[target]), log2_sum = row_log2(&row);
             loss = (log2_sum - x_target * LOG2_E) * LN_2;
-            if (a.gradient) write_gradient(&row, a.vocabulary, log2_sum, a.scale[i * a.scale_step], target, x_target);
-        } else if (a.gradient) {
-            write_zeros(&row);
+            if (a->gradient) write_gradient(&row, a->vocabulary, log2_sum, a->scale[i * a->scale_step], target, x_target, coded);
+        } else if (a->gradient) {
+            write_zeros(&row, coded);
         }
-        if (thread_id() == 0) a.losses[i] = loss;
+        if (thread_id() == 0) a->losses[i] = loss;
     }
 }
 
+KERNEL(row_loss, RowLossArguments) { rows_loss(&a, false); }
+KERNEL(row_codes, RowLossArguments) { rows_loss(&a, true); }
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-ROW_LOSS_CLUSTER(row_loss_cluster_1, 1)
-ROW_LOSS_CLUSTER(row_loss_cluster_2, 2)
-ROW_LOSS_CLUSTER(row_loss_cluster_4, 4)
-ROW_LOSS_CLUSTER(row_loss_cluster_8, 8)
+ROW_LOSS_CLUSTER(1)
+ROW_LOSS_CLUSTER(2)
+ROW_LOSS_CLUSTER(4)
+ROW_LOSS_CLUSTER(8)
 #endif
 
 /* This rank's peaks. */
 KERNEL(row_peaks, SharedLossArguments) {
     for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
-        Row row = row_of(&a.row, i);
+        Row row = row_of(&a.row, i, false);
         int32_t target = a.row.targets[i] - a.first;
         float x_target = target >= 0 && target < a.row.vocabulary ? to_float(row.logits[target]) : -__builtin_inff();
         float log2_sum = row_log2(&row);
@@ -207,17 +216,21 @@ INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
 }
 
 /* Loss and gradient, when all peaks are here. */
-KERNEL(shared_row_loss, SharedLossArguments) {
-    for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
-        Row row = row_of(&a.row, i);
-        Peak all = merge_peaks(&a, i);
-        int32_t target = a.row.targets[i];
-        if (thread_id() == 0) a.row.losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
-        if (a.row.gradient && target >= 0)
-            write_gradient(&row, a.row.vocabulary, all.log2_sum, a.row.scale[i * a.row.scale_step], target - a.first, all.target);
-        else if (a.row.gradient) write_zeros(&row);
+INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
+    const RowLossArguments *rows = &a->row;
+    for (int64_t i = block_x(); i < rows->count; i += rows->blocks) {
+        Row row = row_of(rows, i, coded);
+        Peak all = merge_peaks(a, i);
+        int32_t target = rows->targets[i];
+        if (thread_id() == 0) rows->losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
+        if (rows->gradient && target >= 0)
+            write_gradient(&row, rows->vocabulary, all.log2_sum, rows->scale[i * rows->scale_step], target - a->first, all.target, coded);
+        else if (rows->gradient) write_zeros(&row, coded);
     }
 }
+
+KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false); }
+KERNEL(shared_row_codes, SharedLossArguments) { shared_rows_loss(&a, true); }
 
 /* One block. */
 KERNEL(add_losses, AddLossesArguments) {
@@ -238,13 +251,15 @@ KERNEL(copy_row, LastRowArguments) {
 #include <string.h>
 
 #include "backend/gpu/kernel_launch.h"
+#include "ops/fp8/fp8.h"
 #include "ops/linear_gemm.h"
-#include "ops/loss/loss.h"
+#include "ops/loss/loss_codes.h"
 
-LAUNCHER(row_loss, RowLossArguments)
-LAUNCHERS(row_loss_cluster, RowLossArguments, row_loss_cluster_1, row_loss_cluster_2, row_loss_cluster_4, row_loss_cluster_8)
+LAUNCHERS(row_loss, RowLossArguments, row_loss, row_codes)
+LAUNCHERS(row_loss_cluster, RowLossArguments, row_loss_cluster_1, row_loss_cluster_2, row_loss_cluster_4, row_loss_cluster_8,
+    row_codes_cluster_1, row_codes_cluster_2, row_codes_cluster_4, row_codes_cluster_8)
 LAUNCHER(row_peaks, SharedLossArguments)
-LAUNCHER(shared_row_loss, SharedLossArguments)
+LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_codes)
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
@@ -268,10 +283,38 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
     return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
 }
 
-static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, int64_t first, int64_t count, int64_t vocabulary) {
-    int64_t blocks = blocks_of(device_info(call->device), stride_of(vocabulary) * (int64_t)sizeof *logits);
+/* Scratch of a call: logits [chunk, stride] bf16; in fp8 the codes of d_logits by rows [chunk, stride], with their scale, and those
+ * by columns in the place of the logits; peaks [ranks, chunk] of several ranks; losses [R]. */
+typedef struct Scratch {
+    bf16 *logits;
+    uint8_t *codes;
+    float *codes_scale;
+    Peak *peaks;
+    float *losses;
+    int64_t bytes;
+} Scratch;
+
+static Scratch scratch_of(void *memory, int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
+    enum { ALIGNED = 256 };
+    char *at = memory;
+    Scratch s = {.logits = (bf16 *)at};
+    at += chunk * stride * (int64_t)sizeof *s.logits;
+    s.codes = (uint8_t *)at;
+    if (coded) at += chunk * stride;
+    s.codes_scale = (float *)at;
+    if (coded) at += ALIGNED;
+    s.peaks = (Peak *)at;
+    if (ranks > 1) at += ranks * chunk * (int64_t)sizeof *s.peaks;
+    s.losses = (float *)at;
+    s.bytes = at + rows * (int64_t)sizeof *s.losses - (char *)memory;
+    return s;
+}
+
+static RowLossArguments rows_of(const OpCall *call, const Scratch *scratch, float *losses, int64_t first, int64_t count) {
+    const DeviceInfo *info = device_info(call->device);
+    int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *scratch->logits);
     int32_t scale_step = call->in_shape[LOSS_SCALE][0] > 1;
-    return (RowLossArguments){.logits = logits,
+    return (RowLossArguments){.logits = scratch->logits,
         .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
         .scale = (const float *)call->in[LOSS_SCALE] + first * scale_step,
         .scale_step = scale_step,
@@ -280,30 +323,34 @@ static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses,
         .stride = stride_of(vocabulary),
         .vocabulary = (int32_t)vocabulary,
         .gradient = call->out[LOSS_D_X] != NULL,
-        .blocks = (int32_t)(count < blocks ? count : blocks)};
+        .blocks = (int32_t)(count < blocks ? count : blocks),
+        .codes = call->in[LOSS_X_SCALE] ? scratch->codes : NULL,
+        .codes_scale = scratch->codes_scale,
+        .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz)};
 }
 
 /* Losses and d_logits by clusters that hold a row in shared memory; false where there are none or a row is too long. */
 static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
     if (strcmp(device_info(device)->target, "sm_90a")) return false;
+    enum { CLUSTER_FORMS = 4 };
     int form = 0;
     while (slice_vectors(rows->vocabulary, 1 << form) > SLICE_VECTORS)
         if (1 << ++form > MOST_BLOCKS) return false;
     LaunchShape shape = {.x = rows->count << form,
         .threads = CLUSTER_THREADS,
         .shared = (int)slice_vectors(rows->vocabulary, 1 << form) * 8 * (int)sizeof *rows->logits};
-    launch_row_loss_cluster(device, form, shape, rows);
+    launch_row_loss_cluster(device, form + (rows->codes ? CLUSTER_FORMS : 0), shape, rows);
     return true;
 }
 
-/* The losses of a chunk, and its d_logits in place of the logits. `peaks` are scratch [ranks, rows of the chunk]. */
+/* The losses of a chunk, and its d_logits in place of the logits, or their codes. `peaks` are scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
     const LossAttributes *attributes = call->attributes;
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
     if (ranks <= 1) {
-        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, shape, rows);
+        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, rows->codes != NULL, shape, rows);
         return;
     }
     int64_t shards[ranks + 1];
@@ -312,50 +359,81 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak 
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
     launch_row_peaks(call->device, shape, &arguments);
     comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, COMM_F32));
-    launch_shared_row_loss(call->device, shape, &arguments);
+    launch_shared_row_loss(call->device, rows->codes != NULL, shape, &arguments);
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
     const LossAttributes *attributes = node->attributes;
     int ranks = mesh_size(graph->mesh, AXES_TENSOR);
-    int64_t rows = graph_rows(graph, node->in[LOSS_X]), chunk = chunk_rows(rows, attributes->vocabulary, ranks);
-    return chunk * stride_of(graph_rows(graph, node->in[LOSS_W])) * (int64_t)sizeof(bf16) + rows * (int64_t)sizeof(float) +
-           (ranks > 1 ? ranks * chunk * (int64_t)sizeof(Peak) : 0);
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), stride = stride_of(graph_rows(graph, node->in[LOSS_W]));
+    return scratch_of(NULL, chunk_rows(rows, attributes->vocabulary, ranks), stride, rows, ranks, node->in[LOSS_X_SCALE]).bytes;
 }
 
-/* Workspace: logits bf16 [chunk, stride], peaks [ranks, chunk] of several ranks, losses [R]. */
-GPU_OP(linear_cross_entropy, workspace) {
+static void multiply(const OpCall *call, const Gemm *gemm) {
+    if (gemm_is_fp8(gemm->input)) fp8_multiply_on_gpu(call, gemm);
+    else device_gemm(call->device, gemm);
+}
+
+/* Gradients of x and w, of a chunk's d_logits. */
+static void add_gradients(const OpCall *call, LinearShape shape, int64_t first, bf16 *d_logits) {
+    bf16 *d_x = (bf16 *)call->out[LOSS_D_X] + first * shape.in;
+    Gemm grad_input = linear_grad_input_gemm(shape, GEMM_BF16, d_logits, call->in[LOSS_W], d_x);
+    grad_input.lda = stride_of(shape.out);
+    device_gemm(call->device, &grad_input);
+    if (!call->out[LOSS_D_W]) return;
+    const bf16 *x = (const bf16 *)call->in[LOSS_X] + first * shape.in;
+    Gemm grad_weight = linear_grad_weight_gemm(shape, GEMM_BF16, d_logits, x, call->out[LOSS_D_W], first == 0 && call->overwrite);
+    grad_weight.output = gpu_gradient_type(call);
+    grad_weight.lda = stride_of(shape.out);
+    device_gemm(call->device, &grad_weight);
+}
+
+/* The same of their codes. */
+static void add_gradients_of_codes(const OpCall *call, const LossCodes *codes) {
+    Gemm grad_input = loss_codes_grad_input(call, codes, (bf16 *)call->out[LOSS_D_X] + codes->first * call->in_shape[LOSS_X][1]);
+    grad_input.output = GEMM_BF16;
+    fp8_multiply_on_gpu(call, &grad_input);
+    if (!call->out[LOSS_D_W]) return;
+    fp8_transpose_on_gpu(call->device, codes->by_rows, codes->rows, call->in_shape[LOSS_W][0], codes->stride, codes->by_columns);
+    Gemm grad_weight = loss_codes_grad_weight(call, codes);
+    grad_weight.output = gpu_gradient_type(call);
+    fp8_multiply_on_gpu(call, &grad_weight);
+}
+
+static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     int ranks = mesh_size(call->mesh, AXES_TENSOR);
-    const bf16 *x = call->in[LOSS_X], *w = call->in[LOSS_W];
-    bf16 *d_x = call->out[LOSS_D_X], *logits = call->workspace;
-    void *d_w = call->out[LOSS_D_W];
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks), stride = stride_of(vocabulary);
-    Peak *peaks = (Peak *)(logits + chunk * stride);
-    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(peaks + (ranks > 1 ? ranks * chunk : 0));
+    bool coded = call->in[LOSS_X_SCALE];
+    Scratch scratch = scratch_of(call->workspace, chunk, stride, rows, ranks, coded);
+    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch.losses;
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
-        const bf16 *x_chunk = x + first * columns;
-        Gemm forward = linear_gemm(shape, GEMM_BF16, x_chunk, w, logits);
-        forward.ldc = stride;
-        device_gemm(call->device, &forward);
-        RowLossArguments chunk_arguments = rows_of(call, logits, losses, first, shape.rows, vocabulary);
-        finish_chunk(call, &chunk_arguments, peaks);
-        if (!d_x) continue;
-        Gemm grad_input = linear_grad_input_gemm(shape, GEMM_BF16, logits, w, d_x + first * columns);
-        grad_input.lda = stride;
-        device_gemm(call->device, &grad_input);
-        if (!d_w) continue;
-        Gemm grad_weight = linear_grad_weight_gemm(shape, GEMM_BF16, logits, x_chunk, d_w, first == 0 && call->overwrite);
-        grad_weight.output = gpu_gradient_type(call);
-        grad_weight.lda = stride;
-        device_gemm(call->device, &grad_weight);
+        LossCodes codes = {.first = first,
+            .rows = shape.rows,
+            .stride = stride,
+            .by_rows = scratch.codes,
+            .by_columns = (uint8_t *)scratch.logits,
+            .scale = scratch.codes_scale};
+        Gemm forward =
+            coded ? loss_codes_forward(call, &codes, scratch.logits)
+                  : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], scratch.logits);
+        forward.output = GEMM_BF16, forward.ldc = stride;
+        multiply(call, &forward);
+        RowLossArguments arguments = rows_of(call, &scratch, losses, first, shape.rows);
+        finish_chunk(call, &arguments, scratch.peaks);
+        if (!call->out[LOSS_D_X]) continue;
+        if (coded) add_gradients_of_codes(call, &codes);
+        else add_gradients(call, shape, first, scratch.logits);
     }
     if (!call->out[LOSS_LOSS] || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
         &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }
+
+GPU_OP(linear_cross_entropy, workspace) { run_head(call); }
+GPU_OP(fp8_linear_cross_entropy, workspace) { run_head(call); }
 
 GPU_OP(last_row) {
     const bf16 *x = call->in[LAST_ROW_X];

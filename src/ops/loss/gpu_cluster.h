@@ -124,31 +124,33 @@ INLINE SliceSum cluster_join(SliceSum block, int rank, const int size) {
 }
 
 /* (softmax - one hot of target) * scale, with `target` as the slice counts. */
-INLINE void slice_gradient(const Slice *slice, float log2_sum, float scale, int32_t target, float x_target) {
+INLINE void slice_gradient(
+    const Slice *slice, const RowGradients *to, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) {
         u32x4 x = slice_vector(slice, v), out;
         UNROLL for (int i = 0; i < 4; i++) out[i] =
             to_bf16_pair(cluster_power(to_float_low(x[i]), log2_sum) * scale, cluster_power(to_float_high(x[i]), log2_sum) * scale);
-        slice->vectors[v] = out;
+        put_gradients(to, v, out, coded);
     }
     if (target < 0 || target >= slice->count * 8 || thread_id() != target / 8 % CLUSTER_THREADS) return;
     /* by the thread that wrote there before, so the order is sure */
-    ((bf16 GLOBAL *)slice->vectors)[target] = to_bf16((cluster_power(x_target, log2_sum) - 1) * scale);
+    put_gradient(to, target, (cluster_power(x_target, log2_sum) - 1) * scale, coded);
 }
 
-INLINE void slice_zeros(const Slice *slice) {
-    for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) slice->vectors[v] = (u32x4)0;
+INLINE void slice_zeros(const Slice *slice, const RowGradients *to, const bool coded) {
+    for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) put_gradients(to, v, (u32x4)0, coded);
 }
 
 /* A row by a cluster of `size` blocks; the block with the target stores the loss. */
-INLINE void cluster_row_loss(const RowLossArguments *a, const int size) {
+INLINE void cluster_row_loss(const RowLossArguments *a, const int size, const bool coded) {
     static SHARED uint64_t arrived[SEGMENTS];
     int rank = block_x() % size;
     int64_t row = block_x() / size;
     Slice slice = slice_of(a, row, rank, size);
+    RowGradients to = row_gradients(a, row, slice.first, coded);
     int32_t target = a->targets[row];
     if (target < 0) {
-        if (a->gradient) slice_zeros(&slice);
+        if (a->gradient) slice_zeros(&slice, &to, coded);
         if (rank == 0 && thread_id() == 0) a->losses[row] = 0;
         return;
     }
@@ -168,13 +170,17 @@ INLINE void cluster_row_loss(const RowLossArguments *a, const int size) {
         x_target = to_float(((LOCAL const bf16 *)slice_vectors_shared)[target]);
         if (thread_id() == 0) a->losses[row] = (log2_sum - x_target * LOG2_E) * LN_2;
     }
-    if (a->gradient) slice_gradient(&slice, log2_sum, a->scale[row * a->scale_step], target, x_target);
+    if (a->gradient) slice_gradient(&slice, &to, log2_sum, a->scale[row * a->scale_step], target, x_target, coded);
 }
 
-#define ROW_LOSS_CLUSTER(name, size)                                          \
-    KERNEL(name, RowLossArguments) {                                          \
-        CLUSTER_BOUNDS(CLUSTER_THREADS, CLUSTER_BLOCKS, size);                \
-        cluster_row_loss(&a, size);                                           \
+#define ROW_LOSS_CLUSTER(size) \
+    KERNEL(row_loss_cluster_##size, RowLossArguments) { \
+        CLUSTER_BOUNDS(CLUSTER_THREADS, CLUSTER_BLOCKS, size); \
+        cluster_row_loss(&a, size, false); \
+    } \
+    KERNEL(row_codes_cluster_##size, RowLossArguments) { \
+        CLUSTER_BOUNDS(CLUSTER_THREADS, CLUSTER_BLOCKS, size); \
+        cluster_row_loss(&a, size, true); \
     }
 
 #endif

@@ -1,9 +1,10 @@
 /* What the two forms of the loss of a row share (gpu.c, gpu_cluster.h): its arguments and its arithmetic. */
 #pragma once
 
-#include "backend/gpu/gpu.h"
+#include "backend/gpu/fp8_codes.h"
 
-/* logits [count, stride], in 16-byte aligned rows; with `gradient` they become d_logits. */
+/* logits [count, stride], in 16-byte aligned rows; with `gradient` they become d_logits, or in kernels that make codes `codes` those of
+ * a cast of d_logits to e5m2, also [count, stride]. Their largest magnitude can be the scale's, one for all rows. */
 typedef struct RowLossArguments {
     bf16 GLOBAL *logits;
     const int32_t GLOBAL *targets;
@@ -11,6 +12,9 @@ typedef struct RowLossArguments {
     float GLOBAL *losses;
     int64_t count, stride;
     int32_t vocabulary, gradient, blocks, scale_step;
+    uint8_t GLOBAL *codes;
+    float GLOBAL *codes_scale;
+    float largest; /* number of e5m2 */
 } RowLossArguments;
 
 #ifdef GPU_DEVICE
@@ -19,6 +23,37 @@ typedef struct RowLossArguments {
 #define FAR_BELOW -0x1p100f
 #define FAR_BELOW_PAIR 0xf180f180u /* a pair of them in bf16 */
 #define NO_LOGITS 0xff80ff80u      /* a pair of minus infinities: adds nothing */
+
+/* Where the gradients of a row go, vectors of 8: over its logits or, with a multiplier above 0, to its codes. */
+typedef struct RowGradients {
+    u32x4 GLOBAL *vectors;
+    u32x2 GLOBAL *codes;
+    float multiplier, largest;
+} RowGradients;
+
+/* Those of `row` from vector `first` on. `coded` is a constant of the kernel. */
+INLINE RowGradients row_gradients(const RowLossArguments *a, int64_t row, int32_t first, const bool coded) {
+    RowGradients to = {.vectors = (u32x4 GLOBAL *)(a->logits + row * a->stride) + first};
+    if (!coded) return to;
+    to.codes = (u32x2 GLOBAL *)(a->codes + row * a->stride) + first;
+    to.multiplier = fp8_multiplier(*a->scale, a->largest, false);
+    to.largest = a->largest;
+    if (row == 0 && first == 0 && thread_id() == 0) *a->codes_scale = 1 / to.multiplier;
+    return to;
+}
+
+INLINE void put_gradients(const RowGradients *to, int32_t v, u32x4 pairs, const bool coded) {
+    if (!coded) to->vectors[v] = pairs;
+    else
+        to->codes[v] = (u32x2){to_codes(to_float4(pairs.xy) * to->multiplier, to->largest, true),
+            to_codes(to_float4(pairs.zw) * to->multiplier, to->largest, true)};
+}
+
+INLINE void put_gradient(const RowGradients *to, int32_t at, float gradient, const bool coded) {
+    bf16 rounded = to_bf16(gradient);
+    if (!coded) ((bf16 GLOBAL *)to->vectors)[at] = rounded;
+    else ((uint8_t GLOBAL *)to->codes)[at] = (uint8_t)to_codes(to_float(rounded) * to->multiplier, to->largest, true);
+}
 
 INLINE float power(float x, float most) { return fast_exp2(x * LOG2_E - most * LOG2_E); }
 

@@ -2,6 +2,7 @@
  * the kernels of both back ends. */
 #pragma once
 
+#include "config/config.h"
 #include "graph/op.h"
 
 /* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are
@@ -10,6 +11,11 @@
  * The ranks of AXES_TENSOR share w out, which has `vocabulary` rows in all, by cut_share. All have the same x. Each makes
  * its part of the sum that d_x is; the first of them adds to the loss. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary);
+
+/* The same with the three GEMMs in fp8 (ops/fp8/), whatever the recipe with one scale a matrix: x and w in e4m3, by their current
+ * numbers, and gradients of logits in e5m2. What each rank has of w is a multiple of 16 rows, in training x too. */
+void op_fp8_linear_cross_entropy(
+    Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary, const Fp8Config *fp8);
 
 /* The two halves of a loss that needs -log softmax(x w^T)[target] of all rows before it knows their weights. The first
  * makes them, WIDE [R], 0 without a target; nothing flows back through it. The second, in training, makes the gradients of
@@ -26,15 +32,22 @@ void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weight
 TensorId op_last_row(Graph *graph, TensorId x);
 
 typedef enum LossOperand {
-    LOSS_X,        /* COMPUTE [R, D] */
-    LOSS_W,        /* COMPUTE [this rank's vocabulary, D] */
-    LOSS_TARGETS,  /* INT32 [R]; negative: none */
-    LOSS_SCALE,    /* INPUT WIDE [1], or WIDE [R], one of each row; absent where rows are all that is made */
-    LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to; absent with op_token_losses */
-    LOSS_D_X,      /* like x; in training */
-    LOSS_D_W,      /* gradient of w, added to; in training, unless w is frozen */
-    LOSS_ROWS,     /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
+    LOSS_X,         /* COMPUTE [R, D] */
+    LOSS_W,         /* COMPUTE [this rank's vocabulary, D] */
+    LOSS_TARGETS,   /* INT32 [R]; negative: none */
+    LOSS_SCALE,     /* INPUT WIDE [1], or WIDE [R], one of each row; absent where rows are all that is made */
+    LOSS_X_SCALE,   /* these of fp8_linear_cross_entropy, whose x and w are FP8 e4m3: WIDE [1] */
+    LOSS_W_SCALE,   /* WIDE [1] */
+    LOSS_X_COLUMNS, /* FP8 [D, R]; for d_w */
+    LOSS_W_COLUMNS, /* FP8 [D, this rank's vocabulary]; for d_x */
+    LOSS_LOSS = 0,  /* METRIC WIDE [1 or more], of which the first is added to; absent with op_token_losses */
+    LOSS_D_X,       /* COMPUTE, like x; in training */
+    LOSS_D_W,       /* gradient of w, added to; in training, unless w is frozen */
+    LOSS_ROWS,      /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
 } LossOperand;
+
+/* The parameter that a node of either operation multiplies by. */
+TensorId loss_weight(const Graph *graph, const Node *node);
 
 typedef struct LossAttributes { int64_t vocabulary; } LossAttributes; /* of all ranks */
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */

@@ -9,13 +9,17 @@
  * rows' losses from a first pass and gives each row its scale in a second, which computes the logits again.
  *
  * Where ranks share the vocabulary out, each has its own columns of a chunk's logits. They tell each other a few numbers
- * for every row, of which the softmax over all columns follows: no logits travel. */
+ * for every row, of which the softmax over all columns follows: no logits travel.
+ *
+ * In fp8 (fp8_linear_cross_entropy) the three GEMMs multiply codes: of x and w, cast before, and of d_logits, cast as they are made.
+ * Probabilities are at most 1, so the largest magnitude that these can have is known before: the scale of the loss. */
 #include "ops/loss/loss.h"
 
-/* The node with these inputs and outputs, and in training, if they are wanted, the gradients. */
-static void append(Graph *graph, Inputs in, Outputs out, bool gradients, int64_t vocabulary) {
-    TensorId x = in[LOSS_X], w = in[LOSS_W];
-    int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, x);
+#include "ops/fp8/fp8.h"
+
+/* Appends either operation with these inputs and outputs, and if they are wanted the gradients of x and of the parameter w. */
+static void append(Graph *graph, int op, Inputs in, Outputs out, TensorId w, bool gradients, int64_t vocabulary) {
+    int64_t rows = graph_rows(graph, in[LOSS_X]), columns = graph_columns(graph, in[LOSS_X]);
     const Mesh *mesh = graph->mesh;
     assert(graph_columns(graph, w) == columns && graph_elements(graph, in[LOSS_TARGETS]) == rows);
     assert(graph_rows(graph, w) == cut_share(vocabulary, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR)).count);
@@ -24,24 +28,48 @@ static void append(Graph *graph, Inputs in, Outputs out, bool gradients, int64_t
         out[LOSS_D_W] = graph_parameter_gradient(graph, w);
     }
     LossAttributes attributes = {.vocabulary = vocabulary};
-    graph_node(graph, OP_linear_cross_entropy, in, out, &attributes, sizeof attributes);
+    graph_node(graph, op, in, out, &attributes, sizeof attributes);
 }
 
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary) {
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
-    append(graph, in, (Outputs){[LOSS_LOSS] = loss}, graph->training, vocabulary);
+    append(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, graph->training, vocabulary);
+}
+
+void op_fp8_linear_cross_entropy(
+    Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary, const Fp8Config *fp8) {
+    bool trains = graph->training;
+    int of_x = fp8_append_cast(graph, x, trains && !graph_get(graph, w)->frozen, false),
+        of_w = fp8_append_cast(graph, w, trains, trains && fp8->weights == FP8_WEIGHTS_KEPT);
+    const TensorId *x_codes = graph->nodes[of_x].out, *w_codes = graph->nodes[of_w].out;
+    Inputs in = {[LOSS_X] = x_codes[FP8_CAST_ROWS],
+        [LOSS_X_SCALE] = x_codes[FP8_CAST_ROW_SCALES],
+        [LOSS_X_COLUMNS] = x_codes[FP8_CAST_COLUMNS],
+        [LOSS_W] = w_codes[FP8_CAST_ROWS],
+        [LOSS_W_SCALE] = w_codes[FP8_CAST_ROW_SCALES],
+        [LOSS_W_COLUMNS] = w_codes[FP8_CAST_COLUMNS],
+        [LOSS_TARGETS] = targets,
+        [LOSS_SCALE] = scale};
+    append(graph, OP_fp8_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, trains, vocabulary);
+}
+
+TensorId loss_weight(const Graph *graph, const Node *node) {
+    TensorId w = node->in[LOSS_W];
+    return node->op == OP_fp8_linear_cross_entropy ? fp8_cast_input(graph, w) : w;
 }
 
 TensorId op_token_losses(Graph *graph, TensorId x, TensorId w, TensorId targets, int64_t vocabulary) {
     int64_t rows = graph_rows(graph, x);
     TensorId losses = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &rows, "token_losses");
-    append(graph, (Inputs){[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets}, (Outputs){[LOSS_ROWS] = losses}, false, vocabulary);
+    Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets};
+    append(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_ROWS] = losses}, w, false, vocabulary);
     return losses;
 }
 
 void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId weights, int64_t vocabulary) {
     assert(graph->training && graph_elements(graph, weights) == graph_rows(graph, x));
-    append(graph, (Inputs){[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = weights}, (Outputs){0}, true, vocabulary);
+    Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = weights};
+    append(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -71,15 +99,16 @@ TensorId op_last_row(Graph *graph, TensorId x) {
     return y;
 }
 
-const Op op_rule_linear_cross_entropy = {
-    .name = "linear_cross_entropy",
-    .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W),
-    .overwrites = OPERAND(LOSS_D_W),
-    .loss = true,
-    .communicates = true,
-    .traffic = traffic,
-    .gradient = gradient,
-    .flops = flops,
-    .teraflops = 700,
-};
+#define HEAD_RULE(its_name, rate) \
+    {.name = its_name, \
+        .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W), \
+        .overwrites = OPERAND(LOSS_D_W), \
+        .loss = true, \
+        .communicates = true, \
+        .traffic = traffic, \
+        .gradient = gradient, \
+        .flops = flops, \
+        .teraflops = rate}
+const Op op_rule_linear_cross_entropy = HEAD_RULE("linear_cross_entropy", 700);
+const Op op_rule_fp8_linear_cross_entropy = HEAD_RULE("fp8_linear_cross_entropy", 1000);
 const Op op_rule_last_row = {.name = "last_row"};
