@@ -185,11 +185,17 @@ static bool check_needs(const Config *config, const Config *said, Error *error) 
     return needs_check(config, said, error) && (config->layout.choice == LAYOUT_AUTO || needs_check_layout(config, said, error));
 }
 
+/* The ranks that a layout is advised for; 0: for any, since it is chosen, or planned for ranks that need not be here. */
+static int64_t advised_ranks(const Config *config) {
+    int started = comm_started_ranks();
+    return config->layout.choice == LAYOUT_AUTO || (config->plan && started == 1) ? 0 : started;
+}
+
 static bool read_arguments(int argc, char **argv, Config *config, Config *said, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
            read_said(argc, argv, config, said, strings, error) && check_needs(config, said, error) && phases_resolve(config, error) &&
-           corpus_resolve(config, strings, error) && config_check(config, error);
+           corpus_resolve(config, strings, error) && config_check_started(config, advised_ranks(config), error);
 }
 
 /* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */

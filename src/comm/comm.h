@@ -77,6 +77,8 @@ void comm_close(Comm *comm);
 
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
+/* How many ranks the environment says were started, before they have met; 0: it does not say, or is wrong. */
+int comm_started_ranks(void);
 /* Of this process in the whole run, whichever group is asked: its number on its node, ranks on the node, the node's
  * number, nodes. */
 int comm_local_rank(const Comm *comm);

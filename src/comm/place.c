@@ -1,5 +1,5 @@
-/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called once, by
- * comm_open. */
+/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called by
+ * comm_open, and by those who ask before how many ranks there will be. */
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -135,4 +135,12 @@ bool place_find(CommTransport wanted, Place *place, Error *error) {
             error, ERROR_USAGE, "TCP needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: start with smelt launch, torchrun or srun");
     if (found && place->size == 1) place->transport = COMM_AUTO;
     return found;
+}
+
+int comm_started_ranks(void) {
+    Place place;
+    Error ignored = {0};
+    bool known = place_find(COMM_AUTO, &place, &ignored);
+    if (known && place.transport == COMM_MPI) known = comm_read_number("OMPI_COMM_WORLD_SIZE", 1, MOST_RANKS, &place.size, &ignored);
+    return known ? place.size : 0;
 }

@@ -505,7 +505,7 @@ static bool check_preference(const Config *config, Error *error) {
                "preference.loss compares log-probabilities, which fp8 rounds too much: leave out fp8.recipe or preference.loss");
 }
 
-bool config_check(Config *config, Error *error) {
+bool config_check_started(Config *config, int64_t started, Error *error) {
     settle_steps(config);
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
@@ -518,5 +518,7 @@ bool config_check(Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
     return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
-           layout_check(config, 0, error) && check_schedule(config, error);
+           layout_check_early(config, started, error) && check_schedule(config, error);
 }
+
+bool config_check(Config *config, Error *error) { return config_check_started(config, 0, error); }

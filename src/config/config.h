@@ -211,3 +211,5 @@ bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */
 bool config_check(Config *config, Error *error);
+/* Likewise; the advice on layouts is for so many ranks that were started (layout_check_early), 0: not known. */
+bool config_check_started(Config *config, int64_t started, Error *error);

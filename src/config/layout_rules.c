@@ -236,11 +236,16 @@ static void describe_nearest(const Config *config, int64_t ranks, char *text, si
     }
 }
 
-bool layout_check(const Config *config, int64_t ranks, Error *error) {
+/* By the rules for so many ranks, with advice for `advised`. */
+static bool check(const Config *config, int64_t ranks, int64_t advised, Error *error) {
     char text[256], nearest[256] = "";
     const LayoutRule *rule = find_broken(config, ranks);
     if (!rule) return true;
     describe_rule(rule, config, ranks, text, sizeof text);
-    describe_nearest(config, ranks, nearest, sizeof nearest);
+    describe_nearest(config, advised, nearest, sizeof nearest);
     return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
 }
+
+bool layout_check(const Config *config, int64_t ranks, Error *error) { return check(config, ranks, ranks, error); }
+
+bool layout_check_early(const Config *config, int64_t started, Error *error) { return check(config, 0, started, error); }

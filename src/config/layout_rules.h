@@ -16,3 +16,6 @@ int64_t layout_asked_ranks(const LayoutConfig *layout);
 bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size);
 /* ERROR_USAGE where the layout breaks a rule: which one, why there is such a rule, and the nearest layout without. */
 bool layout_check(const Config *config, int64_t ranks, Error *error);
+/* Likewise before ranks have met, by the rules that hold for any number of them: another rank's settings may be other ones,
+ * which is said once they meet. The nearest layout is for the ranks that were started; 0: not known. */
+bool layout_check_early(const Config *config, int64_t started, Error *error);

@@ -263,6 +263,28 @@ static void every_layout_that_is_advised_is_the_nearest_that_works(void **state)
     assert_true(advised > 200);
 }
 
+/* Rules of any number of ranks decide, those that were started what is advised. */
+static void advice_before_ranks_have_met_is_for_those_that_were_started(void **state) {
+    (void)state;
+    int advised = 0;
+    for (uint64_t i = 0; i < 400; i++) {
+        SCOPED(options_free_strings) OptionStrings strings = {0};
+        Config config;
+        Error error = {0}, later = {0};
+        char broken[256];
+        int64_t ranks;
+        draw_layout(&config, &strings, i, &ranks);
+        bool breaks = layout_breaks(&config, 0, broken, sizeof broken);
+        assert_int_equal(layout_check_early(&config, ranks, &error), !breaks);
+        if (!breaks) continue;
+        advised++;
+        assert_memory_equal(error.message, broken, strlen(broken));
+        take_advice(&config, &strings, error.message);
+        if (!layout_check(&config, ranks, &later)) fail_msg("%s\nafter the advice: %s", error.message, later.message);
+    }
+    assert_true(advised > 150);
+}
+
 static void every_batch_that_is_advised_is_the_nearest_that_works(void **state) {
     (void)state;
     int advised = 0;
@@ -303,6 +325,7 @@ int main(void) {
         cmocka_unit_test(a_setting_that_its_layout_has_no_use_for_is_refused),
         cmocka_unit_test(defaults_are_never_refused),
         cmocka_unit_test(every_layout_that_is_advised_is_the_nearest_that_works),
+        cmocka_unit_test(advice_before_ranks_have_met_is_for_those_that_were_started),
         cmocka_unit_test(every_batch_that_is_advised_is_the_nearest_that_works),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -538,6 +538,16 @@ static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "layout.dp=4 is not the ranks of the run = 1: start as many, or change the layout; give layout.dp=1",
         "layout.dp=4 run=r");
+    /* The nearest layout of all would be for ranks that are not there. */
+    static const char *const settings[] = {"layout.tp=3", "layout.ep=3", "layout.pp=3"};
+    static const char *const advice[] = {"give layout.tp=1", "give layout.ep=1", "give layout.pp=1"};
+    for (int i = 0; i < 3; i++) {
+        SCOPED_FREE char *command = memory_format("launch -n 3 self_test=false -- train " TINY " " RANKS_SETTINGS " run=s %s", settings[i]);
+        ProcessResult result = smelt(command);
+        assert_int_equal(result.code, ERROR_USAGE);
+        if (!strstr(result.errors, advice[i])) fail_msg("no '%s' in: %s", advice[i], result.errors);
+        process_free(&result);
+    }
 }
 
 static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
