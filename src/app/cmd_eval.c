@@ -174,6 +174,18 @@ static bool check_memory(const Plan *plan, Device *device, Error *error) {
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
+/* The rules of layouts have the names of training, which are other ones here: data.length=31 is length=31. */
+static bool use_own_names(Error *error) {
+    static const char *const names[][2] = {{"data.length", "length"}, {"batch.sequences", "batch"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names && error->code == ERROR_USAGE; i++)
+        for (char *at = error->message; (at = strstr(at, names[i][0]));) {
+            size_t theirs = strlen(names[i][0]), ours = strlen(names[i][1]); /* which is the shorter one */
+            memcpy(at, names[i][1], ours);
+            memmove(at + ours, at + theirs, strlen(at + theirs) + 1);
+        }
+    return false;
+}
+
 /* The ranks are laid out for sequences of this length. */
 static bool open_program(Program *program, const char *folder, const Config *given, const EvalOptions *options, int64_t sequences,
     int64_t length, Error *error) {
@@ -184,7 +196,7 @@ static bool open_program(Program *program, const char *folder, const Config *giv
     settings.data.length = length;
     settings.batch.sequences = sequences;
     settings.batch.tokens = sequences * length;
-    if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return false;
+    if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return use_own_names(error);
     program->model =
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     inference_check_fp8(ranks, config, program->model.graph);

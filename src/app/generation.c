@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "config/layout_rules.h"
 #include "data/data.h"
 #include "train/source.h"
 
@@ -102,20 +103,45 @@ Sampling generation_sampling(const GenerationOptions *options) {
         .temperature = options->temperature, .top_k = options->top_k, .top_p = options->top_p, .seed = (uint64_t)options->seed};
 }
 
-/* layout.tp ranks share out the model, and what that leaves of the ranks shares the cache. Layouts are checked against the
- * sequences of a configuration, which concern training: generation has one of any length, so here its length is one that
- * all rules allow. */
-static bool choose_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
-    int64_t tp = options->layout.tp, cp = options->layout.cp ? options->layout.cp : int_max(ranks / tp, 1);
+/* layout.tp ranks share out the model, and layout.cp ranks the cache. Layouts are checked against the sequences of a
+ * configuration, which concern training: generation has one of any length, so here its length is one that all rules allow. */
+static void lay_out(Config *config, int64_t tp, int64_t cp) {
     config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
     config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
     config->batch.sequences = 1;
+}
+
+/* The largest layout.tp up to this one of which so many ranks may have copies that share the cache; 1 may be always. */
+static int64_t nearest_tp(const Config *config, int64_t tp, int ranks) {
+    Config trial = *config;
+    char broken[256];
+    for (tp = int_min(tp, ranks); tp > 1; tp--) {
+        lay_out(&trial, tp, ranks / tp);
+        if (ranks % tp == 0 && !layout_breaks(&trial, ranks, broken, sizeof broken)) break;
+    }
+    return tp;
+}
+
+/* "give layout.tp=1 and leave layout.cp out" */
+static void advise_tp(int64_t given, int64_t nearest, bool cp_given, char *text, size_t size) {
+    const char *cp = cp_given ? "leave layout.cp out" : "";
+    if (nearest == given) snprintf(text, size, "%s", cp);
+    else snprintf(text, size, "give layout.tp=%" PRId64 "%s%s", nearest, cp_given ? " and " : "", cp);
+}
+
+/* What layout.tp leaves of the ranks shares the cache where layout.cp is left out. */
+static bool choose_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
+    int64_t tp = options->layout.tp, given = options->layout.cp, cp = given ? given : int_max(ranks / tp, 1);
+    char broken[256], advice[64];
+    advise_tp(tp, nearest_tp(config, tp, ranks), given, advice, sizeof advice);
     if (ranks > 1 && !options->cache)
         return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
+    lay_out(config, tp, cp);
+    if (layout_breaks(config, 0, broken, sizeof broken)) return error_set(error, ERROR_USAGE, "%s: %s", broken, advice);
     return cp * tp == ranks || error_set(error, ERROR_USAGE,
                                    "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64
-                                   " -- generate ..., or leave layout.cp out",
-                                   tp, cp, ranks, plural(ranks), cp * tp);
+                                   " -- generate ..., or %s",
+                                   tp, cp, ranks, plural(ranks), cp * tp, advice);
 }
 
 Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error) {

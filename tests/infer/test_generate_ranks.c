@@ -257,6 +257,12 @@ static void the_command_writes_what_one_process_writes(void **state) {
     assert_int_equal(system("test \"$(printf the | $SMELT launch -n 2 self_test=false -- generate run - tokens=0 device=cpu)\" = the"), 0);
     launched_says(ERROR_USAGE, "layout.cp=3 and 2 ranks: start it as smelt launch -n 3 -- generate", 2, "generate run the layout.cp=3");
     smelt_says(ERROR_USAGE, "layout.cp=2 and 1 rank:", "generate run the layout.cp=2");
+    smelt_says(ERROR_USAGE, "-n 2 -- generate ..., or leave layout.cp out\n", "generate run the layout.cp=2");
+    smelt_says(ERROR_USAGE, "model.kv_heads=1: give layout.tp=1 and leave layout.cp out\n", "generate run the layout.tp=2 layout.cp=1");
+    launched_says(ERROR_USAGE, "model.kv_heads=1: give layout.tp=1\n", 3, "generate run the layout.tp=2");
+    launched_says(ERROR_USAGE, "does not divide model.heads=2: give layout.tp=1\n", 3, "generate run the layout.tp=3");
+    launched_says(
+        ERROR_USAGE, "2 x layout.cp = 4 does not divide length=31 (it does length=28 and 32)", 2, "eval run text layout.cp=2 length=31");
     launched_says(ERROR_USAGE, "cache=false is for one process", 2, "generate run the cache=false");
 }
 
