@@ -30,7 +30,7 @@ static const Option rows[] = {
         "type of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: in GGUF files; fp8: linear layers in FP8, the "
         "rest as with same, in a folder for vLLM and transformers"),
     CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
-    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file, unless one tensor is larger"),
+    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file of a folder, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
     BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
 };
@@ -44,14 +44,18 @@ static OutKind out_kind(const char *out) {
 }
 
 /* Whether the kind of file can have the model and the type. */
-static bool check_out(const char *out, const Config *config, int dtype, Error *error) {
+static bool check_out(const char *out, const Config *config, const ConvertOptions *options, Error *error) {
+    static const char *const of_folders[] = {"shard_bytes", NULL};
     OutKind kind = out_kind(out);
+    int dtype = options->dtype;
     if (kind != OUT_GGUF && (dtype == CONVERT_FP16 || dtype == CONVERT_Q8_0))
         return error_set(
             error, ERROR_USAGE, "dtype=%s is for GGUF files: give an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
     if (kind != OUT_FOLDER && dtype == CONVERT_FP8)
         return error_set(
             error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give dtype=same, or an OUT that does not end in .gguf or .bin");
+    if (kind != OUT_FOLDER && !command_refuse_idle(&table, options, of_folders, "OUT is one file, which holds all tensors", error))
+        return false;
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
 }
@@ -163,16 +167,11 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
 
 /* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
-    ConvertOptions usual = {0};
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    options_defaults(&table, &usual, &strings);
+    static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", NULL};
     if (out_kind(out) != OUT_FOLDER)
         return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
-    if (options->dtype != usual.dtype) return error_set(error, ERROR_USAGE, "adapter=true writes fp32: leave dtype out");
-    if (options->tokenizer != usual.tokenizer)
-        return error_set(error, ERROR_USAGE, "adapter=true writes no tokenizer, which is the base's: leave tokenizer out");
-    return options->shard_bytes == usual.shard_bytes ||
-           error_set(error, ERROR_USAGE, "adapter=true writes one file: leave shard_bytes out");
+    return command_refuse_idle(
+        &table, options, idle, "adapter=true writes fp32 in one file, without a tokenizer, which is the base's", error);
 }
 
 /* The chat template of a model; NULL where it is not known. The caller frees. */
@@ -221,7 +220,7 @@ static bool run(Invocation *invocation, Error *error) {
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (!check_inputs(in, out, &config, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, options, error);
-    if (!check_out(out, &config, options->dtype, error)) return false;
+    if (!check_out(out, &config, options, error)) return false;
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;

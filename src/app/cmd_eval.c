@@ -111,7 +111,10 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
 
 static bool open_input(
     Input *input, const char *data, const char *tokenizer, const Config *config, const EvalOptions *options, Error *error) {
-    if (shard_set_exists(data)) return open_tokens(input, data, tokenizer, config, error);
+    static const char *const of_text[] = {"separator", NULL};
+    if (shard_set_exists(data))
+        return command_refuse_idle(&table, options, of_text, "it divides text, and these are tokens", error) &&
+               open_tokens(input, data, tokenizer, config, error);
     bool other = tokenizer && *tokenizer;
     input->bytes = tokenizer && !*tokenizer;
     if (other) input->tokenizer = tokenizer_open(tokenizer, error);
@@ -318,8 +321,10 @@ static bool eval_multiple_choice(
 
 static bool eval_multiple_choice_file(
     Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    static const char *const idle[] = {"length", "batch", "separator", "document_mask", NULL};
     SCOPED(multiple_choice_close) MultipleChoice set = {0};
-    return multiple_choice_open(&set, data, error) &&
+    return command_refuse_idle(&table, options, idle, "examples of multiple choice are computed one by one", error) &&
+           multiple_choice_open(&set, data, error) &&
            (eval_multiple_choice(ranks, folder, &set, config, options, error) || error_context(error, "%s", data));
 }
 
@@ -340,12 +345,14 @@ static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Erro
 
 static bool eval_state(
     const Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    static const char *const idle[] = {"length", "sequences", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
     double losses[DEBUG_STATE_STEPS];
     bool given = *options->losses;
     int differences;
     if (comm_size(ranks->comm) > 1)
         return error_set(
             error, ERROR_USAGE, "a debug state is compared by one process, and there are %d: start one alone", comm_size(ranks->comm));
+    if (!command_refuse_idle(&table, options, idle, "a debug state has its own batch, for one process", error)) return false;
     if (options->json) return error_set(error, ERROR_USAGE, "json=true: a debug state's comparison is text only");
     if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU)
         return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");

@@ -158,25 +158,15 @@ static bool take_tokens(const char *word, const ModelText *text, Comm *comm, Tok
     return comm_host_broadcast(comm, "prompt", prompt->items, count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
 }
 
-/* Refuses options that a model has no use for. */
-static bool refuse_given(const GenerationOptions *options, const char *const *names, size_t count, const char *reason, Error *error) {
-    for (size_t i = 0; i < count; i++) {
-        char given[64];
-        const Option *option = options_find(&table, names[i], strlen(names[i]));
-        options_format_value(option, options, given, sizeof given);
-        if (strcmp(given, option->initial) != 0) return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", names[i], given, reason);
-    }
-    return true;
-}
-
 static bool check_idle(const GenerationOptions *options, const ModelConfig *model, Error *error) {
-    static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp"};
-    static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width"};
+    static const char *const of_text[] = {
+        "tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp", NULL};
+    static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width", NULL};
+    static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))
-        return refuse_given(
-            options, of_images, sizeof of_images / sizeof *of_images, "it is for models of images, and this one makes text", error);
-    return refuse_given(options, of_text, sizeof of_text / sizeof *of_text, "it is for models of text, and this one makes images", error) &&
-           (model->guidance || refuse_given(options, of_images, 1, "this model embeds no guidance", error));
+        return command_refuse_idle(&table, options, of_images, "it is for models of images, and this one makes text", error);
+    return command_refuse_idle(&table, options, of_text, "it is for models of text, and this one makes images", error) &&
+           (model->guidance || command_refuse_idle(&table, options, of_guidance, "this model embeds no guidance", error));
 }
 
 /* Encodings are given as a path, which is no text to continue. */

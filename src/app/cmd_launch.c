@@ -40,6 +40,7 @@ static bool check_shrink(const Command *command, char **arguments, Error *error)
 
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
+    bool short_form = false, long_form = false; /* of the number of ranks */
     for (int i = 1; i < argc;) {
         SCOPED_FREE char *assignment = NULL;
         if (!strcmp(argv[i], "--")) {
@@ -48,14 +49,17 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
         }
         if (!strcmp(argv[i], "-n") && i + 1 < argc) {
             assignment = memory_format("ranks=%s", argv[i + 1]);
+            short_form = true;
             i += 2;
         } else if (strchr(argv[i], '=') || starts_with(argv[i], "--")) {
             assignment = command_assignment(&launch_table, argc, argv, &i, error);
+            long_form = long_form || (assignment && starts_with(assignment, "ranks="));
         } else {
             error_set(error, ERROR_USAGE,
                 "'%s' is not key=value: \"--\" stands before the command, as in smelt launch -n 4 -- train CONFIG.yaml", argv[i]);
         }
-        if (!assignment || !options_set(&launch_table, options, strings, assignment, error)) return NULL;
+        if (short_form && long_form) error_set(error, ERROR_USAGE, "-n N is short for ranks=N, and both are given: leave one of them out");
+        if (error->code || !options_set(&launch_table, options, strings, assignment, error)) return NULL;
     }
     error_set(error, ERROR_USAGE, "there is no command: smelt launch -n 4 -- train CONFIG.yaml");
     return NULL;

@@ -56,6 +56,17 @@ char *command_assignment(const OptionTable *table, int argc, char **argv, int *a
     return memory_format("%s=%s", text, flag ? "true" : next);
 }
 
+bool command_refuse_idle(const OptionTable *table, const void *options, const char *const *names, const char *reason, Error *error) {
+    for (; *names; names++) {
+        char given[64];
+        const Option *option = options_find(table, *names, strlen(*names));
+        if (options_is_initial(option, options)) continue;
+        options_format_value(option, options, given, sizeof given);
+        return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", *names, given, reason);
+    }
+    return true;
+}
+
 /* Applies or keeps the assignment at argv[*at], and steps over it. */
 static bool apply_option(const Command *command, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
     bool setting = is_setting(command, argv[*at] + (starts_with(argv[*at], "--") ? 2 : 0));

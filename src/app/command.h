@@ -62,6 +62,10 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
  * "key=value" for the caller to free; steps over what it used. NULL: ERROR_USAGE. */
 char *command_assignment(const OptionTable *table, int argc, char **argv, int *at, Error *error);
 
+/* ERROR_USAGE names the first of these options, up to NULL, that has another value than its default: it has no effect, for
+ * the reason given, as in "it is for models of images". */
+bool command_refuse_idle(const OptionTable *table, const void *options, const char *const *names, const char *reason, Error *error);
+
 /* Text for stdout, which is printed when it is complete: on a terminal no line is wider, unless a word is. */
 typedef struct CommandPage {
     FILE *file; /* where the text is written */

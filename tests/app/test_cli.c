@@ -139,6 +139,13 @@ static void a_launch_without_dashes_before_its_command_says_so(void **state) {
     expect("$SMELT launch -n 2 train c.yaml", ERROR_USAGE, "'train' is not key=value: \"--\" stands before the command");
 }
 
+static void ranks_of_a_launch_are_given_once(void **state) {
+    (void)state;
+    static const char both[] = "-n N is short for ranks=N, and both are given: leave one of them out";
+    expect("$SMELT launch -n 2 ranks=1 -- train c.yaml", ERROR_USAGE, both);
+    expect("$SMELT launch --ranks 1 -n 2 -- train c.yaml", ERROR_USAGE, both);
+}
+
 static void a_wrong_word_after_the_dashes_of_launch_is_named_once(void **state) {
     (void)state;
     ProcessResult result = smelt("launch -n 2 -- trian c.yaml");
@@ -378,6 +385,8 @@ static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
         " precision=fp32 run=a stop_at=5 eval.every=5 >trained && mv a b && $SMELT eval b precision=fp32 device=cpu >evaluated && %s",
         same);
     expect(split, 0, "on the validation data of the run, b/data/text-valid\n");
+    expect("$SMELT eval b separator=%", ERROR_USAGE, "separator=%: it divides text, and these are tokens: leave it out");
+    expect("$SMELT convert b b.gguf shard_bytes=1M", ERROR_USAGE, "shard_bytes=1000000: OUT is one file, which holds all tensors");
     expect("$SMELT eval b@3", ERROR_CHECKPOINT, "error: b@3: no checkpoint of step 3 is there");
     expect("$SMELT eval b@3 2>told || ! grep 'on the validation data' told", 0, "");
     expect("$SMELT report b@best", ERROR_USAGE, "b@best is a checkpoint, and the page is that of a whole run: give b\n");
@@ -445,6 +454,7 @@ int main(void) {
         TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
         TRAIN_TEST(numbers_of_tokens_end_where_the_folder_says),
         TRAIN_TEST(a_launch_without_dashes_before_its_command_says_so),
+        TRAIN_TEST(ranks_of_a_launch_are_given_once),
         TRAIN_TEST(a_wrong_word_after_the_dashes_of_launch_is_named_once),
         TRAIN_TEST(commands_of_one_process_are_not_launched),
         TRAIN_TEST(shrinking_is_refused_at_the_start_where_it_cannot_be),

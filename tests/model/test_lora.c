@@ -506,7 +506,7 @@ static void the_adapters_are_written_as_peft_reads_them(void **state) {
     says(ERROR_USAGE, "adapter holds notes", "convert adapted %s adapter=true overwrite=true", "adapter");
     static const char *const idle[] = {"other.gguf", "other.bin", "other dtype=bf16", "other tokenizer=none", "other shard_bytes=1M"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++)
-        says(ERROR_USAGE, "error: adapter=true writes ", "convert adapted %s adapter=true", idle[i]);
+        says(ERROR_USAGE, "adapter=true writes ", "convert adapted %s adapter=true", idle[i]);
     says(ERROR_USAGE, "trains no adapters", "convert base %s adapter=true", "other");
 }
 

@@ -242,6 +242,7 @@ static void choices_made_for_another_model_are_refused(void **state) {
     patch("choices.bin", HEADER + 12, &foreign, 2);
     expect_failure("eval model.bin choices.bin", ERROR_DATA, "choices.bin: it has token 40, and the model's vocabulary is 40");
     copy_golden("choices.bin");
+    expect_failure("eval model.bin choices.bin length=8", ERROR_USAGE, "length=8: examples of multiple choice are computed one by one");
     write_short_model();
     expect_failure("eval short.bin choices.bin", ERROR_DATA, "its longest example needs 32 positions, and the model's context is 31");
 }
@@ -353,6 +354,7 @@ static void states_and_losses_that_lie_are_refused(void **state) {
     copy_golden("debug_state.bin");
     expect_failure("eval model.bin debug_state.bin losses=1,2,3", ERROR_USAGE, "number 3 does not end where it should");
     expect_failure("eval model.bin debug_state.bin json=true", ERROR_USAGE, "text only");
+    expect_failure("eval model.bin debug_state.bin batch=2", ERROR_USAGE, "batch=2: a debug state has its own batch, for one process");
 }
 
 int main(void) {
