@@ -148,14 +148,26 @@ static bool run_model(Inference *inference, const char *folder, Config *config, 
     return done;
 }
 
-/* The tokens of the prompt, which the first rank reads for all. */
+/* What all ranks take over of the first one's reading. */
+typedef struct PromptRead {
+    int64_t count;
+    Error error;
+} PromptRead;
+
+/* The tokens of the prompt, which the first rank reads for all: they refuse it together. */
 static bool take_tokens(const char *word, const ModelText *text, Comm *comm, TokenIds *prompt, Error *error) {
-    SCOPED_FREE char *words = comm_rank(comm) == 0 ? take_prompt(word, error) : NULL;
-    if (comm_rank(comm) == 0 && (!words || !read_prompt(words, text, prompt, error))) return false;
-    int64_t count = (int64_t)prompt->count;
-    if (!comm_host_broadcast(comm, "prompt length", &count, sizeof count, COMM_U8, 0, error)) return false;
-    while ((int64_t)prompt->count < count) token_ids_append(prompt, 0);
-    return comm_host_broadcast(comm, "prompt", prompt->items, count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
+    PromptRead result = {0};
+    if (comm_rank(comm) == 0) {
+        SCOPED_FREE char *words = take_prompt(word, &result.error);
+        if (words && read_prompt(words, text, prompt, &result.error)) result.count = (int64_t)prompt->count;
+    }
+    if (!comm_host_broadcast(comm, "prompt length", &result, sizeof result, COMM_U8, 0, error)) return false;
+    if (!result.count) {
+        *error = result.error;
+        return false;
+    }
+    while ((int64_t)prompt->count < result.count) token_ids_append(prompt, 0);
+    return comm_host_broadcast(comm, "prompt", prompt->items, result.count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
 }
 
 static bool check_idle(const GenerationOptions *options, const ModelConfig *model, Error *error) {

@@ -263,6 +263,11 @@ static void the_command_writes_what_one_process_writes(void **state) {
     launched_says(ERROR_USAGE, "does not divide model.heads=2: give layout.tp=1\n", 3, "generate run the layout.tp=3");
     launched_says(
         ERROR_USAGE, "2 x layout.cp = 4 does not divide length=31 (it does length=28 and 32)", 2, "eval run text layout.cp=2 length=31");
+    ProcessResult wrong = launched(2, "generate run the text=false");
+    expect_code(&wrong, ERROR_USAGE, "generate");
+    assert_memory_equal(wrong.errors, "error: 'the' in the prompt is not the number of a token", 55);
+    assert_null(strstr(wrong.errors, "closed its connection"));
+    process_free(&wrong);
     launched_says(ERROR_USAGE, "cache=false is for one process", 2, "generate run the cache=false");
 }
 
