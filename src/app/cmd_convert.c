@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -219,6 +220,7 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (!check_inputs(in, out, &config, error)) return false;
+    file_remove_partials_of(out);
     if (options->adapter) return convert_adapters(in, out, &config, options, error);
     if (!check_out(out, &config, options, error)) return false;
     const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */

@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 
 static const char PARTIAL[] = ".partial-"; /* and the process id */
 
@@ -530,7 +531,7 @@ bool file_list(const char *folder, FileList *list, Error *error) {
     return true;
 }
 
-/* Whether file_replace_begin could have made this name. */
+/* Whether file_replace_begin or file_folder_begin could have made this name. */
 static bool is_partial(const char *name) {
     const char *mark = strstr(name, PARTIAL), *number = mark ? mark + sizeof PARTIAL - 1 : "";
     return *number && number[strspn(number, "0123456789")] == '\0';
@@ -542,7 +543,7 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
     bool lives = false;
     if (!file_list(folder, &list, &error)) return false;
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
-        if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
+        if (entry->kind == FILE_OTHER || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->name);
         int lock = -1;
         if (own && file_same(path, own->temporary)) continue;
@@ -552,6 +553,14 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
         if (lock >= 0) close(lock);
     }
     return lives;
+}
+
+bool file_remove_partials_of(const char *path) {
+    SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(path), path);
+    const char *slash = strrchr(whole, '/');
+    SCOPED_FREE char *folder = slash ? memory_format("%.*s", slash == whole ? 1 : (int)(slash - whole), whole) : memory_copy_string(".");
+    SCOPED_FREE char *prefix = memory_format("%s%s", slash ? slash + 1 : whole, PARTIAL);
+    return file_remove_partials(folder, prefix, NULL);
 }
 
 /* Moves `to` away where two names cannot be exchanged. */
@@ -589,6 +598,32 @@ bool file_lock(const char *path, int *lock) {
     close(*lock);
     *lock = -1;
     return !taken;
+}
+
+bool file_folder_begin(FolderDraft *draft, const char *path, Error *error) {
+    *draft = (FolderDraft){.path = memory_format("%.*s", (int)path_length(path), path), .lock = -1};
+    draft->temporary = memory_format("%s%s%ld", draft->path, PARTIAL, (long)getpid());
+    return file_make_folder(draft->temporary, error) &&
+           (file_lock(draft->temporary, &draft->lock) || file_fail(error, "lock", draft->temporary));
+}
+
+bool file_folder_commit(FolderDraft *draft, Error *error) {
+    if (!file_replace_folder(draft->temporary, draft->path, error)) return false;
+    free(draft->temporary);
+    draft->temporary = NULL;
+    return true;
+}
+
+void file_folder_close(FolderDraft *draft) {
+    int code = errno; /* of a failure that the caller is about to report */
+    Error ignored = {0};
+    if (!draft->path) return;
+    if (draft->temporary) file_remove(draft->temporary, &ignored);
+    if (draft->lock >= 0) close(draft->lock);
+    free(draft->temporary);
+    free(draft->path);
+    *draft = (FolderDraft){0};
+    errno = code;
 }
 
 void file_fill_standard_streams(void) {

@@ -164,16 +164,29 @@ void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `na
 bool file_list_has(const FileList *list, const char *name);
 void file_list_free(FileList *list);
 
-/* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. Those of living writers,
- * which hold them locked, stay, and so does that of `own`, which may be NULL. What cannot be removed only takes space: a
- * warning. Returns whether another writer lives. */
+/* Removes what killed writers left of the files and folders in `folder` whose names begin with `prefix`. Those of living
+ * writers, which hold them locked, stay, and so does that of `own`, which may be NULL. What cannot be removed only takes
+ * space: a warning. Returns whether another writer lives. */
 bool file_remove_partials(const char *folder, const char *prefix, const File *own);
+/* Likewise of the file or folder `path` alone. */
+bool file_remove_partials_of(const char *path);
 
 /* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in
  * its place after a failure. Durable. */
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
 /* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
+
+/* A folder that is written under a temporary name (PATH.partial-PID), as files are, and gets its own with the commit. Zeroed:
+ * none. */
+typedef struct FolderDraft {
+    char *path, *temporary; /* the latter NULL once it has its name */
+    int lock;               /* says that the writer lives; -1 without locking */
+} FolderDraft;
+bool file_folder_begin(FolderDraft *draft, const char *path, Error *error);
+/* Replaces what had the name. Durable. */
+bool file_folder_commit(FolderDraft *draft, Error *error);
+void file_folder_close(FolderDraft *draft); /* one without a commit disappears; also of a zeroed one */
 
 /* Holds a file or folder for this process until `*lock` is closed. False: another one holds it. *lock is -1 without
  * locking, also where there is no such file. */

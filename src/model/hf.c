@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -309,23 +308,18 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
 }
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    return file_make_folder(folder, error) && write_json(folder, "config.json", hf_config(export), error) &&
-           write_tokenizer(export, folder, error) && write_weights(export, graph, folder, error);
+    return write_json(folder, "config.json", hf_config(export), error) && write_tokenizer(export, folder, error) &&
+           write_weights(export, graph, folder, error);
 }
 
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
     if (!hf_check(export->config, error) || (export->fp8 && !hf_check_fp8(export->config, error)) ||
         !check_folder(folder, overwrite, error))
         return false;
-    char *target = memory_format("%.*s", (int)path_length(folder), folder),
-         *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
+    SCOPED(file_folder_close) FolderDraft draft = {0};
     Model model = model_describe(export->config, NULL, export->precision);
-    bool written = hf_check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
-                   file_replace_folder(temporary, target, error);
-    Error ignored = {0};
-    if (!written) file_remove(temporary, &ignored);
+    bool written = hf_check_biases(export, model.graph, error) && file_folder_begin(&draft, folder, error) &&
+                   write_files(export, model.graph, draft.temporary, error) && file_folder_commit(&draft, error);
     model_free(&model);
-    free(temporary);
-    free(target);
     return written;
 }

@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_device.h"
@@ -396,12 +395,8 @@ bool adapter_write(const char *run, const Config *config, const char *folder, bo
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
     if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, step, error)) return false;
-    SCOPED_FREE char *target = memory_format("%.*s", (int)path_length(folder), folder),
-                     *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
-    bool written = file_make_folder(temporary, error) &&
-                   peft_write(temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&
-                   file_replace_folder(temporary, target, error);
-    Error ignored = {0};
-    if (!written) file_remove(temporary, &ignored);
-    return written;
+    SCOPED(file_folder_close) FolderDraft draft = {0};
+    return file_folder_begin(&draft, folder, error) &&
+           peft_write(draft.temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&
+           file_folder_commit(&draft, error);
 }

@@ -636,16 +636,24 @@ static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) 
     static const char *const kept[] = {"run-1.bin", "notes.tmp-1", "run.bin.partial-draft"};
     for (int i = 0; i < 3; i++) write_text(kept[i], "");
     pid_t child = fork();
+    Error error = {0};
     if (child == 0) {
-        Error error = {0};
-        _exit(shard_writer_open("s", 2, &error) && shard_writer_open("t", 2, &error) ? 0 : 1);
+        FolderDraft killed;
+        _exit(shard_writer_open("s", 2, &error) && shard_writer_open("t", 2, &error) && file_folder_begin(&killed, "folder/", &error) ? 0
+                                                                                                                                      : 1);
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     write_text("s.idx.partial-4711", "");
+    assert_int_equal(count_entries(), 7);
+    assert_false(file_remove_partials_of("./folder/"));
     assert_int_equal(count_entries(), 6);
-    file_remove_partials(".", "", NULL);
+    FolderDraft living;
+    assert_true(file_folder_begin(&living, "folder", &error));
+    assert_true(file_remove_partials(".", "", NULL));
+    assert_int_equal(count_entries(), 4);
+    file_folder_close(&living);
     assert_int_equal(count_entries(), 3);
     for (int i = 0; i < 3; i++) assert_int_equal(access(kept[i], F_OK), 0);
     file_remove_partials("missing", "", NULL);

@@ -76,7 +76,10 @@ static char *continued(const char *model) {
 static void a_gguf_file_serves_wherever_a_folder_does(void **state) {
     (void)state;
     train_good("run=run data.tokenizer=%s model.family=llama model.experts=0 precision=fp32 steps=3 schedule.warmup=0", gpt2);
+    assert_int_equal(mkdir("model.gguf.partial-4711", 0777), 0); /* of a convert that was killed */
+    write_text("model.gguf.partial-4711/config.json", "half");
     smelt_good("convert run model.gguf");
+    assert_int_equal(access("model.gguf.partial-4711", F_OK), -1);
     smelt_says(ERROR_USAGE, "model.gguf exists: give another name, or overwrite=true", "convert run model.gguf");
     smelt_says(ERROR_USAGE, "give an OUT that ends in .gguf", "convert run folder dtype=q8_0");
     smelt_says(ERROR_USAGE, "give dtype=same, or an OUT that does not end in .gguf or .bin", "convert run fp8.gguf dtype=fp8");
