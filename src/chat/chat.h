@@ -39,7 +39,17 @@ const char *chat_template_source(const Chat *chat);
 uint64_t chat_identity(const Chat *chat); /* of templates and options: another one gives other tokens */
 
 /* Parts of a conversation that a template may leave out without a word. */
-typedef enum ChatPart { CHAT_TOOL_CALLS, CHAT_TOOLS, CHAT_THOUGHTS, CHAT_HISTORY, CHAT_PARTS } ChatPart;
+typedef enum ChatPart {
+    CHAT_TOOL_CALLS,
+    CHAT_TOOLS,
+    CHAT_THOUGHTS,
+    CHAT_HISTORY,
+    CHAT_DOCUMENTS,
+    CHAT_FUNCTIONS,
+    CHAT_FUNCTION_CALL,
+    CHAT_NAMES,
+    CHAT_PARTS
+} ChatPart;
 const char *chat_part_name(ChatPart part); /* "tool_calls" */
 
 /* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */

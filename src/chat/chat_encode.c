@@ -65,7 +65,7 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     json_auto_t *variables = json_copy(chat->tokens);
     json_object_set(variables, "messages", messages);
     json_object_set_new(variables, "tools", record->tools ? json_incref((json_t *)record->tools) : json_null());
-    json_object_set_new(variables, "documents", json_null());
+    json_object_set_new(variables, "documents", record->documents ? json_incref((json_t *)record->documents) : json_null());
     json_object_set_new(variables, "add_generation_prompt", json_boolean(answer));
     if (json_is_object(record->settings)) json_object_update(variables, (json_t *)record->settings);
     if (!template)
@@ -232,14 +232,22 @@ static bool check_special(ChatEncoder *encoder, const json_t *value, Error *erro
 /* -- What the template leaves out --------------------------------------------------------------------------------------- */
 
 const char *chat_part_name(ChatPart part) {
-    static const char *const names[] = {"tool_calls", "tools", "thoughts (reasoning_content)", "history"};
+    static const char *const names[] = {
+        "tool_calls", "tools", "thoughts (reasoning_content)", "history", "documents", "functions", "function_call", "name"};
     return names[part];
 }
 
-/* The members of a message that are the part. */
+/* The members of a message that are the part, up to NULL. */
 static const char *const *members_of(ChatPart part) {
-    static const char *const calls[] = {"tool_calls", NULL}, *const thoughts[] = {"reasoning_content", "thinking", "reasoning", NULL};
-    return part == CHAT_TOOL_CALLS ? calls : thoughts;
+    static const char *const members[CHAT_PARTS][4] = {[CHAT_TOOL_CALLS] = {"tool_calls"},
+        [CHAT_THOUGHTS] = {"reasoning_content", "thinking", "reasoning"},
+        [CHAT_FUNCTION_CALL] = {"function_call"},
+        [CHAT_NAMES] = {"name"}};
+    return members[part];
+}
+
+static bool is_filled(const json_t *value) {
+    return json_array_size(value) > 0 || json_object_size(value) > 0 || json_string_length(value) > 0;
 }
 
 /* The messages without the part, for the caller to release; NULL: none has it. */
@@ -249,8 +257,7 @@ static json_t *messages_without(const json_t *messages, ChatPart part) {
     for (size_t i = 0; i < json_array_size(messages); i++) {
         json_t *message = json_copy(json_array_get(messages, i));
         for (const char *const *name = members_of(part); *name; name++) {
-            const json_t *value = json_object_get(message, *name);
-            any = any || json_array_size(value) > 0 || json_string_length(value) > 0;
+            any = any || is_filled(json_object_get(message, *name));
             json_object_del(message, *name);
         }
         json_array_append_new(others, message);
@@ -268,13 +275,24 @@ static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, con
            other->size == text->size && !memcmp(other->bytes, text->bytes, text->size);
 }
 
-static void find_lost(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document) {
-    const ChatPart parts[] = {CHAT_TOOL_CALLS, CHAT_THOUGHTS};
+/* What lies beside messages or texts: lost where it is not read, or where no template writes it. */
+static void find_lost_beside(const ChatRecord *record, ChatDocument *document) {
     memset(document->lost, 0, sizeof document->lost);
     document->lost[CHAT_HISTORY] = record->history;
+    document->lost[CHAT_FUNCTIONS] = record->functions;
+    document->lost[CHAT_TOOLS] = is_filled(record->tools);
+    document->lost[CHAT_DOCUMENTS] = is_filled(record->documents);
+}
+
+static void find_lost(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document) {
+    const ChatPart parts[] = {CHAT_TOOL_CALLS, CHAT_THOUGHTS, CHAT_FUNCTION_CALL, CHAT_NAMES};
+    find_lost_beside(record, document);
     ChatRecord without = *record;
     without.tools = NULL;
-    if (json_array_size(record->tools) > 0) document->lost[CHAT_TOOLS] = is_same_without(encoder, &without, &document->text);
+    if (document->lost[CHAT_TOOLS]) document->lost[CHAT_TOOLS] = is_same_without(encoder, &without, &document->text);
+    without = *record;
+    without.documents = NULL;
+    if (document->lost[CHAT_DOCUMENTS]) document->lost[CHAT_DOCUMENTS] = is_same_without(encoder, &without, &document->text);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         json_auto_t *messages = messages_without(record->messages, parts[i]);
         without = *record;
@@ -289,7 +307,8 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
     const Chat *chat = encoder->chat;
     ChatText *text = &document->text;
     if (!check_special(encoder, record->messages, error) || !check_special(encoder, record->tools, error) ||
-        !check_special(encoder, record->settings, error) || !render(chat, record, json_array_size(record->messages), false, text, error))
+        !check_special(encoder, record->documents, error) || !check_special(encoder, record->settings, error) ||
+        !render(chat, record, json_array_size(record->messages), false, text, error))
         return false;
     find_lost(encoder, record, document);
     bool marks = chat_template_marks(template_for(chat, record->tools));
@@ -300,7 +319,7 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
 /* Two texts are one after the other, and the token that ends texts follows. */
 static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     ChatText *text = &document->text;
-    memset(document->lost, 0, sizeof document->lost);
+    find_lost_beside(record, document);
     size_t prompt = json_string_length(record->prompt), completion = json_string_length(record->completion);
     array_reserve(text->bytes, text->capacity, prompt + completion + 1);
     memcpy(text->bytes, json_string_value(record->prompt), prompt);

@@ -10,11 +10,12 @@ enum { CHAT_MESSAGES = 4096 };
 
 /* A record of a data set: either messages, or two texts. */
 typedef struct ChatRecord {
-    json_t *messages;                  /* owned; NULL: the record is texts */
-    const json_t *tools, *settings;    /* of the record, or NULL */
-    bool history;                      /* earlier turns beside an instruction, which are not read */
-    size_t first;                      /* the first message whose answers are trained on */
-    const json_t *prompt, *completion; /* texts, of the record */
+    json_t *messages;                           /* owned; NULL: the record is texts */
+    const json_t *tools, *documents, *settings; /* of the record, or NULL */
+    bool history;                               /* earlier turns beside an instruction, which are not read */
+    bool functions;                             /* OpenAI's older form of tools, which is not read */
+    size_t first;                               /* the first message whose answers are trained on */
+    const json_t *prompt, *completion;          /* texts, of the record */
 } ChatRecord;
 /* ERROR_DATA says what the record lacks. */
 bool chat_record_read(ChatRecord *record, const json_t *json, Error *error);

@@ -38,7 +38,7 @@ static json_t *messages_from(const json_t *list, size_t first, size_t end) {
 
 /* The record of a prompt and one answer; takes both. */
 static json_t *answer_record(const json_t *record, json_t *prompt, json_t *completion) {
-    static const char *const kept[] = {"tools", "chat_template_kwargs"};
+    static const char *const kept[] = {"tools", "documents", "functions", "chat_template_kwargs"};
     json_t *answer = json_pack("{so so}", "prompt", prompt, "completion", completion);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         if (json_object_get(record, kept[i])) json_object_set(answer, kept[i], json_object_get(record, kept[i]));

@@ -176,7 +176,10 @@ static bool check_settings(const json_t *settings, Error *error) {
 }
 
 bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
-    *record = (ChatRecord){.tools = json_object_get(json, "tools"), .settings = json_object_get(json, "chat_template_kwargs")};
+    *record = (ChatRecord){.tools = json_object_get(json, "tools"),
+        .documents = json_object_get(json, "documents"),
+        .settings = json_object_get(json, "chat_template_kwargs"),
+        .functions = json_array_size(json_object_get(json, "functions")) > 0};
     if (record->tools && !json_is_array(record->tools) && !json_is_null(record->tools))
         return error_set(error, ERROR_DATA, "tools is no list");
     if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;

@@ -589,7 +589,7 @@ static void warn_bad(const Packer *packer) {
 
 /* "tool_calls of 3, history of 1": a part of a conversation that its text lacks is trained without. */
 static void warn_of_lost(const PackResult *result) {
-    char list[256] = "";
+    char list[512] = "";
     size_t used = 0;
     for (int i = 0; i < CHAT_PARTS && used < sizeof list; i++)
         if (result->lost[i])

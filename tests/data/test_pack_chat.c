@@ -153,6 +153,40 @@ static void what_a_template_does_not_write_is_counted(void **state) {
     assert_int_equal(result.lost[CHAT_HISTORY], 1);
 }
 
+/* OpenAI's older form of tools, and members that few templates write. */
+static void older_members_that_a_template_does_not_write_are_counted(void **state) {
+    (void)state;
+#define NAMED "{\"role\": \"user\", \"name\": \"n\", \"content\": \"a\"}"
+#define CALLED "{\"role\": \"assistant\", \"content\": \"b\", \"function_call\": {\"name\": \"f\", \"arguments\": \"{}\"}}"
+#define DOCUMENTS "\"documents\": [{\"text\": \"d\"}]"
+    static const char silent[] = "{%- for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' %}{% generation %}"
+                                 "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+                      writes[] = "{%- for d in documents or [] %}{{ d.text }}{% endfor %}{% for m in messages %}{{ m.name or '' }}"
+                                 "{{ m.function_call.name if m.function_call else '' }}{% if m.role == 'assistant' %}{% generation %}"
+                                 "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    static const int parts[] = {CHAT_DOCUMENTS, CHAT_FUNCTIONS, CHAT_FUNCTION_CALL, CHAT_NAMES};
+    write_text("in", LINE(NAMED "," ANSWER("b")) "{" DOCUMENTS ", \"messages\": [" USER("a") "," ANSWER("b") "]}\n" LINE(
+                         USER("a") "," CALLED) "{\"functions\": [{\"name\": \"f\"}], \"messages\": [" USER("a") "," ANSWER("b") "]}\n");
+    write_text("silent.jinja", silent);
+    write_text("writes.jinja", writes);
+    PackOptions options = chat_options("in");
+    options.template = "silent.jinja";
+    PackResult result = pack_with(options);
+    for (int i = 0; i < 4; i++) assert_int_equal(result.lost[parts[i]], 1);
+    options.template = "writes.jinja";
+    result = pack_with(options);
+    for (int i = 0; i < 4; i++) assert_int_equal(result.lost[parts[i]], parts[i] == CHAT_FUNCTIONS); /* which no template is given */
+    options.template = "silent.jinja";
+    options.format = PACK_PREFERENCE;
+    write_text("in", "{" DOCUMENTS ", \"prompt\": [" USER("a") "], \"chosen\": [" ANSWER("b") "], \"rejected\": [" ANSWER("c") "]}\n");
+    result = pack_with(options);
+    assert_int_equal(result.lost[CHAT_DOCUMENTS], 1);
+    options.format = PACK_CHAT;
+    write_text("in", "{" DOCUMENTS ", \"prompt\": \"a\", \"completion\": \"b\"}\n");
+    result = pack_with(options);
+    assert_int_equal(result.lost[CHAT_DOCUMENTS], 1);
+}
+
 /* As OpenAI's form has them: texts become one, and what else there is takes the conversation out. */
 static void content_in_parts_is_their_text(void **state) {
     (void)state;
@@ -298,6 +332,7 @@ int main(void) {
         CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
         CHAT_TEST(empty_answers_are_counted_and_pictures_left_out),
         CHAT_TEST(what_a_template_does_not_write_is_counted),
+        CHAT_TEST(older_members_that_a_template_does_not_write_are_counted),
         CHAT_TEST(content_in_parts_is_their_text),
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
