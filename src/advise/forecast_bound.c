@@ -71,8 +71,7 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
     sums.waits = times.waits;
     sum_head(&sums, model.graph, cluster);
     sums.activations = (double)graph_plan(model.graph, backend).activation_floor;
-    for (int i = 0; i < model.graph->node_count; i++)
-        if (!op_table[model.graph->nodes[i].op]->once) sums.guess += (double)op_time(model.graph, &model.graph->nodes[i]);
+    sums.guess = graph_time(model.graph);
     sum_parameters(&sums, model.graph, &config->optimizer, &cluster->hardware.rates);
     return sums;
 }

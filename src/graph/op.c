@@ -60,12 +60,19 @@ int64_t op_time(const Graph *graph, const Node *node) {
     return LAUNCH + int_max((int64_t)(cost.flops / flops), (int64_t)(cost.bytes / BYTES));
 }
 
-double graph_flops(const Graph *graph) {
-    double flops = 0;
+static double node_flops(const Graph *graph, const Node *node) { return op_cost(graph, node).flops; }
+static double node_time(const Graph *graph, const Node *node) { return (double)op_time(graph, node); }
+
+static double sum_of_run(const Graph *graph, double (*of)(const Graph *graph, const Node *node)) {
+    double sum = 0;
     for (int i = 0; i < graph->node_count; i++)
-        if (!op_table[graph->nodes[i].op]->once) flops += op_cost(graph, &graph->nodes[i]).flops;
-    return flops;
+        if (!op_table[graph->nodes[i].op]->once) sum += of(graph, &graph->nodes[i]);
+    return sum;
 }
+
+double graph_flops(const Graph *graph) { return sum_of_run(graph, node_flops); }
+
+double graph_time(const Graph *graph) { return sum_of_run(graph, node_time); }
 
 bool op_runs_once_a_step(const Graph *graph, const Node *node) {
     return op_table[node->op]->once_a_step && graph_get(graph, node->out[MAIN_OUTPUT])->arena == ARENA_STATE;

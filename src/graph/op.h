@@ -68,6 +68,8 @@ Cost op_cost(const Graph *graph, const Node *node);
 int64_t op_time(const Graph *graph, const Node *node);
 /* FLOPs of all nodes of a run, recomputed ones too. */
 double graph_flops(const Graph *graph);
+/* Likewise nanoseconds, as op_time guesses them. */
+double graph_time(const Graph *graph);
 
 /* Whether the node is of Op.direct and runs so. */
 bool op_is_direct(const Graph *graph, const Node *node);

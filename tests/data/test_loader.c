@@ -306,27 +306,12 @@ static void what_cannot_be_read_ends_the_batches_after_those_before(void **state
     shard_set_close(&set);
 }
 
-/* A shard of another program whose tokens are a hole in the file: u16, in sequences and documents of 2^30 tokens at
- * most. */
+/* A shard of another program whose tokens, u16, are a hole in the file. */
 static void write_hole(const char *prefix, int64_t tokens) {
-    enum { LONGEST = 1 << 30 };
-    int64_t sequences = (tokens + LONGEST - 1) / LONGEST;
-    SCOPED_FREE char *bin = memory_format("%s.bin", prefix), *idx = memory_format("%s.idx", prefix);
-    FILE *file = fopen(bin, "w");
+    SCOPED_FREE char *path = memory_format("%s.bin", prefix);
+    FILE *file = fopen(path, "w");
     assert_true(file && ftruncate(fileno(file), tokens * 2) == 0 && fclose(file) == 0);
-    file = fopen(idx, "w");
-    const struct __attribute__((packed)) {
-        char magic[9];
-        int64_t version;
-        char type;
-        int64_t sequences, entries;
-    } header = {"MMIDIDX", 1, 8, sequences, sequences + 1};
-    fwrite(&header, sizeof header, 1, file);
-    for (int64_t i = 0; i < sequences; i++)
-        fwrite(&(int32_t){(int32_t)(i < sequences - 1 ? LONGEST : tokens - i * LONGEST)}, sizeof(int32_t), 1, file);
-    for (int64_t i = 0; i < sequences; i++) fwrite(&(int64_t){i * LONGEST * 2}, sizeof(int64_t), 1, file);
-    for (int64_t i = 0; i <= sequences; i++) fwrite(&i, sizeof i, 1, file);
-    assert_int_equal(fclose(file), 0);
+    write_index(prefix, 8, tokens);
 }
 
 /* What the process has of its own, without pages of files. */

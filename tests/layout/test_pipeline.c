@@ -1,4 +1,5 @@
 /* Pipeline parallelism with real ranks under mpirun, compared with one process: every schedule, family and optimizer. */
+#include "support/data_files.h"
 #include "support/ranks_run.h"
 
 /* Four layers and eight microbatches, for up to four stages. */
@@ -65,21 +66,12 @@ static void gpt2_learns_the_same_in_stages(void **state) {
 
 /* A token shard of one document whose tokens are spread over a vocabulary. */
 static void write_spread_shard(const char *prefix, int32_t count, int32_t vocabulary) {
-    SCOPED_FREE char *bin = memory_format("%s.bin", prefix), *idx = memory_format("%s.idx", prefix);
-    const struct __attribute__((packed)) {
-        char magic[9];
-        int64_t version;
-        char type;
-        int64_t sequences, entries;
-        int32_t length;
-        int64_t offset, documents[2];
-    } index = {"MMIDIDX", 1, 4, 1, 2, count, 0, {0, 1}};
-    FILE *file = fopen(bin, "w");
+    SCOPED_FREE char *path = memory_format("%s.bin", prefix);
+    FILE *file = fopen(path, "w");
     assert_non_null(file);
     for (int64_t i = 0; i < count; i++) fwrite(&(int32_t){(int32_t)(i * i * 7919 % vocabulary)}, sizeof(int32_t), 1, file);
     assert_int_equal(fclose(file), 0);
-    file = fopen(idx, "w");
-    assert_true(file && fwrite(&index, sizeof index, 1, file) == 1 && fclose(file) == 0);
+    write_index(prefix, 4, count);
 }
 
 /* A vocabulary so large that its head takes longer than a layer, by the guesses that stages are cut by. */

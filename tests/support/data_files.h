@@ -18,6 +18,28 @@ static inline void write_shard(const char *prefix, int token_bytes, const int32_
     assert_true(shard_writer_finish(writer, &error));
 }
 
+/* The index of another program's shard, whose tokens are of the type with this number (4: int32, 8: uint16): sequences and
+ * documents of 2^30 tokens at most. */
+static inline void write_index(const char *prefix, char type, int64_t tokens) {
+    enum { LONGEST = 1 << 30 };
+    int64_t sequences = (tokens + LONGEST - 1) / LONGEST, bytes = type == 8 ? 2 : 4;
+    const struct __attribute__((packed)) {
+        char magic[9];
+        int64_t version;
+        char type;
+        int64_t sequences, entries;
+    } header = {"MMIDIDX", 1, type, sequences, sequences + 1};
+    SCOPED_FREE char *path = memory_format("%s.idx", prefix);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fwrite(&header, sizeof header, 1, file);
+    for (int64_t i = 0; i < sequences; i++)
+        fwrite(&(int32_t){(int32_t)(i < sequences - 1 ? LONGEST : tokens - i * LONGEST)}, sizeof(int32_t), 1, file);
+    for (int64_t i = 0; i < sequences; i++) fwrite(&(int64_t){i * LONGEST * bytes}, sizeof(int64_t), 1, file);
+    for (int64_t i = 0; i <= sequences; i++) fwrite(&i, sizeof i, 1, file);
+    assert_int_equal(fclose(file), 0);
+}
+
 /* Opens and reads everything. */
 static inline bool open_verified(ShardSet *set, const char *path, Error *error) {
     if (!shard_set_open(set, path, error)) return false;
