@@ -46,15 +46,20 @@ static GemmShape expert_gemm_shape(const Graph *graph, const Node *node) {
     return node->op == OP_grouped_linear ? of_tokens(tokens, s.out, s.in, experts) : of_tokens(tokens, s.in, s.out, experts);
 }
 
-static bool is_of_experts(const Node *node) { return node->op == OP_fp8_linear && node->in[FP8_LINEAR_OFFSET]; }
-
 /* A [m, k] and B [n, k], of experts [experts, n, k]. */
 static GemmShape fp8_gemm_shape(const Graph *graph, const Node *node) {
     const Fp8LinearAttributes *attributes = node->attributes;
     const Tensor *a = graph_get(graph, node->in[FP8_LINEAR_A]), *b = graph_get(graph, node->in[FP8_LINEAR_B]);
-    int64_t n = b->shape[b->rank - 2], k = b->shape[b->rank - 1], experts = is_of_experts(node) ? b->shape[0] : 1;
-    if (node->op == OP_fp8_linear_grad_weight) return of_weights(a->shape[0], n, k, 1);
-    return of_tokens((attributes->rows + experts - 1) / experts, n, k, experts);
+    TensorId offset = node->in[FP8_LINEAR_OFFSET];
+    int64_t n = b->shape[b->rank - 2], experts = offset ? graph_elements(graph, offset) - 1 : 1;
+    int64_t tokens = (attributes->rows + experts - 1) / experts;
+    if (node->op == OP_fp8_linear_grad_weight) return of_weights(a->shape[0], n, tokens, experts);
+    return of_tokens(tokens, n, b->shape[b->rank - 1], experts);
+}
+
+static WorkClass fp8_class(const Node *node) {
+    if (!node->in[FP8_LINEAR_OFFSET]) return WORK_GEMM;
+    return node->op == OP_fp8_linear_grad_weight ? WORK_EXPERT_WEIGHTS : WORK_EXPERTS;
 }
 
 static GemmShape head_gemm_shape(const Graph *graph, const Node *node) {
@@ -92,7 +97,7 @@ Work work_of_node(const Graph *graph, const Node *node) {
         break;
     case OP_fp8_linear:
     case OP_fp8_linear_grad_weight:
-        work.class = is_of_experts(node) ? WORK_EXPERTS : WORK_GEMM;
+        work.class = fp8_class(node);
         work.gemm = fp8_gemm_shape(graph, node);
         work.fp8 = true;
         break;
@@ -125,7 +130,7 @@ static double computing_seconds(const Work *work, const Hardware *hardware, cons
     case WORK_GEMM: return gemm_seconds(&work->gemm, hardware, rates->gemm, measured) / gain;
     case WORK_HEAD: return gemm_seconds(&work->gemm, hardware, rates->head, NULL) * (work->flops / gemm_shape_flops(&work->gemm)) / gain;
     case WORK_EXPERTS: return gemm_seconds(&work->gemm, hardware, rates->experts, NULL) / gain;
-    case WORK_EXPERT_WEIGHTS: return gemm_seconds(&work->gemm, hardware, rates->expert_weights, NULL);
+    case WORK_EXPERT_WEIGHTS: return gemm_seconds(&work->gemm, hardware, rates->expert_weights, NULL) / gain;
     case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));
     case WORK_ATTENTION_GRADIENT:
         return work->padding * work->flops / (rates->attention_gradient * length / (length + rates->attention_gradient_rows));

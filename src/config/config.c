@@ -55,7 +55,7 @@ static const Option rows[] = {
         "and weights are whole on each rank",
         FREE},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
-        "layers whose 1 / (1 / in + 1 / out) is less, of experts 2/3 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
+        "layers whose 1 / (1 / in + 1 / out) is less, of experts 1 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
         "costs them more than the GEMM gains",
         CHANGES},
     BOOL_OPTION(exact_gemm, "false",

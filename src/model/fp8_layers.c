@@ -15,8 +15,7 @@
 enum { UNIT = 16 };
 
 double fp8_layer_size(int64_t out, int64_t in, double expert_rows) {
-    double casts = 1 / (double)in + 1 / (double)out;
-    return expert_rows > 0 ? 2.0 / 3 / (casts + 1 / expert_rows) : 1 / casts;
+    return 1 / (1 / (double)in + 1 / (double)out + (expert_rows > 0 ? 1 / expert_rows : 0));
 }
 
 Fp8Choice fp8_choose(const Fp8Config *fp8, bool training, int64_t rows, double expert_rows, int64_t out, int64_t in) {

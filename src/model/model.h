@@ -137,8 +137,7 @@ typedef enum Fp8Choice {
 
 /* What fp8.min_size is compared with, 1 / (1 / in + 1 / out): the time of a GEMM over R rows grows with R in out, that of
  * casting x, y and their gradients with R (in + out). An expert's rows are so few that casting its weights, in out, counts as
- * well, and only two of its three GEMMs are in fp8: 2/3 / (1 / in + 1 / out + 1 / R). `expert_rows` 0: the layer is none of
- * experts, or its rows do not count. */
+ * well: 1 / (1 / in + 1 / out + 1 / R). `expert_rows` 0: the layer is none of experts, or its rows do not count. */
 double fp8_layer_size(int64_t out, int64_t in, double expert_rows);
 /* Of a layer [out, in] over so many rows that is one of those that a recipe is for; one of experts takes 16. */
 Fp8Choice fp8_choose(const Fp8Config *config, bool training, int64_t rows, double expert_rows, int64_t out, int64_t in);

@@ -82,6 +82,14 @@ def cast(x, how, amax=None):
     return (x * scale).clamp(-largest, largest).to(dtype).float() * scale.reciprocal()
 
 
+def cast_slots(x, counts, how, amax):
+    """What the columns of x [R, D], whose sums run over `counts[e]` rows of expert e each, become: [D, counts[e]] of each. A line that one scale serves
+    goes through all experts; groups of elements along it begin anew with each."""
+    if how[0] in ("group", "mx"):
+        return [cast(part.T, how) if len(part) else part.T for part in x.split(counts)]
+    return cast(x.T, how, amax).split(counts, 1)
+
+
 class Product(torch.autograd.Function):
     """x [R, in] times the transpose of w [out, in], or of w[e] [E, out, in] for `counts[e]` rows of x each."""
 
@@ -105,7 +113,11 @@ class Product(torch.autograd.Function):
         rows = cast(d_y, of_d_y, amax_d_y)
         if ctx.counts is not None:
             d_x = torch.cat([part @ cast(matrix.T, of_w, amax).T for part, matrix, amax in zip(rows.split(ctx.counts), w, ctx.amax_w)])
-            d_w = torch.stack([d.T @ part for d, part in zip(d_y.split(ctx.counts), x.split(ctx.counts))])
+            if fp8_weights:
+                of_experts = zip(cast_slots(d_y, ctx.counts, of_d_y, amax_d_y), cast_slots(x, ctx.counts, of_x, ctx.amax_x))
+                d_w = torch.stack([d @ part.T for d, part in of_experts])
+            else:
+                d_w = torch.stack([d.T @ part for d, part in zip(d_y.split(ctx.counts), x.split(ctx.counts))])
             return d_x, d_w, None, None, None, None
         d_w = cast(d_y.T, of_d_y, amax_d_y) @ cast(x.T, of_x, ctx.amax_x).T if fp8_weights else d_y.T @ x
         return rows @ cast(w.T, of_w, ctx.amax_w[0]).T, d_w, None, None, None, None

@@ -21,13 +21,20 @@ enum { GROUP = GEMM_SCALE_GROUP_SIZE, RUNS = 3 /* on a GPU the second is recorde
 /* MAGNITUDES: of very different rows and columns, some of them zero, some subnormal; many lie halfway between two codes. */
 typedef enum Content { MAGNITUDES, ZEROS, TINY, HUGE_NUMBERS, WITH_INFINITY, WITH_NAN } Content;
 
-/* `count` matrices; 0: one, of rank 2. `given`: the amax of all matrices, as delayed scaling gives it; 0: their own. */
+/* `count` matrices; 0: one, of rank 2. `given`: the amax of all matrices, as delayed scaling gives it; 0: their own. `offset`: rows are
+ * slots of so many experts, and those beyond the last one's are zero; NULL: they are not. */
 typedef struct Case {
     int64_t count, rows, columns;
     Fp8CastAttributes cast;
     Content content;
     float given;
+    const int32_t *offset;
+    int64_t experts;
 } Case;
+
+static int64_t used_rows(const Case *c) { return c->offset ? c->offset[c->experts] : c->rows; }
+/* Elements along k of codes by columns. */
+static int64_t depth_of(const Case *c) { return c->offset ? fp8_most_tiles(c->rows, c->experts) * GROUP : c->rows; }
 
 static float number(Content content, int64_t matrix, int64_t row, int64_t column, int64_t index) {
     float x = (float)rng_normal(3, 1, index);
@@ -49,8 +56,23 @@ static float *make_matrices(const Case *c) {
     int64_t size = c->rows * c->columns, count = c->count ? c->count : 1;
     float *x = memory_allocate(count * size * sizeof *x);
     for (int64_t i = 0; i < count * size; i++)
-        x[i] = bf16_to_float(bf16_from_float(number(c->content, i / size, i % size / c->columns, i % c->columns, i)));
+        x[i] = i / c->columns < (count - 1) * c->rows + used_rows(c)
+                   ? bf16_to_float(bf16_from_float(number(c->content, i / size, i % size / c->columns, i % c->columns, i)))
+                   : 0;
     return x;
+}
+
+/* The slots of each expert, then zeros to the next multiple of 128, and 128 zeros where it has none. Sets *end. */
+static float *make_tiles(const Case *c, const float *x, int64_t *end) {
+    float *tiles = memory_allocate(depth_of(c) * c->columns * sizeof *tiles);
+    *end = 0;
+    memset(tiles, 0, depth_of(c) * c->columns * sizeof *tiles);
+    for (int64_t e = 0; e < c->experts; e++) {
+        int64_t slots = c->offset[e + 1] - c->offset[e];
+        memcpy(tiles + *end * c->columns, x + c->offset[e] * c->columns, slots * c->columns * sizeof *tiles);
+        *end += slots ? (slots + GROUP - 1) / GROUP * GROUP : GROUP;
+    }
+    return tiles;
 }
 
 /* -- Plain loops --------------------------------------------------------------------------------------------------- */
@@ -80,10 +102,10 @@ static int64_t scale_of(GemmScaling scaling, int64_t line, int64_t k_at, int64_t
     }
 }
 
-/* Element (line, k) of an operand is x[line * line_stride + k * k_stride]. */
+/* Element (line, k) of an operand is x[line * line_stride + k * k_stride]; of a line of k elements those before `end` are there. */
 typedef struct Operand {
     const float *x;
-    int64_t lines, k, line_stride, k_stride;
+    int64_t lines, k, end, line_stride, k_stride;
     GemmScaling scaling;
     Fp8Kind kind;
     bool fnuz;
@@ -95,7 +117,7 @@ static float element(const Operand *o, int64_t line, int64_t k) { return o->x[li
 /* amax[i]: of what scale i is for. A NaN counts only for the scale of a whole matrix. */
 static void find_amax(const Operand *o, float *amax) {
     for (int64_t line = 0; line < o->lines; line++)
-        for (int64_t k = 0; k < o->k; k++) {
+        for (int64_t k = 0; k < o->end; k++) {
             float size = fabsf(element(o, line, k)), *most = &amax[scale_of(o->scaling, line, k, o->k)];
             if (size > *most || (isnan(size) && o->scaling == GEMM_SCALE_TENSOR)) *most = size;
         }
@@ -113,11 +135,12 @@ static void check_operand(const Operand *o, const uint8_t *codes, const float *s
         int exponent;
         m[i] = fp8_largest(o->kind, o->fnuz) / (m[i] < 1e-12f ? 1e-12f : m[i]);
         if (o->scaling != GEMM_SCALE_TENSOR && m[i] != 0) m[i] = frexpf(m[i], &exponent) > 0 ? ldexpf(1, exponent - 1) : m[i];
-        if (!(scales[i] == 1 / m[i] || (isnan(scales[i]) && isnan(m[i]))))
+        bool there = gemm_scale_size(o->scaling) * (i % ((o->k + gemm_scale_size(o->scaling) - 1) / gemm_scale_size(o->scaling))) < o->end;
+        if ((o->scaling < GEMM_SCALE_GROUP || there) && !(scales[i] == 1 / m[i] || (isnan(scales[i]) && isnan(m[i]))))
             fail_msg("scale %ld is %a, should be %a", (long)i, scales[i], 1 / m[i]);
     }
     for (int64_t line = 0; line < o->lines; line++)
-        for (int64_t k = 0; k < o->k; k++) {
+        for (int64_t k = 0; k < o->end; k++) {
             float product = element(o, line, k) * m[scale_of(o->scaling, line, k, o->k)];
             uint8_t code = codes[line * o->k + k], expected = nearest_code(product, numbers, format);
             if (isnan(product) ? !isnan(fp8_to_float(code, format)) : code != expected)
@@ -132,7 +155,7 @@ typedef struct Run {
     Graph *graph;
     Plan plan;
     Executor *executor;
-    TensorId x, amax, given, seen, seen_by_codes;
+    TensorId x, offset, tiles, amax, given, seen, seen_by_codes;
     Outputs out;
 } Run;
 
@@ -147,12 +170,13 @@ static void add_output(Run *run, int codes, const Case *c, GemmScaling scaling, 
 /* Casts the codes by rows again, as codes: the outputs of the second cast take the place of those by columns. */
 static void append_codes(Run *run, const Case *c) {
     Fp8CastAttributes cast = {.kind = c->cast.kind, .rows = GEMM_SCALE_TENSOR, .columns = GEMM_SCALE_TENSOR, .coded = true};
-    Inputs in = {[FP8_CAST_X] = run->out[FP8_CAST_ROWS], [FP8_CAST_AMAX] = run->given, [FP8_CAST_FOUND] = run->amax};
+    Inputs in = {
+        [FP8_CAST_X] = run->out[FP8_CAST_ROWS], [FP8_CAST_AMAX] = run->given, [FP8_CAST_TILES] = run->tiles, [FP8_CAST_FOUND] = run->amax};
     if (!(c->given > 0) || c->cast.rows != GEMM_SCALE_TENSOR || c->cast.columns != GEMM_SCALE_TENSOR) return;
     memset(run->out, 0, sizeof run->out);
     run->out[FP8_CAST_SEEN] = run->seen_by_codes;
     add_output(run, FP8_CAST_ROWS, c, cast.rows, c->rows, c->columns);
-    add_output(run, FP8_CAST_COLUMNS, c, cast.columns, c->columns, c->rows);
+    add_output(run, FP8_CAST_COLUMNS, c, cast.columns, c->columns, depth_of(c));
     graph_node(run->graph, OP_fp8_cast, in, run->out, &cast, sizeof cast);
 }
 
@@ -162,17 +186,23 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     Backend backend;
     *run = (Run){.graph = graph_create(precision, true)};
     run->x = graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, c->count ? 3 : 2, c->count ? shape : shape + 1, "x");
+    if (c->offset) {
+        run->offset = graph_tensor(run->graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){c->experts + 1}, "offset");
+        run->tiles = fp8_tiles(run->graph, &(Dispatch){.offset = run->offset}, c->rows);
+        assert_int_equal(fp8_tiles(run->graph, &(Dispatch){.offset = run->offset}, c->rows), run->tiles);
+    }
     run->amax = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &count, "amax");
     run->graph->tensors[run->amax].keep = true;
     graph_node(run->graph, OP_fp8_amax, (Inputs){[FP8_AMAX_X] = run->x}, (Outputs){[FP8_AMAX_Y] = run->amax}, NULL, 0);
     add_output(run, FP8_CAST_ROWS, c, c->cast.rows, c->rows, c->columns);
-    add_output(run, FP8_CAST_COLUMNS, c, c->cast.columns, c->columns, c->rows);
+    add_output(run, FP8_CAST_COLUMNS, c, c->cast.columns, c->columns, depth_of(c));
     run->given = graph_tensor(run->graph, ARENA_INPUT, TYPE_WIDE, 1, &count, "given");
     run->seen = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen");
     run->seen_by_codes = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen_by_codes");
     TensorId amax = c->given > 0 ? run->given : run->amax;
     if (c->given > 0) run->out[FP8_CAST_SEEN] = run->seen;
-    graph_node(run->graph, OP_fp8_cast, (Inputs){[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax}, run->out, &c->cast, sizeof c->cast);
+    Inputs in = {[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax, [FP8_CAST_TILES] = run->tiles};
+    graph_node(run->graph, OP_fp8_cast, in, run->out, &c->cast, sizeof c->cast);
     append_codes(run, c);
     if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
@@ -199,8 +229,9 @@ static void *read_output(const Run *run, TensorId tensor) {
 static void check_output_of(const Run *run, const Case *c, const float *x, int codes, bool fnuz) {
     bool rows = codes == FP8_CAST_ROWS;
     if (!run->out[codes]) return;
-    Operand o = {.lines = rows ? c->rows : c->columns,
-        .k = rows ? c->columns : c->rows,
+    Operand o = {.lines = rows ? used_rows(c) : c->columns,
+        .k = rows ? c->columns : depth_of(c),
+        .end = rows ? c->columns : depth_of(c),
         .line_stride = rows ? c->columns : 1,
         .k_stride = rows ? 1 : c->columns,
         .scaling = rows ? c->cast.rows : c->cast.columns,
@@ -209,19 +240,21 @@ static void check_output_of(const Run *run, const Case *c, const float *x, int c
         .given = c->given};
     uint8_t *values = read_output(run, run->out[codes]);
     float *scales = read_output(run, run->out[codes + 1]);
+    float *tiles = c->offset && !rows ? make_tiles(c, x, &o.end) : NULL;
     for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
-        o.x = x + i * o.lines * o.k;
+        o.x = tiles ? tiles : x + i * o.lines * o.k;
         check_operand(&o, values + i * o.lines * o.k, scales + i * gemm_scale_count(o.scaling, o.lines, o.k));
     }
     free(values);
     free(scales);
+    free(tiles);
 }
 
 static void check_amax(const Run *run, const Case *c, const float *x) {
     float *amax = read_output(run, run->amax);
     for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
         Operand all = {
-            .x = x + i * c->rows * c->columns, .lines = 1, .k = c->rows * c->columns, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR};
+            .x = x + i * c->rows * c->columns, .lines = 1, .end = c->rows * c->columns, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR};
         float expected = 0;
         find_amax(&all, &expected);
         assert_true(amax[i] == expected || (isnan(amax[i]) && isnan(expected)));
@@ -249,6 +282,7 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
     if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.executor, run.x), x, count);
     else memcpy(executor_tensor(run.executor, run.x), x, count * sizeof *x);
     for (int64_t i = 0; i < (c->count ? c->count : 1); i++) ((float *)executor_tensor(run.executor, run.given))[i] = c->given;
+    if (c->offset) memcpy(executor_tensor(run.executor, run.offset), c->offset, (c->experts + 1) * sizeof *c->offset);
     for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
         run_once(&run);
         check_amax(&run, c, x);
@@ -322,6 +356,24 @@ static void a_given_amax_scales_and_the_cast_sees_the_next(void **state) {
     check_case(&(Case){0, 131, 144, given[2], WITH_INFINITY, 1e-20f});
 }
 
+/* Of experts that have none, one, and about a tile; of one that has all; of none that has any. Slots of no expert follow. */
+static void slots_of_experts_are_cast_in_tiles(void **state) {
+    (void)state;
+    static const int32_t around[] = {0, 0, 1, 128, 256, 385, 385, 424}, all[] = {0, 0, 131}, none[] = {0, 0, 0, 0};
+    static const struct {
+        const int32_t *offset;
+        int64_t experts, rows;
+    } loads[] = {{around, 7, 430}, {all, 2, 131}, {none, 3, 5}};
+    for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
+        for (int j = 0; j < CASTS; j++) {
+            Case c = {0, loads[i].rows, 144, casts[j], MAGNITUDES, 0, loads[i].offset, loads[i].experts};
+            if (c.cast.columns == GEMM_SCALE_ONE || c.cast.columns == GEMM_SCALE_BLOCK) continue;
+            check_case(&c);
+            c.given = c.cast.columns == GEMM_SCALE_TENSOR && c.cast.rows != GEMM_SCALE_LINE ? 96.3f : 0;
+            if (c.given > 0) check_case(&c);
+        }
+}
+
 /* Shards end anywhere, at multiples of 64 elements. */
 static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
     (void)state;
@@ -331,7 +383,8 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
     Error error = {0};
     Backend backend;
     Case c = {0, 48, 128, {FP8_E4M3, GEMM_SCALE_TENSOR, GEMM_SCALE_ONE, false}, MAGNITUDES, 96.3f};
-    Operand o = {.x = make_matrices(&c), .lines = 1, .k = COUNT, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR, .given = c.given};
+    Operand o = {
+        .x = make_matrices(&c), .lines = 1, .k = COUNT, .end = COUNT, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR, .given = c.given};
     o.fnuz = device_info(device)->fp8_fnuz;
     uint16_t bits[COUNT];
     uint8_t codes[COUNT];
@@ -367,6 +420,7 @@ int main(void) {
         cmocka_unit_test(rows_are_any_number_where_they_are_not_transposed),
         cmocka_unit_test(numbers_of_all_kinds_are_cast),
         cmocka_unit_test(a_given_amax_scales_and_the_cast_sees_the_next),
+        cmocka_unit_test(slots_of_experts_are_cast_in_tiles),
         cmocka_unit_test(pieces_of_a_matrix_are_cast_as_all_of_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -57,11 +57,12 @@ typedef struct GemmSecond {
  * there is no kernel: it is for Hopper, for operands that TMA can read and for parts that begin and end with its tiles. */
 bool gpu_gemm_two(Device *device, const Gemm *gemm, const GemmSecond *second);
 
-/* As gpu_gemm and gpu_gemm_grouped (over rows), for fp8 (device/gemm.h). False, with nothing done, where there is no kernel:
+/* As gpu_gemm and gpu_gemm_grouped, for fp8 (device/gemm.h). False, with nothing done, where there is no kernel:
  * they are for the targets of gpu_gemm_has_fp8 (sm_90a, gfx942, gfx950); for n, k and leading dimensions that are multiples of 16,
  * and operands, C, bias and scale_b aligned to 16 bytes; for the scalings ONE, TENSOR and LINE in any combination, and for A in
- * e4m3 with GROUP and B with BLOCK or GROUP, on gfx950 both with MX. With experts, scale_a is that of the slots, and every expert has scale_b of its own, one
- * after the other: gemm_scale_count(scaling_b, n, k) for each. */
+ * e4m3 with GROUP and B with BLOCK or GROUP, on gfx950 both with MX. With experts over rows, scale_a is that of the slots, and every
+ * expert has scale_b of its own, one after the other: gemm_scale_count(scaling_b, n, k) for each. With slots_are_depth `offset` counts
+ * pairs of codes, multiples of 64 with no expert that has none, and scales are those of A and B with the k of all of them. */
 bool gpu_gemm_has_fp8(const char *target);
 bool gpu_gemm_fp8(Device *device, const Gemm *gemm);
 bool gpu_gemm_grouped_fp8(Device *device, const GemmGrouped *grouped);

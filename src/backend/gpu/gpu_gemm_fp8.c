@@ -71,12 +71,12 @@ static Gemm in_pairs(const Gemm *gemm) {
     return pairs;
 }
 
-static GemmScales scales_of(const Gemm *g) {
+static GemmScales scales_of(const Gemm *g, bool shared) {
     return (GemmScales){.a = g->scale_a,
         .b = g->scale_b,
         .by_row = g->scaling_a == GEMM_SCALE_LINE,
         .by_column = gemm_scales_lines(g->scaling_b),
-        .b_stride = (int32_t)gemm_scale_count(g->scaling_b, g->n, g->k)};
+        .b_stride = shared ? 0 : (int32_t)gemm_scale_count(g->scaling_b, g->n, g->k)};
 }
 
 /* These take the arguments of the GEMM in pairs. */
@@ -84,14 +84,14 @@ static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments 
     GemmHopper h;
     LaunchShape shape;
     if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
-    h.scales = scales_of(gemm);
+    h.scales = scales_of(gemm, g->slots_are_depth);
     if (kernel != FP8_KERNEL_E4M3) shape.threads = PROMOTED_THREADS;
     launch_gemm_fp8_hopper(device, kernel, shape, &h);
     return true;
 }
 
 static bool launch_amd(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
-    GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm)};
+    GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm, g->slots_are_depth)};
     LaunchShape shape = gpu_gemm_count_tiles(&a.gemm, TILE_SMALL, tile_rows(TILE_SMALL));
     launch_gemm_fp8_amd(device, kernel, shape, &a);
     return true;

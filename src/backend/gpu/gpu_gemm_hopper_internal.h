@@ -59,7 +59,7 @@ typedef struct HopperShared {
 typedef struct GemmScales {
     GLOBAL const float *a, *b; /* NULL: all are 1 */
     int32_t by_row, by_column; /* booleans: a scale for each row of A, column of B; else one for all */
-    int32_t b_stride;          /* from the scales of one expert's B to those of the next */
+    int32_t b_stride;          /* from the scales of one expert's B to those of the next; 0 where experts share B */
 } GemmScales;
 
 typedef struct GemmHopper {
@@ -570,16 +570,18 @@ typedef struct StageScales {
     float row[2], column[2], next[2];
 } StageScales;
 
-/* Lines of the problem that follow one another begin `t->steps` scales apart. Those beyond C share the last ones. */
+/* Lines that follow one another begin as many scales apart as all of k has stages, of which a problem whose slots are steps along k
+ * has those from its first on. Lines beyond C share the last ones. */
 INLINE StageScales scales_of(const GemmHopper *h, const HopperTile *t, int group, const HopperForm form) {
     StageScales s;
     int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4, slot = slots_are_rows(&h->gemm) ? t->slot : 0;
+    int32_t stages = divide_up(h->gemm.k, TILE_DEPTH), first = h->gemm.slots_are_depth ? t->slot / TILE_DEPTH : 0;
     GLOBAL const float *of_b = h->scales.b + (int64_t)t->problem * h->scales.b_stride;
     UNROLL for (int i = 0; i < 2; i++) {
         int32_t column = t->column + i * HOPPER_COLUMNS / 2 + (form.promotion == PROMOTE_GROUPS ? thread_id() % WARPGROUP : 0);
         int32_t line = form.promotion == PROMOTE_GROUPS ? least(column, h->gemm.n - 1) : least(column, h->gemm.n - 1) / BLOCK_LINES;
-        s.rows[i] = h->scales.a + (int64_t)(slot + least(row + 8 * i, t->end - 1)) * t->steps;
-        s.columns[i] = of_b + (int64_t)line * t->steps;
+        s.rows[i] = h->scales.a + (int64_t)(slot + least(row + 8 * i, t->end - 1)) * stages + first;
+        s.columns[i] = of_b + (int64_t)line * stages + first;
         if (form.promotion == PROMOTE_GROUPS) s.next[i] = *s.columns[i];
     }
     return s;

@@ -27,22 +27,24 @@ typedef struct Fp8AmaxArguments {
     int64_t units;
 } Fp8AmaxArguments;
 
-/* What a matrix becomes by rows or by columns: `lines` of `groups` groups of 128 elements along k. */
+/* What a matrix becomes by rows or by columns: `lines` of `depth` elements along k, in `groups` groups of 128. */
 typedef struct CastOperand {
     uint8_t GLOBAL *codes; /* NULL: not wanted */
     float GLOBAL *scales;
     uint32_t GLOBAL *line_amax; /* GEMM_SCALE_LINE: [matrices, lines], zero at first */
-    int32_t lines, groups;
+    int32_t lines, depth, groups;
 } CastOperand;
 
-/* x: matrices of rows.lines x columns.lines, of fp8_move_codes their codes. `scaling` is that of both operands. */
+/* x: matrices of rows.lines x columns.lines, of fp8_move_codes their codes. `scaling` is that of both operands. Of slots of experts
+ * a tile has the rows that `slots` says, the first ones of its 128 elements along k of columns: the others are zero. */
 typedef struct Fp8CastArguments {
     const bf16 GLOBAL *x;
-    const float GLOBAL *amax;  /* GEMM_SCALE_TENSOR: of the matrices */
-    uint32_t GLOBAL *seen;     /* [matrices]: bits of the largest magnitudes so far; NULL: not wanted */
-    const float GLOBAL *found; /* [matrices]: of fp8_move_codes, those that `seen` takes */
+    const float GLOBAL *amax;    /* GEMM_SCALE_TENSOR: of the matrices */
+    uint32_t GLOBAL *seen;       /* [matrices]: bits of the largest magnitudes so far; NULL: not wanted */
+    const float GLOBAL *found;   /* [matrices]: of fp8_move_codes, those that `seen` takes */
+    const int32_t GLOBAL *slots; /* [columns.groups, 2]: of fp8_tiles; NULL: tiles have 128 rows, but for the last */
     CastOperand rows, columns;
-    int64_t stride; /* of fp8_move_codes: from row to row of x */
+    int64_t stride; /* from row to row of x */
     int32_t tiles;  /* of all matrices */
     float largest;  /* number of the format */
     int32_t scaling;
@@ -77,19 +79,27 @@ KERNEL(fp8_amax, Fp8AmaxArguments) {
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* Tile (down, across) of a matrix, and the first row and column of this thread's unit in the matrix. */
+/* Tile (down, across) of a matrix, its first row and where its rows end; and of this thread's unit the first row and column in the
+ * matrix, and the first element along k of columns. */
 typedef struct TilePlace {
     int64_t matrix;
-    int down, across, row, column;
+    int down, across, first, end, row, column, depth;
 } TilePlace;
 
 INLINE TilePlace place_of(const Fp8CastArguments *a) {
     int across = a->rows.groups, down = a->columns.groups, tile = a->tiles - 1 - block_x(), line = tile / across;
-    TilePlace p = {.matrix = line / down, .down = line % down, .across = tile - line * across};
-    p.row = p.down * TILE + thread_id() / UNITS * UNIT;
+    int unit_row = thread_id() / UNITS * UNIT;
+    TilePlace p = {.matrix = line / down, .down = line % down, .across = tile - line * across, .end = a->rows.lines};
+    p.first = p.down * TILE;
+    p.depth = p.first + unit_row;
+    if (a->slots) p.first = a->slots[2 * p.down], p.end = p.first + a->slots[2 * p.down + 1];
+    p.row = p.first + unit_row;
     p.column = p.across * TILE + thread_id() % UNITS * UNIT;
     return p;
 }
+
+/* No expert has the tile. */
+INLINE bool is_spare(TilePlace p) { return p.end < p.first; }
 
 typedef struct Unit { u32x4 row[UNIT]; } Unit; /* of 8 bf16 each */
 
@@ -98,14 +108,18 @@ INLINE f32x4 four_elements(const Unit *x, int i, int j) {
     return (f32x4){element(x, i, j), element(x, i, j + 1), element(x, i, j + 2), element(x, i, j + 3)};
 }
 
-/* In place of what is outside of the matrix, the tile's last row or unit of a row inside: largest magnitudes stay the same. */
+/* The first element that a thread reads of row i of its unit: in place of what is outside of the matrix, of the tile's last row or
+ * unit of a row inside. Of an expert without slots that is the row before, which is there or the first. */
+INLINE int64_t unit_at(const Fp8CastArguments *a, TilePlace p, int i) {
+    int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = p.end > 0 ? p.end - 1 : 0;
+    int64_t row = p.row + i < last ? p.row + i : last;
+    return (p.matrix * a->rows.lines + row) * a->stride + column;
+}
+
+/* What is read in place of what is outside of the matrix leaves largest magnitudes as they are. */
 INLINE void load_unit(const Fp8CastArguments *a, TilePlace p, Unit *x) {
-    int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = a->rows.lines - 1;
-    const bf16 GLOBAL *from = a->x + p.matrix * a->rows.lines * a->columns.lines + column;
-    UNROLL for (int i = 0; i < UNIT; i++) {
-        int64_t row = p.row + i < last ? p.row + i : last;
-        x->row[i] = *(const u32x4 GLOBAL *)(from + row * a->columns.lines);
-    }
+    UNROLL for (int i = 0; i < UNIT; i++) x->row[i] = *(const u32x4 GLOBAL *)(a->x + unit_at(a, p, i));
+    if (a->slots) UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i >= p.end) x->row[i] = 0;
 }
 
 /* Keeps what was made of x before from filling registers until it is wanted once more. */
@@ -163,13 +177,13 @@ typedef struct Line {
 
 INLINE Line line_of(const Fp8CastArguments *a, TilePlace p) {
     bool row = thread_id() < TILE;
-    int line = (row ? p.down : p.across) * TILE + thread_id() % TILE, lines = row ? a->rows.lines : a->columns.lines;
+    int line = (row ? p.first : p.across * TILE) + thread_id() % TILE, lines = row ? a->rows.lines : a->columns.lines;
     return (Line){.scales = row ? a->rows.scales : a->columns.scales,
         .amax = row ? a->rows.line_amax : a->columns.line_amax,
         .index = p.matrix * lines + line,
         .group = row ? p.across : p.down,
         .groups = row ? a->rows.groups : a->columns.groups,
-        .inside = (row ? a->rows.codes : a->columns.codes) && line < lines};
+        .inside = (row ? a->rows.codes : a->columns.codes) && line < (row ? p.end : lines)};
 }
 
 /* Of each line of all matrices, for GEMM_SCALE_LINE. */
@@ -177,6 +191,7 @@ KERNEL(fp8_line_amax, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = place_of(&a);
     Unit x;
+    if (is_spare(p)) return;
     load_unit(&a, p, &x);
     float most = line_amax(&a, &x);
     Line line = line_of(&a, p);
@@ -206,7 +221,7 @@ typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
 
 INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     uint8_t GLOBAL *to = a->rows.codes + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
-    UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < a->rows.lines && p.column < a->columns.lines) *
+    UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < p.end && p.column < a->columns.lines) *
         (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
 }
 
@@ -214,7 +229,7 @@ INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *
  * that neither writes nor reads meet in a bank. Threads then write 16 bytes each, and 8 of them a column of the tile. */
 INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     static SHARED _Alignas(16) u32x2 columns[TILE * UNITS];
-    int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, rows = a->rows.lines;
+    int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, depth = a->columns.depth;
     UNROLL for (int h = 0; h < 2; h++) {
         uint32_t upper[4], lower[4];
         transpose_bytes(upper, codes->half[h]);
@@ -224,13 +239,13 @@ INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCode
     }
     barrier();
     enum { PAIRS = UNITS / 2 };
-    int row = p.down * TILE + thread_id() % PAIRS * 2 * UNIT;
+    int at = p.down * TILE + thread_id() % PAIRS * 2 * UNIT;
     UNROLL for (int i = 0; i < TILE / (THREADS / PAIRS); i++) {
         int line = i * (THREADS / PAIRS) + thread_id() / PAIRS, swizzle = line / UNIT, column = p.across * TILE + line;
         u32x4 bytes = *(LOCAL u32x4 *)(columns + line * UNITS + ((thread_id() % PAIRS * 2) ^ (swizzle & ~1)));
         if (swizzle & 1) bytes = bytes.zwxy;
-        if (row < rows && column < a->columns.lines)
-            *(u32x4 GLOBAL *)(a->columns.codes + (p.matrix * a->columns.lines + column) * rows + row) = bytes;
+        if (at < depth && column < a->columns.lines)
+            *(u32x4 GLOBAL *)(a->columns.codes + (p.matrix * a->columns.lines + column) * depth + at) = bytes;
     }
 }
 
@@ -252,6 +267,7 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
+    if (is_spare(p)) return;
     load_unit(a, p, &x);
     bool block = a->scaling == GEMM_SCALE_BLOCK;
     float m = block ? fp8_multiplier(tile_amax(&x), a->largest, true) : fp8_multiplier(a->amax[p.matrix], a->largest, false);
@@ -275,6 +291,7 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
+    if (is_spare(p)) return;
     load_unit(a, p, &x);
     Line line = line_of(a, p);
     bool grouped = a->scaling == GEMM_SCALE_GROUP;
@@ -301,11 +318,11 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
 }
 
 #if defined __gfx950__
-/* Writes a scale for 32 elements along k of a line, by the first of the four threads that share them. */
-INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int at, int64_t k, float m) {
+/* Writes a scale for 32 elements along k of a line, by the first of the four threads that share them. Lines end at `end`. */
+INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int end, int at, float m) {
     enum { MX = GEMM_SCALE_MX_SIZE };
-    int groups = (int)((k + MX - 1) / MX);
-    if (at % MX == 0 && line < o->lines && at < k) o->scales[(p.matrix * o->lines + line) * groups + at / MX] = 1 / m;
+    int groups = (o->depth + MX - 1) / MX;
+    if (at % MX == 0 && line < end && at < o->depth) o->scales[(p.matrix * o->lines + line) * groups + at / MX] = 1 / m;
 }
 
 /* A multiplier for each 32 elements of a row, and of a column: four units, of adjacent lanes or of the wave's four rows of lanes. */
@@ -313,6 +330,7 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
     TilePlace p = place_of(a);
     Unit x;
     UnitCodes codes;
+    if (is_spare(p)) return;
     load_unit(a, p, &x);
     if (a->rows.codes) {
         UNROLL for (int i = 0; i < UNIT; i++) {
@@ -320,7 +338,7 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
             UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(&x, i, j));
             UNROLL for (int mask = 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             float m = fp8_multiplier(most, a->largest, true);
-            store_mx_scale(&a->rows, p, p.row + i, p.column, a->columns.lines, m);
+            store_mx_scale(&a->rows, p, p.row + i, p.end, p.column, m);
             UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] = to_codes(four_elements(&x, i, 4 * h) * m, a->largest, false);
         }
         store_rows(a, p, &codes);
@@ -333,7 +351,7 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
             UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(&x, i, j));
             UNROLL for (int mask = WAVE / 2; mask >= UNITS; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             m[j] = fp8_multiplier(most, a->largest, true);
-            store_mx_scale(&a->columns, p, p.column + j, p.row, a->rows.lines, m[j]);
+            store_mx_scale(&a->columns, p, p.column + j, a->columns.lines, p.depth, m[j]);
         }
         UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
             to_codes(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, false);
@@ -349,11 +367,10 @@ KERNEL(fp8_move_codes, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = place_of(&a);
     UnitCodes codes;
-    int column = p.column < a.columns.lines ? p.column : a.columns.lines - UNIT, last = a.rows.lines - 1;
-    const uint8_t GLOBAL *from = (const uint8_t GLOBAL *)a.x + p.matrix * a.rows.lines * a.stride + column;
+    if (is_spare(p)) return;
     UNROLL for (int i = 0; i < UNIT; i++) {
-        int64_t row = p.row + i < last ? p.row + i : last;
-        u32x2 bytes = *(const u32x2 GLOBAL *)(from + row * a.stride);
+        u32x2 bytes = *(const u32x2 GLOBAL *)((const uint8_t GLOBAL *)a.x + unit_at(&a, p, i));
+        if (a.slots && p.row + i >= p.end) bytes = 0;
         codes.half[0][i] = bytes.x, codes.half[1][i] = bytes.y;
     }
     if (a.amax) store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
@@ -413,6 +430,7 @@ static CastOperand cast_operand(const OpCall *call, int codes, bool wanted, int6
     return (CastOperand){.codes = wanted ? call->out[codes] : NULL,
         .scales = call->out[codes + 1],
         .lines = (int32_t)lines,
+        .depth = (int32_t)k,
         .groups = (int32_t)divide_up(k, TILE)};
 }
 
@@ -425,12 +443,14 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
     const Fp8CastAttributes *attributes = call->attributes;
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
     bool lines = scaling == GEMM_SCALE_LINE || scaling == GEMM_SCALE_GROUP;
+    const int32_t *slots = columns ? call->in[FP8_CAST_TILES] : NULL;
     Fp8CastArguments arguments = {.x = call->absorbs ? call->out[FP8_CAST_ROWS] : call->in[FP8_CAST_X],
         .amax = call->in[FP8_CAST_AMAX],
         .seen = call->absorbs ? NULL : call->out[FP8_CAST_SEEN],
         .found = call->in[FP8_CAST_FOUND],
+        .slots = slots,
         .rows = cast_operand(call, FP8_CAST_ROWS, rows, s.rows, s.columns),
-        .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, s.rows),
+        .columns = cast_operand(call, FP8_CAST_COLUMNS, columns, s.columns, slots ? call->out_shape[FP8_CAST_COLUMNS][1] : s.rows),
         .stride = s.columns,
         .largest = largest_of_format(call),
         .scaling = scaling};
@@ -449,8 +469,8 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
 
 void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to) {
     Fp8CastArguments arguments = {.x = (const bf16 *)codes,
-        .rows = {.lines = (int32_t)rows, .groups = (int32_t)divide_up(columns, TILE)},
-        .columns = {.codes = to, .lines = (int32_t)columns, .groups = (int32_t)divide_up(rows, TILE)},
+        .rows = {.lines = (int32_t)rows, .depth = (int32_t)columns, .groups = (int32_t)divide_up(columns, TILE)},
+        .columns = {.codes = to, .lines = (int32_t)columns, .depth = (int32_t)rows, .groups = (int32_t)divide_up(rows, TILE)},
         .stride = stride};
     arguments.tiles = arguments.rows.groups * arguments.columns.groups;
     launch_fp8_move_codes(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);

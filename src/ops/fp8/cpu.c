@@ -18,10 +18,12 @@ CPU_OP(fp8_amax) {
         amax[m] = kernel_amax((const T *)call->in[FP8_AMAX_X] + m * s.rows * s.columns, s.rows * s.columns);
 }
 
-/* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. */
+/* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. With `tiles` (fp8_tiles), of codes by columns
+ * of slots of experts, the elements k of each 128 are the slots that the table says, then zeros, and beyond `end` there are none. */
 typedef struct Operand {
     const T *x;
-    int64_t lines, k, line_stride, depth_stride;
+    const int32_t *tiles; /* or NULL */
+    int64_t lines, k, end, line_stride, depth_stride;
     Fp8Format format;
     float largest;
     GemmScaling scaling;
@@ -36,14 +38,24 @@ typedef struct Tile {
     float x[SIZE][SIZE];             /* by line */
 } Tile;
 
+/* The rows of x that an operand by columns has from element `at` on. */
+typedef struct Rows { int64_t first, count; } Rows;
+static inline Rows rows_at(const Operand *o, int64_t at) {
+    const int32_t *tile = o->tiles ? o->tiles + 2 * (at / SIZE) : NULL;
+    return tile ? (Rows){tile[0], tile[1]} : (Rows){at, int_min(SIZE, o->k - at)};
+}
+
 static void read_tile(const Operand *o, Tile *tile) {
-    const T *from = o->x + tile->first * o->line_stride + tile->at * o->depth_stride;
+    Rows rows = rows_at(o, tile->at);
+    const T *from = o->x + tile->first * o->line_stride + rows.first * o->depth_stride;
     if (o->depth_stride == 1) {
         for (int64_t i = 0; i < tile->lines; i++)
             for (int64_t k = 0; k < tile->depth; k++) tile->x[i][k] = (float)to_wide(from[i * o->line_stride + k]);
     } else {
-        for (int64_t k = 0; k < tile->depth; k++)
+        for (int64_t k = 0; k < rows.count; k++)
             for (int64_t i = 0; i < tile->lines; i++) tile->x[i][k] = (float)to_wide(from[k * o->depth_stride + i]);
+        for (int64_t i = 0; i < tile->lines; i++)
+            for (int64_t k = rows.count; k < tile->depth; k++) tile->x[i][k] = 0;
     }
 }
 
@@ -103,7 +115,7 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
     float line_m[SIZE], m = fp8_multiplier(o->amax, o->largest, false);
     int64_t groups = (o->k + SIZE - 1) / SIZE;
     for (int64_t i = 0; i < lines; i++) line_m[i] = 0;
-    for (tile.at = 0; tile.at < o->k && o->scaling == GEMM_SCALE_LINE; tile.at += SIZE) {
+    for (tile.at = 0; tile.at < o->end && o->scaling == GEMM_SCALE_LINE; tile.at += SIZE) {
         tile.depth = int_min(SIZE, o->k - tile.at);
         read_tile(o, &tile);
         for (int64_t i = 0; i < lines; i++) line_m[i] = fmaxf(line_m[i], line_amax(&tile, i));
@@ -112,7 +124,7 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
         line_m[i] = fp8_multiplier(line_m[i], o->largest, true);
         o->scales[first + i] = 1 / line_m[i];
     }
-    for (tile.at = 0; tile.at < o->k; tile.at += SIZE) {
+    for (tile.at = 0; tile.at < o->end; tile.at += SIZE) {
         tile.depth = int_min(SIZE, o->k - tile.at);
         read_tile(o, &tile);
         if (o->looks) most = bits_max(most, tile_amax_bits(&tile));
@@ -132,7 +144,18 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
 static void move_codes(const Operand *o, const uint8_t *codes) {
 #pragma omp parallel for schedule(static)
     for (int64_t line = 0; line < o->lines; line++)
-        for (int64_t k = 0; k < o->k; k++) o->codes[line * o->k + k] = codes[line * o->line_stride + k * o->depth_stride];
+        for (int64_t at = 0; at < o->end; at += SIZE) {
+            const uint8_t *from = codes + line * o->line_stride + rows_at(o, at).first * o->depth_stride;
+            int64_t there = o->tiles ? rows_at(o, at).count : SIZE;
+            for (int64_t k = 0; k < int_min(SIZE, o->k - at); k++)
+                o->codes[line * o->k + at + k] = k < there ? from[k * o->depth_stride] : 0;
+        }
+}
+
+/* Elements along k of codes by columns: those of the tiles that experts have. */
+static int64_t end_of_tiles(const int32_t *tiles, int64_t count) {
+    while (tiles[2 * count - 1] < 0) count--;
+    return count * SIZE;
 }
 
 static void cast_operand(const Operand *o, W *seen) {
@@ -148,10 +171,16 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
     bool rows = codes == FP8_CAST_ROWS, fnuz = device_info(call->device)->fp8_fnuz;
     if (!call->out[codes]) return;
+    const int32_t *tiles = rows ? NULL : call->in[FP8_CAST_TILES];
+    int64_t depth = tiles ? call->out_shape[codes][1] : s.rows;
     Operand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
         .looks = call->out[FP8_CAST_SEEN] && (rows || !call->out[FP8_CAST_ROWS]), /* once */
         .lines = rows ? s.rows : s.columns,
-        .k = rows ? s.columns : s.rows,
+        .k = rows ? s.columns : depth,
+        .end = rows    ? s.columns
+               : tiles ? end_of_tiles(tiles, depth / SIZE)
+                       : depth,
+        .tiles = tiles,
         .line_stride = rows ? s.columns : 1,
         .depth_stride = rows ? 1 : s.columns,
         .format = fp8_format(attributes->kind, fnuz),
@@ -204,9 +233,44 @@ CPU_OP(fp8_linear) {
     else device_gemm_fp8(call->device, &g);
 }
 
-CPU_OP(fp8_linear_grad_weight) {
+static int64_t grad_weight_workspace(const Graph *graph, const Node *node) {
+    int64_t scales = graph_elements(graph, node->in[FP8_LINEAR_A_SCALES]) + graph_elements(graph, node->in[FP8_LINEAR_B_SCALES]);
+    return node->in[FP8_LINEAR_OFFSET] ? scales * (int64_t)sizeof(W) : 0;
+}
+
+/* The scales of elements first .. first + depth - 1 along k of an operand of `lines` lines of k elements: copied together to `to`
+ * where each line has several, which moves *to behind the copy. */
+static const float *scales_within(GemmScaling scaling, const W *scales, int64_t lines, int64_t k, int64_t first, int64_t depth, W **to) {
+    const int64_t size = gemm_scale_size(scaling), of_line = k / size, wanted = depth / size;
+    W *copy = *to;
+    if (scaling != GEMM_SCALE_GROUP && scaling != GEMM_SCALE_MX) return scales;
+    for (int64_t i = 0; i < lines; i++) memcpy(copy + i * wanted, scales + i * of_line + first / size, wanted * sizeof *copy);
+    *to += lines * wanted;
+    return copy;
+}
+
+/* One GEMM for each expert, over its tiles. */
+static void run_expert_weights(const OpCall *call, const Gemm *all) {
+    const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
+    size_t element = all->output == GEMM_F32 ? sizeof(W) : sizeof(T);
+    for (int64_t e = 0; e < call->in_shape[FP8_LINEAR_OFFSET][0] - 1; e++) {
+        Gemm g = *all;
+        W *room = call->workspace;
+        int64_t first = 2 * (int64_t)offset[e];
+        g.k = 2 * (int64_t)offset[e + 1] - first;
+        g.a = (const uint8_t *)all->a + first;
+        g.b = (const uint8_t *)all->b + first;
+        g.c = (char *)all->c + e * g.m * g.n * (int64_t)element;
+        g.scale_a = scales_within(g.scaling_a, all->scale_a, g.m, all->k, first, g.k, &room);
+        g.scale_b = scales_within(g.scaling_b, all->scale_b, g.n, all->k, first, g.k, &room);
+        device_gemm_fp8(call->device, &g);
+    }
+}
+
+CPU_OP(fp8_linear_grad_weight, grad_weight_workspace) {
     Gemm g = fp8_call_gemm(call, kernel_gradient_type(call));
     g.accumulate = !call->overwrite;
-    device_gemm_fp8(call->device, &g);
+    if (call->in[FP8_LINEAR_OFFSET]) run_expert_weights(call, &g);
+    else device_gemm_fp8(call->device, &g);
 }
 #endif

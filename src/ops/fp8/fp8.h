@@ -9,7 +9,9 @@
  *     d_x = d_y w       lines: rows of d_y,    columns of w
  *     d_w = d_y^T x     lines: columns of d_y, columns of x
  *
- * So fp8_cast writes a matrix by rows, by columns (transposed), or both. Scales are those of its largest magnitudes:
+ * So fp8_cast writes a matrix by rows, by columns (transposed), or both. Of the slots of experts (ops/moe/), codes by columns lie in
+ * tiles of 128, each of which belongs to one expert and ends with zeros where that has fewer slots left (fp8_tiles): an expert's d_w
+ * then sums over whole tiles, whatever the number of its slots. Scales are those of its largest magnitudes:
  * scale = 1 / m with m = largest number of the format / largest magnitude, m rounded down to a power of two but where one
  * scale serves the whole matrix.
  *
@@ -29,14 +31,31 @@
  * `sum`, the first of them adds the bias. Programs that do not train scale by the current numbers, and cast weights where
  * they need them. */
 TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, const Fp8Config *fp8);
-/* One layer per expert (ops/grouped_linear/): x [slots, in], w [experts, out, in]. Gradients of the weights are computed in
- * COMPUTE: the rows of an expert, which their sums run over, are any number. */
+/* One layer per expert (ops/grouped_linear/): x [slots, in], w [experts, out, in]. Scales that a whole matrix, or a whole line,
+ * shares are those of the slots of all experts. */
 TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8);
 /* Casts x [rows, columns], or a parameter, to e4m3 by rows and, with `columns`, by columns, with one scale of its current numbers; the
  * node. `kept`: a parameter's codes are those of the whole step. */
 int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept);
 /* What the codes of a cast are of. */
 TensorId fp8_cast_input(const Graph *graph, TensorId codes);
+
+/* -- fp8_tiles: where the slots of experts lie in codes by columns --------------------------------------------------- */
+
+/* An expert without slots has one tile of zeros, so that the kernels that sum over its slots need no case for it. */
+typedef enum Fp8TilesOperand {
+    FP8_TILES_OFFSET,    /* INT32 [experts + 1]: Dispatch.offset */
+    FP8_TILES_TABLE = 0, /* INT32 [tiles, 2]: the first slot of a tile, and how many it has; -1: no expert has the tile */
+    FP8_TILES_BEGIN,     /* INT32 [experts + 1]: of the tiles of each expert, in pairs of codes, which GEMMs of fp8 count k in */
+} Fp8TilesOperand;
+
+enum { FP8_TILE_SLOTS = GEMM_SCALE_GROUP_SIZE, FP8_TILE_PAIRS = FP8_TILE_SLOTS / 2 };
+/* The most tiles that so many slots need, and the tiles of `slots` slots of one expert. */
+static inline int64_t fp8_most_tiles(int64_t slots, int64_t experts) { return slots / FP8_TILE_SLOTS + experts; }
+static inline int32_t fp8_expert_tiles(int32_t slots) { return slots > 0 ? (slots + FP8_TILE_SLOTS - 1) / FP8_TILE_SLOTS : 1; }
+
+/* The node for a dispatch, appended where the graph has none yet; returns its slots. */
+TensorId fp8_tiles(Graph *graph, const Dispatch *dispatch, int64_t slots);
 
 /* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
 
@@ -56,10 +75,11 @@ void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const fl
 typedef enum Fp8CastOperand {
     FP8_CAST_X,          /* COMPUTE [rows, columns] or [matrices, rows, columns] */
     FP8_CAST_AMAX,       /* WIDE [matrices], where a scaling is GEMM_SCALE_TENSOR: of fp8_amax, or given */
+    FP8_CAST_TILES,      /* INT32 [tiles, 2]: of fp8_tiles, where x is slots of experts and codes by columns are wanted */
     FP8_CAST_FOUND,      /* WIDE [matrices]: of codes, the largest magnitudes of what they are of; present with FP8_CAST_SEEN */
     FP8_CAST_ROWS = 0,   /* FP8, like x; optional, as are all outputs */
     FP8_CAST_ROW_SCALES, /* WIDE [matrices * gemm_scale_count()]; present with the codes */
-    FP8_CAST_COLUMNS,    /* FP8 [columns, rows] or [matrices, columns, rows] */
+    FP8_CAST_COLUMNS,    /* FP8 [columns, rows] or [matrices, columns, rows]; of slots of experts [columns, tiles * 128] */
     FP8_CAST_COLUMN_SCALES,
     FP8_CAST_SEEN, /* WIDE [matrices], optional: becomes the larger of itself and the largest magnitude, NaN above all */
 } Fp8CastOperand;
@@ -82,13 +102,16 @@ static inline Fp8Stack fp8_call_stack(const int64_t shape[TENSOR_MAX_RANK]) { re
 
 /* -- fp8_linear, fp8_linear_grad_weight: C = A B^T ------------------------------------------------------------------ */
 
+/* With experts fp8_linear multiplies rows offset[e] .. offset[e + 1] - 1 of A by matrix e of B [experts, n, k], and
+ * fp8_linear_grad_weight elements 2 offset[e] .. 2 offset[e + 1] - 1 along k of A and B into matrix e of C [experts, m, n]. */
+
 typedef enum Fp8LinearOperand {
     FP8_LINEAR_A,        /* FP8 [m, k] */
     FP8_LINEAR_A_SCALES, /* of fp8_cast */
     FP8_LINEAR_B,        /* FP8 e4m3 [n, k], or [experts, n, k] */
     FP8_LINEAR_B_SCALES,
     FP8_LINEAR_BIAS,   /* WIDE [n], optional */
-    FP8_LINEAR_OFFSET, /* INT32 [experts + 1], with experts: rows offset[e] .. offset[e + 1] - 1 of A meet matrix e of B */
+    FP8_LINEAR_OFFSET, /* INT32 [experts + 1], with experts: Dispatch.offset, FP8_TILES_BEGIN of fp8_linear_grad_weight */
     FP8_LINEAR_C = 0,  /* COMPUTE [m, n]; of fp8_linear_grad_weight the gradient of the weight, added to */
 } Fp8LinearOperand;
 
@@ -97,12 +120,12 @@ typedef struct Fp8LinearAttributes {
     Fp8Kind kind; /* of A */
     GemmScaling scaling_a, scaling_b;
     MeshAxes sum; /* as in op_fp8_linear */
-    int64_t rows; /* that A may expect to be used, for costs: Dispatch.rows with experts */
+    int64_t rows; /* of x that may expect to be used, for costs: Dispatch.rows with experts */
 } Fp8LinearAttributes;
 
 /* The parameter that a node fp8_linear multiplies by. */
 TensorId fp8_linear_weight(const Graph *graph, const Node *node);
-/* The GEMM of a call: of all rows of A and of the first expert. */
+/* The GEMM of a call: of all rows of A, or all of k, and of the first expert. */
 Gemm fp8_call_gemm(const OpCall *call, GemmType output);
 /* Codes [rows, columns], rows `stride` apart, both multiples of 16, as [columns, rows], now, on a GPU. */
 void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to);

@@ -29,8 +29,13 @@ GPU_OP(fp8_linear) {
 
 GPU_OP(fp8_linear_grad_weight) {
     Gemm g = fp8_call_gemm(call, gpu_gradient_type(call));
+    const int32_t *begin = call->in[FP8_LINEAR_OFFSET];
+    int64_t experts = call->in_shape[FP8_LINEAR_OFFSET][0] - 1;
     g.accumulate = !call->overwrite;
-    fp8_multiply_on_gpu(call, &g);
+    if (!begin) fp8_multiply_on_gpu(call, &g);
+    else
+        expect(call,
+            gpu_gemm_grouped_fp8(call->device, &(GemmGrouped){.first = g, .offset = begin, .experts = experts, .slots_are_depth = true}));
 }
 
 #endif

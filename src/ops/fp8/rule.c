@@ -7,7 +7,10 @@
  *
  * A weight is cast by rows for y, and by columns for d_x; or once a step both at once into the state arena
  * (FP8_WEIGHTS_KEPT), where all microbatches and recomputation read it; or its codes come from the ranks that have shards of
- * it (FP8_WEIGHTS_GATHERED), and are only transposed. Such ranks know the weight's magnitude too: the caller gives it. */
+ * it (FP8_WEIGHTS_GATHERED), and are only transposed. Such ranks know the weight's magnitude too: the caller gives it.
+ *
+ * Experts' layers are cast and multiplied as others are. What their gradients of weights sum over, slots, lies by columns in the
+ * tiles of the dispatch (tiles_rule.c), the same for x and d_y of all its layers. */
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -52,29 +55,31 @@ static TensorId append_magnitudes(Graph *graph, Arena arena, TensorId x, const c
 
 static void append_operand(
     Graph *graph, Arena arena, Outputs out, int codes, const Tensor *x, int64_t lines, int64_t k, GemmScaling scaling) {
+    if (scaling == GEMM_SCALE_ONE) return;
     int64_t count = fp8_stack(x->shape, x->rank).count, scales = count * gemm_scale_count(scaling, lines, k);
     int64_t shape[] = {count, lines, k};
     int skip = x->rank == 3 ? 0 : 1;
     bool rows = codes == FP8_CAST_ROWS;
-    if (scaling == GEMM_SCALE_ONE) return;
     out[codes] = graph_tensor(graph, arena, TYPE_FP8, 3 - skip, shape + skip, rows ? "fp8" : "fp8_columns");
     out[codes + 1] = graph_tensor(graph, arena, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
 }
 
 /* Casts x into operands in `arena`. Its `amax` is known or TENSOR_NONE; with `delayed` it is given and the cast finds the
- * next. Returns the node. */
-static int append_cast(Graph *graph, Arena arena, TensorId x, TensorId amax, bool delayed, const Fp8CastAttributes *attributes) {
-    Inputs in = {[FP8_CAST_X] = x};
+ * next. `tiles` are those of slots of experts, TENSOR_NONE of other rows. Returns the node. */
+static int append_cast(
+    Graph *graph, Arena arena, TensorId x, TensorId amax, TensorId tiles, bool delayed, const Fp8CastAttributes *attributes) {
+    Inputs in = {[FP8_CAST_X] = x, [FP8_CAST_TILES] = tiles};
     Outputs out = {0};
     const Tensor t = *graph_get(graph, x);
     Fp8Stack s = fp8_stack(t.shape, t.rank);
-    assert(t.type == TYPE_COMPUTE && s.columns % 16 == 0 && (attributes->columns == GEMM_SCALE_ONE || s.rows % 16 == 0));
+    int64_t depth = tiles ? graph_rows(graph, tiles) * FP8_TILE_SLOTS : s.rows; /* of columns */
+    assert(t.type == TYPE_COMPUTE && s.columns % 16 == 0 && (attributes->columns == GEMM_SCALE_ONE || depth % 16 == 0));
     bool tensor = attributes->rows == GEMM_SCALE_TENSOR || attributes->columns == GEMM_SCALE_TENSOR;
     if (tensor && !amax) amax = delayed || attributes->coded ? append_magnitudes(graph, ARENA_INPUT, x, "amax") : append_amax(graph, x);
     if (delayed && attributes->coded) in[FP8_CAST_FOUND] = append_magnitudes(graph, ARENA_INPUT, x, "amax_found");
     if (delayed) out[FP8_CAST_SEEN] = append_magnitudes(graph, ARENA_METRIC, x, "amax_seen");
     append_operand(graph, arena, out, FP8_CAST_ROWS, &t, s.rows, s.columns, attributes->rows);
-    append_operand(graph, arena, out, FP8_CAST_COLUMNS, &t, s.columns, s.rows, attributes->columns);
+    append_operand(graph, arena, out, FP8_CAST_COLUMNS, &t, s.columns, depth, attributes->columns);
     if (tensor) in[FP8_CAST_AMAX] = amax;
     return graph_node(graph, OP_fp8_cast, in, out, attributes, sizeof *attributes);
 }
@@ -141,9 +146,9 @@ static bool gather_codes(Graph *graph, TensorId w) {
 static int append_weight(Graph *graph, TensorId w, bool delayed, Fp8Weights weights, const Recipe *recipe) {
     Fp8CastAttributes attributes = recipe->w;
     attributes.coded = weights == FP8_WEIGHTS_GATHERED && gather_codes(graph, w);
-    if (weights != FP8_WEIGHTS_KEPT) return append_cast(graph, ARENA_ACTIVATION, w, TENSOR_NONE, delayed, &attributes);
-    attributes.columns = recipe->w_backward.columns;
-    return append_cast(graph, ARENA_STATE, w, TENSOR_NONE, delayed, &attributes);
+    if (weights == FP8_WEIGHTS_KEPT) attributes.columns = recipe->w_backward.columns;
+    Arena arena = weights == FP8_WEIGHTS_KEPT ? ARENA_STATE : ARENA_ACTIVATION;
+    return append_cast(graph, arena, w, TENSOR_NONE, TENSOR_NONE, delayed, &attributes);
 }
 
 /* The cast of the weight for d_x, of which `forward` is that for y. */
@@ -153,29 +158,30 @@ static int append_weight_backward(Graph *graph, int forward, const Recipe *recip
     attributes.coded = ((const Fp8CastAttributes *)cast->attributes)->coded;
     return cast->out[FP8_CAST_COLUMNS]
                ? forward
-               : append_cast(graph, ARENA_ACTIVATION, cast->in[FP8_CAST_X], cast->in[FP8_CAST_AMAX], false, &attributes);
+               : append_cast(graph, ARENA_ACTIVATION, cast->in[FP8_CAST_X], cast->in[FP8_CAST_AMAX], TENSOR_NONE, false, &attributes);
 }
 
 static TensorId append(
-    Graph *graph, TensorId x, TensorId w, TensorId bias, TensorId offset, const Fp8Config *fp8, const Fp8LinearAttributes *like) {
+    Graph *graph, TensorId x, TensorId w, TensorId bias, const Dispatch *dispatch, const Fp8Config *fp8, const Fp8LinearAttributes *like) {
     const Recipe *recipe = &recipes[like->recipe];
     Fp8CastAttributes x_cast = recipe->x;
     assert(like->recipe != FP8_NONE && graph_is_parameter(graph, w) && graph_columns(graph, x) == graph_columns(graph, w));
-    if (!graph->training || graph_get(graph, w)->frozen || offset) x_cast.columns = GEMM_SCALE_ONE;
-    bool delayed = graph->training && fp8->scaling == FP8_DELAYED;
-    int x_node = append_cast(graph, ARENA_ACTIVATION, x, TENSOR_NONE, delayed, &x_cast);
+    if (!graph->training || graph_get(graph, w)->frozen) x_cast.columns = GEMM_SCALE_ONE;
+    bool delayed = graph->training && fp8->scaling == FP8_DELAYED, tiled = dispatch && x_cast.columns != GEMM_SCALE_ONE;
+    TensorId tiles = tiled ? fp8_tiles(graph, dispatch, graph_rows(graph, x)) : TENSOR_NONE;
+    int x_node = append_cast(graph, ARENA_ACTIVATION, x, TENSOR_NONE, tiles, delayed, &x_cast);
     int w_node = append_weight(graph, w, delayed, graph->training ? (Fp8Weights)fp8->weights : FP8_WEIGHTS_CAST, recipe);
-    return append_product(graph, x_node, w_node, false, bias, offset, like, "linear");
+    return append_product(graph, x_node, w_node, false, bias, dispatch ? dispatch->offset : TENSOR_NONE, like, "linear");
 }
 
 TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, const Fp8Config *fp8) {
     Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .sum = sum, .rows = graph_rows(graph, x)};
-    return append(graph, x, w, bias, TENSOR_NONE, fp8, &like);
+    return append(graph, x, w, bias, NULL, fp8, &like);
 }
 
 TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8) {
     Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .rows = dispatch->rows};
-    return append(graph, x_slots, w, TENSOR_NONE, dispatch->offset, fp8, &like);
+    return append(graph, x_slots, w, TENSOR_NONE, dispatch, fp8, &like);
 }
 
 /* In COMPUTE, from x and d_y themselves. */
@@ -191,6 +197,16 @@ static void append_expert_gradient(Graph *graph, TensorId x, TensorId d_y, Tenso
         &(GroupedLinearAttributes){.rows = rows}, sizeof(GroupedLinearAttributes));
 }
 
+/* In fp8, from x and d_y by columns. */
+static void append_fp8_weight_gradient(Graph *graph, int d_y, int x, TensorId d_w, const Fp8LinearAttributes *like) {
+    Inputs in = {0};
+    TensorId tiles = graph->nodes[x].in[FP8_CAST_TILES];
+    Fp8LinearAttributes attributes = set_operands(graph, d_y, x, true, true, in);
+    attributes.recipe = like->recipe, attributes.rows = like->rows;
+    if (tiles) in[FP8_LINEAR_OFFSET] = graph->nodes[graph_get(graph, tiles)->producer].out[FP8_TILES_BEGIN];
+    graph_node(graph, OP_fp8_linear_grad_weight, in, (Outputs){[FP8_LINEAR_C] = d_w}, &attributes, sizeof attributes);
+}
+
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const Fp8LinearAttributes *like = node->attributes;
     const Recipe *recipe = &recipes[like->recipe];
@@ -199,16 +215,12 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId x = x_cast.in[FP8_CAST_X], w = fp8_linear_weight(graph, node);
     bool delayed = x_cast.out[FP8_CAST_SEEN];
     TensorId d_w = graph_parameter_gradient(graph, w), d_bias = graph_parameter_gradient(graph, node->in[FP8_LINEAR_BIAS]);
-    bool fp8_weights = recipe->weights && !offset && d_w;
+    bool fp8_weights = recipe->weights && d_w;
     Fp8CastAttributes d_y_cast = recipe->d_y;
     if (!fp8_weights) d_y_cast.columns = GEMM_SCALE_ONE;
-    int d_y_node = append_cast(graph, ARENA_ACTIVATION, d_y, TENSOR_NONE, delayed, &d_y_cast);
+    int d_y_node = append_cast(graph, ARENA_ACTIVATION, d_y, TENSOR_NONE, x_cast.in[FP8_CAST_TILES], delayed, &d_y_cast);
     if (fp8_weights) {
-        Inputs in = {0};
-        int x_node = graph_get(graph, node->in[FP8_LINEAR_A])->producer;
-        Fp8LinearAttributes attributes = set_operands(graph, d_y_node, x_node, true, true, in);
-        attributes.recipe = like->recipe;
-        graph_node(graph, OP_fp8_linear_grad_weight, in, (Outputs){[FP8_LINEAR_C] = d_w}, &attributes, sizeof attributes);
+        append_fp8_weight_gradient(graph, d_y_node, graph_get(graph, node->in[FP8_LINEAR_A])->producer, d_w, like);
         if (d_bias)
             graph_node(graph, OP_bias_grad, (Inputs){[BIAS_GRAD_D_Y] = d_y}, (Outputs){[BIAS_GRAD_D_BIAS] = d_bias},
                 &(LinearAttributes){.sum = like->sum}, sizeof(LinearAttributes));
@@ -273,33 +285,33 @@ void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const fl
 
 /* -- Costs --------------------------------------------------------------------------------------------------------- */
 
+static double rows_of(const Node *node) { return (double)((const Fp8LinearAttributes *)node->attributes)->rows; }
+
 static double flops(const Graph *graph, const Node *node) {
-    const Fp8LinearAttributes *attributes = node->attributes;
     const Tensor *b = graph_get(graph, node->in[FP8_LINEAR_B]);
-    return 2.0 * (double)attributes->rows * (double)b->shape[b->rank - 2] * (double)b->shape[b->rank - 1];
+    return 2.0 * rows_of(node) * (double)b->shape[b->rank - 2] * (double)b->shape[b->rank - 1];
 }
 
 static double weight_flops(const Graph *graph, const Node *node) {
-    return 2.0 * (double)graph_elements(graph, node->in[FP8_LINEAR_A]) * (double)graph_rows(graph, node->in[FP8_LINEAR_B]);
+    return 2.0 * rows_of(node) * (double)graph_rows(graph, node->in[FP8_LINEAR_A]) * (double)graph_rows(graph, node->in[FP8_LINEAR_B]);
 }
 
 Gemm fp8_call_gemm(const OpCall *call, GemmType output) {
     const Fp8LinearAttributes *attributes = call->attributes;
-    const int64_t *b_shape = call->in_shape[FP8_LINEAR_B];
-    bool grouped = call->in[FP8_LINEAR_OFFSET] != NULL;
+    Fp8Stack b = fp8_call_stack(call->in_shape[FP8_LINEAR_B]);
     return (Gemm){
         .transpose_b = true,
         .input = attributes->kind == FP8_E5M2 ? GEMM_E5M2 : GEMM_E4M3,
         .output = output,
         .m = call->in_shape[FP8_LINEAR_A][0],
-        .n = b_shape[grouped],
-        .k = b_shape[grouped + 1],
+        .n = b.rows,
+        .k = b.columns,
         .a = call->in[FP8_LINEAR_A],
-        .lda = b_shape[grouped + 1],
+        .lda = b.columns,
         .b = call->in[FP8_LINEAR_B],
-        .ldb = b_shape[grouped + 1],
+        .ldb = b.columns,
         .c = call->out[FP8_LINEAR_C],
-        .ldc = b_shape[grouped],
+        .ldc = b.rows,
         .bias = mesh_index(call->mesh, attributes->sum) == 0 ? call->in[FP8_LINEAR_BIAS] : NULL,
         .scaling_a = attributes->scaling_a,
         .scaling_b = attributes->scaling_b,

@@ -90,11 +90,10 @@ static Twin new_scales(GemmScaling scaling, int64_t count, bool exact) {
 static size_t bytes_of(GemmType type) { return type == GEMM_BF16 ? 2 : 4; }
 
 /* `there`: integers, in columns; else NaN, as are the gaps always. */
-static Twin new_c(GemmType type, int64_t rows, int64_t columns, bool there) {
-    int64_t count = rows * (columns + GAP), bytes = count * (int64_t)bytes_of(type);
+static Twin new_c(GemmType type, int64_t rows, int64_t columns, int64_t ld, bool there) {
+    int64_t count = rows * ld, bytes = count * (int64_t)bytes_of(type);
     void *c = memory_allocate((size_t)bytes + 1);
-    for (int64_t i = 0; i < count; i++)
-        element_set(bytes_of(type), c, i, there && i % (columns + GAP) < columns ? random_integer(100) : NAN);
+    for (int64_t i = 0; i < count; i++) element_set(bytes_of(type), c, i, there && i % ld < columns ? random_integer(100) : NAN);
     return twin_of(c, bytes);
 }
 
@@ -117,10 +116,10 @@ static void expect_no_failure(void) {
 
 /* -- One problem, or one of each expert ---------------------------------------------------------------------------- */
 
-/* Without experts `offset` is NULL, and there is one. */
+/* Without experts `offset` is NULL, and there is one. `depth`: slots are codes along k, and `offset` counts pairs of them. */
 typedef struct Case {
     Gemm form; /* sizes, types, scalings, accumulate */
-    bool bias, exact;
+    bool bias, exact, depth;
     const int32_t *offset;
     int64_t experts;
 } Case;
@@ -130,14 +129,17 @@ typedef struct Run {
     Gemm gemm; /* on the GPU */
 } Run;
 
+/* Of experts whose slots are codes along k each has a C, one after the other. */
+static int64_t rows_of_c(const Case *p) { return p->form.m * (p->depth ? p->experts : 1); }
+
 static Run open_run(const Case *p) {
     const Gemm *f = &p->form;
-    int64_t experts = p->offset ? p->experts : 1;
+    int64_t experts = p->offset ? p->experts : 1, matrices = p->depth ? 1 : experts, ldc = f->n + (p->depth ? 0 : GAP);
     Run r = {.a = new_codes(f->input, f->m, f->k, p->exact),
-        .b = new_codes(GEMM_E4M3, experts * f->n, f->k, p->exact),
-        .c = new_c(f->output, f->m, f->n, f->accumulate),
+        .b = new_codes(GEMM_E4M3, matrices * f->n, f->k, p->exact),
+        .c = new_c(f->output, rows_of_c(p), f->n, ldc, f->accumulate),
         .scale_a = new_scales(f->scaling_a, gemm_scale_count(f->scaling_a, f->m, f->k), p->exact),
-        .scale_b = new_scales(f->scaling_b, experts * gemm_scale_count(f->scaling_b, f->n, f->k), p->exact),
+        .scale_b = new_scales(f->scaling_b, matrices * gemm_scale_count(f->scaling_b, f->n, f->k), p->exact),
         .bias = new_bias(f->n)};
     if (p->offset) {
         int64_t bytes = (experts + 1) * (int64_t)sizeof *p->offset;
@@ -145,7 +147,7 @@ static Run open_run(const Case *p) {
     }
     r.gemm = *f;
     r.gemm.transpose_b = true;
-    r.gemm.lda = r.gemm.ldb = f->k + GAP, r.gemm.ldc = f->n + GAP;
+    r.gemm.lda = r.gemm.ldb = f->k + GAP, r.gemm.ldc = ldc;
     r.gemm.a = r.a.device, r.gemm.b = r.b.device, r.gemm.c = r.c.device;
     r.gemm.bias = p->bias ? r.bias.device : NULL;
     r.gemm.scale_a = f->scaling_a ? r.scale_a.device : NULL, r.gemm.scale_b = f->scaling_b ? r.scale_b.device : NULL;
@@ -159,9 +161,8 @@ static void close_run(const Case *p, Run *r) {
 
 static void run_gpu(const Case *p, const Run *r) {
     Device *gpu = check_device();
-    bool done = p->offset ? gpu_gemm_grouped_fp8(gpu, &(GemmGrouped){.first = r->gemm, .offset = r->offset.device, .experts = p->experts})
-                          : gpu_gemm_fp8(gpu, &r->gemm);
-    assert_true(done);
+    GemmGrouped grouped = {.first = r->gemm, .offset = r->offset.device, .experts = p->experts, .slots_are_depth = p->depth};
+    assert_true(p->offset ? gpu_gemm_grouped_fp8(gpu, &grouped) : gpu_gemm_fp8(gpu, &r->gemm));
     device_download(gpu, r->c.host, r->c.device, r->c.bytes);
     expect_no_failure();
 }
@@ -180,8 +181,20 @@ static Gemm host_gemm(const Case *p, const Run *r, int64_t e, void *c) {
     return g;
 }
 
+/* Of expert e, whose slots are codes along k: all of k, with zeros in the place of others' codes of A. */
+static void run_cpu_depth(const Case *p, const Run *r, int64_t e, void *c) {
+    Gemm g = r->gemm;
+    SCOPED_FREE uint8_t *a = copy_of(&r->a);
+    for (int64_t i = 0; i < g.m * g.lda; i++)
+        if (i % g.lda / 2 < p->offset[e] || i % g.lda / 2 >= p->offset[e + 1]) a[i] = 0;
+    g.a = a, g.b = r->b.host, g.c = (char *)c + e * g.m * g.ldc * (int64_t)bytes_of(g.output);
+    g.scale_a = r->scale_a.host, g.scale_b = r->scale_b.host;
+    assert_true(device_gemm_fp8(device_cpu(), &g));
+}
+
 static void run_cpu(const Case *p, const Run *r, void *c) {
-    for (int64_t e = 0; e < (p->offset ? p->experts : 1); e++) {
+    for (int64_t e = 0; e < p->experts && p->depth; e++) run_cpu_depth(p, r, e, c);
+    for (int64_t e = 0; e < (p->offset ? p->experts : 1) && !p->depth; e++) {
         Gemm g = host_gemm(p, r, e, c);
         if (g.m) assert_true(device_gemm_fp8(device_cpu(), &g));
     }
@@ -191,7 +204,7 @@ static void run_cpu(const Case *p, const Run *r, void *c) {
 static void *magnitudes(const Case *p, const Run *r) {
     Case bare = *p;
     Run without = *r;
-    void *sums = memory_allocate((size_t)(r->gemm.m * r->gemm.ldc) * sizeof(float));
+    void *sums = memory_allocate((size_t)(rows_of_c(p) * r->gemm.ldc) * sizeof(float));
     bare.bias = false;
     without.gemm.output = GEMM_F32, without.gemm.accumulate = false;
     without.a.host = copy_of(&r->a), without.b.host = copy_of(&r->b);
@@ -206,14 +219,17 @@ static void describe(const Case *p, char text[160]) {
     const Gemm *f = &p->form;
     snprintf(text, 160, "m %d n %d k %d, %s, C %s%s%s, scalings %d %d%s", (int)f->m, (int)f->n, (int)f->k,
         f->input == GEMM_E5M2 ? "e5m2" : "e4m3", f->output == GEMM_BF16 ? "bf16" : "fp32", f->accumulate ? " +=" : "",
-        p->bias ? " + bias" : "", f->scaling_a, f->scaling_b, p->offset ? ", experts" : "");
+        p->bias ? " + bias" : "", f->scaling_a, f->scaling_b,
+        p->depth    ? ", experts along k"
+        : p->offset ? ", experts"
+                    : "");
 }
 
 static void expect_close(const Case *p, const Run *r, const void *expected) {
     char text[160];
     const Gemm *f = &r->gemm;
     SCOPED_FREE float *sums = magnitudes(p, r);
-    int64_t rows = p->offset ? p->offset[p->experts] : f->m;
+    int64_t rows = p->offset && !p->depth ? p->offset[p->experts] : rows_of_c(p);
     for (int64_t i = 0; i < rows * f->ldc; i++) {
         if (i % f->ldc >= f->n) continue;
         double x = element_get(bytes_of(f->output), r->c.host, i), y = element_get(bytes_of(f->output), expected, i);
@@ -227,7 +243,7 @@ static void expect_close(const Case *p, const Run *r, const void *expected) {
 static void expect_same(const Case *p, const Run *r, const void *expected) {
     char text[160];
     const Gemm *f = &r->gemm;
-    for (int64_t i = 0; i < f->m * f->ldc; i++) {
+    for (int64_t i = 0; i < rows_of_c(p) * f->ldc; i++) {
         const size_t bytes = bytes_of(f->output);
         if (!memcmp((char *)r->c.host + i * (int64_t)bytes, (const char *)expected + i * (int64_t)bytes, bytes)) continue;
         describe(p, text);
@@ -251,9 +267,9 @@ static void check_case(const Case *p) {
 }
 
 /* Every type, forms of C and bias alternating, exact and random. */
-static void check_forms(Gemm sizes, const int32_t *offset, int64_t experts) {
+static void check_forms_of(Gemm sizes, const int32_t *offset, int64_t experts, bool depth) {
     for (int form = 0; form < 8; form++) {
-        Case p = {.form = sizes, .exact = form / 4 == 0, .bias = form % 2 && !offset, .offset = offset, .experts = experts};
+        Case p = {.form = sizes, .exact = form / 4 == 0, .bias = form % 2 && !offset, .offset = offset, .experts = experts, .depth = depth};
         p.form.input = form & 2 ? GEMM_E5M2 : GEMM_E4M3;
         if (sizes.scaling_a >= GEMM_SCALE_GROUP) p.form.input = GEMM_E4M3; /* the other has no such kernel */
         p.form.output = (form & 1) ^ (form >> 1 & 1) ? GEMM_BF16 : GEMM_F32;
@@ -263,6 +279,8 @@ static void check_forms(Gemm sizes, const int32_t *offset, int64_t experts) {
         }
     }
 }
+
+static void check_forms(Gemm sizes, const int32_t *offset, int64_t experts) { check_forms_of(sizes, offset, experts, false); }
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
@@ -357,6 +375,26 @@ static void slots_of_experts_meet_their_weights_and_scales(void **state) {
     if (device_info(check_device())->fp8_mx) check_experts(GEMM_SCALE_MX, GEMM_SCALE_MX);
 }
 
+/* Experts have 128, 384 and 256 codes along k, and beyond these are codes of none; and one for each of many experts. */
+static const int32_t tiles[] = {0, 64, 256, 384};
+
+static void check_experts_along_k(GemmScaling a, GemmScaling b) {
+    enum { EACH = 12 };
+    int32_t each[EACH + 1];
+    check_forms_of((Gemm){.m = 144, .n = 208, .k = 1024, .scaling_a = a, .scaling_b = b}, tiles, 3, true);
+    if (device_info(check_device())->kind != DEVICE_CUDA) return;
+    for (int e = 0; e <= EACH; e++) each[e] = 64 * e;
+    check_forms_of((Gemm){.m = 272, .n = 528, .k = EACH * 128, .scaling_a = a, .scaling_b = b}, each, EACH, true);
+}
+
+static void slots_of_experts_are_summed_over_along_k(void **state) {
+    (void)state;
+    fp8_gpu();
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) check_experts_along_k(once[i][0], once[i][1]);
+    check_experts_along_k(GEMM_SCALE_GROUP, GEMM_SCALE_GROUP);
+    if (device_info(check_device())->fp8_mx) check_experts_along_k(GEMM_SCALE_MX, GEMM_SCALE_MX);
+}
+
 static void what_no_kernel_has_is_declined(void **state) {
     (void)state;
     Device *gpu = fp8_gpu();
@@ -414,6 +452,7 @@ int main(void) {
         cmocka_unit_test(sums_are_scaled_by_32_elements),
         cmocka_unit_test(many_tiles_are_scaled),
         cmocka_unit_test(slots_of_experts_meet_their_weights_and_scales),
+        cmocka_unit_test(slots_of_experts_are_summed_over_along_k),
         cmocka_unit_test(what_no_kernel_has_is_declined),
         cmocka_unit_test(speed),
     };

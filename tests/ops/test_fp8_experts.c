@@ -1,0 +1,341 @@
+/* Gradients of experts' weights in fp8: of each recipe, against sums in double precision over the slots of each expert, as many as it
+ * has, of the numbers that x and d_y become by the definition of the recipe. Nothing here knows of tiles or of the zeros in them. On
+ * the GPU of SMELT_TEST_DEVICE, else on the CPU.
+ *
+ * What must not be read is NaN: slots of no expert, but where one scale is that of all slots, and what nothing has written. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <omp.h>
+
+#include "backend/backend.h"
+#include "base/element.h"
+#include "base/float8.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "ops/activation/activation.h"
+#include "ops/fp8/fp8.h"
+#include "support/check.h"
+
+enum { MOST_EXPERTS = 40, RUNS = 3 /* on a GPU the second is recorded, the third replayed */ };
+
+/* Slots of each expert, and behind them those of none. */
+typedef struct Load {
+    int experts, unused;
+    int32_t slots[MOST_EXPERTS];
+} Load;
+
+/* `swiglu`: makes x, and on a GPU its codes where scaling is delayed. */
+typedef struct Case {
+    const Load *load;
+    Precision precision;
+    int64_t out, in;
+    Fp8Config fp8;
+    bool swiglu;
+} Case;
+
+typedef struct Run {
+    const Case *c;
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+    TensorId from, x, w, y, d_y, offset; /* `from`: what x is made from */
+    int64_t slots;                       /* all */
+    int32_t begin[MOST_EXPERTS + 1];
+} Run;
+
+static int64_t used(const Run *run) { return run->begin[run->c->load->experts]; }
+
+/* -- Runs ---------------------------------------------------------------------------------------------------------- */
+
+static TensorId input(Run *run, int64_t columns, const char *name) {
+    return graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){run->slots, columns}, name);
+}
+
+/* `keeps`: what SwiGLU makes is read by the caller too, so that no kernel writes its codes in place of it. */
+static void build(Run *run, const Case *c, bool keeps) {
+    int64_t experts = c->load->experts, shape[] = {experts, c->out, c->in};
+    *run = (Run){.c = c, .graph = graph_create(c->precision, true)};
+    for (int e = 0; e < experts; e++) run->begin[e + 1] = run->begin[e] + c->load->slots[e];
+    run->slots = used(run) + c->load->unused;
+    run->w = graph_parameter(run->graph, "w", PARAMETER_MATRIX, 3, shape, 0, 1, false);
+    run->offset = graph_tensor(run->graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){experts + 1}, "offset");
+    run->from = run->x = input(run, c->swiglu ? 2 * c->in : c->in, "x");
+    Dispatch dispatch = {.offset = run->offset, .rows = run->slots};
+    fp8_tiles(run->graph, &dispatch, run->slots); /* as a layer before has them: a cast absorbs what comes right before it */
+    if (c->swiglu) run->x = op_swiglu(run->graph, op_scale(run->graph, run->from, 1));
+    run->d_y = input(run, c->out, "d_y");
+    run->y = op_fp8_grouped_linear(run->graph, run->x, run->w, &dispatch, &c->fp8);
+    graph_differentiate(run->graph, RECOMPUTE_NONE, &(Seed){run->y, run->d_y}, 1);
+    if (keeps) run->graph->tensors[run->x].keep = true;
+    run->graph->tensors[run->y].keep = true;
+}
+
+static void open_run(Run *run, const Case *c, bool keeps) {
+    Error error = {0};
+    Backend backend;
+    build(run, c, keeps);
+    if (!op_backend(&backend, check_device() ? check_device() : device_cpu(), c->precision, "", &error)) fail_msg("%s", error.message);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+static void close_run(Run *run) {
+    executor_free(run->executor);
+    graph_free(run->graph);
+}
+
+/* As the tensor's precision stores it. */
+static double rounded(const Run *run, double x) {
+    return precision_is_bf16(run->c->precision) ? bf16_to_float(bf16_from_float((float)x)) : (float)x;
+}
+
+/* Normal numbers of different sizes by row and column, and beyond the slots of experts NaN or, where all slots have one scale, 0. */
+static double *fill(const Run *run, TensorId tensor, int64_t rows, int64_t columns, uint64_t stream) {
+    int64_t count = rows * columns;
+    const size_t bytes = precision_is_bf16(run->c->precision) ? sizeof(uint16_t) : sizeof(float);
+    bool whole = run->c->fp8.recipe == FP8_TENSOR && run->c->fp8.scaling == FP8_DYNAMIC;
+    double *values = memory_allocate(count * sizeof *values);
+    char *stored = memory_allocate(count * bytes);
+    for (int64_t i = 0; i < count; i++) {
+        double size = ldexp(1, (int)(i / columns * 5 % 7 - 3 + i % columns * 3 % 5 - 2));
+        bool there = tensor == run->w || i / columns < used(run);
+        values[i] = there ? rounded(run, size * rng_normal(5, stream, (uint64_t)i)) : whole ? 0 : NAN;
+        element_set(bytes, stored, i, values[i]);
+    }
+    if (tensor == run->w) device_upload(executor_backend(run->executor)->device, executor_device_tensor(run->executor, tensor), stored, count * bytes);
+    else memcpy(executor_tensor(run->executor, tensor), stored, count * bytes);
+    free(stored);
+    return values;
+}
+
+/* The amax that delayed scaling gives for an operand: what exceeds it saturates. */
+static const float given[FP8_ROLES] = {[FP8_ROLE_X] = 9, [FP8_ROLE_W] = 11, [FP8_ROLE_D_Y] = 13};
+
+static void give_magnitudes(const Run *run) {
+    Fp8Operand operands[FP8_ROLES];
+    int count = fp8_operands(run->graph, NULL);
+    assert_true(count <= FP8_ROLES);
+    fp8_operands(run->graph, operands);
+    for (int i = 0; i < count; i++) {
+        float *amax = executor_tensor(run->executor, operands[i].amax);
+        for (int64_t j = 0; j < graph_elements(run->graph, operands[i].amax); j++) amax[j] = given[operands[i].role];
+    }
+}
+
+/* What nothing writes is NaN, and as a code 0xff. */
+static void run_once(const Run *run, bool first) {
+    Error error = {0};
+    Device *device = executor_backend(run->executor)->device;
+    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
+    if (first) device_fill(device, executor_arena(run->executor, ARENA_GRADIENT), 0xff, run->plan.bytes[ARENA_GRADIENT]);
+    if (first) executor_zero(run->executor);
+    executor_run(run->executor);
+    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+}
+
+static int64_t weights(const Run *run) { return graph_elements(run->graph, run->w); }
+static size_t gradient_bytes(const Run *run) { return run->c->precision == PRECISION_PURE_BF16 ? sizeof(uint16_t) : sizeof(float); }
+
+static void *read_gradient(const Run *run) {
+    void *gradient = memory_allocate(weights(run) * gradient_bytes(run));
+    executor_read(run->executor, graph_parameter_gradient(run->graph, run->w), gradient);
+    return gradient;
+}
+
+/* -- By definition ------------------------------------------------------------------------------------------------- */
+
+/* How the columns of x or d_y are cast: elements of a column that share a scale, 0 all of all columns, -1 all of the column. */
+typedef struct Definition {
+    Fp8Kind kind;
+    int64_t size;
+} Definition;
+
+static Definition definition(Fp8Recipe recipe, Fp8Role role) {
+    static const int64_t sizes[] = {[FP8_TENSOR] = 0, [FP8_ROW] = -1, [FP8_BLOCK] = GEMM_SCALE_GROUP_SIZE, [FP8_MXFP8] = GEMM_SCALE_MX_SIZE};
+    return (Definition){recipe == FP8_TENSOR && role == FP8_ROLE_D_Y ? FP8_E5M2 : FP8_E4M3, sizes[recipe]};
+}
+
+static double largest_of(const double *x, int64_t columns, int64_t first, int64_t end, int64_t column, int64_t width) {
+    double most = 0;
+    for (int64_t s = first; s < end; s++)
+        for (int64_t i = column; i < column + width; i++) most = fmax(most, fabs(x[s * columns + i]));
+    return most;
+}
+
+/* Casts columns [column, column + width) of slots [first, end) with one scale. */
+static void cast_part(const Run *run, double *x, Definition d, int64_t columns, int64_t first, int64_t end, int64_t column, int64_t width, double amax) {
+    bool fnuz = device_info(executor_backend(run->executor)->device)->fp8_fnuz;
+    float m = fp8_multiplier((float)amax, fp8_largest(d.kind, fnuz), d.size != 0);
+    for (int64_t s = first; s < end; s++)
+        for (int64_t i = column; i < column + width; i++) {
+            float product = (float)x[s * columns + i] * m;
+            x[s * columns + i] = (double)fp8_to_float(fp8_from_float(product, fp8_format(d.kind, fnuz)), fp8_format(d.kind, fnuz)) / (double)m;
+        }
+}
+
+/* Makes of x [slots, columns] what the recipe makes of it for sums over the slots of each expert. */
+static void cast_by_definition(const Run *run, double *x, int64_t columns, Fp8Role role) {
+    const Case *c = run->c;
+    if (c->fp8.recipe == FP8_ROW_GW_HP) return;
+    Definition d = definition((Fp8Recipe)c->fp8.recipe, role);
+    if (d.size == 0) {
+        double amax = c->fp8.scaling == FP8_DELAYED ? given[role] : largest_of(x, columns, 0, used(run), 0, columns);
+        cast_part(run, x, d, columns, 0, used(run), 0, columns, amax);
+    }
+    for (int64_t i = 0; i < columns && d.size < 0; i++)
+        cast_part(run, x, d, columns, 0, used(run), i, 1, largest_of(x, columns, 0, used(run), i, 1));
+    for (int e = 0; e < c->load->experts && d.size > 0; e++)
+        for (int64_t first = run->begin[e]; first < run->begin[e + 1]; first += d.size) {
+            int64_t end = first + d.size < run->begin[e + 1] ? first + d.size : run->begin[e + 1];
+            for (int64_t i = 0; i < columns; i++) cast_part(run, x, d, columns, first, end, i, 1, largest_of(x, columns, first, end, i, 1));
+        }
+}
+
+/* As op_swiglu: gate and up side by side. */
+static double *swiglu_of(const Run *run, const double *from) {
+    int64_t in = run->c->in;
+    double *x = memory_allocate(run->slots * in * sizeof *x);
+    for (int64_t i = 0; i < run->slots * in; i++) {
+        double gate = from[i / in * 2 * in + i % in], up = from[i / in * 2 * in + in + i % in];
+        x[i] = rounded(run, gate / (1 + exp(-gate)) * up);
+    }
+    return x;
+}
+
+/* -- Comparisons --------------------------------------------------------------------------------------------------- */
+
+/* After `runs` runs. Hopper keeps 14 bits of the sums of fp8, truncated at every step: 2^-10 of the products' magnitudes; a wrong sign
+ * or a lost slot is more. bf16 is rounded to 8 bits, in each run. SwiGLU in another order of roundings is another number of bf16 now and
+ * then, and then another code: 1/16 of an element of e4m3, 1/8 of e5m2, of one of the magnitudes that are added. */
+static void expect_sums(const Run *run, const void *gradient, const double *x, const double *d_y, int runs) {
+    int64_t out = run->c->out, in = run->c->in;
+    for (int e = 0; e < run->c->load->experts; e++)
+        for (int64_t i = 0; i < out * in; i++) {
+            double sum = 0, magnitudes = 0, most = 0;
+            for (int64_t s = run->begin[e]; s < run->begin[e + 1]; s++) {
+                double product = d_y[s * out + i / in] * x[s * in + i % in];
+                sum += product, magnitudes += fabs(product), most = fmax(most, fabs(product));
+            }
+            double made = element_get(gradient_bytes(run), gradient, e * out * in + i);
+            double bound = runs * (0x1p-10 * magnitudes + (run->c->swiglu ? most / 8 : 0) + 0x1p-22 * fabs(sum));
+            if (gradient_bytes(run) == sizeof(uint16_t)) bound += runs * runs * 1.01 / 256 * fabs(sum);
+            if (!(fabs(made - runs * sum) <= bound))
+                fail_msg("recipe %d, expert %d of %d, %d slots, element %d: %g after %d runs, should be %g +- %g", run->c->fp8.recipe, e,
+                    run->c->load->experts, run->c->load->slots[e], (int)i, made, runs, runs * sum, bound);
+        }
+}
+
+static bool is_possible(const Case *c) {
+    Device *device = check_device();
+    if (!device) return true;
+    return precision_is_bf16(c->precision) && device_info(device)->gemm_inputs >> GEMM_E4M3 & 1 &&
+           (c->fp8.recipe != FP8_MXFP8 || device_info(device)->fp8_mx);
+}
+
+static void check_case(const Case *c) {
+    Run run;
+    if (!is_possible(c)) return;
+    open_run(&run, c, false);
+    double *from = fill(&run, run.from, run.slots, c->swiglu ? 2 * c->in : c->in, 1), *d_y = fill(&run, run.d_y, run.slots, c->out, 2);
+    double *w = fill(&run, run.w, c->load->experts * c->out, c->in, 3), *x = c->swiglu ? swiglu_of(&run, from) : from;
+    memcpy(executor_tensor(run.executor, run.offset), run.begin, (c->load->experts + 1) * sizeof *run.begin);
+    give_magnitudes(&run);
+    run_once(&run, true);
+    void *once = read_gradient(&run);
+    run_once(&run, false);
+    void *twice = read_gradient(&run);
+    cast_by_definition(&run, x, c->in, FP8_ROLE_X), cast_by_definition(&run, d_y, c->out, FP8_ROLE_D_Y);
+    expect_sums(&run, once, x, d_y, 1);
+    expect_sums(&run, twice, x, d_y, 2);
+    for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
+        int threads = omp_get_max_threads();
+        omp_set_num_threads(i % 2 + 1);
+        run_once(&run, true);
+        omp_set_num_threads(threads);
+        void *again = read_gradient(&run);
+        assert_memory_equal(again, once, weights(&run) * gradient_bytes(&run));
+        free(again);
+    }
+    if (x != from) free(x);
+    free(from), free(d_y), free(w), free(once), free(twice);
+    close_run(&run);
+}
+
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
+
+/* None, one, around a tile of 128 and two of them; all in one expert, the last; none at all; more experts than tiles could be full. */
+static const Load around = {9, 7, {0, 1, 127, 128, 129, 0, 256, 31, 0}}, all = {3, 0, {0, 0, 200}}, none = {2, 20, {0, 0}},
+                  many = {MOST_EXPERTS, 1, {0, 3, 0, 0, 1, 2, 17, 0, 0, 4, 32, 33, 1}}, large = {5, 100, {1000, 1300, 0, 64, 3536}};
+
+static void check_load(const Load *load, Precision precision) {
+    for (Fp8Recipe recipe = FP8_TENSOR; recipe <= FP8_MXFP8; recipe++)
+        check_case(&(Case){load, precision, 80, 48, {.recipe = recipe}, false});
+    check_case(&(Case){load, precision, 80, 48, {.recipe = FP8_TENSOR, .scaling = FP8_DELAYED}, false});
+}
+
+static void gradients_sum_over_the_slots_of_each_expert(void **state) {
+    (void)state;
+    check_load(&around, PRECISION_BF16);
+    check_load(&all, PRECISION_BF16);
+    check_load(&none, PRECISION_BF16);
+    check_load(&many, PRECISION_BF16);
+}
+
+static void gradients_are_fp32_or_bf16_as_the_precision_says(void **state) {
+    (void)state;
+    check_load(&around, PRECISION_PURE_BF16);
+    check_load(&many, PRECISION_PURE_BF16);
+    if (!check_device()) check_load(&around, PRECISION_FP32);
+}
+
+/* Tiles of C of every size, some of them not full. */
+static void layers_are_wider_than_tiles_of_gemms(void **state) {
+    (void)state;
+    for (Fp8Recipe recipe = FP8_TENSOR; recipe <= FP8_MXFP8; recipe++) {
+        check_case(&(Case){&all, PRECISION_BF16, 272, 304, {.recipe = recipe}, false});
+        if (check_device() && device_info(check_device())->kind == DEVICE_CUDA)
+            check_case(&(Case){&large, PRECISION_PURE_BF16, 528, 784, {.recipe = recipe}, false});
+    }
+}
+
+static void activations_that_write_codes_change_no_bit(void **state) {
+    (void)state;
+    Case c = {&around, PRECISION_BF16, 144, 96, {.recipe = FP8_TENSOR, .scaling = FP8_DELAYED}, true};
+    void *gradients[2];
+    Run runs[2];
+    if (!is_possible(&c)) return;
+    check_case(&c);
+    for (int i = 0; i < 2; i++) {
+        Run *run = &runs[i];
+        open_run(run, &c, i == 1);
+        int cast = graph_get(run->graph, run->x)->producer;
+        while (run->graph->nodes[cast].op != OP_fp8_cast) cast++;
+        assert_int_equal(run->graph->nodes[cast].absorbs, i == 0 && check_device() != NULL);
+        free(fill(run, run->from, run->slots, 2 * c.in, 1)), free(fill(run, run->d_y, run->slots, c.out, 2));
+        free(fill(run, run->w, c.load->experts * c.out, c.in, 3));
+        memcpy(executor_tensor(run->executor, run->offset), run->begin, (c.load->experts + 1) * sizeof *run->begin);
+        give_magnitudes(run);
+        run_once(run, true);
+        gradients[i] = read_gradient(run);
+    }
+    assert_memory_equal(gradients[0], gradients[1], weights(&runs[0]) * gradient_bytes(&runs[0]));
+    for (int i = 0; i < 2; i++) free(gradients[i]), close_run(&runs[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_sum_over_the_slots_of_each_expert),
+        cmocka_unit_test(gradients_are_fp32_or_bf16_as_the_precision_says),
+        cmocka_unit_test(layers_are_wider_than_tiles_of_gemms),
+        cmocka_unit_test(activations_that_write_codes_change_no_bit),
+    };
+    gemm_exact(true); /* row_gw_hp computes these gradients in bf16 */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
