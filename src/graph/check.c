@@ -34,7 +34,9 @@ static void check_order(const Graph *graph, int index) {
 /* Parameters and their gradients are placed by the layout, not by the planner. */
 static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
-    if (id == TENSOR_NONE || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT) return;
+    if (id == TENSOR_NONE || tensor->elided || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER ||
+        tensor->arena == ARENA_GRADIENT)
+        return;
     int64_t bytes = graph_bytes(graph, id);
     assert(tensor->offset >= 0 && tensor->offset + bytes <= plan->bytes[tensor->arena]);
     (void)plan, (void)bytes;
@@ -76,7 +78,7 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
         for (int j = 0; j < node->outputs; j++) {
             const Tensor *tensor = graph_get(graph, node->out[j]);
             check_place(graph, plan, node->out[j]);
-            if (tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
+            if (tensor->elided || tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
             int64_t end = tensor->offset + graph_bytes(graph, node->out[j]);
             alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});
         }

@@ -66,7 +66,7 @@ static int64_t slot_offset(const Executor *executor, Arena arena) {
 
 static void *in_arena(const Executor *executor, void *const *arenas, TensorId id) {
     const Tensor *tensor = graph_get(executor->graph, id);
-    if (id == TENSOR_NONE) return NULL;
+    if (id == TENSOR_NONE || tensor->elided) return NULL;
     return (char *)arenas[tensor->arena] + slot_offset(executor, tensor->arena) + tensor->offset;
 }
 
@@ -146,6 +146,7 @@ static void bind_slot(Executor *executor) {
         call->mesh = graph->mesh;
         call->direct = op_is_direct(graph, node);
         call->absorbs = node->absorbs;
+        call->kernel = executor->backend.kernels[node->op];
         call->ticket = &executor->tickets[i];
     }
 }

@@ -90,6 +90,7 @@ typedef struct Tensor {
     int64_t offset;    /* bytes from the arena's start; the planner sets those outside parameters' arenas */
     int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
+    bool elided;       /* no memory holds it: the absorber of its producer alone reads it, and does without; set by graph_plan */
     bool frozen;       /* a parameter that is not trained, or an input beside such: it has no gradient */
     bool trains;       /* set by differentiation: what has a gradient is before it, so that its own is wanted */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */

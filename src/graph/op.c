@@ -2,6 +2,8 @@
 #include "graph/op.h"
 
 #include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
 
 #define OP(name) extern const Op op_rule_##name;
 #include "graph/op_list.h"
@@ -18,30 +20,45 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
     return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
 }
 
-/* Whether nothing but nodes up to `end` reads what a node makes. */
-static bool is_read_up_to(const Graph *graph, int index, int end) {
+/* Whether something needs a tensor after node `end`; last_read: by tensor. */
+static bool is_needed(const Graph *graph, TensorId tensor, const int *last_read, int end) {
+    const Tensor *t = graph_get(graph, tensor);
+    return tensor && (t->arena != ARENA_ACTIVATION || t->keep || last_read[tensor] > end);
+}
+
+static bool can_absorb(const Graph *graph, const OpKernel *kernel, int index, int absorber, const int *last_read) {
     const Node *node = &graph->nodes[index];
-    for (int o = 0; o < node->outputs; o++) {
-        const Tensor *made = graph_get(graph, node->out[o]);
-        if (node->out[o] && (made->arena != ARENA_ACTIVATION || made->keep)) return false;
-        for (int i = end + 1; i < graph->node_count && node->out[o]; i++)
-            for (int j = 0; j < graph->nodes[i].inputs; j++)
-                if (graph->nodes[i].in[j] == node->out[o]) return false;
+    bool alone = true;
+    for (int i = 0; i < node->outputs; i++) alone = alone && !is_needed(graph, node->out[i], last_read, absorber);
+    return node->part == graph->nodes[absorber].part && !node->absorbs && (alone || kernel->elides);
+}
+
+/* What the absorbed nodes make for their absorber alone. */
+static void elide(Graph *graph, int absorber, const int *last_read) {
+    const Node *node = &graph->nodes[absorber];
+    for (int i = 0; i < node->inputs; i++) {
+        Tensor *x = &graph->tensors[node->in[i]];
+        bool is_made = node->in[i] && x->producer >= absorber - node->absorbs && x->producer < absorber;
+        x->elided = is_made && !is_needed(graph, node->in[i], last_read, absorber);
+        if (x->elided) x->offset = -1;
     }
-    return true;
 }
 
 void op_absorb(const Backend *backend, Graph *graph) {
-    for (int i = 0; i < graph->node_count; i++) graph->nodes[i].absorbs = graph->nodes[i].absorber = 0;
+    SCOPED_FREE int *last_read = memory_allocate(graph->tensor_count * sizeof *last_read);
+    for (int i = 0; i < graph->node_count; i++) {
+        graph->nodes[i].absorbs = graph->nodes[i].absorber = 0;
+        for (int j = 0; j < graph->nodes[i].inputs; j++) last_read[graph->nodes[i].in[j]] = i;
+    }
+    for (int i = 0; i < graph->tensor_count; i++) graph->tensors[i].elided = false;
     for (int i = 0; i < graph->node_count; i++) {
         const OpKernel *kernel = backend->kernels[graph->nodes[i].op];
-        int count = kernel && kernel->absorbs && !op_amax(&graph->nodes[i]) ? kernel->absorbs(graph, i) : 0;
-        for (int j = i - count; j < i; j++) {
-            const Node *node = &graph->nodes[j];
-            if (node->part != graph->nodes[i].part || node->absorbs || !is_read_up_to(graph, j, i)) count = 0;
-        }
+        int wanted = kernel && kernel->absorbs && !op_amax(&graph->nodes[i]) ? kernel->absorbs(backend, graph, i) : 0, count = wanted;
+        for (int j = i - wanted; j < i; j++)
+            if (!can_absorb(graph, kernel, j, i, last_read)) count = 0;
         graph->nodes[i].absorbs = count;
-        for (int j = 1; j <= count; j++) graph->nodes[i - j].absorber = i;
+        for (int j = i - count; j < i; j++) graph->nodes[j].absorber = i;
+        if (count && kernel->elides) elide(graph, i, last_read);
     }
 }
 
@@ -98,12 +115,15 @@ TensorId op_amax(const Node *node) {
     return mask ? node->out[__builtin_ctz(mask)] : TENSOR_NONE;
 }
 
+TensorId op_measured(const Node *node) {
+    uint32_t mask = op_table[node->op]->measured;
+    return mask ? node->out[__builtin_ctz(mask)] : TENSOR_NONE;
+}
+
 TensorId op_find_amax(Graph *graph, TensorId x) {
     int producer = graph_get(graph, x)->producer;
-    if (producer < 0) return TENSOR_NONE;
-    const Op *op = op_table[graph->nodes[producer].op];
-    if (!op->amax || graph->nodes[producer].out[__builtin_ctz(op->measured)] != x) return TENSOR_NONE;
-    int at = __builtin_ctz(op->amax);
+    if (producer < 0 || op_measured(&graph->nodes[producer]) != x) return TENSOR_NONE;
+    int at = __builtin_ctz(op_table[graph->nodes[producer].op]->amax);
     if (graph->nodes[producer].out[at]) return graph->nodes[producer].out[at];
     TensorId amax = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &(int64_t){1}, "amax");
     Node *node = &graph->nodes[producer];
@@ -122,8 +142,10 @@ bool op_in_place(const Graph *graph, const Node *node) {
 
 double op_tensor_bytes(const Graph *graph, const Node *node) {
     double bytes = 0;
-    for (int i = 0; i < node->inputs; i++) bytes += (double)graph_bytes(graph, node->in[i]);
+    for (int i = 0; i < node->inputs; i++)
+        if (!graph_get(graph, node->in[i])->elided) bytes += (double)graph_bytes(graph, node->in[i]);
     for (int i = 0; i < node->outputs; i++)
-        bytes += (double)graph_bytes(graph, node->out[i]) * (operand_in(op_table[node->op]->adds_to, i) ? 2 : 1);
+        if (!graph_get(graph, node->out[i])->elided)
+            bytes += (double)graph_bytes(graph, node->out[i]) * (operand_in(op_table[node->op]->adds_to, i) ? 2 : 1);
     return bytes;
 }

@@ -27,14 +27,16 @@ typedef struct OpCall {
     /* unused dimensions are 1 */
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK];
     const void *attributes;
-    void *workspace;        /* as many bytes as OpKernel.workspace says */
-    bool overwrite;         /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
-    bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
-    Device *device;         /* whose memory it is */
-    const Mesh *mesh;       /* groups of ranks */
-    bool direct;            /* Op.direct says so */
-    int absorbs;            /* the calls before this one that its kernel computes too (OpKernel.absorbs) */
-    CommTicket *ticket;     /* of an operation that communicates: a collective that has not ended yet, if it starts one */
+    void *workspace;               /* as many bytes as OpKernel.workspace says */
+    bool overwrite;                /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
+    bool compute_gradients;        /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
+    Device *device;                /* whose memory it is */
+    const Mesh *mesh;              /* groups of ranks */
+    bool direct;                   /* Op.direct says so */
+    int absorbs;                   /* the calls before this one that its kernel computes too (OpKernel.absorbs) */
+    const struct OpKernel *kernel; /* that runs it */
+    const struct Fp8Codes *codes;  /* of the output in Op.measured, to be written too (OpKernel.codes); NULL: none */
+    CommTicket *ticket;            /* of an operation that communicates: a collective that has not ended yet, if it starts one */
 } OpCall;
 
 /* How one back end runs an operation. cpu.c and gpu.c each define one per operation, by CPU_OP and GPU_OP. */
@@ -44,13 +46,20 @@ typedef struct OpKernel {
     /* How many of the nodes right before node `index` its kernel can compute as well, so that kernels become one; NULL:
      * none. These are not run: their calls are call[-1], call[-2] and so on. What they make for each
      * other need not be written. */
-    int (*absorbs)(const Graph *graph, int index);
+    int (*absorbs)(const Backend *backend, const Graph *graph, int index);
+    /* It writes what absorbed nodes make, but for its inputs that no later node reads, which have no memory (Tensor.elided). Without
+     * it nothing but itself may read what they make. */
+    bool elides;
+    /* Kinds of fp8, FP8_KIND of each, whose codes it can write of the output in Op.measured, as its cast would: for a cast that
+     * absorbs the node (backend/gpu/fp8_codes.h). */
+    uint32_t codes;
 } OpKernel;
+#define FP8_KIND(kind) (1u << (kind))
 
 /* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
-/* Sets Node.absorbs and Node.absorber as the kernels of a back end ask for, where nothing else reads what the absorbed nodes make and
- * the absorber has no amax to find. */
+/* Sets Node.absorbs, Node.absorber and Tensor.elided as the kernels of a back end ask for, where the absorber has no amax to find.
+ * graph_plan calls it; before that, who asks when nodes run. */
 void op_absorb(const Backend *backend, Graph *graph);
 
 /* What this rank sends to others of the group of `axes` in one run of a node. */
@@ -133,11 +142,13 @@ TensorId op_in_place_input(const Node *node);
 TensorId op_overwritten(const Node *node);
 /* The output of Op.amax, TENSOR_NONE where there is none. */
 TensorId op_amax(const Node *node);
+/* The output of Op.measured, TENSOR_NONE where there is none. */
+TensorId op_measured(const Node *node);
 /* The largest magnitude of x, found by the node that makes it; TENSOR_NONE where that cannot. */
 TensorId op_find_amax(Graph *graph, TensorId x);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
-/* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written. */
+/* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written, and what is elided not. */
 double op_tensor_bytes(const Graph *graph, const Node *node);

@@ -92,7 +92,8 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
     TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
-    bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
+    bool planned =
+        !from->elided && from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
     bool free = input && planned && !from->keep && last[input] == (node->absorber ? node->absorber : index) &&
                 tensor_bytes(graph, input) == tensor_bytes(graph, output);
     return free ? input : TENSOR_NONE;
@@ -110,7 +111,7 @@ typedef struct Listing {
 static void list_output(Listing *list, Graph *graph, int node, int index) {
     TensorId id = graph->nodes[node].out[index];
     Tensor *tensor = &graph->tensors[id];
-    if (!id || tensor->arena != ARENA_ACTIVATION || tensor->producer != node) return;
+    if (!id || tensor->elided || tensor->arena != ARENA_ACTIVATION || tensor->producer != node) return;
     int end = tensor->keep ? graph->node_count - 1 : list->last[id] > node ? list->last[id] : node;
     list->source[id] = index == 0 ? overwritten(graph, node, list->last) : TENSOR_NONE;
     list->block[id] = list->source[id] ? list->block[list->source[id]] : list->count++;

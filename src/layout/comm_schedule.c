@@ -17,6 +17,9 @@ static int bucket_at(const Layout *layout, int64_t offset) {
 
 /* -- Reads and writes ---------------------------------------------------------------------------------------------- */
 
+/* When a node runs. */
+static int run_of(const Graph *graph, int node) { return graph->nodes[node].absorber ? graph->nodes[node].absorber : node; }
+
 static void extend(NodeSpan *span, int node) {
     if (node < span->first) span->first = node;
     if (node > span->last) span->last = node;
@@ -42,8 +45,8 @@ static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *
     }
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, i, node->in[j]);
-        for (int j = 0; j < node->outputs; j++) note(schedule, layout, graph, i, node->out[j]);
+        for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, run_of(graph, i), node->in[j]);
+        for (int j = 0; j < node->outputs; j++) note(schedule, layout, graph, run_of(graph, i), node->out[j]);
     }
 }
 

@@ -95,22 +95,27 @@ typedef struct Search {
     int64_t index;
 } Search; /* node -1: none yet */
 
-/* Stops at the first NaN, unless there are other ranks: the program's remaining collectives need this one. */
-static bool inspect(void *context, const Graph *graph, int node, double seconds) {
-    Search *search = context;
-    bool alone = layout_all_ranks(search->session->layout) == 1;
-    (void)seconds;
-    if (graph->nodes[node].absorber) return true; /* what it makes may not be written */
+static void inspect_node(Search *search, const Graph *graph, int node) {
     for (int i = 0; i < graph->nodes[node].outputs && search->node < 0; i++) {
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
-        if (tensor == TENSOR_NONE) continue;
+        if (tensor == TENSOR_NONE || t->elided) continue;
         SCOPED_FREE void *values = memory_allocate(graph_bytes(graph, tensor));
         executor_read(search->session->executor, tensor, values);
         search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
         if (search->index >= 0) search->node = node;
     }
+}
+
+/* Stops at the first NaN, unless there are other ranks: the program's remaining collectives need this one. Nodes that the node
+ * has absorbed ran with it; what they make may not be written unless it elides. */
+static bool inspect(void *context, const Graph *graph, int node, double seconds) {
+    Search *search = context;
+    bool alone = layout_all_ranks(search->session->layout) == 1;
+    const OpKernel *kernel = search->session->backend.kernels[graph->nodes[node].op];
+    (void)seconds;
+    for (int i = node - (kernel->elides ? graph->nodes[node].absorbs : 0); i <= node; i++) inspect_node(search, graph, i);
     return search->node < 0 || !alone;
 }
 

@@ -66,13 +66,19 @@ static Plan plan_program(const Session *session, Graph *graph, const CommSchedul
     return plan;
 }
 
+/* Knows when nodes run. */
+static CommSchedule *schedule_program(const Session *session, Graph *graph) {
+    op_absorb(&session->backend, graph);
+    return comm_schedule_create(session->layout, graph);
+}
+
 static void plan_sampling(Session *session) {
     const Config *config = session->config;
     int64_t rows = text_sample_rows(config);
     if (!rows) return;
     session->sampling = build(session, session->whole, MODEL_SCORE, 1, rows);
     layout_place(session->layout, session->sampling.graph);
-    session->sampling_schedule = comm_schedule_create(session->layout, session->sampling.graph);
+    session->sampling_schedule = schedule_program(session, session->sampling.graph);
     session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
     session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->sampling_plan.bytes[ARENA_WEIGHT]);
 }
@@ -109,8 +115,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->evaluation = build(session, session->mesh, MODEL_EVALUATE, sequences, length);
     session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
     layout_place(session->layout, session->evaluation.graph);
-    session->schedule = comm_schedule_create(session->layout, session->model.graph);
-    session->evaluation_schedule = comm_schedule_create(session->layout, session->evaluation.graph);
+    session->schedule = schedule_program(session, session->model.graph);
+    session->evaluation_schedule = schedule_program(session, session->evaluation.graph);
     session->plan = plan_program(session, session->model.graph, session->schedule);
     session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
     session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);

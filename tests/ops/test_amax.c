@@ -248,19 +248,20 @@ static void other_tensors_are_left_to_a_pass(void **state) {
     graph_free(graph);
 }
 
-/* -- Codes in the place of the tensor ------------------------------------------------------------------------------ */
+/* -- Codes beside or in the place of the tensor -------------------------------------------------------------------- */
 
-/* A cast by a given amax after the node that makes a tensor; `keeps`: this is kept, so that each node has its own kernel. */
+/* How a cast by a given amax follows the node that makes a tensor: with a node between, so that each has its own kernel; absorbing
+ * it; and absorbing it where the tensor itself is read too. */
+typedef enum Form { APART, TOGETHER, TOGETHER_READ } Form;
 typedef struct Cast {
     Run run;
     TensorId amax, seen;
-    Outputs out;
+    Outputs out, made; /* of the cast, and of the node before */
 } Cast;
 
-/* The activation or its gradient right before the cast, which may take the memory of its x. */
-static TensorId build_last(Run *run) {
+/* The gradient of an activation, which may take the memory of its x. */
+static TensorId build_activation_grad(Run *run) {
     const Case *c = run->c;
-    if (c->op == OP_swiglu || c->op == OP_gelu) return build_forward(run);
     TensorId d_y = input(run, TYPE_COMPUTE, c->op == OP_swiglu_grad ? c->columns / 2 : c->columns);
     TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1);
     TensorId d_x = graph_activation_like(run->graph, TYPE_COMPUTE, x, "d_x");
@@ -270,36 +271,64 @@ static TensorId build_last(Run *run) {
     return d_x;
 }
 
+/* The node of the case, right before the cast. */
+static TensorId build_last(Run *run) {
+    const Case *c = run->c;
+    if (c->op == OP_swiglu_grad || c->op == OP_gelu_grad) return build_activation_grad(run);
+    TensorId y = build_forward(run);
+    if (c->op != OP_residual_norm_grad) return y;
+    TensorId merged = node_of(run->graph, OP_residual_norm)->out[RESIDUAL_NORM_MERGED];
+    Seed seeds[] = {{y, input(run, TYPE_COMPUTE, c->columns)}, {merged, input(run, TYPE_WIDE, c->columns)}};
+    graph_differentiate(run->graph, RECOMPUTE_NONE, seeds, 2);
+    return op_measured(&run->graph->nodes[run->graph->node_count - 1]);
+}
+
 static TensorId kept(Graph *graph, TypeClass type, int rank, const int64_t *shape) {
     TensorId tensor = graph_tensor(graph, ARENA_ACTIVATION, type, rank, shape, "kept");
     graph->tensors[tensor].keep = true;
     return tensor;
 }
 
-static void cast_create(Cast *cast, const Case *c, bool keeps, bool columns, bool sees) {
-    Error error = {0};
-    Backend backend;
-    *cast = (Cast){.run = {.c = c, .graph = graph_create(PRECISION_BF16, true)}};
+static bool is_gradient(const Case *c) { return c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad; }
+
+static int append_cast(Cast *cast, TensorId x, bool columns, bool sees) {
     Graph *graph = cast->run.graph;
-    bool backward = c->op == OP_swiglu_grad || c->op == OP_gelu_grad;
-    TensorId x = cast->run.made = build_last(&cast->run);
     int64_t rows = graph_rows(graph, x), width = graph_columns(graph, x), one = 1;
-    Fp8CastAttributes attributes = {backward ? FP8_E5M2 : FP8_E4M3, GEMM_SCALE_TENSOR, columns ? GEMM_SCALE_TENSOR : GEMM_SCALE_ONE, false};
+    Fp8CastAttributes attributes = {
+        is_gradient(cast->run.c) ? FP8_E5M2 : FP8_E4M3, GEMM_SCALE_TENSOR, columns ? GEMM_SCALE_TENSOR : GEMM_SCALE_ONE, false};
     cast->amax = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "amax");
     if (sees) cast->seen = cast->out[FP8_CAST_SEEN] = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "seen");
     cast->out[FP8_CAST_ROWS] = kept(graph, TYPE_FP8, 2, (int64_t[]){rows, width});
     cast->out[FP8_CAST_ROW_SCALES] = kept(graph, TYPE_WIDE, 1, &one);
     if (columns) cast->out[FP8_CAST_COLUMNS] = kept(graph, TYPE_FP8, 2, (int64_t[]){width, rows});
     if (columns) cast->out[FP8_CAST_COLUMN_SCALES] = kept(graph, TYPE_WIDE, 1, &one);
-    graph->tensors[x].keep = keeps;
     Inputs in = {[FP8_CAST_X] = x, [FP8_CAST_AMAX] = cast->amax};
-    int node = graph_node(graph, OP_fp8_cast, in, cast->out, &attributes, sizeof attributes);
+    return graph_node(graph, OP_fp8_cast, in, cast->out, &attributes, sizeof attributes);
+}
+
+static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool sees) {
+    Error error = {0};
+    Backend backend;
+    *cast = (Cast){.run = {.c = c, .graph = graph_create(PRECISION_BF16, true)}};
+    Graph *graph = cast->run.graph;
+    TensorId x = cast->run.made = build_last(&cast->run);
+    int maker = graph->node_count - 1;
+    memcpy(cast->made, graph->nodes[maker].out, sizeof cast->made);
+    for (int i = 0; i < graph->nodes[maker].outputs; i++) graph->tensors[cast->made[i]].keep = cast->made[i] != x || form != TOGETHER;
+    if (form == APART) op_scale(graph, input(&cast->run, TYPE_COMPUTE, 64), 1);
+    int node = append_cast(cast, x, columns, sees);
     if (!op_backend(&backend, check_device(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
     cast->run.plan = graph_plan(graph, &backend);
-    assert_int_equal(graph->nodes[node].absorbs, !keeps);
-    if (c->op == OP_swiglu_grad || c->op == OP_gelu) assert_true(op_in_place(graph, &graph->nodes[node - 1])); /* memory that is not used */
+    assert_int_equal(graph->nodes[node].absorbs, form != APART);
+    assert_int_equal(graph_get(graph, x)->elided, form == TOGETHER);
+    if (c->op == OP_swiglu_grad || c->op == OP_gelu) assert_int_equal(op_in_place(graph, &graph->nodes[maker]), form != TOGETHER);
     cast->run.executor = executor_create(graph, &cast->run.plan, &backend, NULL, &error);
     if (!cast->run.executor) fail_msg("%s", error.message);
+}
+
+static void cast_free(Cast *cast) {
+    executor_free(cast->run.executor);
+    graph_free(cast->run.graph);
 }
 
 static void cast_once(Cast *cast, const Content *content, float amax) {
@@ -308,38 +337,67 @@ static void cast_once(Cast *cast, const Content *content, float amax) {
     run_once(&cast->run);
 }
 
-static void check_same_bytes(const Cast *a, const Cast *b, int output) {
-    if (!a->out[output]) return;
-    size_t bytes = (size_t)graph_bytes(a->run.graph, a->out[output]);
-    void *x = memory_allocate(bytes), *y = memory_allocate(bytes);
-    executor_read(a->run.executor, a->out[output], x), executor_read(b->run.executor, b->out[output], y);
-    if (memcmp(x, y, bytes)) fail_msg("%s: output %d of its cast", op_table[a->run.c->op]->name, output);
+/* The numbers that codes are. */
+static float *read_codes(const Cast *cast, TensorId codes) {
+    int64_t count = graph_elements(cast->run.graph, codes);
+    Fp8Format format = fp8_format(is_gradient(cast->run.c) ? FP8_E5M2 : FP8_E4M3, device_info(check_device())->fp8_fnuz);
+    uint8_t *bytes = memory_allocate((size_t)count);
+    float *values = memory_allocate((size_t)count * sizeof *values);
+    executor_read(cast->run.executor, codes, bytes);
+    for (int64_t i = 0; i < count; i++) values[i] = fp8_to_float(bytes[i], format);
+    free(bytes);
+    return values;
+}
+
+static float *read_any(const Cast *cast, TensorId tensor) {
+    return graph_get(cast->run.graph, tensor)->type == TYPE_FP8 ? read_codes(cast, tensor) : read_floats(&cast->run, tensor);
+}
+
+/* Bit for bit, but for the sign of NaN, which no two kernels need to agree on. */
+static void check_same_tensors(const Cast *a, const Cast *b, TensorId of_a, TensorId of_b) {
+    const Case *c = a->run.c;
+    if (!of_a || graph_get(a->run.graph, of_a)->elided) return;
+    float *x = read_any(a, of_a), *y = read_any(b, of_b);
+    for (int64_t i = 0; i < graph_elements(a->run.graph, of_a); i++)
+        if (!same(x[i], y[i]))
+            fail_msg("%s [%ld, %ld]: %s[%ld] is %a, apart %a", op_table[c->op]->name, (long)c->rows, (long)c->columns,
+                graph_get(a->run.graph, of_a)->name, (long)i, x[i], y[i]);
     free(x), free(y);
 }
 
-static void check_codes(const Case *c, bool columns, bool sees) {
-    static const Content contents[] = {{40, 0}, {-50, 77}, {INFINITY, 5}};
-    static const float magnitudes[] = {0.75f, 96.3f, 1e-20f};
-    Cast fused, plain;
-    cast_create(&fused, c, false, columns, sees), cast_create(&plain, c, true, columns, sees);
-    for (int i = 0; i < 3; i++)
-        for (int j = 0; j < RUNS; j++) {
-            cast_once(&fused, &contents[i], magnitudes[i]), cast_once(&plain, &contents[i], magnitudes[i]);
-            for (int output = FP8_CAST_ROWS; output <= FP8_CAST_COLUMN_SCALES; output++) check_same_bytes(&fused, &plain, output);
-            float *made = read_floats(&plain.run, plain.run.made);
-            if (sees) {
-                float expected = largest_magnitude(made, graph_elements(plain.run.graph, plain.run.made));
-                float seen = *(const float *)executor_tensor(fused.run.executor, fused.seen);
-                assert_true(same(seen, expected));
-            }
-            free(made);
-        }
-    executor_free(fused.run.executor), executor_free(plain.run.executor);
-    graph_free(fused.run.graph), graph_free(plain.run.graph);
+static void check_same_casts(const Cast *together, const Cast *apart) {
+    for (int i = FP8_CAST_ROWS; i <= FP8_CAST_COLUMN_SCALES; i++) check_same_tensors(together, apart, together->out[i], apart->out[i]);
+    for (int i = 0; i < NODE_MAX_OUTPUTS; i++) check_same_tensors(together, apart, together->made[i], apart->made[i]);
+    if (!together->seen) return;
+    float *made = read_floats(&apart->run, apart->run.made);
+    float expected = largest_magnitude(made, graph_elements(apart->run.graph, apart->run.made));
+    assert_true(same(*(const float *)executor_tensor(together->run.executor, together->seen), expected));
+    free(made);
 }
 
-/* On a GPU: as its cast absorbs it (OpKernel.absorbs). By rows and columns; by rows alone; without a metric, as casts that are
- * computed again. */
+static void check_codes(const Case *c, Form form, bool columns, bool sees) {
+    const Content contents[] = {{40, 0}, {-50, c->rows * c->columns - 1}, {INFINITY, 5}, {NAN, c->columns / 3}};
+    static const float magnitudes[] = {0.75f, 96.3f, 1e-20f, 3};
+    Cast together, apart;
+    cast_create(&together, c, form, columns, sees), cast_create(&apart, c, APART, columns, sees);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < (i ? 1 : RUNS); j++) {
+            cast_once(&together, &contents[i], magnitudes[i]), cast_once(&apart, &contents[i], magnitudes[i]);
+            check_same_casts(&together, &apart);
+        }
+    cast_free(&together), cast_free(&apart);
+}
+
+/* By rows and columns; by rows alone; without a metric, as casts that are computed again; where others read the tensor. */
+static void check_all_codes(const Case *c) {
+    check_codes(c, TOGETHER, true, true);
+    check_codes(c, TOGETHER, false, true);
+    check_codes(c, TOGETHER, true, false);
+    check_codes(c, TOGETHER_READ, true, true);
+    check_codes(c, TOGETHER_READ, false, false);
+}
+
+/* On a GPU: as its cast absorbs it (OpKernel.codes). */
 static void activations_write_the_codes_of_their_casts(void **state) {
     (void)state;
     static const int ops[] = {OP_swiglu, OP_swiglu_grad, OP_gelu, OP_gelu_grad};
@@ -347,12 +405,60 @@ static void activations_write_the_codes_of_their_casts(void **state) {
     check_gpu();
     for (int i = 0; i < 4; i++)
         for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
-            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++) {
-                Case c = {.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind};
-                check_codes(&c, true, true);
-                check_codes(&c, false, true);
-                check_codes(&c, true, false);
+            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++)
+                check_all_codes(&(Case){.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind});
+}
+
+/* Of every width that has kernels of its own, and of odd numbers of rows where nothing is transposed. */
+static void norms_and_merges_write_the_codes_of_their_casts(void **state) {
+    (void)state;
+    static const int ops[] = {OP_norm, OP_residual_norm, OP_residual_norm_grad};
+    static const int64_t columns[] = {64, 512, 528, 1040, 2048, 4080, 8192, 8208};
+    check_gpu();
+    for (int i = 0; i < 3; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
+                check_all_codes(&(Case){.op = ops[i], .rows = columns[j] > 1040 ? 16 : 48, .columns = columns[j], .kind = (NormKind)kind});
+                check_codes(&(Case){.op = ops[i], .rows = 37, .columns = columns[j], .kind = (NormKind)kind}, TOGETHER, false, true);
             }
+}
+
+static void affine_merges_write_the_codes_of_their_casts(void **state) {
+    (void)state;
+    static const int64_t columns[] = {256, 1024, 2048, 4096, 8192, 8208};
+    check_gpu();
+    for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+        for (int i = 0; i < 2; i++) {
+            Case c = {i ? OP_residual_norm_grad : OP_residual_norm, columns[j] > 1024 ? 16 : 48, columns[j], NORM_RMS, true};
+            check_all_codes(&c);
+        }
+    check_all_codes(&(Case){OP_residual_norm, 16, 512, NORM_LAYER, true});
+    check_all_codes(&(Case){OP_residual_norm_grad, 16, 512, NORM_LAYER, true});
+}
+
+/* Only the first of two casts of a tensor comes right behind what makes it; the second reads bf16. */
+static void the_second_cast_of_a_tensor_reads_it(void **state) {
+    (void)state;
+    Error error = {0};
+    Backend backend;
+    const Case c = {.op = OP_norm, .rows = 32, .columns = 512};
+    Cast first = {.run = {.c = &c, .graph = graph_create(PRECISION_BF16, true)}}, second;
+    check_gpu();
+    first.run.made = build_last(&first.run);
+    int node = append_cast(&first, first.run.made, true, true);
+    second = first;
+    append_cast(&second, first.run.made, true, true);
+    if (!op_backend(&backend, check_device(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    first.run.plan = graph_plan(first.run.graph, &backend);
+    assert_true(first.run.graph->nodes[node].absorbs && !first.run.graph->nodes[node + 1].absorbs);
+    first.run.executor = second.run.executor = executor_create(first.run.graph, &first.run.plan, &backend, NULL, &error);
+    if (!first.run.executor) fail_msg("%s", error.message);
+    executor_set_scalar(first.run.executor, second.amax, 2.5);
+    for (int j = 0; j < RUNS; j++) {
+        cast_once(&first, &(Content){40, 3}, 2.5f);
+        for (int i = FP8_CAST_ROWS; i <= FP8_CAST_COLUMN_SCALES; i++) check_same_tensors(&first, &second, first.out[i], second.out[i]);
+    }
+    cast_free(&first);
 }
 
 int main(void) {
@@ -363,6 +469,9 @@ int main(void) {
         cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
         cmocka_unit_test(activations_write_the_codes_of_their_casts),
+        cmocka_unit_test(norms_and_merges_write_the_codes_of_their_casts),
+        cmocka_unit_test(affine_merges_write_the_codes_of_their_casts),
+        cmocka_unit_test(the_second_cast_of_a_tensor_reads_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

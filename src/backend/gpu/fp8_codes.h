@@ -1,19 +1,22 @@
-/* Codes of fp8 in registers, and kernels that write them in the place of the bf16 tensor that they make, by an amax that is known
- * before: that of delayed scaling. They are those of a cast of the tensor, bit for bit: elements are rounded to bf16, the product
- * to fp32, and that to fp8. Owns no memory. */
+/* Codes of fp8 in registers, and kernels that write them beside or in the place of the bf16 tensor that they make, by an amax that
+ * is known before: that of delayed scaling. They are those of a cast of the tensor, bit for bit: elements are rounded to bf16,
+ * the product to fp32, and that to fp8.
+ *
+ * Such a kernel comes in two variants, of which one makes bf16 alone. The other takes Fp8Codes: it writes codes where they are
+ * wanted, bf16 where that is read, and records the largest magnitude (backend/gpu/amax.h). Owns no memory. */
 #pragma once
 
 #include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 #include "base/float8.h"
 
-/* Where a kernel writes them, by rows. */
+/* What a kernel makes besides, codes by rows. */
 typedef struct Fp8Codes {
-    uint8_t GLOBAL *codes;
-    float GLOBAL *scale;
-    const float GLOBAL *amax;
-    uint32_t GLOBAL *seen; /* takes the largest magnitude; NULL: not wanted */
-    float largest;         /* number of the format */
+    uint8_t GLOBAL *codes;    /* NULL: not wanted, and scale and amax are not there */
+    float GLOBAL *scale;      /* takes the one of all codes */
+    const float GLOBAL *amax; /* that they are cast by */
+    uint32_t GLOBAL *seen;    /* takes the largest magnitude; NULL: not wanted */
+    float largest;            /* number of the format */
 } Fp8Codes;
 
 #ifdef GPU_DEVICE
@@ -47,25 +50,64 @@ INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
 }
 #endif
 
-INLINE float multiplier_of(const Fp8Codes *to) { return fp8_multiplier(*to->amax, to->largest, false); }
-
-/* Writes y as bf16 to made[at]; or where `to` is not AS_BF16 its 8 codes there. */
+/* A thread that makes elements. `to` is a constant AS_BF16 in the variant of bf16 alone. */
 #define AS_BF16 ((const Fp8Codes *)0)
-INLINE void store8_made(bf16 GLOBAL *made, int64_t at, f32x8 y, int unit, const Fp8Codes *to, const bool e5m2) {
-    if (!to) {
-        store8_bf16(made + at, y, unit);
+typedef struct Maker {
+    const Fp8Codes *to;
+    float multiplier;
+    uint32_t most; /* the largest bits of magnitudes so far */
+} Maker;
+
+INLINE Maker make_maker(const Fp8Codes *to) {
+    return (Maker){.to = to, .multiplier = to && to->codes ? fp8_multiplier(*to->amax, to->largest, false) : 0};
+}
+
+/* Codes of what bf16 pairs hold. */
+INLINE uint32_t codes_of(const Maker *maker, u32x2 pairs, const bool e5m2) {
+    return to_codes(to_float4(pairs) * maker->multiplier, maker->to->largest, e5m2);
+}
+
+/* Writes four elements, or one, at `at` of the tensor; `made` is NULL where it is not read as bf16. */
+INLINE void store4_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 y, int unit, const bool e5m2) {
+    const Fp8Codes *to = maker->to;
+    if (!to || made) store4_bf16(made + at, y, unit);
+    if (!to) return;
+    UNROLL for (int i = 0; i < unit; i++) maker->most = larger_of(maker->most, y[i]);
+    if (!to->codes) return;
+    uint32_t codes = codes_of(maker, (u32x2){to_bf16_pair(y.x, y.y), to_bf16_pair(y.z, y.w)}, e5m2);
+    if (unit == 1) to->codes[at] = (uint8_t)codes;
+    else *(uint32_t GLOBAL *)(to->codes + at) = codes;
+}
+
+/* The same of eight elements, or one. */
+INLINE void store8_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x8 y, int unit, const bool e5m2) {
+    const Fp8Codes *to = maker->to;
+    if (unit == 1) {
+        store4_made(maker, made, at, (f32x4){y[0]}, 1, e5m2);
         return;
     }
-    f32x4 low = to_float4((u32x2){to_bf16_pair(y[0], y[1]), to_bf16_pair(y[2], y[3])}),
-          high = to_float4((u32x2){to_bf16_pair(y[4], y[5]), to_bf16_pair(y[6], y[7])});
-    float m = multiplier_of(to);
-    *(u32x2 GLOBAL *)(to->codes + at) = (u32x2){to_codes(low * m, to->largest, e5m2), to_codes(high * m, to->largest, e5m2)};
+    if (!to || made) store8_bf16(made + at, y, unit);
+    if (!to) return;
+    UNROLL for (int i = 0; i < 8; i++) maker->most = larger_of(maker->most, y[i]);
+    if (!to->codes) return;
+    u32x2 low = {to_bf16_pair(y[0], y[1]), to_bf16_pair(y[2], y[3])}, high = {to_bf16_pair(y[4], y[5]), to_bf16_pair(y[6], y[7])};
+    *(u32x2 GLOBAL *)(to->codes + at) = (u32x2){codes_of(maker, low, e5m2), codes_of(maker, high, e5m2)};
 }
 
-/* Ends a kernel that wrote codes, whose thread has made floats with these largest bits. All threads of all blocks call it. */
-INLINE void record_codes(const Fp8Codes *to, uint32_t most) {
-    if (block_x() == 0 && thread_id() == 0) *to->scale = 1 / multiplier_of(to);
-    if (to->seen) record_rounded(to->seen, most);
+/* Ends the kernel. All threads of all blocks call it, of AMAX_THREADS. */
+INLINE void end_making(const Maker *maker) {
+    const Fp8Codes *to = maker->to;
+    if (!to) return;
+    if (to->codes && block_x() == 0 && thread_id() == 0) *to->scale = 1 / maker->multiplier;
+    if (to->seen) record_rounded(to->seen, maker->most);
 }
+
+#else
+
+/* What the kernel of a call makes besides: the codes that its absorber wants, or the amax that is output `amax`, zeroed. */
+static inline Fp8Codes fp8_codes_of(const OpCall *call, int amax) {
+    return call->codes ? *call->codes : (Fp8Codes){.seen = amax_to_record(call, amax)};
+}
+static inline bool fp8_is_wanted(const Fp8Codes *to) { return to->codes || to->seen; }
 
 #endif

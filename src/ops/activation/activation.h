@@ -2,7 +2,6 @@
  * tensors are COMPUTE. */
 #pragma once
 
-#include "base/float8.h"
 #include "graph/op.h"
 
 /* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
@@ -57,9 +56,3 @@ typedef struct ActivationAttributes {
     GeluKind kind;    /* of gelu */
     double parameter; /* limit of clamp, factor of scale */
 } ActivationAttributes;
-
-/* On a GPU: whether SwiGLU, GELU or a gradient of them can write its output x as codes alone, forward of e4m3 and backward of e5m2,
- * and the launch of that (backend/gpu/fp8_codes.h), for the cast that absorbs it (OpKernel.absorbs). */
-struct Fp8Codes;
-bool activation_makes_codes(const Node *node, TensorId x, Fp8Kind kind);
-void activation_launch_codes(const OpCall *call, const struct Fp8Codes *to);

@@ -28,7 +28,7 @@ INLINE float gelu_tanh(float x) { return x * sigmoid(x * (TANH_A + TANH_B * x * 
 #include "backend/gpu/kernel_launch.h"
 
 /* Whether gelu or swiglu absorbs the GEMM of one row that comes before it (OpKernel.absorbs), and the launch of both. */
-int activation_absorbs_row(const Graph *graph, int index);
+int activation_absorbs_row(const Backend *backend, const Graph *graph, int index);
 void activation_launch_row(const OpCall *call);
 
 #endif

@@ -59,7 +59,8 @@ LAUNCHERS(swiglu, ActivationRowArguments, swiglu_4, swiglu_8)
 LAUNCHERS(exact, ActivationRowArguments, exact_4, exact_8)
 LAUNCHERS(tanh, ActivationRowArguments, tanh_4, tanh_8)
 
-int activation_absorbs_row(const Graph *graph, int index) {
+int activation_absorbs_row(const Backend *backend, const Graph *graph, int index) {
+    (void)backend;
     const Node *node = &graph->nodes[index], *linear = node - 1;
     if (index == 0 || !linear_is_row(graph, linear) || linear->out[LINEAR_Y] != node->in[ACTIVATION_X]) return 0;
     TensorId w = linear->in[LINEAR_W];

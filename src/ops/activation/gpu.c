@@ -9,24 +9,14 @@ typedef struct FlatArguments {
     bf16 GLOBAL *y; /* or d_x, in gradients; so in SwigluArguments */
     int64_t count;
     float limit, factor;
-    uint32_t GLOBAL *amax; /* of y, where it is wanted; so in SwigluArguments */
+    Fp8Codes to; /* of y; so in SwigluArguments */
 } FlatArguments;
 typedef struct SwigluArguments {
     const bf16 GLOBAL *d_y, *x;
     bf16 GLOBAL *y;
     Tiling tiling;
-    uint32_t GLOBAL *amax;
+    Fp8Codes to;
 } SwigluArguments;
-
-/* The same with codes in the place of y. */
-typedef struct FlatCodesArguments {
-    FlatArguments of;
-    Fp8Codes to;
-} FlatCodesArguments;
-typedef struct SwigluCodesArguments {
-    SwigluArguments of;
-    Fp8Codes to;
-} SwigluCodesArguments;
 
 /* Of join_gelu and of its gradient: columns of the whole, of which the first `width` are a's. */
 typedef struct JoinGeluArguments {
@@ -55,19 +45,19 @@ INLINE float gelu_tanh_slope(float x) {
     return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
 }
 
-/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. NAME_made returns the largest of these (backend/gpu/amax.h), and
- * with `to` writes codes, of gradients e5m2. */
+/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. NAME_made is for its variant with codes too, which of gradients
+ * are e5m2. */
 #define FORMULA(name, is_gradient, formula) \
-    INLINE uint32_t name##_made(const FlatArguments *a, int64_t at, int unit, const Fp8Codes *to) { \
+    INLINE void name##_made(const FlatArguments *a, int64_t at, int unit, Maker *maker) { \
         f32x8 x = load8_bf16(a->x + at, unit), d_y = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0; \
-        uint32_t most = 0; \
         (void)d_y; \
         FOR_UNIT(i, unit) y[i] = formula; \
-        store8_made(a->y, at, y, unit, to, is_gradient); \
-        FOR_UNIT(i, unit) most = larger_of(most, y[i]); \
-        return most; \
+        store8_made(maker, a->y, at, y, unit, is_gradient); \
     } \
-    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) { name##_made(a, at, unit, AS_BF16); } \
+    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) { \
+        Maker maker = make_maker(AS_BF16); \
+        name##_made(a, at, unit, &maker); \
+    } \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
 FORMULA(exact, false, gelu_exact(x[i]))
@@ -80,15 +70,13 @@ FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
 FORMULA(silu_grad, true, d_y[i] * silu_slope(x[i]))
 FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
 
-/* Kernels NAME_amax, which records it, and NAME_codes; a.count is a multiple of 8, as what is cast to fp8. */
+/* Kernel NAME_fp8; a.count is a multiple of 8, as what is cast to fp8. */
 #define FP8_FORMULA(name) \
-    KERNEL(name##_amax, FlatArguments) { \
+    KERNEL(name##_fp8, FlatArguments) { \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8; \
-        record_rounded(a.amax, at < a.count ? name##_made(&a, at, 8, AS_BF16) : 0); \
-    } \
-    KERNEL(name##_codes, FlatCodesArguments) { \
-        int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8; \
-        record_codes(&a.to, at < a.of.count ? name##_made(&a.of, at, 8, &a.to) : 0); \
+        Maker maker = make_maker(&a.to); \
+        if (at < a.count) name##_made(&a, at, 8, &maker); \
+        end_making(&maker); \
     }
 
 FP8_FORMULA(exact)
@@ -96,23 +84,18 @@ FP8_FORMULA(tanh)
 FP8_FORMULA(exact_grad)
 FP8_FORMULA(tanh_grad)
 
-/* It and its gradient return the largest of what they store, with `to` as codes. */
-INLINE uint32_t swiglu_made(const SwigluArguments *a, int unit, const Fp8Codes *to) {
+INLINE void swiglu_made(const SwigluArguments *a, int unit, Maker *maker) {
     Place place = place_in(a->tiling, unit);
-    uint32_t most = 0;
-    if (!place.inside) return 0;
+    if (!place.inside) return;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
     f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), y = 0;
     FOR_UNIT(i, unit) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
-    store8_made(a->y, place.row * width + place.column, y, unit, to, false);
-    FOR_UNIT(i, unit) most = larger_of(most, y[i]);
-    return most;
+    store8_made(maker, a->y, place.row * width + place.column, y, unit, false);
 }
 
-INLINE uint32_t swiglu_grad_made(const SwigluArguments *a, int unit, const Fp8Codes *to) {
+INLINE void swiglu_grad_made(const SwigluArguments *a, int unit, Maker *maker) {
     Place place = place_in(a->tiling, unit);
-    uint32_t most = 0;
-    if (!place.inside) return 0;
+    if (!place.inside) return;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
     f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), d_gate = 0, d_up = 0;
     f32x8 d_y = load8_bf16(a->d_y + place.row * width + place.column, unit);
@@ -121,16 +104,23 @@ INLINE uint32_t swiglu_grad_made(const SwigluArguments *a, int unit, const Fp8Co
         d_gate[i] = d_y[i] * up[i] * s * (1 + gate[i] * (1 - s));
         d_up[i] = d_y[i] * gate[i] * s;
     }
-    store8_made(a->y, at, d_gate, unit, to, true);
-    store8_made(a->y, at + width, d_up, unit, to, true);
-    FOR_UNIT(i, unit) most = larger_of(larger_of(most, d_gate[i]), d_up[i]);
-    return most;
+    store8_made(maker, a->y, at, d_gate, unit, true);
+    store8_made(maker, a->y, at + width, d_up, unit, true);
 }
 
-INLINE void swiglu_unit(const SwigluArguments *a, int unit) { swiglu_made(a, unit, AS_BF16); }
-INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) { swiglu_grad_made(a, unit, AS_BF16); }
-INLINE void swiglu_amax_unit(const SwigluArguments *a, int unit) { record_rounded(a->amax, swiglu_made(a, unit, AS_BF16)); }
-INLINE void swiglu_grad_amax_unit(const SwigluArguments *a, int unit) { record_rounded(a->amax, swiglu_grad_made(a, unit, AS_BF16)); }
+/* Of NAME and of NAME_fp8. */
+#define SWIGLU_UNITS(name) \
+    INLINE void name##_unit(const SwigluArguments *a, int unit) { \
+        Maker maker = make_maker(AS_BF16); \
+        name##_made(a, unit, &maker); \
+    } \
+    INLINE void name##_fp8_unit(const SwigluArguments *a, int unit) { \
+        Maker maker = make_maker(&a->to); \
+        name##_made(a, unit, &maker); \
+        end_making(&maker); \
+    }
+SWIGLU_UNITS(swiglu)
+SWIGLU_UNITS(swiglu_grad)
 
 /* A unit of the whole, and its place in a or x. */
 typedef struct JoinedUnit {
@@ -173,19 +163,15 @@ UNIT_KERNELS(join_gelu, JoinGeluArguments, join_gelu_unit, 8)
 UNIT_KERNELS(join_gelu_grad, JoinGeluArguments, join_gelu_grad_unit, 8)
 UNIT_KERNELS(swiglu, SwigluArguments, swiglu_unit, 8)
 UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
-UNIT_KERNELS(swiglu_amax, SwigluArguments, swiglu_amax_unit, 8)
-UNIT_KERNELS(swiglu_grad_amax, SwigluArguments, swiglu_grad_amax_unit, 8)
-KERNEL(swiglu_codes, SwigluCodesArguments) { record_codes(&a.to, swiglu_made(&a.of, 8, &a.to)); }
-KERNEL(swiglu_grad_codes, SwigluCodesArguments) { record_codes(&a.to, swiglu_grad_made(&a.of, 8, &a.to)); }
+UNIT_KERNELS(swiglu_fp8, SwigluArguments, swiglu_fp8_unit, 8)
+UNIT_KERNELS(swiglu_grad_fp8, SwigluArguments, swiglu_grad_fp8_unit, 8)
 
 #else
 
 #include "ops/activation/activation.h"
 
-LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_amax, tanh_amax) /* by form_of */
-LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad, exact_grad_amax, tanh_grad_amax)
-LAUNCHERS(gelu_codes, FlatCodesArguments, exact_codes, tanh_codes, exact_grad_codes, tanh_grad_codes)
-LAUNCHERS(swiglu_codes, SwigluCodesArguments, swiglu_codes, swiglu_grad_codes)
+LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_fp8, tanh_fp8) /* by form_of */
+LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad, exact_grad_fp8, tanh_grad_fp8)
 LAUNCHER(silu, FlatArguments)
 LAUNCHER(silu_grad, FlatArguments)
 LAUNCHER(clamp, FlatArguments)
@@ -195,8 +181,8 @@ TILED_LAUNCHER(join_gelu, JoinGeluArguments, 8)
 TILED_LAUNCHER(join_gelu_grad, JoinGeluArguments, 8)
 TILED_LAUNCHER(swiglu, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
-TILED_LAUNCHER(swiglu_amax, SwigluArguments, 8)
-TILED_LAUNCHER(swiglu_grad_amax, SwigluArguments, 8)
+TILED_LAUNCHER(swiglu_fp8, SwigluArguments, 8)
+TILED_LAUNCHER(swiglu_grad_fp8, SwigluArguments, 8)
 
 /* The arguments of a call whose x is input `x_input`; in the forward pass d_y is x, and not read. */
 static FlatArguments flat(const OpCall *call, int x_input) {
@@ -210,24 +196,24 @@ static FlatArguments flat(const OpCall *call, int x_input) {
         .factor = (float)attributes->parameter};
 }
 
-/* Of gelu's kernels, of which one records the largest magnitude. */
+/* Of gelu's kernels. */
 static int form_of(const OpCall *call, const FlatArguments *arguments) {
-    return (int)((const ActivationAttributes *)call->attributes)->kind + (arguments->amax ? GELU_KINDS : 0);
+    return (int)((const ActivationAttributes *)call->attributes)->kind + (fp8_is_wanted(&arguments->to) ? GELU_KINDS : 0);
 }
 
-GPU_OP(gelu, .absorbs = activation_absorbs_row) {
+GPU_OP(gelu, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
     if (call->absorbs) {
         activation_launch_row(call);
         return;
     }
     FlatArguments arguments = flat(call, ACTIVATION_X);
-    arguments.amax = amax_to_record(call, ACTIVATION_AMAX);
+    arguments.to = fp8_codes_of(call, ACTIVATION_AMAX);
     launch_gelu(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
 }
 
-GPU_OP(gelu_grad) {
+GPU_OP(gelu_grad, .codes = FP8_KIND(FP8_E5M2)) {
     FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
-    arguments.amax = amax_to_record(call, ACTIVATION_GRAD_AMAX);
+    arguments.to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX);
     launch_gelu_grad(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
 }
 
@@ -281,54 +267,27 @@ GPU_OP(scale) {
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 
-static SwigluArguments swiglu_arguments(const OpCall *call) {
+GPU_OP(swiglu, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
     const int64_t *shape = call->out_shape[ACTIVATION_Y];
-    return (SwigluArguments){.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(shape[0], shape[1], 8)};
-}
-
-static SwigluArguments swiglu_grad_arguments(const OpCall *call) {
-    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_D_Y];
-    return (SwigluArguments){.d_y = call->in[ACTIVATION_GRAD_D_Y],
-        .x = call->in[ACTIVATION_GRAD_X],
-        .y = call->out[ACTIVATION_GRAD_D_X],
-        .tiling = tile_matrix(shape[0], shape[1], 8)};
-}
-
-GPU_OP(swiglu, .absorbs = activation_absorbs_row) {
     if (call->absorbs) {
         activation_launch_row(call);
         return;
     }
-    SwigluArguments arguments = swiglu_arguments(call);
-    arguments.amax = amax_to_record(call, ACTIVATION_AMAX);
-    (arguments.amax ? launch_swiglu_amax : launch_swiglu)(call->device, &arguments);
+    SwigluArguments arguments = {.x = call->in[ACTIVATION_X],
+        .y = call->out[ACTIVATION_Y],
+        .tiling = tile_matrix(shape[0], shape[1], 8),
+        .to = fp8_codes_of(call, ACTIVATION_AMAX)};
+    (fp8_is_wanted(&arguments.to) ? launch_swiglu_fp8 : launch_swiglu)(call->device, &arguments);
 }
 
-GPU_OP(swiglu_grad) {
-    SwigluArguments arguments = swiglu_grad_arguments(call);
-    arguments.amax = amax_to_record(call, ACTIVATION_GRAD_AMAX);
-    (arguments.amax ? launch_swiglu_grad_amax : launch_swiglu_grad)(call->device, &arguments);
-}
-
-/* -- Codes --------------------------------------------------------------------------------------------------------- */
-
-bool activation_makes_codes(const Node *node, TensorId x, Fp8Kind kind) {
-    bool forward = node->op == OP_swiglu || node->op == OP_gelu, backward = node->op == OP_swiglu_grad || node->op == OP_gelu_grad;
-    return (kind == FP8_E5M2 ? backward : forward) && node->out[ACTIVATION_Y] == x && !op_amax(node);
-}
-
-void activation_launch_codes(const OpCall *call, const Fp8Codes *to) {
-    bool backward = call->in[ACTIVATION_GRAD_X] != NULL;
-    const int64_t *x_shape = call->in_shape[backward ? ACTIVATION_GRAD_X : ACTIVATION_X],
-                  *narrow = backward ? call->in_shape[ACTIVATION_GRAD_D_Y] : call->out_shape[ACTIVATION_Y];
-    if (narrow[1] < x_shape[1]) {
-        SwigluCodesArguments arguments = {backward ? swiglu_grad_arguments(call) : swiglu_arguments(call), *to};
-        launch_swiglu_codes(call->device, backward, tiling_shape(arguments.of.tiling), &arguments);
-    } else {
-        FlatCodesArguments arguments = {flat(call, backward ? ACTIVATION_GRAD_X : ACTIVATION_X), *to};
-        int form = form_of(call, &arguments.of) + (backward ? GELU_KINDS : 0);
-        launch_gelu_codes(call->device, form, flat_shape(arguments.of.count), &arguments);
-    }
+GPU_OP(swiglu_grad, .codes = FP8_KIND(FP8_E5M2)) {
+    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_D_Y];
+    SwigluArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
+        .x = call->in[ACTIVATION_GRAD_X],
+        .y = call->out[ACTIVATION_GRAD_D_X],
+        .tiling = tile_matrix(shape[0], shape[1], 8),
+        .to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX)};
+    (fp8_is_wanted(&arguments.to) ? launch_swiglu_grad_fp8 : launch_swiglu_grad)(call->device, &arguments);
 }
 
 #endif

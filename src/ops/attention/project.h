@@ -6,7 +6,7 @@
 #include "backend/gpu/kernel_launch.h"
 
 /* Whether attention_cached absorbs the GEMM of one row and its rotation (OpKernel.absorbs), and the launch of both. */
-int attention_absorbs_projection(const Graph *graph, int index);
+int attention_absorbs_projection(const Backend *backend, const Graph *graph, int index);
 void attention_project(const OpCall *call);
 
 #endif

@@ -400,7 +400,6 @@ KERNEL(fp8_cast_lines_e5m2, Fp8CastArguments) {
 #else
 
 #include "backend/gpu/kernel_launch.h"
-#include "ops/activation/activation.h"
 #include "ops/fp8/fp8.h"
 
 LAUNCHER(fp8_amax, Fp8AmaxArguments)
@@ -476,25 +475,34 @@ void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, in
     launch_fp8_move_codes(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);
 }
 
-/* With delayed scaling, where what makes x can write its codes and nothing else reads x. */
-static int absorbs_activation(const Graph *graph, int index) {
-    const Node *node = &graph->nodes[index];
+/* With delayed scaling, where what makes x can write its codes. */
+static int absorbs_maker(const Backend *backend, const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index], *maker = node - 1;
     const Fp8CastAttributes *a = node->attributes;
     bool tensor = a->rows == GEMM_SCALE_TENSOR && (a->columns == GEMM_SCALE_TENSOR || a->columns == GEMM_SCALE_ONE);
     bool given = tensor && !a->coded && graph_get(graph, node->in[FP8_CAST_AMAX])->arena == ARENA_INPUT;
-    return index > 0 && given && activation_makes_codes(node - 1, node->in[FP8_CAST_X], a->kind);
+    if (index == 0 || !given || op_measured(maker) != node->in[FP8_CAST_X] || op_amax(maker)) return 0;
+    const OpKernel *kernel = backend->kernels[maker->op];
+    return kernel && (kernel->codes & FP8_KIND(a->kind));
 }
 
-GPU_OP(fp8_cast, cast_workspace, absorbs_activation) {
+/* Runs what makes x, which writes codes by rows too. */
+static void run_maker(const OpCall *call) {
+    Fp8Codes to = {.codes = call->out[FP8_CAST_ROWS],
+        .scale = call->out[FP8_CAST_ROW_SCALES],
+        .amax = call->in[FP8_CAST_AMAX],
+        .seen = call->out[FP8_CAST_SEEN],
+        .largest = largest_of_format(call)};
+    OpCall maker = call[-1];
+    maker.codes = &to;
+    maker.kernel->run(&maker);
+}
+
+GPU_OP(fp8_cast, cast_workspace, absorbs_maker, .elides = true) {
     const Fp8CastAttributes *attributes = call->attributes;
     bool rows = call->out[FP8_CAST_ROWS], columns = call->out[FP8_CAST_COLUMNS];
     if (call->absorbs) {
-        Fp8Codes to = {.codes = call->out[FP8_CAST_ROWS],
-            .scale = call->out[FP8_CAST_ROW_SCALES],
-            .amax = call->in[FP8_CAST_AMAX],
-            .seen = call->out[FP8_CAST_SEEN],
-            .largest = largest_of_format(call)};
-        activation_launch_codes(call - 1, &to);
+        run_maker(call);
         if (columns) cast(call, attributes->columns, false, true);
     } else if (rows && columns && attributes->rows == attributes->columns) cast(call, attributes->rows, true, true);
     else {

@@ -320,10 +320,12 @@ Gemm fp8_call_gemm(const OpCall *call, GemmType output) {
     };
 }
 
+/* x is read as codes where it comes so, or where what makes it has written them, for those by columns. */
 static double cast_bytes(const Graph *graph, const Node *node) {
     TensorId x = node->in[FP8_CAST_X];
-    bool coded = ((const Fp8CastAttributes *)node->attributes)->coded;
-    return op_tensor_bytes(graph, node) - (coded ? (double)(graph_bytes(graph, x) - graph_elements(graph, x)) : 0);
+    bool coded = ((const Fp8CastAttributes *)node->attributes)->coded, moves = coded || (node->absorbs && node->out[FP8_CAST_COLUMNS]);
+    double as_bf16 = graph_get(graph, x)->elided ? 0 : (double)graph_bytes(graph, x);
+    return op_tensor_bytes(graph, node) - (coded || node->absorbs ? as_bf16 : 0) + (moves ? (double)graph_elements(graph, x) : 0);
 }
 
 /* A comparison for each element, and in a cast a product and a conversion besides. */

@@ -75,7 +75,8 @@ static bool is_layer(const Graph *graph, const Node *node, TensorId x) {
     return w->shape[1] % 8 == 0 && gemv_reads(w->shape[2], w->offset);
 }
 
-int moe_absorbs_row(const Graph *graph, int index) {
+int moe_absorbs_row(const Backend *backend, const Graph *graph, int index) {
+    (void)backend;
     const Node *n = &graph->nodes[index];
     if (index < SORT || graph_rows(graph, n->in[MOE_COMBINE_SLOT]) != 1) return 0;
     const Node *sort = n - SORT, *permute = n - PERMUTE, *swiglu = n - SWIGLU;

@@ -62,7 +62,7 @@ typedef enum MoeCombineGradOperand {
 
 /* On a GPU: whether moe_combine absorbs the sort, the copy, the two layers and SwiGLU before it, of one row (OpKernel.absorbs),
  * and the launch of all of them (grouped_linear/experts_row_gpu.c). */
-int moe_absorbs_row(const Graph *graph, int index);
+int moe_absorbs_row(const Backend *backend, const Graph *graph, int index);
 void moe_launch_row(const OpCall *call);
 
 /* -- Between ranks ------------------------------------------------------------------------------------------------- */

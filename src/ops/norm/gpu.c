@@ -5,17 +5,17 @@
 #ifdef GPU_DEVICE
 
 #define KERNELS(width, threads, units)                                                                                                     \
-    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units); }                                               \
-    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units); }                                              \
-    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_NONE, threads, units); }                                 \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_NONE, threads, units); }                                \
-    KERNEL(rms_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_NONE, threads, units)); }                  \
-    KERNEL(layer_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, true, MERGE_NONE, threads, units)); }
+    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units, AS_BF16); }                                      \
+    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units, AS_BF16); }                                     \
+    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units, &a.to); }                                    \
+    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units, &a.to); }                                   \
+    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_NONE, threads, units, AS_BF16); }                        \
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_NONE, threads, units, AS_BF16); }
 NORM_WIDTHS(KERNELS)
-KERNEL(any, NormArguments) { norm_rows_any(&a); }
-KERNEL(any_amax, NormArguments) { record_rounded(a.amax, norm_rows_any(&a)); }
+KERNEL(any, NormArguments) { norm_rows_any(&a, AS_BF16); }
+KERNEL(any_fp8, NormArguments) { norm_rows_any(&a, &a.to); }
 KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
-KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
+KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a, AS_BF16); }
 
 #else
 
@@ -23,14 +23,14 @@ KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 
 LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
 LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
-LAUNCHERS(rms_amax, NormArguments, rms_amax_512, rms_amax_1024, rms_amax_2048, rms_amax_4096, rms_amax_8192, any_amax)
-LAUNCHERS(layer_amax, NormArguments, layer_amax_512, layer_amax_1024, layer_amax_2048, layer_amax_4096, layer_amax_8192, any_amax)
+LAUNCHERS(rms_fp8, NormArguments, rms_fp8_512, rms_fp8_1024, rms_fp8_2048, rms_fp8_4096, rms_fp8_8192, any_fp8)
+LAUNCHERS(layer_fp8, NormArguments, layer_fp8_512, layer_fp8_1024, layer_fp8_2048, layer_fp8_4096, layer_fp8_8192, any_fp8)
 LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
 LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHER(any_grad_columns, NormGradArguments)
 
-GPU_OP(norm) {
+GPU_OP(norm, .codes = FP8_KIND(FP8_E4M3)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
     int width = norm_width(call->in_shape[NORM_X][1]);
@@ -43,9 +43,9 @@ GPU_OP(norm) {
         .columns = call->in_shape[NORM_X][1],
         .layer = layer,
         .epsilon = attributes->epsilon,
-        .amax = amax_to_record(call, NORM_AMAX)};
+        .to = fp8_codes_of(call, NORM_AMAX)};
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    if (arguments.amax) (layer ? launch_layer_amax : launch_rms_amax)(call->device, width, shape, &arguments);
+    if (fp8_is_wanted(&arguments.to)) (layer ? launch_layer_fp8 : launch_rms_fp8)(call->device, width, shape, &arguments);
     else (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 

@@ -9,7 +9,7 @@
  * AffineVector. */
 #pragma once
 
-#include "backend/gpu/amax.h"
+#include "backend/gpu/fp8_codes.h"
 #include "backend/gpu/vector.h"
 #include "ops/norm/merge.h"
 
@@ -32,7 +32,7 @@ typedef struct NormArguments {
     int64_t rows, teams;
     int32_t columns, layer, merge; /* layer, merge: for the kernel for any width */
     float epsilon;
-    uint32_t GLOBAL *amax; /* of normed, where it is wanted */
+    Fp8Codes to; /* of normed, which is NULL where it is not read as bf16 */
 } NormArguments;
 
 typedef struct NormGradArguments {
@@ -47,7 +47,7 @@ typedef struct NormGradArguments {
     float GLOBAL *d_stream, *partials;
     int64_t rows;
     int32_t columns, layer, merge; /* layer, merge: for the kernels for any width */
-    uint32_t GLOBAL *amax;         /* of d_block, where it is wanted */
+    Fp8Codes to;                   /* of d_block, which is NULL where it is not read as bf16 */
 } NormGradArguments;
 
 #ifdef GPU_DEVICE
@@ -119,6 +119,10 @@ INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
 INLINE void store_bf16_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_bf16(to + column_of(t, i), x, 4);
 }
+/* Of the row that begins at element `at`. */
+INLINE void store_made_unit(Team t, int i, Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 x, const bool e5m2) {
+    if (inside(t, i)) store4_made(maker, made, at + column_of(t, i), x, 4, e5m2);
+}
 /* x, or zero outside of the row: for sums. */
 INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
 
@@ -140,9 +144,6 @@ INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
         to[j] = sum;
     }
 }
-
-/* Units outside of the row are some inside. */
-INLINE uint32_t larger_of_unit(uint32_t most, f32x4 x) { return larger_of(larger_of(larger_of(larger_of(most, x.x), x.y), x.z), x.w); }
 
 /* -- The formulas -------------------------------------------------------------------------------------------------- */
 
@@ -191,12 +192,12 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* Those that make rows return the largest of `normed` (backend/gpu/amax.h). */
-INLINE uint32_t norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
+/* `to` is &a->to or AS_BF16, as in all that follows (backend/gpu/fp8_codes.h). */
+INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units, const Fp8Codes *to) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[AFFINE_VECTORS], x;
     Bf16Row block;
-    uint32_t most = 0;
+    Maker maker = make_maker(to);
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
@@ -218,13 +219,9 @@ INLINE uint32_t norm_rows(const NormArguments *a, bool layer, Merge merge, int t
         }
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
-        FOR_UNITS(t) {
-            f32x4 normed = normalise(x[i], s, gain[i], bias[i]);
-            store_bf16_unit(t, i, a->normed + at, normed);
-            most = larger_of_unit(most, normed);
-        }
+        FOR_UNITS(t) store_made_unit(t, i, &maker, a->normed, at, normalise(x[i], s, gain[i], bias[i]), false);
     }
-    return most;
+    end_making(&maker);
 }
 
 /* Element j of a vector; 0 for NULL. */
@@ -239,9 +236,9 @@ INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
 }
 
 /* Rows of any width, one by each block. */
-INLINE uint32_t norm_rows_any(const NormArguments *a) {
+INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
-    uint32_t most = 0;
+    Maker maker = make_maker(to);
     for (int64_t row = block_x(); row < a->rows; row += a->teams) {
         int64_t at = row * t.columns;
         Statistics s = {0};
@@ -259,19 +256,18 @@ INLINE uint32_t norm_rows_any(const NormArguments *a) {
         if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
             f32x4 normed = normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
-            store4_bf16(a->normed + at + j, normed, 1);
-            most = larger_of(most, normed.x);
+            store4_made(&maker, a->normed, at + j, normed, 1, false);
         }
     }
-    return most;
+    end_making(&maker);
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the largest of its d_block. */
+/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the maker of its d_block. */
 typedef struct Sums {
     Row gain, bias, block, stream, merged;
-    uint32_t most;
+    Maker maker;
 } Sums;
 
 /* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice
@@ -306,8 +302,7 @@ INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, cons
             d_block *= affine_at(a, t, parameters, BLOCK_SCALE, i);
             d_stream *= affine_at(a, t, parameters, STREAM_SCALE, i);
         }
-        if (merge != MERGE_NONE) store_bf16_unit(t, i, a->d_block + at, d_block);
-        sums->most = larger_of_unit(sums->most, d_block);
+        if (merge != MERGE_NONE) store_made_unit(t, i, &sums->maker, a->d_block, at, d_block, true);
         store_wide_unit(t, i, a->d_stream + at, d_stream);
     }
 }
@@ -366,8 +361,7 @@ INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *
     store_block_sums(t, to + a->columns, d_bias);
 }
 
-/* Those that make d_block return the largest of it. */
-INLINE uint32_t norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units) {
+INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units, const Fp8Codes *made) {
     Team t = make_team(threads, units, a->columns);
     Parameters parameters;
     Sums sums;
@@ -377,20 +371,20 @@ INLINE uint32_t norm_grad_rows(const NormGradArguments *a, bool layer, Merge mer
     clear_row(t, sums.block);
     clear_row(t, sums.stream);
     clear_row(t, sums.merged);
-    sums.most = 0;
+    sums.maker = make_maker(made);
     int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS(WAVE),
             end = begin + NORM_GRAD_ROWS(WAVE) < a->rows ? begin + NORM_GRAD_ROWS(WAVE) : a->rows;
     for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
         norm_grad_row(a, layer, merge, t, &parameters, row, &sums);
+    end_making(&sums.maker);
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
     store_block_sums(t, to, sums.gain);
     if (layer) store_block_sums(t, to + a->columns, sums.bias);
-    if (merge != MERGE_AFFINE) return sums.most;
+    if (merge != MERGE_AFFINE) return;
     store_affine_sums(
         a, t, to + (1 + layer + BLOCK_SCALE) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
     store_affine_sums(
         a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
-    return sums.most;
 }
 
 /* Rows of any width, first half: ds to d_stream; a block per row. */
@@ -414,11 +408,8 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
 
 /* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread
  * per column of NORM_GRAD_ROWS rows. */
-INLINE uint32_t norm_grad_columns_any(const NormGradArguments *a) {
-    int64_t columns = a->columns, tiles = (columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
-    int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
-    uint32_t most = 0;
-    if (j >= columns) return 0;
+INLINE void norm_grad_column_any(const NormGradArguments *a, int64_t block, int64_t j, Maker *maker) {
+    int64_t columns = a->columns;
     bool affine = a->merge == MERGE_AFFINE;
     float block_scale = affine ? a->affine[BLOCK_SCALE][j] : 1, stream_scale = affine ? a->affine[STREAM_SCALE][j] : 1;
     float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, merged_sum = 0;
@@ -428,8 +419,7 @@ INLINE uint32_t norm_grad_columns_any(const NormGradArguments *a) {
         float dy = a->d_normed ? to_float(a->d_normed[at]) : 0, ds = a->d_stream[at];
         gain_sum += dy * (a->merged[at] - s.mean) * s.rstd;
         bias_sum += dy;
-        if (a->merge != MERGE_NONE) a->d_block[at] = to_bf16(ds * block_scale);
-        most = larger_of(most, ds * block_scale);
+        if (a->merge != MERGE_NONE) store4_made(maker, a->d_block, at, (f32x4){ds * block_scale}, 1, true);
         if (!affine) continue;
         block_sum += ds * to_float(a->block[at]);
         stream_sum += ds * a->stream[at];
@@ -439,13 +429,20 @@ INLINE uint32_t norm_grad_columns_any(const NormGradArguments *a) {
     float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? AFFINE_VECTORS : 0)) * columns + j;
     to[0] = gain_sum;
     if (a->layer) to[columns] = bias_sum;
-    if (!affine) return most;
+    if (!affine) return;
     to += (1 + a->layer) * columns;
     to[BLOCK_SCALE * columns] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
     to[BLOCK_BIAS * columns] = block_scale * merged_sum;
     to[STREAM_SCALE * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
     to[STREAM_BIAS * columns] = stream_scale * merged_sum;
-    return most;
+}
+
+INLINE void norm_grad_columns_any(const NormGradArguments *a, const Fp8Codes *to) {
+    int64_t tiles = (a->columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
+    int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
+    Maker maker = make_maker(to);
+    if (j < a->columns) norm_grad_column_any(a, block, j, &maker);
+    end_making(&maker);
 }
 
 #else
@@ -473,7 +470,7 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
 
 /* Whether residual_norm absorbs the sum over ranks that comes before it (OpKernel.absorbs), and the launch of both; norm->block
  * is not read (sum_gpu.c). */
-int norm_absorbs_sum(const Graph *graph, int index);
+int norm_absorbs_sum(const Backend *backend, const Graph *graph, int index);
 void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm);
 
 /* Grid of the backward pass, and of the second half for any width. */

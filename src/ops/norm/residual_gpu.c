@@ -7,34 +7,34 @@
 #ifdef GPU_DEVICE
 
 #define KERNELS(width, threads, units)                                                                                                     \
-    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units); }                                                \
-    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units); }                                               \
-    KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units); }                                          \
-    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units); }                                  \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units); }                                 \
-    KERNEL(rms_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_SUM, threads, units)); }                   \
-    KERNEL(layer_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, true, MERGE_SUM, threads, units)); }                  \
-    KERNEL(affine_amax_##width, NormArguments) { record_rounded(a.amax, norm_rows(&a, false, MERGE_AFFINE, threads, units)); }             \
-    KERNEL(rms_grad_amax_##width, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_SUM, threads, units)); }     \
-    KERNEL(layer_grad_amax_##width, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, true, MERGE_SUM, threads, units)); }
+    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units, AS_BF16); }                                       \
+    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units, AS_BF16); }                                      \
+    KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units, AS_BF16); }                                 \
+    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units, &a.to); }                                     \
+    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units, &a.to); }                                    \
+    KERNEL(affine_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units, &a.to); }                               \
+    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units, AS_BF16); }                         \
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units, AS_BF16); }                        \
+    KERNEL(rms_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units, &a.to); }                       \
+    KERNEL(layer_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units, &a.to); }
 NORM_WIDTHS(KERNELS)
-KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1); }
+KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, AS_BF16); }
 KERNEL(affine_grad_2048, NormGradArguments) {
     BLOCK_BOUNDS(NORM_THREADS, 2); /* 8 bytes spill; alone, a block would leave memory waiting */
-    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2);
+    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, AS_BF16);
 }
-KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4); }
-KERNEL(affine_grad_amax_1024, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1)); }
-KERNEL(affine_grad_amax_2048, NormGradArguments) {
+KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, AS_BF16); }
+KERNEL(affine_grad_fp8_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, &a.to); }
+KERNEL(affine_grad_fp8_2048, NormGradArguments) {
     BLOCK_BOUNDS(NORM_THREADS, 2); /* as affine_grad_2048 */
-    record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2));
+    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, &a.to);
 }
-KERNEL(affine_grad_amax_4096, NormGradArguments) { record_rounded(a.amax, norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4)); }
-KERNEL(any, NormArguments) { norm_rows_any(&a); }
-KERNEL(any_amax, NormArguments) { record_rounded(a.amax, norm_rows_any(&a)); }
+KERNEL(affine_grad_fp8_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, &a.to); }
+KERNEL(any, NormArguments) { norm_rows_any(&a, AS_BF16); }
+KERNEL(any_fp8, NormArguments) { norm_rows_any(&a, &a.to); }
 KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
-KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
-KERNEL(any_grad_columns_amax, NormGradArguments) { record_rounded(a.amax, norm_grad_columns_any(&a)); }
+KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a, AS_BF16); }
+KERNEL(any_grad_columns_fp8, NormGradArguments) { norm_grad_columns_any(&a, &a.to); }
 
 #else
 
@@ -43,21 +43,20 @@ KERNEL(any_grad_columns_amax, NormGradArguments) { record_rounded(a.amax, norm_g
 LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
 LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
 LAUNCHERS(affine, NormArguments, affine_512, affine_1024, affine_2048, affine_4096, affine_8192, any)
-LAUNCHERS(rms_amax, NormArguments, rms_amax_512, rms_amax_1024, rms_amax_2048, rms_amax_4096, rms_amax_8192, any_amax)
-LAUNCHERS(layer_amax, NormArguments, layer_amax_512, layer_amax_1024, layer_amax_2048, layer_amax_4096, layer_amax_8192, any_amax)
-LAUNCHERS(affine_amax, NormArguments, affine_amax_512, affine_amax_1024, affine_amax_2048, affine_amax_4096, affine_amax_8192, any_amax)
+LAUNCHERS(rms_fp8, NormArguments, rms_fp8_512, rms_fp8_1024, rms_fp8_2048, rms_fp8_4096, rms_fp8_8192, any_fp8)
+LAUNCHERS(layer_fp8, NormArguments, layer_fp8_512, layer_fp8_1024, layer_fp8_2048, layer_fp8_4096, layer_fp8_8192, any_fp8)
+LAUNCHERS(affine_fp8, NormArguments, affine_fp8_512, affine_fp8_1024, affine_fp8_2048, affine_fp8_4096, affine_fp8_8192, any_fp8)
 LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
 LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
 LAUNCHERS(affine_grad, NormGradArguments, affine_grad_1024, affine_grad_1024, affine_grad_2048, affine_grad_4096)
-LAUNCHERS(
-    rms_grad_amax, NormGradArguments, rms_grad_amax_512, rms_grad_amax_1024, rms_grad_amax_2048, rms_grad_amax_4096, rms_grad_amax_8192)
-LAUNCHERS(layer_grad_amax, NormGradArguments, layer_grad_amax_512, layer_grad_amax_1024, layer_grad_amax_2048, layer_grad_amax_4096,
-    layer_grad_amax_8192)
-LAUNCHERS(affine_grad_amax, NormGradArguments, affine_grad_amax_1024, affine_grad_amax_1024, affine_grad_amax_2048, affine_grad_amax_4096)
+LAUNCHERS(rms_grad_fp8, NormGradArguments, rms_grad_fp8_512, rms_grad_fp8_1024, rms_grad_fp8_2048, rms_grad_fp8_4096, rms_grad_fp8_8192)
+LAUNCHERS(layer_grad_fp8, NormGradArguments, layer_grad_fp8_512, layer_grad_fp8_1024, layer_grad_fp8_2048, layer_grad_fp8_4096,
+    layer_grad_fp8_8192)
+LAUNCHERS(affine_grad_fp8, NormGradArguments, affine_grad_fp8_1024, affine_grad_fp8_1024, affine_grad_fp8_2048, affine_grad_fp8_4096)
 LAUNCHER(any_grad_rows, NormGradArguments)
-LAUNCHERS(any_grad_columns, NormGradArguments, any_grad_columns, any_grad_columns_amax)
+LAUNCHERS(any_grad_columns, NormGradArguments, any_grad_columns, any_grad_columns_fp8)
 
-GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
+GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .codes = FP8_KIND(FP8_E4M3)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_AFFINE] != NULL;
     int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
@@ -74,7 +73,7 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
         .epsilon = attributes->epsilon,
-        .amax = amax_to_record(call, RESIDUAL_NORM_AMAX),
+        .to = fp8_codes_of(call, RESIDUAL_NORM_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
     if (call->absorbs) {
@@ -82,7 +81,8 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum) {
         return;
     }
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    if (arguments.amax) (affine ? launch_affine_amax : layer ? launch_layer_amax : launch_rms_amax)(call->device, width, shape, &arguments);
+    if (fp8_is_wanted(&arguments.to))
+        (affine ? launch_affine_fp8 : layer ? launch_layer_fp8 : launch_rms_fp8)(call->device, width, shape, &arguments);
     else (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
@@ -104,7 +104,7 @@ static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
-GPU_OP(residual_norm_grad, grad_workspace) {
+GPU_OP(residual_norm_grad, grad_workspace, .codes = FP8_KIND(FP8_E5M2)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_AFFINE] != NULL;
     NormGradArguments arguments = {
@@ -122,16 +122,17 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         .columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
-        .amax = amax_to_record(call, RESIDUAL_NORM_GRAD_AMAX),
+        .to = fp8_codes_of(call, RESIDUAL_NORM_GRAD_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
     LaunchShape shape = norm_grad_shape(call->device, &arguments);
+    bool fp8 = fp8_is_wanted(&arguments.to);
     int width = norm_width(arguments.columns);
     if (width == NORM_ANY || (affine && (layer || arguments.columns > 4096))) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.rows, .threads = NORM_THREADS}, &arguments);
-        launch_any_grad_columns(call->device, arguments.amax != NULL, norm_grad_columns_shape(call->device, &arguments), &arguments);
-    } else if (arguments.amax)
-        (affine ? launch_affine_grad_amax : layer ? launch_layer_grad_amax : launch_rms_grad_amax)(call->device, width, shape, &arguments);
+        launch_any_grad_columns(call->device, fp8, norm_grad_columns_shape(call->device, &arguments), &arguments);
+    } else if (fp8)
+        (affine ? launch_affine_grad_fp8 : layer ? launch_layer_grad_fp8 : launch_rms_grad_fp8)(call->device, width, shape, &arguments);
     else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
     add_sums(call, layer, affine, shape.x, arguments.columns);
 }

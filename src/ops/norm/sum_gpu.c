@@ -98,7 +98,8 @@ LAUNCHERS(rms, SumNormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192
 LAUNCHERS(layer, SumNormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192)
 LAUNCHERS(affine, SumNormArguments, affine_512, affine_1024, affine_2048, affine_4096, affine_8192)
 
-int norm_absorbs_sum(const Graph *graph, int index) {
+int norm_absorbs_sum(const Backend *backend, const Graph *graph, int index) {
+    (void)backend;
     const Node *node = &graph->nodes[index], *sum = node - 1;
     const NormAttributes *attributes = node->attributes;
     TensorId stream = node->in[RESIDUAL_NORM_STREAM];
