@@ -98,7 +98,7 @@ TensorId fp8_linear_weight(const Graph *graph, const Node *node) { return fp8_ca
 int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept) {
     Fp8CastAttributes attributes = CAST(FP8_E4M3, TENSOR, TENSOR);
     if (!columns) attributes.columns = GEMM_SCALE_ONE;
-    return append_cast(graph, kept ? ARENA_STATE : ARENA_ACTIVATION, x, TENSOR_NONE, false, &attributes);
+    return append_cast(graph, kept ? ARENA_STATE : ARENA_ACTIVATION, x, TENSOR_NONE, TENSOR_NONE, false, &attributes);
 }
 
 static void cast_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
