@@ -136,7 +136,7 @@ static void the_page_of_a_recipe_has_its_layers_with_reasons_and_the_memory_with
     expect_all(text, (const char *[]){"  inputs and constants", "\n  without fp8.recipe: 160.64 GiB, activations ",
                          "what would save memory", "\nlinear layers with fp8.recipe=tensor: ", "% of their arithmetic is in fp8\n",
                          "\n  q_proj, k_proj, v_proj_current, v_proj_delayed   40      1536 x 2048  fp8\n", "  mlp.gate.router_mlp.fc1 ",
-                         "256 x 256  by rule\n", "  mlp.experts.gate_up_proj ", "40  16: 4096 x 2048  size ", "  head, tied ",
+                         "256 x 256  by rule\n", "  mlp.experts.gate_up_proj ", "40  16: 4096 x 2048  fp8\n", "  head, tied ",
                          "  by rule: a router or adapter; a head without fp8.head, in bf16\n", NULL});
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         if (strlen(line) > 80 && !strstr(line, "lora.rank")) fail_msg("%zu columns: %s", strlen(line), line);

@@ -69,6 +69,7 @@ static void fp8_reads_its_codes_before_weights_change(void **state) {
     (void)state;
     check_bits(LLAMA "model.width=64 model.ffn=96 fp8.recipe=tensor fp8.scaling=delayed fp8.min_size=0");
     check_bits(LLAMA "model.width=64 model.ffn=96 fp8.recipe=row fp8.head=true fp8.min_size=0 precision=pure_bf16");
+    check_bits(MIXTRAL "model.width=64 model.ffn=96 fp8.recipe=tensor fp8.min_size=0 precision=pure_bf16");
 }
 
 static void adapters_are_updated_within_too(void **state) {

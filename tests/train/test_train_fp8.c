@@ -7,6 +7,8 @@
     "model.family=llama model.experts=0 model.context=96 model.width=64 model.heads=4 model.kv_heads=2 model.ffn=96 data.valid=text eval.sequences=40 "     \
     "eval.sample_tokens=11 eval.every=5 steps=10 "
 
+#define MIXTRAL LLAMA "model.experts=4 model.experts_per_token=2 "
+
 static double loss_of(const char *words) {
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_NONE, words);
@@ -213,6 +215,21 @@ static void recomputation_changes_no_bit(void **state) {
     }
 }
 
+/* Tiles of slots are found again, and a cast of slots is made again in them. */
+static void experts_keep_their_bits_where_casts_are_made_again_or_kept(void **state) {
+    (void)state;
+    static const char *const recipes[] = {"tensor", "row", "block", "mxfp8", "tensor fp8.scaling=delayed"};
+    for (int i = 0; i < 5; i++) {
+        SCOPED_FREE char *none = memory_format("none-%d", i), *block = memory_format("block-%d", i), *kept = memory_format("kept-%d", i);
+        static const char format[] = "run=%s " MIXTRAL "fp8.min_size=0 steps=3 schedule.warmup=0 fp8.recipe=%s %s";
+        train_good(format, none, recipes[i], "recompute=none");
+        train_good(format, block, recipes[i], "recompute=block");
+        train_good(format, kept, recipes[i], "recompute=norm fp8.keep_weights=true");
+        assert_same_steps(none, block);
+        assert_same_steps(none, kept);
+    }
+}
+
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
@@ -238,6 +255,7 @@ int main(void) {
         TRAIN_TEST(a_run_without_a_history_is_taken_over),
         TRAIN_TEST(casting_weights_once_a_step_changes_no_bit),
         TRAIN_TEST(recomputation_changes_no_bit),
+        TRAIN_TEST(experts_keep_their_bits_where_casts_are_made_again_or_kept),
         TRAIN_TEST(what_has_no_effect_is_named),
     };
     train_main();
