@@ -9,20 +9,12 @@ static uint64_t load_offset(const Wave *wave, const Instruction *in) {
     return offset + (uint64_t)(int64_t)in->offset;
 }
 
-/* The kernel's arguments lie wherever the host had memory; a trace has them at the same place every time. */
-static uint64_t traced_address(const Wave *wave, uint64_t address) {
-    enum { ARGUMENTS = 4096 };
-    const Launch *launch = wave->group->launch;
-    uint64_t offset = address - (uint64_t)launch->kernarg;
-    return offset < launch->kernel->kernarg_bytes ? ARGUMENTS + offset : address;
-}
-
 static void load(Wave *wave, const Instruction *in, uint64_t address, int dwords) {
     int to = in->operand[0].index;
     if (!check_global(wave, in, -1, address, 4u * (unsigned)dwords, false)) return;
     memcpy(&wave->scalar[to], (const void *)address, 4u * (unsigned)dwords);
     undefined_clear_scalars(wave, to, dwords);
-    if (wave->trace) trace_scalar(wave->trace, traced_address(wave, address), 4u * (unsigned)dwords);
+    if (wave->trace) trace_scalar(wave->trace, address, 4u * (unsigned)dwords);
     if (wave->group->statistics) wave->group->statistics->read_bytes += 4u * (unsigned)dwords;
 }
 

@@ -150,7 +150,7 @@ BlockTrace *timing_block(Timing *timing, int64_t number, int waves) {
     for (int r = 0; r < timing->rounds; r++) {
         if (timing->round[r] != round) continue;
         BlockTrace *block = &timing->die.block[(r * timing->occupancy + place % timing->occupancy) * timing->units + unit];
-        return trace_begin(block, waves, timing->machine) ? block : NULL;
+        return trace_begin(block, waves, timing->launch, timing->machine) ? block : NULL;
     }
     return NULL;
 }

@@ -91,6 +91,7 @@ struct WaveTrace {
     size_t runs, values, accesses, lines, run_capacity, value_capacity, access_capacity, line_capacity;
     uint64_t executed;  /* instructions */
     uint32_t next_slot; /* behind the last instruction */
+    const Launch *launch;
     const Machine *machine;
     bool failed; /* out of memory */
 };
@@ -98,7 +99,7 @@ struct BlockTrace {
     WaveTrace *wave;
     int waves;
 };
-bool trace_begin(BlockTrace *block, int waves, const Machine *machine);
+bool trace_begin(BlockTrace *block, int waves, const Launch *launch, const Machine *machine);
 void trace_free(BlockTrace *block);
 
 /* -- Caches -------------------------------------------------------------------------------------------------------- */

@@ -5,11 +5,11 @@
 
 #include "timing.h"
 
-bool trace_begin(BlockTrace *block, int waves, const Machine *machine) {
+bool trace_begin(BlockTrace *block, int waves, const Launch *launch, const Machine *machine) {
     block->wave = calloc((size_t)waves, sizeof *block->wave);
     if (!block->wave) return false;
     block->waves = waves;
-    for (int i = 0; i < waves; i++) block->wave[i].machine = machine;
+    for (int i = 0; i < waves; i++) block->wave[i].launch = launch, block->wave[i].machine = machine;
     return true;
 }
 
@@ -63,6 +63,14 @@ static unsigned add_distinct(uint64_t *list, unsigned count, uint64_t value) {
     return count;
 }
 
+/* Arguments and the dispatch packet lie wherever the host had memory; a trace has them at the same places every time. */
+static uint64_t traced_address(const Launch *launch, uint64_t address) {
+    enum { PACKET = 2048, ARGUMENTS = 4096 };
+    uint64_t argument = address - (uint64_t)launch->kernarg, packet = address - (uint64_t)launch->packet;
+    if (packet < sizeof launch->packet) return PACKET + packet;
+    return argument < launch->kernel->kernarg_bytes ? ARGUMENTS + argument : address;
+}
+
 enum { MOST_LINES = 2 * LANES, LANE_CYCLES = 16 };
 
 /* A wave-wide access passes 16 addresses, or a segment of 64 bytes, per cycle. */
@@ -74,7 +82,7 @@ void trace_global(WaveTrace *trace, const uint64_t address[LANES], uint64_t exec
         return;
     uint64_t *line = trace->line + trace->lines;
     for (uint64_t left = exec; left; left &= left - 1) {
-        uint64_t from = address[__builtin_ctzll(left)], last = from + bytes - 1;
+        uint64_t from = traced_address(trace->launch, address[__builtin_ctzll(left)]), last = from + bytes - 1;
         segments = add_distinct(segment, segments, from / SEGMENT_BYTES);
         lines = add_distinct(line, lines, from / LINE_BYTES);
         if (last / SEGMENT_BYTES == from / SEGMENT_BYTES) continue;

@@ -54,6 +54,13 @@ KERNEL copy(GLOBAL u32x4 *to, const GLOBAL u32x4 *from, int n) {
     for (int i = __builtin_amdgcn_workgroup_id_x() * 256 + __builtin_amdgcn_workitem_id_x(); i < n; i += threads) to[i] = from[i];
 }
 
+/* Lanes read arguments by a vector load. */
+typedef struct Table { u32 value[16]; } Table;
+KERNEL read_arguments(GLOBAL u32 *to, Table table) {
+    u32 lane = __builtin_amdgcn_workitem_id_x();
+    to[lane] = table.value[lane % 16];
+}
+
 /* C [m, n] = A [m, k] B [n, k]^T in bf16, fp32 sums, as HipKittens multiplies on MI300X (arXiv 2511.08083): tiles of 256 x
  * 256 x 64 in LDS, one of each operand; the next one comes into registers meanwhile; 8 wavefronts of 128 x 64 in two
  * groups, of which one multiplies while the other reads, by a barrier that the second group has more at the start. A row
