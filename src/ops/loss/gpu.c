@@ -251,6 +251,7 @@ KERNEL(copy_row, LastRowArguments) {
 #include <string.h>
 
 #include "backend/gpu/kernel_launch.h"
+#include "base/math.h"
 #include "ops/fp8/fp8.h"
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss_codes.h"
@@ -264,11 +265,10 @@ LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
 /* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even
- * shares. */
-static int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
+ * shares. In fp8 half of that, since codes take memory too, of d_logits and of w. */
+static int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks, bool coded) {
     enum { LEAST = 4096, TILE = 128 };
-    int64_t most = ((int64_t)1 << 29) / loss_largest_share(vocabulary, ranks);
-    if (most < LEAST) most = LEAST;
+    int64_t most = int_max(((int64_t)1 << 29) / loss_largest_share(vocabulary, ranks), LEAST) / (coded ? 2 : 1);
     return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), TILE) * TILE;
 }
 
@@ -366,7 +366,8 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     const LossAttributes *attributes = node->attributes;
     int ranks = mesh_size(graph->mesh, AXES_TENSOR);
     int64_t rows = graph_rows(graph, node->in[LOSS_X]), stride = stride_of(graph_rows(graph, node->in[LOSS_W]));
-    return scratch_of(NULL, chunk_rows(rows, attributes->vocabulary, ranks), stride, rows, ranks, node->in[LOSS_X_SCALE]).bytes;
+    bool coded = node->in[LOSS_X_SCALE];
+    return scratch_of(NULL, chunk_rows(rows, attributes->vocabulary, ranks, coded), stride, rows, ranks, coded).bytes;
 }
 
 static void multiply(const OpCall *call, const Gemm *gemm) {
@@ -404,8 +405,8 @@ static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     int ranks = mesh_size(call->mesh, AXES_TENSOR);
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
-    int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks), stride = stride_of(vocabulary);
     bool coded = call->in[LOSS_X_SCALE];
+    int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks, coded), stride = stride_of(vocabulary);
     Scratch scratch = scratch_of(call->workspace, chunk, stride, rows, ranks, coded);
     float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch.losses;
     for (int64_t first = 0; first < rows; first += chunk) {
