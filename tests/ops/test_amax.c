@@ -15,8 +15,10 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
 #include "ops/fp8/fp8.h"
 #include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
 #include "support/check.h"
 
 enum { RUNS = 3 /* on a GPU the second is recorded, the third replayed */, MOST_INPUTS = 16 };
@@ -28,7 +30,11 @@ typedef struct Case {
     NormKind kind;
     bool affine;
     GeluKind gelu;
+    Heads heads; /* of attention and rope, whose columns are theirs */
+    int64_t rotated;
+    RopePairs pairs;
 } Case;
+enum { LENGTH = 67 /* of a sequence, at most: no multiple of a tile */ };
 
 /* Where inputs have a number that is larger than all others, or NaN: at `at` elements before their end. */
 typedef struct Content {
@@ -41,7 +47,7 @@ typedef struct Run {
     Graph *graph;
     Executor *executor;
     Plan plan;
-    TensorId inputs[MOST_INPUTS], gains[8];
+    TensorId inputs[MOST_INPUTS], gains[8], positions;
     int input_count, gain_count;
     TensorId made, found, passed; /* the tensor, its amax by the node that makes it and by a pass */
 } Run;
@@ -56,8 +62,19 @@ static TensorId vector(Run *run, const char *name) {
     return run->gains[run->gain_count++] = graph_parameter(run->graph, name, PARAMETER_NORM, 1, &run->c->columns, 1, 0, false);
 }
 
+static TensorId build_heads(Run *run) {
+    const Case *c = run->c;
+    TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1); /* as below */
+    run->positions = graph_tensor(run->graph, ARENA_INPUT, TYPE_INT32, 1, &c->rows, "positions");
+    AttentionSpec spec = {.heads = c->heads, .length = c->rows % LENGTH ? c->rows : LENGTH};
+    if (c->op == OP_attention) return op_attention(run->graph, x, run->positions, &spec);
+    TensorId table = op_rope_table(run->graph, &(RopeSpec){.dimensions = c->rotated, .positions = LENGTH, .theta = 100});
+    return op_rope(run->graph, x, run->positions, table, &c->heads, c->pairs);
+}
+
 static TensorId build_forward(Run *run) {
     const Case *c = run->c;
+    if (c->op == OP_attention || c->op == OP_rope) return build_heads(run);
     if (c->op == OP_swiglu || c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_gelu_grad) {
         TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1); /* its memory may be taken in place */
         return c->op == OP_swiglu || c->op == OP_swiglu_grad ? op_swiglu(run->graph, x) : op_gelu(run->graph, x, c->gelu);
@@ -108,6 +125,8 @@ static void fill(Run *run, const Content *content) {
         executor_set_values(run->executor, run->inputs[i], 0, values, count);
         free(values);
     }
+    for (int64_t i = 0; run->positions && i < run->c->rows; i++)
+        ((int32_t *)executor_tensor(run->executor, run->positions))[i] = (int32_t)(i % LENGTH);
     for (int i = 0; i < run->gain_count; i++) {
         int64_t count = graph_elements(run->graph, run->gains[i]), bytes = graph_bytes(run->graph, run->gains[i]);
         double *values = memory_allocate((size_t)count * sizeof *values);
@@ -237,6 +256,39 @@ static void affine_merges_of_every_width_find_what_a_pass_finds(void **state) {
     check_case(&(Case){OP_residual_norm_grad, 5, 512, NORM_LAYER, true});
 }
 
+/* By every width of heads that has kernels of its own, and by those of others; rows of the last tile that are outside of a sequence. */
+static void attention_finds_what_a_pass_finds(void **state) {
+    (void)state;
+    static const int64_t widths[] = {16, 32, 36, 64, 80, 128, 160, 256};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (int group = 1; group <= 2; group++) {
+            Heads heads = {.heads = 2 * group, .kv_heads = 2, .head_dim = widths[i]};
+            check_case(&(Case){.op = OP_attention, .rows = 2 * LENGTH, .columns = heads_columns(&heads), .heads = heads});
+        }
+}
+
+/* Cases of rope: pairs by eight, by four and one by one; the ends of heads that are not rotated; rows of no whole tile. */
+static Case rope_case(int i, int64_t rows) {
+    static const struct { int64_t dim, rotated; } shapes[] = {{64, 64}, {64, 32}, {32, 24}, {24, 20}, {128, 128}};
+    Heads heads = {.heads = 4, .kv_heads = 2, .head_dim = shapes[i % 5].dim};
+    return (Case){.op = OP_rope,
+        .rows = rows,
+        .columns = heads_columns(&heads),
+        .heads = heads,
+        .rotated = shapes[i % 5].rotated,
+        .pairs = i < 5 ? ROPE_HALVES : ROPE_NEIGHBOURS};
+}
+enum { ROPE_CASES = 10 };
+
+/* The largest of what is not rotated too, which the rotation in place does not write. */
+static void rotations_find_what_a_pass_finds(void **state) {
+    (void)state;
+    for (int i = 0; i < ROPE_CASES; i++) {
+        Case c = rope_case(i, 37);
+        check_case(&c);
+    }
+}
+
 /* A sum of gradients is made by op_add, an input by nobody. */
 static void other_tensors_are_left_to_a_pass(void **state) {
     (void)state;
@@ -289,7 +341,10 @@ static TensorId kept(Graph *graph, TypeClass type, int rank, const int64_t *shap
     return tensor;
 }
 
-static bool is_gradient(const Case *c) { return c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad; }
+/* What is cast of a rotation is a gradient. */
+static bool is_gradient(const Case *c) {
+    return c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad || c->op == OP_rope;
+}
 
 static int append_cast(Cast *cast, TensorId x, bool columns, bool sees) {
     Graph *graph = cast->run.graph;
@@ -321,7 +376,8 @@ static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool
     cast->run.plan = graph_plan(graph, &backend);
     assert_int_equal(graph->nodes[node].absorbs, form != APART);
     assert_int_equal(graph_get(graph, x)->elided, form == TOGETHER);
-    if (c->op == OP_swiglu_grad || c->op == OP_gelu) assert_int_equal(op_in_place(graph, &graph->nodes[maker]), form != TOGETHER);
+    if (c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_rope)
+        assert_int_equal(op_in_place(graph, &graph->nodes[maker]), form != TOGETHER);
     cast->run.executor = executor_create(graph, &cast->run.plan, &backend, NULL, &error);
     if (!cast->run.executor) fail_msg("%s", error.message);
 }
@@ -436,6 +492,16 @@ static void affine_merges_write_the_codes_of_their_casts(void **state) {
     check_all_codes(&(Case){OP_residual_norm_grad, 16, 512, NORM_LAYER, true});
 }
 
+static void rotations_write_the_codes_of_their_casts(void **state) {
+    (void)state;
+    check_gpu();
+    for (int i = 0; i < ROPE_CASES; i++) {
+        Case c = rope_case(i, 48), odd = rope_case(i, 37);
+        check_all_codes(&c);
+        check_codes(&odd, TOGETHER, false, true);
+    }
+}
+
 /* Only the first of two casts of a tensor comes right behind what makes it; the second reads bf16. */
 static void the_second_cast_of_a_tensor_reads_it(void **state) {
     (void)state;
@@ -467,10 +533,13 @@ int main(void) {
         cmocka_unit_test(activations_find_it_one_column_at_a_time),
         cmocka_unit_test(norms_and_merges_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
+        cmocka_unit_test(attention_finds_what_a_pass_finds),
+        cmocka_unit_test(rotations_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
         cmocka_unit_test(activations_write_the_codes_of_their_casts),
         cmocka_unit_test(norms_and_merges_write_the_codes_of_their_casts),
         cmocka_unit_test(affine_merges_write_the_codes_of_their_casts),
+        cmocka_unit_test(rotations_write_the_codes_of_their_casts),
         cmocka_unit_test(the_second_cast_of_a_tensor_reads_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,12 +13,36 @@ enum { AMAX_THREADS = 256 }; /* of blocks that record */
 INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 INLINE uint32_t larger_of(uint32_t most, float x) { return larger(most, __builtin_bit_cast(uint32_t, x) & 0x7fffffff); }
 
+/* Of two bf16. */
+INLINE uint32_t larger_of_pair(uint32_t most, uint32_t pair) { return larger(larger(most, pair << 17 >> 1), pair & 0x7fff0000); }
+
 INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fetch_max(to, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
+
+/* In all lanes, by all lanes. */
+#if defined __NVPTX__
+INLINE uint32_t wave_largest(uint32_t most) {
+    uint32_t largest;
+    __asm__ volatile("redux.sync.max.u32 %0, %1, -1;" : "=r"(largest) : "r"(most));
+    return largest;
+}
+#else
+INLINE uint32_t wave_largest(uint32_t most) {
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
+    return most;
+}
+#endif
+
+/* Adds what the lanes of a wave have seen to a maximum in memory, for kernels whose waves end apart. All call it. Those that have
+ * the largest write it: who asks for a lane's number holds that in a register. */
+INLINE void record_largest_of_wave(uint32_t GLOBAL *to, uint32_t most) {
+    uint32_t largest = wave_largest(most);
+    if (most == largest) atomic_max(to, largest);
+}
 
 /* Adds what the threads of a block have seen to a maximum in memory. All call it. */
 INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
     static SHARED uint32_t of_waves[AMAX_THREADS / WAVE];
-    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
+    most = wave_largest(most);
     if (lane_id() == 0) of_waves[wave_id()] = most;
     barrier();
     if (thread_id() > 0) return;

@@ -71,9 +71,9 @@ TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *s
 
 /* qkv COMPUTE [R, heads_columns], or queries alone where kv is given; positions int32 [R] within the document; kv as in
  * op_attention_over, or none -> out COMPUTE [R, heads * head_dim], log_sum WIDE [R, heads]: natural log-sum-exp of each
- * row's scores, in training only */
+ * row's scores, in training only; optional the largest magnitude of out (Op.amax) */
 enum { ATTENTION_QKV, ATTENTION_POSITIONS, ATTENTION_KV };
-enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
+enum { ATTENTION_OUT, ATTENTION_LOG_SUM, ATTENTION_AMAX };
 
 /* ATTENTION_QKV, ATTENTION_POSITIONS and ATTENTION_KV, so that both passes read them by the same names; d_out like out;
  * the forward outputs -> d_qkv like qkv, d_kv like kv */

@@ -270,6 +270,7 @@ CPU_OP(attention, workspace) {
         Part part = part_of_task(&a, task);
         forward_part(&part, call->out[ATTENTION_OUT], call->out[ATTENTION_LOG_SUM]);
     }
+    kernel_put_amax(call, ATTENTION_OUT, ATTENTION_AMAX);
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */

@@ -21,6 +21,7 @@ INLINE void store_rows(
     const AttentionForward *f, const AttentionPlace *p, const Softmax *softmax, const Accumulator *out, const int columns) {
     const Attention *a = &f->attention;
     int first = p->first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
+    uint32_t most = 0;
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = first + accumulator_row(r);
         bool there = row < p->total;
@@ -29,8 +30,8 @@ INLINE void store_rows(
         bool first_of_row = there && accumulator_chunk() == 0 && p->part == 0;
         if (!f->partial_out) {
             if (first_of_row && f->log_sum) f->log_sum[at] = log_sum * LN_2;
-            UNROLL for (int n = 0; n < columns / MMA; n++)
-                attention_store(f->out + at * a->head_dim, &out[n], r, p->part * columns + n * MMA, a->head_dim, inverse, there);
+            UNROLL for (int n = 0; n < columns / MMA; n++) most = larger(
+                most, attention_store(f->out + at * a->head_dim, &out[n], r, p->part * columns + n * MMA, a->head_dim, inverse, there));
             continue;
         }
         at += (int64_t)p->chunk * a->query_rows.rows * a->heads;
@@ -40,6 +41,7 @@ INLINE void store_rows(
             if (there && column < a->head_dim) f->partial_out[at * a->head_dim + column] = accumulator_get(&out[n], r, c) * inverse;
         }
     }
+    if (f->amax) record_largest_of_wave(f->amax, most);
 }
 
 #include "ops/attention/gpu_forward_amd.h"
@@ -199,7 +201,7 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int width = a->head_dim;
-    AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum};
+    AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
     enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, which the cache of second level then keeps */
     bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
@@ -215,6 +217,7 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
 GPU_OP(attention) {
     AttentionForward forward = {
         .attention = attention_of(call), .out = call->out[ATTENTION_OUT], .log_sum = call->out[ATTENTION_LOG_SUM], .chunks = 1};
+    forward.amax = amax_to_record(call, ATTENTION_AMAX);
     if (launch_hopper(call, &forward)) return;
     attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.query_rows.rows);
 }

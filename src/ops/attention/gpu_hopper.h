@@ -24,6 +24,7 @@ typedef struct AttentionHopper {
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum;
+    GLOBAL uint32_t *amax;  /* of out, where it is wanted */
     int32_t heads, section; /* of all sequences; those whose blocks follow one another, longest first */
 } AttentionHopper;
 
@@ -216,15 +217,20 @@ INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     return (u32x4){w[0], w[1], w[2], w[3]};
 }
 
-/* Stores a group's 64 rows of `width` sums, times factor[r], to rows from `first` on of a matrix of `total` rows. */
-INLINE void store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const int width, int first, int total, const float *factor) {
+/* Stores a group's 64 rows of `width` sums, times factor[r], to rows from `first` on of a matrix of `total` rows. Returns the
+ * largest of what the thread stores (backend/gpu/amax.h). */
+INLINE uint32_t store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const int width, int first, int total, const float *factor) {
+    uint32_t most = 0;
     UNROLL for (int r = 0; r < 2; r++) {
         int row = first + group_row(r);
         UNROLL for (int i = 0; i < width; i += 32) {
             u32x4 chunk = row_chunk(x + i / 2, r, factor[r]);
-            if (row < total) *(GLOBAL u32x4 *)(to + row * stride + i + lane_id() % 4 * 8) = chunk;
+            if (row >= total) continue;
+            *(GLOBAL u32x4 *)(to + row * stride + i + lane_id() % 4 * 8) = chunk;
+            UNROLL for (int j = 0; j < 4; j++) most = larger_of_pair(most, chunk[j]);
         }
     }
+    return most;
 }
 
 INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
@@ -239,7 +245,9 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
         if (lane_id() % 4 == 0 && row < a->query_rows.rows && h->log_sum)
             h->log_sum[(base + row) * a->heads + place->head] = (s->maximum[r] * a->scale + fast_log2(sum)) * LN_2;
     }
-    store_sums(h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
+    uint32_t most = store_sums(
+        h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
+    if (h->amax) record_largest_of_wave(h->amax, most);
 }
 
 /* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's previous round. */

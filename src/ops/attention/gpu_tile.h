@@ -7,7 +7,7 @@
  * columns lies in tiles of the next larger width of 32, 64, 128, 256, padded by zeros. Owns no memory. */
 #pragma once
 
-#include "backend/gpu/gpu.h"
+#include "backend/gpu/amax.h"
 #include "ops/attention/deal.h"
 #include "ops/attention/tokens.h"
 
@@ -40,6 +40,7 @@ typedef struct Attention {
 typedef struct AttentionForward {
     Attention attention;
     GLOBAL bf16 *out;
+    GLOBAL uint32_t *amax; /* of out, where it is wanted */
     GLOBAL float *log_sum, *partial_out, *partial_sum;
     int32_t chunks;
 } AttentionForward;
@@ -188,21 +189,28 @@ INLINE float attention_log_sum(float x) { return x == -__builtin_inff() ? __buil
 /* -- Rows from and to global memory -------------------------------------------------------------------------------- */
 
 /* Stores columns first .. first + 31 of row accumulator_row(r) times `factor`, those below head_dim, where `there`.
- * All lanes call it. */
-INLINE void attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, int first, int head_dim, float factor, bool there) {
+ * All lanes call it. Returns the largest of what the lane stores (backend/gpu/amax.h). */
+INLINE uint32_t attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, int first, int head_dim, float factor, bool there) {
     Accumulator scaled;
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(&scaled, r, c, accumulator_get(x, r, c) * factor);
     u32x4 packed = accumulator_pack(&scaled, r);
-    if (!there) return;
+    uint32_t most = 0;
+    if (!there) return 0;
     if (head_dim % 8 == 0) {
         int column = first + accumulator_chunk();
-        if (column < head_dim) *(GLOBAL u32x4 *)(row + column) = packed;
-        return;
+        if (column >= head_dim) return 0;
+        *(GLOBAL u32x4 *)(row + column) = packed;
+        UNROLL for (int i = 0; i < 4; i++) most = larger_of_pair(most, packed[i]);
+        return most;
     }
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int column = first + accumulator_column(c);
-        if (column < head_dim) row[column] = to_bf16(accumulator_get(&scaled, r, c));
+        bf16 x = to_bf16(accumulator_get(&scaled, r, c));
+        if (column >= head_dim) continue;
+        row[column] = x;
+        most = larger_of_pair(most, x);
     }
+    return most;
 }
 
 #endif

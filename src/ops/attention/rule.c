@@ -79,8 +79,13 @@ static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
 double attention_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 2); }
 double attention_grad_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 5); }
 
-const Op op_rule_attention = {
-    .name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = attention_flops, .teraflops = 400};
+const Op op_rule_attention = {.name = "attention",
+    .class = OP_CLASS_ATTENTION,
+    .measured = OPERAND(ATTENTION_OUT),
+    .amax = OPERAND(ATTENTION_AMAX),
+    .gradient = gradient,
+    .flops = attention_flops,
+    .teraflops = 400};
 const Op op_rule_attention_grad = {.name = "attention_grad", .flops = attention_grad_flops, .teraflops = 420};
 
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */

@@ -59,4 +59,5 @@ CPU_OP(rope) {
                 to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
         if (to != from) memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
     }
+    kernel_put_amax(call, ROPE_Y, ROPE_AMAX);
 }

@@ -2,7 +2,11 @@
  * their partners half the rotated channels further on, or 8 channels to copy (the unrotated ends of heads, and the
  * values; none in place). Launch rope_1 takes one channel where 8 do not divide. Where pairs are neighbours, a thread takes 8
  * channels or, in rope_neighbours_2, 2. The host computes the table once, in
- * double precision as on the CPU. No scratch. */
+ * double precision as on the CPU. No scratch.
+ *
+ * For fp8 (backend/gpu/fp8_codes.h) all channels are looked at, in place too, where those that are not rotated are not written.
+ * What is cast is a gradient, so codes are e5m2. */
+#include "backend/gpu/fp8_codes.h"
 #include "backend/gpu/vector.h"
 
 typedef struct RopeArguments {
@@ -11,18 +15,21 @@ typedef struct RopeArguments {
     const float GLOBAL *table;
     bf16 GLOBAL *y;
     int32_t columns, rotated, dim, half; /* of a row: columns, rotated heads; of a head: channels, pairs */
-    int32_t places;                      /* of a head: its channels less the partners, in place only the pairs */
+    int32_t places;                      /* of a head: its channels less the partners, or only the pairs */
     float sign;
+    Fp8Codes to;   /* of y */
     Tiling tiling; /* of a row's places */
 } RopeArguments;
 
 #ifdef GPU_DEVICE
 
-INLINE void rope_unit(const RopeArguments *a, int unit) {
+INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
     bool paired = head < a->rotated && within < a->half;
+    bf16 GLOBAL *y = a->y;
+    if (!paired && y == a->x) y = 0;
     /* Past the pairs of a head, and past all rotated heads, places skip the partners. */
     int column = head < a->rotated ? head * a->dim + within + (paired ? 0 : a->half) : place.column + a->rotated * a->half;
     int64_t at = place.row * a->columns + column;
@@ -31,36 +38,51 @@ INLINE void rope_unit(const RopeArguments *a, int unit) {
         const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within;
         f32x8 partner = load8_bf16(a->x + at + a->half, unit), cosine = load8_wide(angles, unit),
               sine = load8_wide(angles + a->half, unit) * a->sign;
-        store8_bf16(a->y + at + a->half, partner * cosine + x * sine, unit);
+        store8_made(maker, a->y, at + a->half, partner * cosine + x * sine, unit, true);
         x = x * cosine - partner * sine;
     }
-    store8_bf16(a->y + at, x, unit);
+    store8_made(maker, y, at, x, unit, true);
 }
 
-UNIT_KERNELS(rope, RopeArguments, rope_unit, 8)
-
-/* Pairs of neighbouring channels; `places` of a head are its channels, in place those that are rotated. */
-INLINE void rope_neighbours_unit(const RopeArguments *a, const int unit) {
+/* Pairs of neighbouring channels; `places` of a head are its channels, or those that are rotated. */
+INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *maker) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
     int64_t at = place.row * a->columns + (head < a->rotated ? head * a->dim + within : place.column);
     const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within / 2;
     bool paired = head < a->rotated && within < 2 * a->half;
-    u32x4 pairs = unit == 8 ? *(const u32x4 GLOBAL *)(a->x + at) : (u32x4){*(const uint32_t GLOBAL *)(a->x + at)};
+    bf16 GLOBAL *to = a->y;
+    if (!paired && to == a->x) to = 0;
+    f32x8 pairs = 0;
+    if (unit == 8) pairs = load8_bf16(a->x + at, 8);
+    else UNROLL for (int i = 0; i < unit; i++) pairs[i] = to_float(a->x[at + i]);
     if (paired) {
         f32x4 cosine = load4_wide(angles, unit == 8 ? 4 : 1), sine = load4_wide(angles + a->half, unit == 8 ? 4 : 1) * a->sign;
         UNROLL for (int i = 0; i < unit / 2; i++) {
-            float x = to_float_low(pairs[i]), y = to_float_high(pairs[i]);
-            pairs[i] = to_bf16_pair(x * cosine[i] - y * sine[i], y * cosine[i] + x * sine[i]);
+            float x = pairs[2 * i], y = pairs[2 * i + 1];
+            pairs[2 * i] = x * cosine[i] - y * sine[i], pairs[2 * i + 1] = y * cosine[i] + x * sine[i];
         }
     }
-    if (unit == 8) *(u32x4 GLOBAL *)(a->y + at) = pairs;
-    else *(uint32_t GLOBAL *)(a->y + at) = pairs[0];
+    if (unit == 8) store8_made(maker, to, at, pairs, 8, true);
+    else UNROLL for (int i = 0; i < unit; i++) store4_made(maker, to, at + i, (f32x4){pairs[i]}, 1, true);
 }
 
-KERNEL(rope_neighbours_8, RopeArguments) { rope_neighbours_unit(&a, 8); }
-KERNEL(rope_neighbours_2, RopeArguments) { rope_neighbours_unit(&a, 2); }
+/* Kernels NAME_UNIT and NAME_fp8_UNIT. */
+#define ROPE_KERNELS(name, unit) \
+    KERNEL(name##_##unit, RopeArguments) { \
+        Maker maker = make_maker(AS_BF16); \
+        name##_made(&a, unit, &maker); \
+    } \
+    KERNEL(name##_fp8_##unit, RopeArguments) { \
+        Maker maker = make_maker(&a.to); \
+        name##_made(&a, unit, &maker); \
+        end_making(&maker); \
+    }
+ROPE_KERNELS(rope, 8)
+ROPE_KERNELS(rope, 1)
+ROPE_KERNELS(rope_neighbours, 8)
+ROPE_KERNELS(rope_neighbours, 2)
 
 #else
 
@@ -70,8 +92,8 @@ KERNEL(rope_neighbours_2, RopeArguments) { rope_neighbours_unit(&a, 2); }
 #include <math.h>
 #include <stdlib.h>
 
-TILED_LAUNCHER(rope, RopeArguments, 8)
-LAUNCHERS(rope_neighbours, RopeArguments, rope_neighbours_8, rope_neighbours_2)
+LAUNCHERS(rope, RopeArguments, rope_8, rope_1, rope_fp8_8, rope_fp8_1)
+LAUNCHERS(rope_neighbours, RopeArguments, rope_neighbours_8, rope_neighbours_2, rope_neighbours_fp8_8, rope_neighbours_fp8_2)
 
 GPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
@@ -90,11 +112,10 @@ GPU_OP(rope_table) {
     free(table);
 }
 
-GPU_OP(rope) {
+GPU_OP(rope, .codes = FP8_KIND(FP8_E5M2)) {
     const RopeAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
     int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.head_dim;
-    bool in_place = call->out[ROPE_Y] == call->in[ROPE_X];
     RopeArguments arguments = {.x = call->in[ROPE_X],
         .positions = call->in[ROPE_POSITIONS],
         .table = call->in[ROPE_TABLE],
@@ -103,17 +124,14 @@ GPU_OP(rope) {
         .rotated = rotated,
         .dim = dim,
         .half = half,
-        .places = in_place ? half : dim - half,
         .sign = attributes->sign,
-        .tiling = tile_matrix(rows, in_place ? rotated * half : columns - rotated * half, half % 8 || dim % 8 ? 1 : 8)};
-    if (attributes->pairs == ROPE_HALVES) {
-        launch_rope(call->device, &arguments);
-        return;
-    }
-    bool even = half % 4 == 0 && dim % 8 == 0;
-    arguments.places = (int32_t)(in_place ? 2 * half : dim);
-    arguments.tiling = tile_units(rows, in_place ? rotated * 2 * half : columns, even ? 8 : 2);
-    launch_rope_neighbours(call->device, !even, tiling_shape(arguments.tiling), &arguments);
+        .to = fp8_codes_of(call, ROPE_AMAX)};
+    bool fp8 = fp8_is_wanted(&arguments.to), pairs_alone = arguments.y == arguments.x && !fp8;
+    bool halves = attributes->pairs == ROPE_HALVES, wide = halves ? half % 8 == 0 && dim % 8 == 0 : half % 4 == 0 && dim % 8 == 0;
+    int64_t pairs = halves ? half : 2 * half, channels = halves ? dim - half : dim, all = halves ? columns - rotated * half : columns;
+    arguments.places = (int32_t)(pairs_alone ? pairs : channels);
+    arguments.tiling = tile_units(rows, pairs_alone ? rotated * pairs : all, wide ? 8 : halves ? 1 : 2);
+    (halves ? launch_rope : launch_rope_neighbours)(call->device, 2 * fp8 + !wide, tiling_shape(arguments.tiling), &arguments);
 }
 
 #endif

@@ -40,9 +40,10 @@ TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table,
 enum { ROPE_TABLE_OUT };
 
 /* x COMPUTE [R, heads_columns], positions int32 [R] as rows of the table, table -> y like x. x is packed qkv, or its
- * gradient: the gradient of a rotation is the rotation by the negative angle, so one op serves both passes. */
+ * gradient: the gradient of a rotation is the rotation by the negative angle, so one op serves both passes. Optional, WIDE [1],
+ * the largest magnitude of y (Op.amax) */
 enum { ROPE_X, ROPE_POSITIONS, ROPE_TABLE };
-enum { ROPE_Y };
+enum { ROPE_Y, ROPE_AMAX };
 typedef struct RopeAttributes {
     Heads heads;
     double sign; /* of the angle: 1 forward, -1 in the backward pass */

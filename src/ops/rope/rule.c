@@ -49,13 +49,21 @@ static double rotated(const Graph *graph, const Node *node) {
 }
 
 /* Two multiplications and an addition for each rotated channel; a row of the table for each row. In place only rotated
- * channels move. */
+ * channels move, but for the largest magnitude all are read. */
 static double flops(const Graph *graph, const Node *node) { return 3 * rotated(graph, node); }
 static double bytes(const Graph *graph, const Node *node) {
-    double moved = op_in_place(graph, node) ? rotated(graph, node) : (double)graph_elements(graph, node->in[ROPE_X]);
-    return 2 * moved * precision_bytes(graph->precision, TYPE_COMPUTE) + angles(graph, node) * precision_bytes(graph->precision, TYPE_WIDE);
+    double all = (double)graph_elements(graph, node->in[ROPE_X]), moved = op_in_place(graph, node) ? rotated(graph, node) : all;
+    double read = op_amax(node) ? all : moved, written = graph_get(graph, node->out[ROPE_Y])->elided ? 0 : moved;
+    return (read + written) * precision_bytes(graph->precision, TYPE_COMPUTE) +
+           angles(graph, node) * precision_bytes(graph->precision, TYPE_WIDE);
 }
 
 const Op op_rule_rope_table = {.name = "rope_table", .once = true};
-const Op op_rule_rope = {
-    .name = "rope", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(ROPE_X), .gradient = gradient, .flops = flops, .bytes = bytes};
+const Op op_rule_rope = {.name = "rope",
+    .class = OP_CLASS_ATTENTION,
+    .measured = OPERAND(ROPE_Y),
+    .amax = OPERAND(ROPE_AMAX),
+    .in_place = OPERAND(ROPE_X),
+    .gradient = gradient,
+    .flops = flops,
+    .bytes = bytes};
