@@ -17,6 +17,7 @@
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/fp8/fp8.h"
+#include "ops/moe/moe.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "support/check.h"
@@ -30,11 +31,13 @@ typedef struct Case {
     NormKind kind;
     bool affine;
     GeluKind gelu;
-    Heads heads; /* of attention and rope, whose columns are theirs */
+    Heads heads; /* of attention, rope and qk_norm, whose columns are theirs */
     int64_t rotated;
     RopePairs pairs;
+    int64_t group; /* columns of a norm of qk_norm */
+    int64_t k;     /* of copies to experts */
 } Case;
-enum { LENGTH = 67 /* of a sequence, at most: no multiple of a tile */ };
+enum { LENGTH = 67 /* of a sequence, at most: no multiple of a tile */, EXPERTS = 3 };
 
 /* Where inputs have a number that is larger than all others, or NaN: at `at` elements before their end. */
 typedef struct Content {
@@ -47,7 +50,7 @@ typedef struct Run {
     Graph *graph;
     Executor *executor;
     Plan plan;
-    TensorId inputs[MOST_INPUTS], gains[8], positions;
+    TensorId inputs[MOST_INPUTS], gains[8], positions, index;
     int input_count, gain_count;
     TensorId made, found, passed; /* the tensor, its amax by the node that makes it and by a pass */
 } Run;
@@ -58,9 +61,10 @@ static TensorId input(Run *run, TypeClass type, int64_t columns) {
     return run->inputs[run->input_count++] = graph_tensor(run->graph, ARENA_INPUT, type, 2, (int64_t[]){run->c->rows, columns}, "input");
 }
 
-static TensorId vector(Run *run, const char *name) {
-    return run->gains[run->gain_count++] = graph_parameter(run->graph, name, PARAMETER_NORM, 1, &run->c->columns, 1, 0, false);
+static TensorId vector_of(Run *run, const char *name, int64_t count) {
+    return run->gains[run->gain_count++] = graph_parameter(run->graph, name, PARAMETER_NORM, 1, &count, 1, 0, false);
 }
+static TensorId vector(Run *run, const char *name) { return vector_of(run, name, run->c->columns); }
 
 static TensorId build_heads(Run *run) {
     const Case *c = run->c;
@@ -72,8 +76,30 @@ static TensorId build_heads(Run *run) {
     return op_rope(run->graph, x, run->positions, table, &c->heads, c->pairs);
 }
 
+static TensorId build_qk_norm(Run *run) {
+    const Case *c = run->c;
+    bool layer = c->kind == NORM_LAYER;
+    Norm norms[QK_PARTS];
+    for (int i = 0; i < QK_PARTS; i++)
+        norms[i] = (Norm){c->kind, vector_of(run, i ? "key_gain" : "gain", c->group),
+            layer ? vector_of(run, i ? "key_bias" : "bias", c->group) : TENSOR_NONE, 1e-5};
+    return op_qk_norm(run->graph, input(run, TYPE_COMPUTE, c->columns), &norms[QK_QUERIES], &norms[QK_KEYS], &c->heads);
+}
+
+/* Copies to the slots of experts; the gradient is that of their weighted sum. */
+static TensorId build_experts(Run *run) {
+    const Case *c = run->c;
+    run->index = graph_tensor(run->graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){c->rows, c->k}, "index");
+    Dispatch dispatch = op_moe_sort(run->graph, run->index, EXPERTS);
+    TensorId x_slots = op_moe_permute(run->graph, input(run, TYPE_COMPUTE, c->columns), &dispatch);
+    if (c->op == OP_moe_permute) return x_slots;
+    return op_moe_combine(run->graph, op_silu(run->graph, x_slots), input(run, TYPE_WIDE, c->k), &dispatch);
+}
+
 static TensorId build_forward(Run *run) {
     const Case *c = run->c;
+    if (c->op == OP_qk_norm_grad) return build_qk_norm(run);
+    if (c->op == OP_moe_permute || c->op == OP_moe_combine_grad) return build_experts(run);
     if (c->op == OP_attention || c->op == OP_rope) return build_heads(run);
     if (c->op == OP_swiglu || c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_gelu_grad) {
         TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1); /* its memory may be taken in place */
@@ -94,14 +120,22 @@ static Node *node_of(Graph *graph, int op) {
     return NULL;
 }
 
+static bool is_gradient(const Case *c) {
+    static const int gradients[] = {OP_swiglu_grad, OP_gelu_grad, OP_residual_norm_grad, OP_qk_norm_grad, OP_moe_combine_grad};
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
+        if (c->op == gradients[i]) return true;
+    return false;
+}
+
 static void run_create(Run *run, const Case *c, bool finds, Device *device, Precision precision, const char *isa) {
     Error error = {0};
     Backend backend;
     *run = (Run){.c = c, .graph = graph_create(precision, true)};
     TensorId y = build_forward(run);
-    Seed seed = {y, input(run, TYPE_COMPUTE, graph_columns(run->graph, y))};
-    if (c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad)
+    if (is_gradient(c)) {
+        Seed seed = {y, input(run, TYPE_COMPUTE, graph_columns(run->graph, y))};
         graph_differentiate(run->graph, RECOMPUTE_NONE, &seed, 1);
+    }
     run->made = node_of(run->graph, c->op)->out[__builtin_ctz(op_table[c->op]->measured)];
     run->passed = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &(int64_t){1}, "passed");
     graph_node(run->graph, OP_fp8_amax, (Inputs){[FP8_AMAX_X] = run->made}, (Outputs){[FP8_AMAX_Y] = run->passed}, NULL, 0);
@@ -127,6 +161,8 @@ static void fill(Run *run, const Content *content) {
     }
     for (int64_t i = 0; run->positions && i < run->c->rows; i++)
         ((int32_t *)executor_tensor(run->executor, run->positions))[i] = (int32_t)(i % LENGTH);
+    for (int64_t i = 0; run->index && i < run->c->rows * run->c->k; i++) /* some choose none */
+        ((int32_t *)executor_tensor(run->executor, run->index))[i] = (int32_t)(i * 5 / 3 % (EXPERTS + 1));
     for (int i = 0; i < run->gain_count; i++) {
         int64_t count = graph_elements(run->graph, run->gains[i]), bytes = graph_bytes(run->graph, run->gains[i]);
         double *values = memory_allocate((size_t)count * sizeof *values);
@@ -289,6 +325,35 @@ static void rotations_find_what_a_pass_finds(void **state) {
     }
 }
 
+/* Of heads, of all heads together, and of columns that no kernel of a width is for; values are copied. */
+static void gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds(void **state) {
+    (void)state;
+    static const struct {
+        int64_t dim, group, rows;
+    } shapes[] = {{128, 128, 37}, {64, 64, 5}, {32, 64, 19}, {256, 512, 9}, {512, 1024, 3}, {1024, 2048, 3}, {20, 10, 8}, {6, 6, 8}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
+            Heads heads = {.heads = 2, .kv_heads = 2, .head_dim = shapes[i].dim};
+            check_case(&(Case){.op = OP_qk_norm_grad,
+                .rows = shapes[i].rows,
+                .columns = heads_columns(&heads),
+                .kind = (NormKind)kind,
+                .heads = heads,
+                .group = shapes[i].group});
+        }
+}
+
+/* Of slots that a row fills: what skipped rows have does not count. */
+static void copies_to_experts_and_gradients_of_their_sums_find_what_a_pass_finds(void **state) {
+    (void)state;
+    static const int64_t columns[] = {16, 64, 1040, 4128};
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+        for (int64_t k = 1; k <= 2; k++) {
+            check_case(&(Case){.op = OP_moe_permute, .rows = 37, .columns = columns[i], .k = k});
+            check_case(&(Case){.op = OP_moe_combine_grad, .rows = 37, .columns = columns[i], .k = k});
+        }
+}
+
 /* A sum of gradients is made by op_add, an input by nobody. */
 static void other_tensors_are_left_to_a_pass(void **state) {
     (void)state;
@@ -342,15 +407,12 @@ static TensorId kept(Graph *graph, TypeClass type, int rank, const int64_t *shap
 }
 
 /* What is cast of a rotation is a gradient. */
-static bool is_gradient(const Case *c) {
-    return c->op == OP_swiglu_grad || c->op == OP_gelu_grad || c->op == OP_residual_norm_grad || c->op == OP_rope;
-}
+static Fp8Kind kind_of(const Case *c) { return is_gradient(c) || c->op == OP_rope ? FP8_E5M2 : FP8_E4M3; }
 
 static int append_cast(Cast *cast, TensorId x, bool columns, bool sees) {
     Graph *graph = cast->run.graph;
     int64_t rows = graph_rows(graph, x), width = graph_columns(graph, x), one = 1;
-    Fp8CastAttributes attributes = {
-        is_gradient(cast->run.c) ? FP8_E5M2 : FP8_E4M3, GEMM_SCALE_TENSOR, columns ? GEMM_SCALE_TENSOR : GEMM_SCALE_ONE, false};
+    Fp8CastAttributes attributes = {kind_of(cast->run.c), GEMM_SCALE_TENSOR, columns ? GEMM_SCALE_TENSOR : GEMM_SCALE_ONE, false};
     cast->amax = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "amax");
     if (sees) cast->seen = cast->out[FP8_CAST_SEEN] = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "seen");
     cast->out[FP8_CAST_ROWS] = kept(graph, TYPE_FP8, 2, (int64_t[]){rows, width});
@@ -396,7 +458,7 @@ static void cast_once(Cast *cast, const Content *content, float amax) {
 /* The numbers that codes are. */
 static float *read_codes(const Cast *cast, TensorId codes) {
     int64_t count = graph_elements(cast->run.graph, codes);
-    Fp8Format format = fp8_format(is_gradient(cast->run.c) ? FP8_E5M2 : FP8_E4M3, device_info(check_device())->fp8_fnuz);
+    Fp8Format format = fp8_format(kind_of(cast->run.c), device_info(check_device())->fp8_fnuz);
     uint8_t *bytes = memory_allocate((size_t)count);
     float *values = memory_allocate((size_t)count * sizeof *values);
     executor_read(cast->run.executor, codes, bytes);
@@ -535,6 +597,8 @@ int main(void) {
         cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(attention_finds_what_a_pass_finds),
         cmocka_unit_test(rotations_find_what_a_pass_finds),
+        cmocka_unit_test(gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds),
+        cmocka_unit_test(copies_to_experts_and_gradients_of_their_sums_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
         cmocka_unit_test(activations_write_the_codes_of_their_casts),
         cmocka_unit_test(norms_and_merges_write_the_codes_of_their_casts),

@@ -50,10 +50,10 @@ INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
     atomic_max(to, most);
 }
 
-/* Of floats that were rounded to bf16 when they were stored, which keeps their order. */
-INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) {
-    record_largest(to, (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16);
-}
+/* The same of floats that were rounded to bf16 when they were stored, which keeps their order. */
+INLINE uint32_t round_largest(uint32_t most) { return (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16; }
+INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) { record_largest(to, round_largest(most)); }
+INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_largest_of_wave(to, round_largest(most)); }
 
 #else
 

@@ -57,6 +57,7 @@ CPU_OP(moe_permute) {
         for (int64_t i = r * k; i < (r + 1) * k; i++)
             if (slot[i] >= 0) memcpy(x_slots + slot[i] * columns, x + r * columns, columns * sizeof(T));
     kernel_zero_unused(x_slots, offset, experts, rows * k, columns);
+    kernel_put_amax(call, MOE_PERMUTE_X_SLOTS, MOE_PERMUTE_AMAX);
 }
 
 /* y [columns] = sum over j of gate[j] * slots[slot[j]]; gates are 1 where `gate` is NULL. */
@@ -132,4 +133,5 @@ CPU_OP(moe_combine_grad) {
             d_gate[i] = combine_slot_grad(d_y_slots + at, d_y + r * columns, y_slots + at, gate[i], columns);
         }
     kernel_zero_unused(d_y_slots, offset, experts, rows * k, columns);
+    kernel_put_amax(call, MOE_COMBINE_GRAD_D_Y_SLOTS, MOE_COMBINE_GRAD_AMAX);
 }

@@ -3,6 +3,7 @@
  * wavefront's items in order, by comparing lanes; slots do not depend on which wavefront comes first. The copies are
  * bound by memory: a wavefront takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over
  * its k slots in order. */
+#include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 
 enum {
@@ -26,6 +27,7 @@ typedef struct MoePermuteArguments {
     const bf16 GLOBAL *rows;
     const int32_t GLOBAL *slot;
     bf16 GLOBAL *slots;
+    uint32_t GLOBAL *amax; /* of slots, where it is wanted; so of d_y_slots below, with columns % UNIT == 0 */
     int32_t count, k;
     int64_t columns;
 } MoePermuteArguments;
@@ -44,6 +46,7 @@ typedef struct MoeCombineGradArguments {
     const int32_t GLOBAL *slot;
     bf16 GLOBAL *d_y_slots;
     float GLOBAL *d_gate;
+    uint32_t GLOBAL *amax;
     int32_t count, k;
     int64_t columns;
 } MoeCombineGradArguments;
@@ -182,16 +185,21 @@ KERNEL(moe_permute, MoePermuteArguments) {
     int64_t r = own_row();
     if (r >= a.count) return;
     const bf16 GLOBAL *row = a.rows + r * a.columns;
+    uint32_t most = 0;
+    bool chosen = false; /* by an expert, alike in all lanes */
     for (int64_t base = lane_id() * UNIT; base < a.columns; base += UNITS * UNIT * WAVE) {
         u32x4 values[UNITS];
-        FOR_UNITS(at, base) if (at < a.columns) values[unit] = *(const u32x4 GLOBAL *)(row + at);
+        FOR_UNITS(at, base) values[unit] = at < a.columns ? *(const u32x4 GLOBAL *)(row + at) : (u32x4)0;
+        UNROLL for (int unit = 0; unit < UNITS; unit++) UNROLL for (int i = 0; i < 4; i++) most = larger_of_pair(most, values[unit][i]);
         for (int32_t j = 0; j < a.k; j++) {
             int32_t slot = a.slot[r * a.k + j];
             if (slot < 0) continue;
             bf16 GLOBAL *to = a.slots + slot * a.columns;
+            chosen = true;
             FOR_UNITS(at, base) if (at < a.columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
         }
     }
+    if (a.amax && chosen) record_largest_of_wave(a.amax, most);
 }
 
 KERNEL(moe_permute_1, MoePermuteArguments) {
@@ -235,8 +243,10 @@ KERNEL(moe_combine_1, MoeCombineArguments) {
     }
 }
 
-/* d_y_slot = gate * d_y for columns of this lane; returns its share of <d_y, y_slot>, the gradient of the gate. */
-INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+/* d_y_slot = gate * d_y for columns of this lane, of which `most` becomes the largest; returns its share of <d_y, y_slot>, the
+ * gradient of the gate. */
+INLINE float combine_slot_grad(
+    bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns, uint32_t *most) {
     float dot = 0;
     for (int64_t base = lane_id() * UNIT; base < columns; base += UNITS * UNIT * WAVE) {
         u32x4 d[UNITS], y[UNITS];
@@ -246,13 +256,16 @@ INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, co
             f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
             UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
             if (at < columns) store8_bf16(d_y_slot + at, gate * wide, UNIT);
+            UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* beyond the last column: 0 */
         }
     }
     return dot;
 }
 
-INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+INLINE float combine_slot_grad_1(
+    bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns, uint32_t *most) {
     float dot = 0;
+    (void)most;
     for (int64_t i = lane_id(); i < columns; i += WAVE) {
         float value = to_float(d_y[i]);
         dot += value * to_float(y_slot[i]);
@@ -264,13 +277,15 @@ INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, 
 #define MOE_COMBINE_GRAD(name, slot_grad)                                                                                                  \
     KERNEL(name, MoeCombineGradArguments) {                                                                                                \
         int64_t r = own_row();                                                                                                            \
+        uint32_t most = 0;                                                                                                                \
         if (r >= a.count) return;                                                                                                         \
         for (int64_t i = r * a.k; i < (r + 1) * a.k; i++) {                                                                               \
             int64_t at = a.slot[i] * a.columns;                                                                                           \
-            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.d_y + r * a.columns, a.y_slots + at, a.gate[i], a.columns);             \
+            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.d_y + r * a.columns, a.y_slots + at, a.gate[i], a.columns, &most);      \
             dot = wave_sum(dot);                                                                                                          \
             if (lane_id() == 0) a.d_gate[i] = dot;                                                                                        \
         }                                                                                                                                 \
+        if (a.amax) record_rounded_of_wave(a.amax, most);                                                                                 \
     }
 MOE_COMBINE_GRAD(moe_combine_grad, combine_slot_grad)
 MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
@@ -318,6 +333,7 @@ GPU_OP(moe_permute) {
     MoePermuteArguments arguments = {.rows = call->in[MOE_PERMUTE_X],
         .slot = call->in[MOE_PERMUTE_SLOT],
         .slots = x_slots,
+        .amax = amax_to_record(call, MOE_PERMUTE_AMAX),
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
@@ -361,6 +377,7 @@ GPU_OP(moe_combine_grad) {
         .slot = call->in[MOE_COMBINE_GRAD_SLOT],
         .d_y_slots = d_y_slots,
         .d_gate = call->out[MOE_COMBINE_GRAD_D_GATE],
+        .amax = amax_to_record(call, MOE_COMBINE_GRAD_AMAX),
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};

@@ -33,6 +33,7 @@ typedef enum MoePermuteOperand {
     MOE_PERMUTE_SLOT,        /* INT32 [R, k] */
     MOE_PERMUTE_OFFSET,      /* INT32 [experts + 1] */
     MOE_PERMUTE_X_SLOTS = 0, /* COMPUTE [R * k, D] */
+    MOE_PERMUTE_AMAX,        /* WIDE [1], optional: the largest magnitude of x_slots (Op.amax), where D % 8 == 0 */
 } MoePermuteOperand;
 
 typedef enum MoeUnpermuteOperand {
@@ -58,6 +59,7 @@ typedef enum MoeCombineGradOperand {
     MOE_COMBINE_GRAD_OFFSET,        /* INT32 [experts + 1] */
     MOE_COMBINE_GRAD_D_Y_SLOTS = 0, /* like y_slots */
     MOE_COMBINE_GRAD_D_GATE,        /* like gate */
+    MOE_COMBINE_GRAD_AMAX,          /* as MOE_PERMUTE_AMAX, of d_y_slots */
 } MoeCombineGradOperand;
 
 /* On a GPU: whether moe_combine absorbs the sort, the copy, the two layers and SwiGLU before it, of one row (OpKernel.absorbs),

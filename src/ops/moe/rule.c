@@ -87,7 +87,11 @@ static double combine_flops(const Graph *graph, const Node *node) { return 2.0 *
 static double unpermute_flops(const Graph *graph, const Node *node) { return graph_elements(graph, node->in[MOE_UNPERMUTE_X_SLOTS]); }
 
 const Op op_rule_moe_sort = {.name = "moe_sort"};
-const Op op_rule_moe_permute = {.name = "moe_permute", .gradient = permute_gradient};
+const Op op_rule_moe_permute = {
+    .name = "moe_permute", .measured = OPERAND(MOE_PERMUTE_X_SLOTS), .amax = OPERAND(MOE_PERMUTE_AMAX), .gradient = permute_gradient};
 const Op op_rule_moe_unpermute = {.name = "moe_unpermute", .gradient = unpermute_gradient, .flops = unpermute_flops};
 const Op op_rule_moe_combine = {.name = "moe_combine", .gradient = combine_gradient, .flops = combine_flops};
-const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad", .element_flops = 3};
+const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad",
+    .measured = OPERAND(MOE_COMBINE_GRAD_D_Y_SLOTS),
+    .amax = OPERAND(MOE_COMBINE_GRAD_AMAX),
+    .element_flops = 3};

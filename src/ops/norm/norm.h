@@ -142,7 +142,8 @@ enum {
 enum { QK_NORM_QKV, QK_NORM_GAIN, QK_NORM_KEY_GAIN, QK_NORM_BIAS, QK_NORM_KEY_BIAS };
 enum { QK_NORM_OUT, QK_NORM_STATISTICS, QK_NORM_KEY_STATISTICS };
 
-/* d_out like out, the forward operands -> d_qkv like qkv; the gradients of the parameters, which are added to */
+/* d_out like out, the forward operands -> d_qkv like qkv; the gradients of the parameters, which are added to; optional the largest
+ * magnitude of d_qkv */
 enum {
     QK_NORM_GRAD_D_OUT,
     QK_NORM_GRAD_QKV,
@@ -151,4 +152,4 @@ enum {
     QK_NORM_GRAD_STATISTICS,
     QK_NORM_GRAD_KEY_STATISTICS
 };
-enum { QK_NORM_GRAD_D_QKV, QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_GAIN, QK_NORM_GRAD_D_BIAS, QK_NORM_GRAD_D_KEY_BIAS };
+enum { QK_NORM_GRAD_D_QKV, QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_GAIN, QK_NORM_GRAD_D_BIAS, QK_NORM_GRAD_D_KEY_BIAS, QK_NORM_GRAD_AMAX };

@@ -96,4 +96,5 @@ CPU_OP(qk_norm_grad, grad_workspace) {
         kernel_add_partials(call->out[QK_NORM_GRAD_D_GAIN + part], all[part].gain, blocks, groups[part]);
         kernel_add_partials(call->out[QK_NORM_GRAD_D_BIAS + part], all[part].bias, blocks, groups[part]);
     }
+    kernel_put_amax(call, QK_NORM_GRAD_D_QKV, QK_NORM_GRAD_AMAX);
 }

@@ -21,6 +21,7 @@ typedef struct QkArguments {
     int32_t stride, groups, group;     /* columns of a row, groups of a row, columns of a group */
     int32_t layer;                     /* for the kernels for any width */
     float epsilon;
+    uint32_t GLOBAL *amax; /* backward: takes the largest of y too, where it is wanted; so in CopyArguments */
 } QkArguments;
 
 /* Of columns that stay as they are. */
@@ -29,6 +30,7 @@ typedef struct CopyArguments {
     const bf16 GLOBAL *from;
     int64_t stride;
     Tiling tiling;
+    uint32_t GLOBAL *amax;
 } CopyArguments;
 
 #ifdef GPU_DEVICE
@@ -82,7 +84,7 @@ INLINE GradPair load_grad_pair(const QkArguments *a, Team t, bool layer, int pai
 }
 
 INLINE void grad_pair(
-    const QkArguments *a, Team t, bool layer, const GradPair *p, bool counts, const Row gain, Row gain_sum, Row bias_sum) {
+    const QkArguments *a, Team t, bool layer, const GradPair *p, bool counts, const Row gain, Row gain_sum, Row bias_sum, uint32_t *most) {
     Statistics s = p->statistics;
     f32x4 sum = 0, dot = 0;
     FOR_UNITS(t) {
@@ -94,7 +96,10 @@ INLINE void grad_pair(
     if (!counts) return;
     FOR_UNITS(t) {
         f32x4 dy = to_float4(p->dy[i]), x = to_float4(p->x[i]);
-        store_bf16_unit(t, i, a->y + p->at, normalise_grad(dy, x, gain[i], s, m));
+        f32x4 dx = normalise_grad(dy, x, gain[i], s, m);
+        u32x2 pairs = {to_bf16_pair(dx.x, dx.y), to_bf16_pair(dx.z, dx.w)};
+        if (inside(t, i)) *(u32x2 GLOBAL *)(a->y + p->at + column_of(t, i)) = pairs;
+        *most = larger_of_pair(larger_of_pair(*most, pairs.x), pairs.y); /* units outside of the row are some inside */
         gain_sum[i] += dy * (x - s.mean) * s.rstd;
         if (layer) bias_sum[i] += dy;
     }
@@ -103,6 +108,7 @@ INLINE void grad_pair(
 INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, int units) {
     Team t = make_team(threads, units, a->group);
     Row gain, gain_sum, bias_sum;
+    uint32_t most = 0;
     clear_row(t, gain_sum);
     clear_row(t, bias_sum);
     load_row_wide(t, gain, a->gain);
@@ -112,8 +118,9 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
     for (; wave_goes_on(t, pair, span.end); pair += NORM_THREADS / threads) {
         GradPair now = next;
         next = load_grad_pair(a, t, layer, pair_or_last(pair + NORM_THREADS / threads, span.end));
-        grad_pair(a, t, layer, &now, pair < span.end, gain, gain_sum, bias_sum);
+        grad_pair(a, t, layer, &now, pair < span.end, gain, gain_sum, bias_sum, &most);
     }
+    if (a->amax) record_largest_of_wave(a->amax, most);
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer) * a->group;
     store_block_sums(t, to, gain_sum);
     if (layer) store_block_sums(t, to + a->group, bias_sum);
@@ -158,9 +165,13 @@ KERNEL(any_grad_rows, QkArguments) {
         dot += g * (to_float(a.x[at + j]) - s.mean);
     }
     Means m = row_means(t, sum, dot, s, a.layer);
-    for (int j = t.lane; j < a.group; j += NORM_THREADS)
-        store4_bf16(
-            a.y + at + j, normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m), 1);
+    uint32_t most = 0;
+    for (int j = t.lane; j < a.group; j += NORM_THREADS) {
+        bf16 dx = to_bf16(normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m).x);
+        a.y[at + j] = dx;
+        most = larger_of_pair(most, dx);
+    }
+    if (a.amax) record_largest_of_wave(a.amax, most);
 }
 
 /* The column sums; a thread per column of a group. */
@@ -184,7 +195,12 @@ KERNEL(any_grad_columns, QkArguments) {
 INLINE void copy_unit(const CopyArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     int64_t at = place.row * a->stride + place.column;
-    if (place.inside) store8_bf16(a->to + at, load8_bf16(a->from + at, unit), unit);
+    f32x8 x = 0;
+    uint32_t most = 0;
+    if (place.inside) x = load8_bf16(a->from + at, unit);
+    if (place.inside) store8_bf16(a->to + at, x, unit);
+    UNROLL for (int i = 0; i < unit; i++) most = larger_of(most, x[i]);
+    if (a->amax) record_rounded_of_wave(a->amax, most);
 }
 
 UNIT_KERNELS(copy, CopyArguments, copy_unit, 8)
@@ -243,17 +259,20 @@ static void launch_part(const OpCall *call, int part) {
     (arguments.layer ? launch_layer : launch_rms)(call->device, width, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
 }
 
-static void copy_values(const OpCall *call, const int64_t *qkv_shape, bf16 *to, const bf16 *from) {
+static void copy_values(const OpCall *call, const int64_t *qkv_shape, bf16 *to, const bf16 *from, uint32_t *amax) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t begin = qk_begin(&attributes->heads, QK_PARTS), stride = qkv_shape[1];
-    CopyArguments arguments = {
-        .to = to + begin, .from = from + begin, .stride = stride, .tiling = tile_matrix(qkv_shape[0], stride - begin, begin % 8 ? 1 : 8)};
+    CopyArguments arguments = {.to = to + begin,
+        .from = from + begin,
+        .stride = stride,
+        .tiling = tile_matrix(qkv_shape[0], stride - begin, begin % 8 ? 1 : 8),
+        .amax = amax};
     launch_copy(call->device, &arguments);
 }
 
 GPU_OP(qk_norm) {
     for (int part = 0; part < QK_PARTS; part++) launch_part(call, part);
-    copy_values(call, call->in_shape[QK_NORM_QKV], call->out[QK_NORM_OUT], call->in[QK_NORM_QKV]);
+    copy_values(call, call->in_shape[QK_NORM_QKV], call->out[QK_NORM_OUT], call->in[QK_NORM_QKV], NULL);
 }
 
 /* Rows of a block of the backward pass. */
@@ -271,7 +290,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     return grad_blocks(graph_rows(graph, node->in[QK_NORM_GRAD_QKV])) * most * (int64_t)sizeof(float);
 }
 
-static void launch_part_grad(const OpCall *call, int part) {
+static void launch_part_grad(const OpCall *call, int part, uint32_t *amax) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t group = call->in_shape[QK_NORM_GRAD_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
     int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], blocks = grad_blocks(rows);
@@ -283,6 +302,7 @@ static void launch_part_grad(const OpCall *call, int part) {
     arguments.gain = call->in[QK_NORM_GRAD_GAIN + part];
     arguments.statistics = call->in[QK_NORM_GRAD_STATISTICS + part];
     arguments.partials = call->workspace;
+    arguments.amax = amax;
     int width = qk_width(&attributes->heads, part, group, arguments.stride);
     if (width == QK_ANY) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.pairs, .threads = NORM_THREADS}, &arguments);
@@ -296,8 +316,9 @@ static void launch_part_grad(const OpCall *call, int part) {
 }
 
 GPU_OP(qk_norm_grad, grad_workspace) {
-    for (int part = 0; part < QK_PARTS; part++) launch_part_grad(call, part);
-    copy_values(call, call->in_shape[QK_NORM_GRAD_QKV], call->out[QK_NORM_GRAD_D_QKV], call->in[QK_NORM_GRAD_D_OUT]);
+    uint32_t *amax = amax_to_record(call, QK_NORM_GRAD_AMAX);
+    for (int part = 0; part < QK_PARTS; part++) launch_part_grad(call, part, amax);
+    copy_values(call, call->in_shape[QK_NORM_GRAD_QKV], call->out[QK_NORM_GRAD_D_QKV], call->in[QK_NORM_GRAD_D_OUT], amax);
 }
 
 #endif

@@ -47,5 +47,8 @@ static double grad_flops(const Graph *graph, const Node *node) {
 }
 
 const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
-const Op op_rule_qk_norm_grad = {
-    .name = "qk_norm_grad", .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS), .flops = grad_flops};
+const Op op_rule_qk_norm_grad = {.name = "qk_norm_grad",
+    .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS),
+    .measured = OPERAND(QK_NORM_GRAD_D_QKV),
+    .amax = OPERAND(QK_NORM_GRAD_AMAX),
+    .flops = grad_flops};
