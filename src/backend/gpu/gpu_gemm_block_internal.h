@@ -76,15 +76,14 @@ INLINE int height_of(const Tile *t, TileSize size) { return (void)t, tile_rows(s
 
 INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
-    int64_t slot = g->slots_are_depth ? depth_of_slot(t->slot, lines, g->lda) : t->slot * g->lda;
-    GLOBAL const bf16 *data = g->a + (g->offset ? slot : t->problem * g->stride_a);
+    GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
     return reader_at(size, layout, tile_rows(size), height_of(t, size) / 2, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda,
         lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
 INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
-    GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? depth_of_slot(t->slot, lines, g->ldb) : t->problem * g->stride_b);
+    GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
     return reader_at(size, layout, tile_columns(size), tile_columns(size) / 2, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb,
         lines ? g->ldb : 1, g->n - t->column, t->depth);
 }

@@ -36,19 +36,23 @@ typedef struct WaveScales { float row, column; } WaveScales;
 
 enum { GROUP = STAGES * TILE_DEPTH, FP8_TILE = TILE_SMALL };
 
-/* The row of A that the rows of a tile count from, and the first group of scales along k: of an expert, those of its slots. */
-INLINE int64_t first_row(const GemmFp8Amd *a, const Tile *t) { return slots_are_rows(&a->gemm) ? t->slot : 0; }
-INLINE int32_t first_group(const GemmFp8Amd *a, const Tile *t) { return a->gemm.slots_are_depth ? (int32_t)t->slot / GROUP : 0; }
+/* Where slots are codes along k: A and B begin with those of the tile's problem, whose slots then count from 0. Returns the first of
+ * its groups of scales. */
+INLINE int32_t begin_at_slot(GemmArguments *g, Tile *t) {
+    int32_t slot = g->slots_are_depth ? (int32_t)t->slot : 0;
+    g->a += slot, g->b += slot;
+    if (g->slots_are_depth) t->slot = 0;
+    return slot / GROUP;
+}
 
-/* Beyond the last row or column those of the last. `groups`: scales are those of group or block `group` of the problem. */
+/* Beyond the last row or column those of the last. `groups`: scales are those of group or block `group`. */
 INLINE WaveScales wave_scales(const GemmFp8Amd *a, const Tile *t, int32_t group, bool groups) {
     const GemmScales *s = &a->scales;
-    int64_t row = first_row(a, t) + least(t->row + wave_row(FP8_TILE) + lane_id(), t->rows - 1);
+    int64_t row = t->slot + least(t->row + wave_row(FP8_TILE) + lane_id(), t->rows - 1);
     int32_t column = least(t->column + wave_column(FP8_TILE) + lane_id(), a->gemm.n - 1);
     GLOBAL const float *of_b = s->b + (int64_t)t->problem * s->b_stride;
     if (!groups) return (WaveScales){s->a ? s->a[s->by_row ? row : 0] : 1, s->b ? of_b[s->by_column ? column : 0] : 1};
     int32_t count = divide_up(a->gemm.k, GROUP), line = s->by_column ? column : column / BLOCK_LINES;
-    group += first_group(a, t);
     return (WaveScales){s->a[row * count + group], of_b[(int64_t)line * count + group]};
 }
 
@@ -109,7 +113,7 @@ typedef struct MxScales { ScaleCodes row[MOST_BLOCKS], column[BLOCKS_ACROSS]; } 
 
 INLINE void mx_scales(MxScales *scales, const GemmFp8Amd *a, const Tile *t, int32_t step) {
     int32_t groups = divide_up(2 * a->gemm.k, GEMM_SCALE_MX_SIZE);
-    GLOBAL const float *of_a = a->scales.a + first_row(a, t) * groups, *of_b = a->scales.b + (int64_t)t->problem * a->scales.b_stride;
+    GLOBAL const float *of_a = a->scales.a + t->slot * groups, *of_b = a->scales.b + (int64_t)t->problem * a->scales.b_stride;
     UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) scales->row[i] =
         scale_codes(of_a, t->row + wave_row(FP8_TILE) + i * MMA, t->rows, groups, step);
     UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) scales->column[j] =
@@ -130,11 +134,13 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
     MxScales scales;
     Tile tile = block_tile(&a->gemm, FP8_TILE);
     if (tile.steps == 0) return;
-    work_open(&work, &a->gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
+    GemmArguments gemm = a->gemm;
+    int32_t first = begin_at_slot(&gemm, &tile);
+    work_open(&work, &gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
         Operands operands[STAGES];
-        mx_scales(&scales, a, &work.tile, first_group(a, &tile) + step / STAGES);
+        mx_scales(&scales, a, &work.tile, first + step / STAGES);
         UNROLL for (int stage = 0; stage < STAGES; stage++) {
             work_begin(&work, FP8_TILE, &operands[stage], stage, LAYOUT_DEPTH, LAYOUT_DEPTH, wave_rows(FP8_TILE));
             if (stage == STAGES - 1) sums_add_mx(&sums, operands, &scales);
@@ -152,10 +158,12 @@ INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
     Sums sums, group;
     Tile tile = block_tile(&a->gemm, FP8_TILE);
     if (tile.steps == 0) return;
-    work_open(&work, &a->gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
+    GemmArguments gemm = a->gemm;
+    int32_t first = begin_at_slot(&gemm, &tile);
+    work_open(&work, &gemm, FP8_TILE, &tile, LAYOUT_DEPTH, LAYOUT_DEPTH);
     sums_clear(&sums, FP8_TILE);
     for (int32_t step = 0; step < work.tile.steps; step += STAGES) {
-        WaveScales scales = groups ? wave_scales(a, &work.tile, step / STAGES, true) : (WaveScales){0};
+        WaveScales scales = groups ? wave_scales(a, &work.tile, first + step / STAGES, true) : (WaveScales){0};
         sums_clear(&group, FP8_TILE);
         UNROLL for (int stage = 0; stage < STAGES; stage++) {
             Operands operands;

@@ -89,9 +89,6 @@ INLINE int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
 INLINE bool slots_are_rows(const GemmArguments *g) { return g->offset && !g->slots_are_depth; }
 
-/* Offset of an operand's slot where slots are steps along k: they lie side by side, or `ld` apart where lines do. */
-INLINE int64_t depth_of_slot(int64_t slot, bool lines, int64_t ld) { return slot * (lines ? ld : 1); }
-
 /* Offset of element (row, column) of C or D of a problem whose first slot is `slot`. */
 INLINE int64_t place_of(const GemmArguments *g, int64_t slot, int32_t problem, int32_t row, int32_t column) {
     return (slots_are_rows(g) ? slot * g->ldc : problem * g->stride_c) + row * g->ldc + column;
