@@ -113,7 +113,7 @@ INLINE f32x4 four_elements(const Unit *x, int i, int j) {
 INLINE int64_t unit_at(const Fp8CastArguments *a, TilePlace p, int i) {
     int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = p.end > 0 ? p.end - 1 : 0;
     int64_t row = p.row + i < last ? p.row + i : last;
-    return (p.matrix * a->rows.lines + row) * a->stride + column;
+    return p.matrix * a->rows.lines * a->stride + column + row * a->stride;
 }
 
 /* What is read in place of what is outside of the matrix leaves largest magnitudes as they are. */
