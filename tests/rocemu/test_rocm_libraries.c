@@ -71,6 +71,26 @@ static void two_cards_have_the_losses_of_one(void **state) {
     assert_same_tensors("again", "run2", STEPS, "", 0);
 }
 
+/* Casts of fp8 that compute what makes their tensors, and so add to gradients of norms later than the program's order says, beside
+ * collectives of these gradients. All ranks cast with the same scales. */
+static void two_cards_have_the_losses_of_one_with_delayed_scaling(void **state) {
+    static const char fp8[] = "fp8.recipe=tensor fp8.min_size=0 fp8.scaling=delayed";
+    static const int stages[] = {0, 1, 3};
+    (void)state;
+    skip_without_emulator();
+    char *alone = memory_format("train " SETTINGS " steps=%d run=one %s", STEPS, fp8);
+    smelt_good(alone);
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        char *run = memory_format("run%zu", i), *settings = memory_format("layout.zero=%d steps=%d run=%s %s", stages[i], STEPS, run, fp8);
+        ProcessResult result = ranks_good(settings);
+        process_free(&result);
+        assert_close(run, "one");
+        free(run);
+        free(settings);
+    }
+    free(alone);
+}
+
 /* Greedily, as bf16 rounds otherwise where ranks add up parts: cards that share the cache, or the heads, through each other's memory. */
 static void two_cards_generate_the_text_of_one(void **state) {
     static const char *const layouts[] = {"cp", "tp"};
@@ -144,6 +164,7 @@ int main(void) {
     setenv("SMELT", program, 1);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(two_cards_have_the_losses_of_one),
+        TRAIN_TEST(two_cards_have_the_losses_of_one_with_delayed_scaling),
         TRAIN_TEST(two_cards_generate_the_text_of_one),
         TRAIN_TEST(wrong_gemms_are_not_used),
         TRAIN_TEST(a_lost_rank_is_started_again),

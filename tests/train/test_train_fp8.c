@@ -230,6 +230,19 @@ static void experts_keep_their_bits_where_casts_are_made_again_or_kept(void **st
     }
 }
 
+static void updates_in_the_backward_pass_change_no_bit(void **state) {
+    (void)state;
+    static const char *const scalings[] = {"dynamic", "delayed"};
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *within = memory_format("within-%d", i), *after = memory_format("after-%d", i);
+        static const char format[] = "run=%s " LLAMA "fp8.recipe=tensor fp8.min_size=0 steps=3 schedule.warmup=0 batch.sequences=8 "
+                                     "optimizer.clip=0 fp8.scaling=%s optimizer.in_backward=%s";
+        train_good(format, within, scalings[i], "true");
+        train_good(format, after, scalings[i], "false");
+        assert_same_steps(within, after);
+    }
+}
+
 static void what_has_no_effect_is_named(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8", "run=run precision=fp8");
@@ -256,6 +269,7 @@ int main(void) {
         TRAIN_TEST(casting_weights_once_a_step_changes_no_bit),
         TRAIN_TEST(recomputation_changes_no_bit),
         TRAIN_TEST(experts_keep_their_bits_where_casts_are_made_again_or_kept),
+        TRAIN_TEST(updates_in_the_backward_pass_change_no_bit),
         TRAIN_TEST(what_has_no_effect_is_named),
     };
     train_main();
