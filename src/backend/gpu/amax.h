@@ -20,11 +20,7 @@ INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fet
 
 /* In all lanes, by all lanes. */
 #if defined __NVPTX__
-INLINE uint32_t wave_largest(uint32_t most) {
-    uint32_t largest;
-    __asm__ volatile("redux.sync.max.u32 %0, %1, -1;" : "=r"(largest) : "r"(most));
-    return largest;
-}
+INLINE uint32_t wave_largest(uint32_t most) { return __nvvm_redux_sync_umax(most, -1); }
 #else
 INLINE uint32_t wave_largest(uint32_t most) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
