@@ -148,7 +148,8 @@ def run_smelt(arguments, row, shape, folder, ranks, zero, precision, fp8):
     shard = write_shard(os.path.join(folder, row), shape["vocab"], 8 << 20)
     settings = {"data.train": shard, "data.length": shape["sequence"], "batch.sequences": shape["microbatch"],
                 "batch.tokens": shape["microbatch"] * shape["sequence"] * ranks, "layout.zero": zero, "precision": precision, "optimizer.lr": "3e-4"}
-    settings |= {"fp8.recipe": fp8} if fp8 else {}
+    recipe, head, _ = fp8.partition("+head")
+    settings |= ({"fp8.recipe": recipe} if recipe else {}) | ({"fp8.head": "true"} if head else {})
     result = train(arguments, config, os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}-{fp8}"), ranks, settings)
     return {"mode": (MODES[precision] if ranks == 1 else f"ZeRO-{zero}") + (f", fp8 {fp8}" if fp8 else ""), **result}
 
@@ -258,7 +259,7 @@ def main():
     parser.add_argument("--ranks", default="1", help="comma-separated numbers of GPUs")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--pure", action="store_true", help="not with fp32 masters, where the peer has none")
-    parser.add_argument("--fp8", default="", help="comma-separated: tensor, row, row_gw_hp, block; PyTorch's need torchao, and no transformers model")
+    parser.add_argument("--fp8", default="", help="comma-separated: tensor, row, row_gw_hp, block, tensor+head with the head too; PyTorch's need torchao, and no transformers model")
     parser.add_argument("--csv", default="")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
     parser.add_argument("--parallel", default="", help=argparse.SUPPRESS)
