@@ -12,12 +12,10 @@
 
 #include "backend/backend.h"
 #include "base/bf16.h"
-#include "base/element.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
-#include "ops/cca/cca.h"
 #include "ops/fp8/fp8.h"
 #include "ops/moe/moe.h"
 #include "ops/norm/norm.h"
@@ -33,7 +31,7 @@ typedef struct Case {
     NormKind kind;
     bool affine;
     GeluKind gelu;
-    Heads heads; /* of attention, rope, qk_norm and cca, whose columns are theirs */
+    Heads heads; /* of attention, rope and qk_norm, whose columns are theirs */
     int64_t rotated;
     RopePairs pairs;
     int64_t group; /* columns of a norm of qk_norm */
@@ -52,7 +50,7 @@ typedef struct Run {
     Graph *graph;
     Executor *executor;
     Plan plan;
-    TensorId inputs[MOST_INPUTS], gains[8], positions, index; /* gains: parameters of any kind */
+    TensorId inputs[MOST_INPUTS], gains[8], positions, index;
     int input_count, gain_count;
     TensorId made, found, passed; /* the tensor, its amax by the node that makes it and by a pass */
 } Run;
@@ -88,25 +86,6 @@ static TensorId build_qk_norm(Run *run) {
     return op_qk_norm(run->graph, input(run, TYPE_COMPUTE, c->columns), &norms[QK_QUERIES], &norms[QK_KEYS], &c->heads);
 }
 
-static TensorId parameter_of(Run *run, const char *name, ParameterKind kind, int rank, const int64_t *shape) {
-    return run->gains[run->gain_count++] = graph_parameter(run->graph, name, kind, rank, shape, 1, 0, false);
-}
-
-static TensorId build_cca(Run *run) {
-    const Case *c = run->c;
-    const Heads *h = &c->heads;
-    int64_t convolved = (h->heads + h->kv_heads) * h->head_dim, columns = convolved + h->kv_heads * h->head_dim;
-    run->positions = graph_tensor(run->graph, ARENA_INPUT, TYPE_INT32, 1, &c->rows, "positions");
-    TensorId table = op_rope_table(run->graph, &(RopeSpec){.dimensions = c->rotated, .positions = LENGTH, .theta = 100});
-    CcaParameters parameters = {.depthwise_weight = parameter_of(run, "depthwise", PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}),
-        .depthwise_bias = parameter_of(run, "depthwise_bias", PARAMETER_BIAS, 1, &convolved),
-        .grouped_weight = parameter_of(run, "grouped", PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}),
-        .grouped_bias = parameter_of(run, "grouped_bias", PARAMETER_BIAS, 1, &convolved),
-        .temperature = parameter_of(run, "temperature", PARAMETER_NORM, 1, &h->kv_heads)};
-    CcaSpec spec = {.heads = *h, .delayed = h->kv_heads * h->head_dim / 2};
-    return op_cca(run->graph, input(run, TYPE_COMPUTE, columns), run->positions, table, &parameters, TENSOR_NONE, &spec);
-}
-
 /* Copies to the slots of experts; the gradient is that of their weighted sum. */
 static TensorId build_experts(Run *run) {
     const Case *c = run->c;
@@ -120,7 +99,6 @@ static TensorId build_experts(Run *run) {
 static TensorId build_forward(Run *run) {
     const Case *c = run->c;
     if (c->op == OP_qk_norm_grad) return build_qk_norm(run);
-    if (c->op == OP_cca_grad) return build_cca(run);
     if (c->op == OP_moe_permute || c->op == OP_moe_combine_grad) return build_experts(run);
     if (c->op == OP_attention || c->op == OP_rope) return build_heads(run);
     if (c->op == OP_swiglu || c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_gelu_grad) {
@@ -143,7 +121,7 @@ static Node *node_of(Graph *graph, int op) {
 }
 
 static bool is_gradient(const Case *c) {
-    static const int gradients[] = {OP_swiglu_grad, OP_gelu_grad, OP_residual_norm_grad, OP_qk_norm_grad, OP_moe_combine_grad, OP_cca_grad};
+    static const int gradients[] = {OP_swiglu_grad, OP_gelu_grad, OP_residual_norm_grad, OP_qk_norm_grad, OP_moe_combine_grad};
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
         if (c->op == gradients[i]) return true;
     return false;
@@ -187,8 +165,10 @@ static void fill(Run *run, const Content *content) {
         ((int32_t *)executor_tensor(run->executor, run->index))[i] = (int32_t)(i * 5 / 3 % (EXPERTS + 1));
     for (int i = 0; i < run->gain_count; i++) {
         int64_t count = graph_elements(run->graph, run->gains[i]), bytes = graph_bytes(run->graph, run->gains[i]);
-        void *values = memory_allocate((size_t)bytes);
-        for (int64_t j = 0; j < count; j++) element_set((size_t)(bytes / count), values, j, 1 + (double)(j % 5) / 8);
+        double *values = memory_allocate((size_t)count * sizeof *values);
+        for (int64_t j = 0; j < count; j++)
+            if (bytes / count == sizeof(float)) ((float *)values)[j] = 1 + (float)(j % 5) / 8;
+            else values[j] = 1 + (double)(j % 5) / 8;
         device_upload(executor_backend(run->executor)->device, executor_device_tensor(run->executor, run->gains[i]), values, bytes);
         free(values);
     }
@@ -361,17 +341,6 @@ static void gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds(void *
                 .heads = heads,
                 .group = shapes[i].group});
         }
-}
-
-/* By every form of its kernels; what its convolutions send back, and the shifted columns of values. */
-static void gradients_of_cca_find_what_a_pass_finds(void **state) {
-    (void)state;
-    static const int64_t widths[][2] = {{64, 32}, {32, 32}, {128, 64}, {96, 32}, {20, 8}};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        Heads heads = {.heads = 4, .kv_heads = 2, .head_dim = widths[i][0]};
-        check_case(
-            &(Case){.op = OP_cca_grad, .rows = 2 * LENGTH, .columns = heads_columns(&heads), .heads = heads, .rotated = widths[i][1]});
-    }
 }
 
 /* Of slots that a row fills: what skipped rows have does not count. */
@@ -629,7 +598,6 @@ int main(void) {
         cmocka_unit_test(attention_finds_what_a_pass_finds),
         cmocka_unit_test(rotations_find_what_a_pass_finds),
         cmocka_unit_test(gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds),
-        cmocka_unit_test(gradients_of_cca_find_what_a_pass_finds),
         cmocka_unit_test(copies_to_experts_and_gradients_of_their_sums_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
         cmocka_unit_test(activations_write_the_codes_of_their_casts),

@@ -44,8 +44,7 @@ enum { CCA_HALO_ROWS = 2 }; /* how far a row looks back: both convolutions have 
 enum { CCA_QKV, CCA_UNIT_KEYS, CCA_HEAD_SCALES, CCA_STATE };
 
 /* The inputs of cca before CCA_GROUPED_BIAS, so that both passes read them by the same names; d_qkv like qkv, the forward
- * outputs -> d_u like u; the gradients of the parameters, in their order, which are added to; d_halo like the halo; optional
- * the largest magnitude of d_u (Op.amax) */
+ * outputs -> d_u like u; the gradients of the parameters, in their order, which are added to; d_halo like the halo */
 enum { CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, CCA_GRAD_QKV, CCA_GRAD_UNIT_KEYS, CCA_GRAD_HEAD_SCALES };
 enum {
     CCA_GRAD_D_U,
@@ -54,8 +53,7 @@ enum {
     CCA_GRAD_D_GROUPED_WEIGHT,
     CCA_GRAD_D_TEMPERATURE,
     CCA_GRAD_D_GROUPED_BIAS,
-    CCA_GRAD_D_HALO,
-    CCA_GRAD_AMAX
+    CCA_GRAD_D_HALO
 };
 
 /* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`, of which the first `current` are

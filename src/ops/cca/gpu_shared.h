@@ -8,7 +8,6 @@
  * up to 128 channels with 16-byte accesses, and for any number of channels up to 128. */
 #pragma once
 
-#include "backend/gpu/amax.h"
 #include "backend/gpu/mma.h"
 #include "backend/gpu/vector.h"
 
@@ -67,12 +66,6 @@ INLINE f32x8 load_wide(const float GLOBAL *from, int left, bool whole) {
     if (whole) return load8_wide(from, CHUNK);
     UNROLL for (int i = 0; i < CHUNK; i++) x[i] = i < left ? from[i] : 0;
     return x;
-}
-
-/* The larger of `most` and those of x that store_channels stores (backend/gpu/amax.h). */
-INLINE uint32_t larger_of_channels(uint32_t most, f32x8 x, int left) {
-    UNROLL for (int i = 0; i < CHUNK; i++) most = i < left ? larger_of(most, x[i]) : most;
-    return most;
 }
 
 INLINE void store_channels(bf16 GLOBAL *to, f32x8 x, int left, bool whole) {
@@ -329,7 +322,6 @@ static inline CcaInput cca_input(const OpCall *call) {
 }
 
 /* The form of the kernels: 0 for up to 64 channels, 1 for up to 128, 2 for any number of them. */
-enum { CCA_FORMS = 3 };
 static inline int cca_form(const CcaInput *in) { return !in->whole ? 2 : in->dim > 64; }
 static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_form(in) == 0 ? 64 : 128); }
 

@@ -340,5 +340,4 @@ CPU_OP(cca_grad, workspace) {
     kernel_add_to_gradient(call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], 0, b.grouped_sums, s.convolved * 2 * s.dim);
     kernel_add_partials(call->out[CCA_GRAD_D_GROUPED_BIAS], b.grouped_bias_sums, blocks, s.convolved);
     kernel_add_partials(call->out[CCA_GRAD_D_TEMPERATURE], b.temperature_sums, blocks, s.kv_heads);
-    kernel_put_amax(call, CCA_GRAD_D_U, CCA_GRAD_AMAX);
 }

@@ -4,8 +4,7 @@
  *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which
  *      contains the bias: so the depthwise bias gets the sum of g times the sum of both taps;
  *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass, with
- *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du, of which a variant
- *      records the largest magnitude: registers are tight;
+ *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du;
  *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u;
  *   5. cca_grad_halo, where there is a halo: what the first row of each chunk sends back to it.
  * Sums over rows are computed per chunk of rows and added in order of chunks. Scratch: g and these sums (Layout). */
@@ -37,7 +36,6 @@ typedef struct CcaNormGradArguments {
     const float GLOBAL *table, *temperature, *scales;
     bf16 GLOBAL *du, *g;
     float GLOBAL *bias_sums, *temperature_sums; /* [blocks, convolved], [blocks, kv_heads] */
-    uint32_t GLOBAL *amax;                      /* of du, where it is wanted; so in CcaInputGradArguments */
 } CcaNormGradArguments;
 
 typedef struct CcaBiasGradArguments {
@@ -53,7 +51,6 @@ typedef struct CcaInputGradArguments {
     const bf16 GLOBAL *g;
     bf16 GLOBAL *du;
     float GLOBAL *tap_sums; /* [chunks, convolved, 2] */
-    uint32_t GLOBAL *amax;
 } CcaInputGradArguments;
 
 typedef struct CcaHaloGradArguments {
@@ -227,18 +224,15 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
-    uint32_t most = 0;
     for (int i = thread_id(); i < NORM_ROWS(WAVE) * chunks; i += NORM_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
         int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + i / chunks, at = r * in->columns + in->convolved + column;
-        if (r >= in->rows) break;
+        if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
         if (follows(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
         UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : next[j];
         store_channels(a->du + at, own, left, in->whole);
-        most = larger_of_channels(most, own, left);
     }
-    if (a->amax) record_rounded_of_wave(a->amax, most);
 }
 
 #define CCA_GRAD_NORM(name, DIM, in_chunks)                                                                                                \
@@ -376,12 +370,8 @@ INLINE void load_transposed_weights(Operand *weights, const CcaInput *in, int he
     }
 }
 
-/* Gradients of the depthwise weights of one thread's channels; and the largest of its du, where `measures`, a constant, says so. */
-typedef struct TapSums {
-    f32x8 earlier, later;
-    bool measures;
-    uint32_t most;
-} TapSums;
+/* Gradients of the depthwise weights of one thread's channels. */
+typedef struct TapSums { f32x8 earlier, later; } TapSums;
 
 /* Adds the threads' sums of each channel in order and stores them. */
 INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
@@ -448,7 +438,6 @@ INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const 
     following = next_follows(in, (int)r, chunk) ? following : (f32x8)0;
     f32x8 du = mean + later_taps(taps) * d + earlier_taps(taps) * following;
     store_channels(a->du + r * in->columns + head * in->dim + channel, du, in->dim - channel, in->whole);
-    if (sums->measures) sums->most = larger_of_channels(sums->most, du, in->dim - channel);
     sums->later += d * to_float8(chunk->u);
     sums->earlier += history_of(in, chunk->row) > 0 ? d * to_float8(chunk->before) : (f32x8)0;
 }
@@ -486,18 +475,17 @@ INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int6
 }
 
 /* cca_grad_input of a block. The last row of a tile only serves the row before it. */
-INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM, const bool measures) {
+INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
     int head = block_y();
     int64_t first = (int64_t)block_x() * INPUT_TILES(WAVE) * rows,
             end = first + INPUT_TILES(WAVE) * rows < in->rows ? first + INPUT_TILES(WAVE) * rows : in->rows;
     Operand weights[2 * CCA_MAX_DIM / MMA];
-    TapSums sums = {.measures = measures};
+    TapSums sums = {(f32x8)0, (f32x8)0};
     load_transposed_weights(weights, in, head, tile, DIM);
     input_grad_tiles(a, &sums, first, end, tile, products, weights, head, DIM);
     store_tap_sums(a, &sums, products, head, DIM);
-    if (measures) record_rounded_of_wave(a->amax, sums.most);
 }
 
 #else
@@ -538,15 +526,13 @@ INLINE void depthwise_grad(
     TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
     f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
     following = follows(in, r + 1) ? following : (f32x8)0;
-    f32x8 du = mean + later_taps(&taps) * d + earlier_taps(&taps) * following;
-    store_channels(a->du + r * in->columns + column, du, left, whole);
-    if (sums->measures) sums->most = larger_of_channels(sums->most, du, left);
+    store_channels(a->du + r * in->columns + column, mean + later_taps(&taps) * d + earlier_taps(&taps) * following, left, whole);
     sums->later += d * u;
     sums->earlier += history(in, r) > 0 ? d * before : (f32x8)0;
 }
 
 /* cca_grad_input of a block. The last row of a tile only serves the row before it. */
-INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM, const bool measures) {
+INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
     int head = block_y(), channel = chunk_channel(DIM), left = in->dim - channel;
@@ -554,7 +540,7 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
             end = first + INPUT_TILES(WAVE) * rows < in->rows ? first + INPUT_TILES(WAVE) * rows : in->rows;
     const bf16 GLOBAL *g = a->g + head * in->dim + channel;
     Operand weights[2 * CCA_MAX_DIM / MMA];
-    TapSums sums = {.measures = measures};
+    TapSums sums = {(f32x8)0, (f32x8)0};
     load_transposed_weights(weights, in, head, tile, DIM);
     for (; first < end; first += rows) {
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++)
@@ -568,11 +554,10 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
         }
     }
     store_tap_sums(a, &sums, products, head, DIM);
-    if (measures) record_rounded_of_wave(a->amax, sums.most);
 }
 #endif
 
-#define CCA_GRAD_INPUT(name, DIM, in_chunks, measures)                                                                                     \
+#define CCA_GRAD_INPUT(name, DIM, in_chunks)                                                                                               \
     KERNEL(name, CcaInputGradArguments) {                                                                                                  \
         WAVE_BOUNDS(256, 2);                                                                                                               \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 tile[2 * CCA_TILE];                                                     \
@@ -581,17 +566,14 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
         own.in.whole = in_chunks;                                                                                                          \
         if (fills(&own.in, DIM)) {                                                                                                         \
             own.in.dim = DIM;                                                                                                              \
-            input_grad(&own, tile, products, DIM, measures);                                                                               \
+            input_grad(&own, tile, products, DIM);                                                                                         \
         } else {                                                                                                                           \
-            input_grad(&own, tile, products, DIM, measures);                                                                               \
+            input_grad(&own, tile, products, DIM);                                                                                         \
         }                                                                                                                                  \
     }
-CCA_GRAD_INPUT(cca_grad_input_64, 64, true, false)
-CCA_GRAD_INPUT(cca_grad_input_128, 128, true, false)
-CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false, false)
-CCA_GRAD_INPUT(cca_grad_input_amax_64, 64, true, true)
-CCA_GRAD_INPUT(cca_grad_input_amax_128, 128, true, true)
-CCA_GRAD_INPUT(cca_grad_input_amax_any, CCA_MAX_DIM, false, true)
+CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
+CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
+CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
 /* What the pairs of row r, the first of a chunk, send back as their previous row: to the depthwise convolution of the row
  * before it (`d`), and through that to the halo; that of row r (`current`) reads the halo too. A block for each chunk
@@ -713,8 +695,7 @@ CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
 LAUNCHERS(cca_grad_norm, CcaNormGradArguments, cca_grad_norm_64, cca_grad_norm_128, cca_grad_norm_any)
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
 LAUNCHER(cca_grad_halo, CcaHaloGradArguments)
-LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any, cca_grad_input_amax_64,
-    cca_grad_input_amax_128, cca_grad_input_amax_any)
+LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any)
 LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
@@ -755,7 +736,6 @@ GPU_OP(cca_grad, workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call);
     int wave = device_info(device)->wave, threads = CCA_WAVES * wave;
-    uint32_t *amax = amax_to_record(call, CCA_GRAD_AMAX);
     Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
     int64_t heads = in.heads + in.kv_heads;
     char *at = call->workspace;
@@ -771,8 +751,7 @@ GPU_OP(cca_grad, workspace) {
         .du = call->out[CCA_GRAD_D_U],
         .g = g,
         .bias_sums = bias_sums,
-        .temperature_sums = temperature_sums,
-        .amax = amax};
+        .temperature_sums = temperature_sums};
     CcaBiasGradArguments bias = {.grouped = in.grouped,
         .bias_sums = bias_sums,
         .temperature_sums = temperature_sums,
@@ -784,7 +763,7 @@ GPU_OP(cca_grad, workspace) {
         .heads = in.heads,
         .kv_heads = in.kv_heads,
         .dim = in.dim};
-    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps), .amax = amax};
+    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps)};
     CcaHaloGradArguments halo = {.in = in,
         .g = g,
         .dy = call->in[CCA_GRAD_D_QKV],
@@ -796,8 +775,7 @@ GPU_OP(cca_grad, workspace) {
     launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
     if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT])
         launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS(wave) * CCA_MAX_DIM}, &bias);
-    launch_cca_grad_input(
-        device, cca_form(&in) + (amax ? CCA_FORMS : 0), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
+    launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
     if (halo.d_halo) launch_cca_grad_halo(device, (LaunchShape){.x = in.rows / in.chunk, .y = heads + 1, .threads = CCA_MAX_DIM}, &halo);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
     launch_cca_grad_weight(device, in.whole, weight_shape, &weight);

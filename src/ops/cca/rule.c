@@ -88,9 +88,5 @@ static double grad_flops(const Graph *graph, const Node *node) {
 
 const Op op_rule_cca = {
     .name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .flops = flops, .teraflops = 40};
-const Op op_rule_cca_grad = {.name = "cca_grad",
-    .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS),
-    .measured = OPERAND(CCA_GRAD_D_U),
-    .amax = OPERAND(CCA_GRAD_AMAX),
-    .flops = grad_flops,
-    .teraflops = 40};
+const Op op_rule_cca_grad = {
+    .name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .flops = grad_flops, .teraflops = 40};
