@@ -151,7 +151,6 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
     int64_t columns = call->in_shape[LOSS_X][1];
     LinearShape shape = {.rows = c->rows, .in = columns, .out = c->vocabulary};
     T *d_x = (T *)call->out[LOSS_D_X] + codes->first * columns;
-    const T *x = (const T *)call->in[LOSS_X] + codes->first * columns;
     bool coded = call->in[LOSS_X_SCALE];
     if (coded) cast_gradients(call, c->d_logits, codes);
     Gemm grad_input = coded ? loss_codes_grad_input(call, codes, d_x)
@@ -159,9 +158,10 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
     grad_input.output = KERNEL_GEMM_COMPUTE;
     multiply(call, &grad_input);
     if (!call->out[LOSS_D_W]) return;
-    Gemm grad_weight = coded ? loss_codes_grad_weight(call, codes)
-                             : linear_grad_weight_gemm(
-                                   shape, KERNEL_GEMM_COMPUTE, c->d_logits, x, call->out[LOSS_D_W], codes->first == 0 && call->overwrite);
+    Gemm grad_weight =
+        coded ? loss_codes_grad_weight(call, codes)
+              : linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, (const T *)call->in[LOSS_X] + codes->first * columns,
+                    call->out[LOSS_D_W], codes->first == 0 && call->overwrite);
     grad_weight.output = kernel_gradient_type(call);
     multiply(call, &grad_weight);
 }

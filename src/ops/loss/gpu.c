@@ -283,38 +283,27 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
     return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
 }
 
-/* Scratch of a call: logits [chunk, stride] bf16; in fp8 the codes of d_logits by rows [chunk, stride], with their scale, and those
- * by columns in the place of the logits; peaks [ranks, chunk] of several ranks; losses [R]. */
-typedef struct Scratch {
-    bf16 *logits;
-    uint8_t *codes;
-    float *codes_scale;
-    Peak *peaks;
-    float *losses;
-    int64_t bytes;
-} Scratch;
+/* The workspace, as byte offsets behind the logits bf16 [chunk, stride]: in fp8 the codes of d_logits by rows [chunk, stride] and
+ * their scale, and those by columns in the place of the logits; peaks [ranks, chunk] of several ranks; losses [R]. */
+typedef struct Layout { int64_t codes, codes_scale, peaks, losses, bytes; } Layout;
 
-static Scratch scratch_of(void *memory, int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
-    enum { ALIGNED = 256 };
-    char *at = memory;
-    Scratch s = {.logits = (bf16 *)at};
-    at += chunk * stride * (int64_t)sizeof *s.logits;
-    s.codes = (uint8_t *)at;
-    if (coded) at += chunk * stride;
-    s.codes_scale = (float *)at;
-    if (coded) at += ALIGNED;
-    s.peaks = (Peak *)at;
-    if (ranks > 1) at += ranks * chunk * (int64_t)sizeof *s.peaks;
-    s.losses = (float *)at;
-    s.bytes = at + rows * (int64_t)sizeof *s.losses - (char *)memory;
-    return s;
+static Layout workspace_layout(int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
+    enum { SCALE_BYTES = 256 };
+    Layout l = {.codes = chunk * stride * (int64_t)sizeof(bf16)};
+    l.codes_scale = l.codes + (coded ? chunk * stride : 0);
+    l.peaks = l.codes_scale + (coded ? SCALE_BYTES : 0);
+    l.losses = l.peaks + (ranks > 1 ? ranks * chunk * (int64_t)sizeof(Peak) : 0);
+    l.bytes = l.losses + rows * (int64_t)sizeof(float);
+    return l;
 }
 
-static RowLossArguments rows_of(const OpCall *call, const Scratch *scratch, float *losses, int64_t first, int64_t count) {
+/* Of the rows whose d_logits `codes` are of, where they are cast. */
+static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, const LossCodes *codes) {
     const DeviceInfo *info = device_info(call->device);
-    int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *scratch->logits);
+    int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
+    int64_t first = codes->first, count = codes->rows;
     int32_t scale_step = call->in_shape[LOSS_SCALE][0] > 1;
-    return (RowLossArguments){.logits = scratch->logits,
+    return (RowLossArguments){.logits = logits,
         .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
         .scale = (const float *)call->in[LOSS_SCALE] + first * scale_step,
         .scale_step = scale_step,
@@ -324,8 +313,8 @@ static RowLossArguments rows_of(const OpCall *call, const Scratch *scratch, floa
         .vocabulary = (int32_t)vocabulary,
         .gradient = call->out[LOSS_D_X] != NULL,
         .blocks = (int32_t)(count < blocks ? count : blocks),
-        .codes = call->in[LOSS_X_SCALE] ? scratch->codes : NULL,
-        .codes_scale = scratch->codes_scale,
+        .codes = call->in[LOSS_X_SCALE] ? codes->by_rows : NULL,
+        .codes_scale = codes->scale,
         .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz)};
 }
 
@@ -367,7 +356,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     int ranks = mesh_size(graph->mesh, AXES_TENSOR);
     int64_t rows = graph_rows(graph, node->in[LOSS_X]), stride = stride_of(graph_rows(graph, node->in[LOSS_W]));
     bool coded = node->in[LOSS_X_SCALE];
-    return scratch_of(NULL, chunk_rows(rows, attributes->vocabulary, ranks, coded), stride, rows, ranks, coded).bytes;
+    return workspace_layout(chunk_rows(rows, attributes->vocabulary, ranks, coded), stride, rows, ranks, coded).bytes;
 }
 
 static void multiply(const OpCall *call, const Gemm *gemm) {
@@ -407,26 +396,27 @@ static void run_head(const OpCall *call) {
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     bool coded = call->in[LOSS_X_SCALE];
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks, coded), stride = stride_of(vocabulary);
-    Scratch scratch = scratch_of(call->workspace, chunk, stride, rows, ranks, coded);
-    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch.losses;
+    Layout l = workspace_layout(chunk, stride, rows, ranks, coded);
+    char *at = call->workspace;
+    bf16 *logits = call->workspace;
+    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(at + l.losses);
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
         LossCodes codes = {.first = first,
             .rows = shape.rows,
             .stride = stride,
-            .by_rows = scratch.codes,
-            .by_columns = (uint8_t *)scratch.logits,
-            .scale = scratch.codes_scale};
-        Gemm forward =
-            coded ? loss_codes_forward(call, &codes, scratch.logits)
-                  : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], scratch.logits);
+            .by_rows = (uint8_t *)at + l.codes,
+            .by_columns = (uint8_t *)logits,
+            .scale = (float *)(at + l.codes_scale)};
+        Gemm forward = coded ? loss_codes_forward(call, &codes, logits)
+                             : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], logits);
         forward.output = GEMM_BF16, forward.ldc = stride;
         multiply(call, &forward);
-        RowLossArguments arguments = rows_of(call, &scratch, losses, first, shape.rows);
-        finish_chunk(call, &arguments, scratch.peaks);
+        RowLossArguments arguments = rows_of(call, logits, losses, &codes);
+        finish_chunk(call, &arguments, (Peak *)(at + l.peaks));
         if (!call->out[LOSS_D_X]) continue;
         if (coded) add_gradients_of_codes(call, &codes);
-        else add_gradients(call, shape, first, scratch.logits);
+        else add_gradients(call, shape, first, logits);
     }
     if (!call->out[LOSS_LOSS] || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
