@@ -21,6 +21,13 @@ typedef struct Fp8Codes {
 
 #ifdef GPU_DEVICE
 
+/* Whether the target's matrix units multiply fp8 (gpu_gemm_has_fp8): others have no use for its codes. */
+#if defined __gfx942__ || defined __gfx950__ || defined __CUDA_ARCH_FEAT_SM90_ALL
+#define GPU_MULTIPLIES_FP8 1
+#else
+#define GPU_MULTIPLIES_FP8 0
+#endif
+
 /* Four codes, that of x.x in the lowest byte. `largest` is the largest number of the format. */
 #if defined __gfx942__ || defined __gfx950__
 /* A mode of the processor decides what becomes of numbers that are too large, so there are none. */

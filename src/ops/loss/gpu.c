@@ -183,7 +183,9 @@ INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
 }
 
 KERNEL(row_loss, RowLossArguments) { rows_loss(&a, false); }
+#if GPU_MULTIPLIES_FP8
 KERNEL(row_codes, RowLossArguments) { rows_loss(&a, true); }
+#endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 ROW_LOSS_CLUSTER(1)
@@ -230,7 +232,9 @@ INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
 }
 
 KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false); }
+#if GPU_MULTIPLIES_FP8
 KERNEL(shared_row_codes, SharedLossArguments) { shared_rows_loss(&a, true); }
+#endif
 
 /* One block. */
 KERNEL(add_losses, AddLossesArguments) {
