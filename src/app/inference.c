@@ -34,7 +34,8 @@ bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) 
 }
 
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph) {
-    if (inference_leads(inference)) fp8_warn_if_idle(&config->model, graph, "");
+    Fp8Use use = fp8_count_use(graph, &config->model);
+    if (inference_leads(inference)) fp8_warn_if_idle(&config->model, &use, "");
 }
 
 bool inference_open(Inference *inference, const Config *config, int device, int precision, int64_t threads, Error *error) {

@@ -92,7 +92,8 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
         !session_start(&trainer->session, comm_alone(), error))
         return false;
-    fp8_warn_if_idle(&trainer->config.model, trainer->session.model.graph, "");
+    Fp8Use use = fp8_count_use(trainer->session.model.graph, &trainer->config.model);
+    fp8_warn_if_idle(&trainer->config.model, &use, "");
     if (model_makes_images(&trainer->config.model)) image_put_synthetic(&trainer->session.model, trainer->session.executor);
     else fill_tokens(&trainer->session);
     return true;

@@ -65,7 +65,7 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     json_auto_t *variables = json_copy(chat->tokens);
     json_object_set(variables, "messages", messages);
     json_object_set_new(variables, "tools", record->tools ? json_incref((json_t *)record->tools) : json_null());
-    json_object_set_new(variables, "documents", record->documents ? json_incref((json_t *)record->documents) : json_null());
+    json_object_set_new(variables, "documents", json_is_array(record->documents) ? json_incref((json_t *)record->documents) : json_null());
     json_object_set_new(variables, "add_generation_prompt", json_boolean(answer));
     if (json_is_object(record->settings)) json_object_update(variables, (json_t *)record->settings);
     if (!template)

@@ -472,7 +472,7 @@ void config_recipe_name(const Config *config, char name[16]) { options_format_va
 
 static bool check_fp8(const Config *config, Error *error) {
     const Fp8Config *fp8 = &config->model.fp8;
-    if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR)
+    if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR && fp8->recipe != FP8_NONE)
         return error_set(error, ERROR_USAGE,
             "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor with it, or fp8.scaling=dynamic");
     if (fp8->recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;

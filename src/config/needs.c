@@ -102,6 +102,7 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 
 static const Need rows[] = {
     {"stop_at", "as many steps", ends_later, START},
+    {"fp8.scaling", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.amax_history_len", "fp8.scaling=delayed", is_delayed, REFUSE},
     {"fp8.head", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.head", TEXT_ONLY, is_text, REFUSE},

@@ -95,7 +95,7 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     if (!graph_is_parameter(graph, weight)) return false; /* made of codes, which no recipe is for */
     const Tensor *w = graph_get(graph, weight);
     bool in_fp8 = node->op == OP_fp8_linear || node->op == OP_fp8_linear_cross_entropy;
-    bool head = node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy;
+    bool head = layer->head = node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy;
     name_layer(graph, weight, layer->name);
     if (second) name_layer(graph, second, layer->name);
     if (head && strcmp(layer->name, "lm_head")) snprintf(layer->name, sizeof layer->name, "head, tied");
@@ -131,10 +131,12 @@ int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer laye
     return count;
 }
 
-bool fp8_is_used(const Graph *graph) {
-    for (int i = 0; i < graph->node_count; i++)
-        if (graph->nodes[i].op == OP_fp8_linear || graph->nodes[i].op == OP_fp8_linear_cross_entropy) return true;
-    return false;
+Fp8Use fp8_count_use(const Graph *graph, const ModelConfig *config) {
+    Fp8Layer layers[FP8_LAYERS];
+    Fp8Use use = {0};
+    int count = fp8_list_layers(graph, config, layers);
+    for (int i = 0; i < count; i++) (layers[i].head ? use.heads : use.layers)[layers[i].choice] += layers[i].count;
+    return use;
 }
 
 const char *fp8_reason(Fp8Choice choice) {
@@ -146,28 +148,22 @@ const char *fp8_reason(Fp8Choice choice) {
     return reasons[choice];
 }
 
-/* A loss that fp8.head is not for here. */
-static void warn_of_head(const Graph *graph, const ModelConfig *config, const char *where) {
-    for (int i = 0; i < graph->node_count && config->fp8.head; i++) {
-        const Node *node = &graph->nodes[i];
-        if (node->op == OP_linear_cross_entropy)
-            log_warn("fp8.head: the head is not computed in fp8%s: %s", where,
-                fp8_reason(fp8_choose_head(graph, config, graph_rows(graph, node->in[LOSS_X]))));
-    }
+/* "a microbatch whose rows are no multiple of 16, or below fp8.min_size, ..." of the choices from FP8_UNEVEN on that were met. */
+static void list_reasons(const int64_t met[FP8_CHOICES], double min_size, char *text, size_t size) {
+    text[0] = '\0';
+    for (Fp8Choice choice = FP8_UNEVEN; choice <= FP8_TWO_PARTS; choice++)
+        if (met[choice]) snprintf(text + strlen(text), size - strlen(text), "%s%s", text[0] ? ", or " : "", fp8_reason(choice));
+    if (met[FP8_TOO_SMALL]) snprintf(text + strlen(text), size - strlen(text), "; fp8.min_size is %g", min_size);
 }
 
-void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where) {
-    Fp8Layer layers[FP8_LAYERS];
-    char reasons[400] = "", size[48] = "";
-    bool met[FP8_TWO_PARTS + 1] = {false};
-    if (config->fp8.recipe == FP8_NONE) return;
-    warn_of_head(graph, config, where);
-    if (fp8_is_used(graph)) return;
-    int count = fp8_list_layers(graph, config, layers);
-    for (int i = 0; i < count; i++) met[layers[i].choice] = true;
-    if (met[FP8_TOO_SMALL]) snprintf(size, sizeof size, "; fp8.min_size is %g", config->fp8.min_size);
-    for (Fp8Choice choice = FP8_UNEVEN; choice <= FP8_TWO_PARTS; choice++)
-        if (met[choice])
-            snprintf(reasons + strlen(reasons), sizeof reasons - strlen(reasons), "%s%s", reasons[0] ? ", or " : "", fp8_reason(choice));
-    log_warn("fp8.recipe: no linear layer is computed in fp8%s: %s%s", where, reasons[0] ? reasons : "the model has none", size);
+void fp8_warn_if_idle(const ModelConfig *config, const Fp8Use *use, const char *where) {
+    char reasons[480];
+    int64_t met[FP8_CHOICES];
+    for (int i = 0; i < FP8_CHOICES; i++) met[i] = use->heads[i] + (use->layers[FP8_CHOSEN] ? 0 : use->layers[i]);
+    if (config->fp8.recipe == FP8_NONE || use->heads[FP8_CHOSEN]) return;
+    list_reasons(met, config->fp8.min_size, reasons, sizeof reasons);
+    if (!use->layers[FP8_CHOSEN])
+        log_warn("fp8.recipe: no linear layer is computed in fp8%s: %s", where, reasons[0] ? reasons : "the model has none");
+    else if (config->fp8.head && reasons[0])
+        log_warn("fp8.head: the head, of which each rank of layout.tp has its rows, is not computed in fp8%s: %s", where, reasons);
 }

@@ -151,6 +151,7 @@ typedef struct Fp8Layer {
     int64_t rows, out, in, experts;
     double expert_rows; /* a microbatch's mean for one expert; 0 without experts */
     int count;
+    bool head;
     Fp8Choice choice;
     double flops; /* of all, forward */
 } Fp8Layer;
@@ -159,7 +160,11 @@ typedef struct Fp8Layer {
 int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer layers[FP8_LAYERS]);
 /* Why a layer is not computed in fp8: "rows or columns that are no multiple of 16". NULL: it is. */
 const char *fp8_reason(Fp8Choice choice);
-/* Whether any layer is computed in fp8. */
-bool fp8_is_used(const Graph *graph);
-/* Warns where there is a recipe and no layer is computed in fp8 " in this phase", with the reasons, and where fp8.head has none. */
-void fp8_warn_if_idle(const ModelConfig *config, const Graph *graph, const char *where);
+/* How many linear layers of a program met each choice, the heads among them too. Ranks whose programs are stages of one model add
+ * theirs up. */
+enum { FP8_CHOICES = FP8_TWO_PARTS + 1 };
+typedef struct Fp8Use { int64_t layers[FP8_CHOICES], heads[FP8_CHOICES]; } Fp8Use;
+Fp8Use fp8_count_use(const Graph *graph, const ModelConfig *config);
+/* Warns where there is a recipe and no layer is computed in fp8 " in this phase", with the reasons, and where fp8.head is asked for
+ * and the head is not. */
+void fp8_warn_if_idle(const ModelConfig *config, const Fp8Use *use, const char *where);

@@ -37,6 +37,7 @@ typedef struct Loop {
     int lock;        /* a descriptor: of the run folder; -1: none */
     bool new_folder; /* this start made the run folder, which goes again with a start that fails */
     Session session;
+    Fp8Use fp8; /* of the phase, of all stages */
     Corpus corpus;
     Order *order;     /* of the corpus's samples */
     Origin origin;    /* rank 0's is every rank's */

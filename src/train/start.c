@@ -328,7 +328,7 @@ static void warn_of_export(const Config *config) {
 }
 
 static void warn_of_fp8(const Loop *loop) {
-    fp8_warn_if_idle(&loop->config->model, loop->session.model.graph, loop->phases.count > 1 ? " in this phase" : "");
+    fp8_warn_if_idle(&loop->config->model, &loop->fp8, loop->phases.count > 1 ? " in this phase" : "");
 }
 
 /* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
@@ -448,7 +448,8 @@ static bool open_phase(Loop *loop, int64_t sample, Error *error) {
         if (!start_phase(loop, planned, error)) return false;
         phase = phases_find(&loop->phases, loop->session.samples);
     } while (phase != planned);
-    return true;
+    loop->fp8 = fp8_count_use(loop->session.model.graph, &loop->config->model);
+    return comm_host_all_reduce(loop->comm, "layers in fp8", &loop->fp8, sizeof loop->fp8 / sizeof(int64_t), COMM_I64, COMM_SUM, error);
 }
 
 /* Records that a phase of a mixture begins here. */

@@ -43,19 +43,20 @@ static void describe_model(Console *console, const Session *session) {
 }
 
 /* "bf16, linear layers in fp8 by recipe row; %peak is of 1979 TFLOP/s, the vendor's for dense GEMMs in fp8" */
-static void describe_precision(const Session *session, double peak, char *text, size_t size) {
+static void describe_precision(const Loop *loop, double peak, char *text, size_t size) {
     char recipe[16];
-    size_t used = (size_t)snprintf(text, size, "%s", precision_name(session->config->precision));
-    if (!fp8_is_used(session->model.graph)) return;
-    config_recipe_name(session->config, recipe);
+    size_t used = (size_t)snprintf(text, size, "%s", precision_name(loop->config->precision));
+    if (!loop->fp8.layers[FP8_CHOSEN] && !loop->fp8.heads[FP8_CHOSEN]) return;
+    config_recipe_name(loop->config, recipe);
     used += (size_t)snprintf(text + used, size - used, ", linear layers in fp8 by recipe %s", recipe);
     if (!isnan(peak)) snprintf(text + used, size - used, "; %%peak is of %.0f TFLOP/s, the vendor's for dense GEMMs in fp8", 1e-12 * peak);
 }
 
-static void describe_device(Console *console, const Session *session, double peak) {
+static void describe_device(Console *console, const Loop *loop, double peak) {
+    const Session *session = &loop->session;
     const DeviceInfo *device = device_info(session->backend.device);
     char precision[160];
-    describe_precision(session, peak, precision, sizeof precision);
+    describe_precision(loop, peak, precision, sizeof precision);
     const Layout *layout = session->layout;
     SCOPED_FREE char *machine = run_describe_machine();
     int threads = omp_get_max_threads();
@@ -183,7 +184,7 @@ void summary_start(const Loop *loop) {
     else if (session->step) console_print(console, "run      continuing %s after step %lld", config->run, (long long)session->step);
     else console_print(console, "run      %s, new", config->run);
     describe_model(console, session);
-    describe_device(console, session, loop->host->peak_flops);
+    describe_device(console, loop, loop->host->peak_flops);
     describe_data(loop);
     describe_memory(console, session, loop->available);
 }

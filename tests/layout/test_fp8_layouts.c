@@ -67,10 +67,29 @@ static void the_plan_counts_half_of_the_bytes(void **state) {
     }
 }
 
+/* Rank 0, which speaks, has the first stage, and the head is on the last. */
+static void what_is_in_fp8_on_other_stages_is_said(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings, *says, *says_not;
+    } cases[] = {{"fp8.min_size=53", "linear layers in fp8 by recipe tensor", "no linear layer is computed in fp8"},
+        {"model.vocabulary=330", "fp8.head: the head, of which each rank", "no linear layer"}};
+    if (!has_mpi()) skip();
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *path = memory_format("stages-%d/log.txt", i);
+        train_ranks(
+            2, SHAPE " " LLAMA "layout.pp=2 batch.tokens=512 fp8.recipe=tensor fp8.head=true %s run=stages-%d", cases[i].settings, i);
+        SCOPED_FREE char *log = read_text(path);
+        if (!strstr(log, cases[i].says) || strstr(log, cases[i].says_not))
+            fail_msg("not \"%s\", or \"%s\" in\n%s", cases[i].says, cases[i].says_not, log);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(codes_are_gathered_bit_for_bit),
         TRAIN_TEST(ranks_share_a_head_in_fp8_out),
+        TRAIN_TEST(what_is_in_fp8_on_other_stages_is_said),
         TRAIN_TEST(the_plan_counts_half_of_the_bytes),
     };
     train_main();

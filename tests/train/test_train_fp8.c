@@ -56,7 +56,9 @@ static void a_head_in_fp8_is_that_of_evaluations_too(void **state) {
     double own = recorded("head", "evaluation", -1, "loss"), same = evaluated("head", "fp8.recipe=same"),
            layers = evaluated("head", "fp8.recipe=row");
     assert_true(fabs(own - same) < 1e-9 && same != layers && fabs(same - layers) < 0.01);
-    train_says(ERROR_NONE, "fp8.head: the head is not computed in fp8: rows or columns that are no multiple of 16",
+    train_says(ERROR_NONE,
+        "fp8.head: the head, of which each rank of layout.tp has its rows, is not computed in fp8: rows or columns that are no multiple of "
+        "16",
         "run=odd " LLAMA "model.vocabulary=323 fp8.recipe=row fp8.head=true fp8.min_size=0");
     train_says(ERROR_USAGE, "fp8.head=true", "run=none " LLAMA "fp8.head=true");
 }
@@ -179,6 +181,8 @@ static void a_run_without_a_history_is_taken_over(void **state) {
     free(history);
     smelt_good("train run fp8.scaling=dynamic");
     assert_int_equal(count_records("run", "step"), 10);
+    train_good("run=left " LLAMA "fp8.recipe=tensor fp8.scaling=delayed fp8.min_size=0 stop_at=5");
+    smelt_good("train left fp8.recipe=none");
     train_says(ERROR_USAGE, "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor",
         "run=other " LLAMA "fp8.recipe=row fp8.scaling=delayed");
     train_says(ERROR_USAGE, "fp8.amax_history_len=7 has no effect without fp8.scaling=delayed",
