@@ -408,7 +408,8 @@ static void expect_transposed(int lane, const u32 *x, u32 *out) {
 }
 static void expect_other_half(int lane, const u32 *x, u32 *out) { memcpy(out, lane < 32 ? x + 4 * 32 : x - 4 * 32, 16); }
 static void expect_bytes(int lane, const u32 *x, u32 *out) {
-    out[0] = (u32)(signed char)x[0], out[1] = x[0] >> 8 & 255, out[2] = (u32)lane * 3, out[3] = ((u32)lane << 8) + 7;
+    out[0] = ((u32)(signed char)x[0] & 0xffffff) | (x[0] >> 16 & 255) << 24, out[1] = x[0] >> 8 & 255, out[2] = (u32)lane * 3,
+    out[3] = ((u32)lane << 8) + 7;
 }
 static void expect_halves(int lane, const u32 *x, u32 *out) {
     (void)lane;

@@ -180,27 +180,31 @@ INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
 
 INLINE f32x8 to_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
 
-/* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots. */
-KERNEL(moe_permute, MoePermuteArguments) {
+/* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots; `measures` is a constant of the kernel. */
+INLINE void permute_row(const MoePermuteArguments *a, const bool measures) {
     int64_t r = own_row();
-    if (r >= a.count) return;
-    const bf16 GLOBAL *row = a.rows + r * a.columns;
+    if (r >= a->count) return;
+    const bf16 GLOBAL *row = a->rows + r * a->columns;
     uint32_t most = 0;
     bool chosen = false; /* by an expert, alike in all lanes */
-    for (int64_t base = lane_id() * UNIT; base < a.columns; base += UNITS * UNIT * WAVE) {
+    for (int64_t base = lane_id() * UNIT; base < a->columns; base += UNITS * UNIT * WAVE) {
         u32x4 values[UNITS];
-        FOR_UNITS(at, base) values[unit] = at < a.columns ? *(const u32x4 GLOBAL *)(row + at) : (u32x4)0;
-        UNROLL for (int unit = 0; unit < UNITS; unit++) UNROLL for (int i = 0; i < 4; i++) most = larger_of_pair(most, values[unit][i]);
-        for (int32_t j = 0; j < a.k; j++) {
-            int32_t slot = a.slot[r * a.k + j];
+        FOR_UNITS(at, base) if (at < a->columns) values[unit] = *(const u32x4 GLOBAL *)(row + at);
+        if (measures)
+            FOR_UNITS(at, base) UNROLL for (int i = 0; i < 4; i++) most = at < a->columns ? larger_of_pair(most, values[unit][i]) : most;
+        for (int32_t j = 0; j < a->k; j++) {
+            int32_t slot = a->slot[r * a->k + j];
             if (slot < 0) continue;
-            bf16 GLOBAL *to = a.slots + slot * a.columns;
+            bf16 GLOBAL *to = a->slots + slot * a->columns;
             chosen = true;
-            FOR_UNITS(at, base) if (at < a.columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
+            FOR_UNITS(at, base) if (at < a->columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
         }
     }
-    if (a.amax && chosen) record_largest_of_wave(a.amax, most);
+    if (measures && chosen) record_largest_of_wave(a->amax, most);
 }
+
+KERNEL(moe_permute, MoePermuteArguments) { permute_row(&a, false); }
+KERNEL(moe_permute_amax, MoePermuteArguments) { permute_row(&a, true); }
 
 KERNEL(moe_permute_1, MoePermuteArguments) {
     int64_t r = own_row();
@@ -243,7 +247,7 @@ KERNEL(moe_combine_1, MoeCombineArguments) {
     }
 }
 
-/* d_y_slot = gate * d_y for columns of this lane, of which `most` becomes the largest; returns its share of <d_y, y_slot>, the
+/* d_y_slot = gate * d_y for columns of this lane, of which `most`, unless it is NULL, becomes the largest; returns its share of <d_y, y_slot>, the
  * gradient of the gate. */
 INLINE float combine_slot_grad(
     bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns, uint32_t *most) {
@@ -256,7 +260,7 @@ INLINE float combine_slot_grad(
             f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
             UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
             if (at < columns) store8_bf16(d_y_slot + at, gate * wide, UNIT);
-            UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* beyond the last column: 0 */
+            if (most) UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* beyond the last column: 0 */
         }
     }
     return dot;
@@ -274,21 +278,25 @@ INLINE float combine_slot_grad_1(
     return dot;
 }
 
-#define MOE_COMBINE_GRAD(name, slot_grad)                                                                                                  \
-    KERNEL(name, MoeCombineGradArguments) {                                                                                                \
-        int64_t r = own_row();                                                                                                            \
-        uint32_t most = 0;                                                                                                                \
-        if (r >= a.count) return;                                                                                                         \
-        for (int64_t i = r * a.k; i < (r + 1) * a.k; i++) {                                                                               \
-            int64_t at = a.slot[i] * a.columns;                                                                                           \
-            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.d_y + r * a.columns, a.y_slots + at, a.gate[i], a.columns, &most);      \
-            dot = wave_sum(dot);                                                                                                          \
-            if (lane_id() == 0) a.d_gate[i] = dot;                                                                                        \
-        }                                                                                                                                 \
-        if (a.amax) record_rounded_of_wave(a.amax, most);                                                                                 \
+#define MOE_COMBINE_GRAD(name, slot_grad, measures) \
+    KERNEL(name, MoeCombineGradArguments) { \
+        int64_t r = own_row(); \
+        uint32_t most = 0; \
+        if (r >= a.count) return; \
+        for (int64_t i = r * a.k; i < (r + 1) * a.k; i++) { \
+            int64_t at = a.slot[i] * a.columns; \
+            float dot = 0; \
+            if (at >= 0) \
+                dot = slot_grad( \
+                    a.d_y_slots + at, a.d_y + r * a.columns, a.y_slots + at, a.gate[i], a.columns, (measures) ? &most : (uint32_t *)0); \
+            dot = wave_sum(dot); \
+            if (lane_id() == 0) a.d_gate[i] = dot; \
+        } \
+        if (measures) record_rounded_of_wave(a.amax, most); \
     }
-MOE_COMBINE_GRAD(moe_combine_grad, combine_slot_grad)
-MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
+MOE_COMBINE_GRAD(moe_combine_grad, combine_slot_grad, false)
+MOE_COMBINE_GRAD(moe_combine_grad_amax, combine_slot_grad, true)
+MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1, false)
 
 #else
 
@@ -296,9 +304,9 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)
-LAUNCHERS(moe_permute, MoePermuteArguments, moe_permute, moe_permute_1)
+LAUNCHERS(moe_permute, MoePermuteArguments, moe_permute, moe_permute_1, moe_permute_amax) /* by form_of */
 LAUNCHERS(moe_combine, MoeCombineArguments, moe_combine, moe_combine_1)
-LAUNCHERS(moe_combine_grad, MoeCombineGradArguments, moe_combine_grad, moe_combine_grad_1)
+LAUNCHERS(moe_combine_grad, MoeCombineGradArguments, moe_combine_grad, moe_combine_grad_1, moe_combine_grad_amax)
 
 static int64_t sort_workspace(const Graph *graph, const Node *node) {
     int64_t blocks = divide_up(graph_elements(graph, node->in[MOE_SORT_INDEX]), SORT_ITEMS);
@@ -326,6 +334,8 @@ static LaunchShape row_shape(const OpCall *call, int64_t rows) {
     return (LaunchShape){.x = divide_up(rows, THREADS / device_info(call->device)->wave), .threads = THREADS};
 }
 
+static int form_of(int64_t columns, const uint32_t *amax) { return columns % UNIT ? 1 : amax ? 2 : 0; }
+
 GPU_OP(moe_permute) {
     int64_t rows = call->in_shape[MOE_PERMUTE_X][0], columns = call->in_shape[MOE_PERMUTE_X][1];
     int64_t k = call->in_shape[MOE_PERMUTE_SLOT][1], experts = call->in_shape[MOE_PERMUTE_OFFSET][0] - 1;
@@ -337,7 +347,7 @@ GPU_OP(moe_permute) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    launch_moe_permute(call->device, columns % UNIT != 0, row_shape(call, rows), &arguments);
+    launch_moe_permute(call->device, form_of(columns, arguments.amax), row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, x_slots, call->in[MOE_PERMUTE_OFFSET], experts, rows * k, columns);
 }
 
@@ -381,7 +391,7 @@ GPU_OP(moe_combine_grad) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    launch_moe_combine_grad(call->device, columns % UNIT != 0, row_shape(call, rows), &arguments);
+    launch_moe_combine_grad(call->device, form_of(columns, arguments.amax), row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, d_y_slots, call->in[MOE_COMBINE_GRAD_OFFSET], experts, rows * k, columns);
 }
 

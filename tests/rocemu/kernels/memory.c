@@ -65,8 +65,8 @@ KERNEL lds_of_160_kib(GLOBAL u32 *out, const GLOBAL u32 *in) {
 }
 #endif
 
-/* A signed and an unsigned byte, then a dword and a pair that pass through the lane's scratch, as four dwords do that make no difference, at
- * a place known at run time. */
+/* A signed byte, whose last byte becomes another one, and an unsigned byte, then a dword and a pair that pass through the lane's
+ * scratch, as four dwords do that make no difference, at a place known at run time. */
 KERNEL bytes(GLOBAL u32x4 *out, const volatile GLOBAL signed char *in) {
     u32 lane = __builtin_amdgcn_workitem_id_x(), dwords[512]; /* too large for LDS */
     unsigned long pairs[512];
@@ -82,6 +82,7 @@ KERNEL bytes(GLOBAL u32x4 *out, const volatile GLOBAL signed char *in) {
     u32 dword_again = *dword + (y.x + y.w - y.y - y.z);
     out[lane] =
         (u32x4){(u32)in[16 * lane], ((const volatile GLOBAL unsigned char *)in)[16 * lane + 1], dword_again, (u32)(x >> 32) + (u32)x};
+    ((volatile GLOBAL signed char *)(out + lane))[3] = in[16 * lane + 2];
 }
 
 KERNEL halves(GLOBAL u16 *out, const GLOBAL u16 *in) {
