@@ -134,6 +134,7 @@ int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer laye
 Fp8Use fp8_count_use(const Graph *graph, const ModelConfig *config) {
     Fp8Layer layers[FP8_LAYERS];
     Fp8Use use = {0};
+    if (config->fp8.recipe == FP8_NONE) return use;
     int count = fp8_list_layers(graph, config, layers);
     for (int i = 0; i < count; i++) (layers[i].head ? use.heads : use.layers)[layers[i].choice] += layers[i].count;
     return use;
