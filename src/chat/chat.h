@@ -14,7 +14,7 @@
 /* Which answers of a conversation are trained on, where the template does not mark them. */
 typedef enum ChatTurns {
     CHAT_TURNS_ALL,  /* all: the text up to an answer must not depend on what comes later */
-    CHAT_TURNS_LAST, /* the last message */
+    CHAT_TURNS_LAST, /* the last one; what follows it is left out */
 } ChatTurns;
 #define CHAT_TURNS "all|last"
 

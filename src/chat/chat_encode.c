@@ -351,6 +351,17 @@ static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *err
     return true;
 }
 
+/* With turns=last what follows the last answer is left out: the model sees none of it when it gives that answer. */
+static void end_with_answer(const ChatEncoder *encoder, ChatRecord *record) {
+    size_t count = json_array_size(record->messages);
+    while (count > record->first && !is_answer(record, count - 1)) count--;
+    if (encoder->chat->turns != CHAT_TURNS_LAST || count == record->first || count == json_array_size(record->messages)) return;
+    json_t *shorter = json_copy(record->messages);
+    while (json_array_size(shorter) > count) json_array_remove(shorter, json_array_size(shorter) - 1);
+    json_decref(record->messages);
+    record->messages = shorter;
+}
+
 static bool says_nothing(const json_t *message) {
     const json_t *content = json_object_get(message, "content");
     return json_is_string(content) && !json_string_length(content) && !json_array_size(json_object_get(message, "tool_calls")) &&
@@ -370,6 +381,7 @@ bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *documen
     SCOPED(chat_record_free) ChatRecord record = {0};
     encoder->span_count = encoder->rendered = 0;
     if (!chat_record_read(&record, json, error)) return false;
+    end_with_answer(encoder, &record);
     document->empty_answers = count_empty(encoder, &record);
     if (!(record.messages ? encode_messages : encode_texts)(encoder, &record, document, error)) return false;
     mark_tokens(encoder, document);

@@ -83,8 +83,8 @@ static void conversations_are_rendered_and_masked_as_transformers_does(void **st
     assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 142);
     assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 189);
     assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 189);
-    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 178);
-    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 178);
+    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 189);
+    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 189);
 }
 
 static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"},"
@@ -158,6 +158,28 @@ static void answers_are_trained_with_their_stop_token(void **state) {
     open_chat(&fixture, "chatml", CHAT_TURNS_LAST, false);
     assert_trained(&fixture, two_turns, "d<|im_end|>\n");
     close_chat(&fixture);
+}
+
+/* The last answer need not be the last message. */
+static void turns_last_trains_the_last_answer_whatever_follows_it(void **state) {
+    (void)state;
+    static const char *const tails[] = {"{\"role\": \"user\", \"content\": \"e\"}",
+        "{\"role\": \"user\", \"content\": \"e\"}, {\"role\": \"user\", \"content\": \"f\"}",
+        "{\"role\": \"system\", \"content\": \"e\"}"};
+    static const char *const templates[][2] = {{"system", "d<|im_end|>\n"}, {"thinking", "<think>\n\n</think>\n\nd<|im_end|>\n"}, {"marked", "d<|im_end|>"}};
+    Fixture fixture;
+    for (size_t t = 0; t < sizeof templates / sizeof *templates; t++) {
+        SCOPED_FREE char *name = memory_format("templates/%s.jinja", templates[t][0]), *path = golden(name), *alone = NULL;
+        open_chat(&fixture, path, CHAT_TURNS_LAST, false);
+        assert_trained(&fixture, two_turns, templates[t][1]);
+        alone = memory_copy_string(fixture.document.text.bytes);
+        for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+            SCOPED_FREE char *record = memory_format("%.*s, %s]}", (int)strlen(two_turns) - 2, two_turns, tails[i]);
+            assert_trained(&fixture, record, templates[t][1]);
+            assert_string_equal(fixture.document.text.bytes, alone);
+        }
+        close_chat(&fixture);
+    }
 }
 
 static void texts_need_no_template_and_end(void **state) {
@@ -279,6 +301,7 @@ int main(void) {
         cmocka_unit_test(conversations_are_rendered_and_masked_as_transformers_does),
         cmocka_unit_test(another_mask_is_told_apart),
         cmocka_unit_test(answers_are_trained_with_their_stop_token),
+        cmocka_unit_test(turns_last_trains_the_last_answer_whatever_follows_it),
         cmocka_unit_test(texts_need_no_template_and_end),
         cmocka_unit_test(what_is_no_conversation_is_refused),
         cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),

@@ -59,8 +59,16 @@ def mask_of(tokenizer, text, spans):
     return encoding["input_ids"], mask
 
 
+def until_answer(messages):
+    """Up to the last answer; all of them where there is none."""
+    end = max((i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"), default=len(messages))
+    return messages[:end]
+
+
 def expect(tokenizer, record, source, last):
     """(text, ids, mask) or None."""
+    if last:
+        record = dict(record, messages=until_answer(record["messages"]))
     render = lambda messages, answer: tokenizer.apply_chat_template(messages, tools=record.get("tools"), chat_template=source, tokenize=False, add_generation_prompt=answer)
     try:
         text = render(record["messages"], False)
