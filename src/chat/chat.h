@@ -52,14 +52,21 @@ typedef enum ChatPart {
 } ChatPart;
 const char *chat_part_name(ChatPart part); /* "tool_calls" */
 
+/* What is counted of a conversation, for a warning. */
+typedef struct ChatCounts {
+    size_t empty_answers;     /* trained answers of which the token that ends them is all that they train */
+    size_t decoded_arguments; /* tool calls whose arguments were JSON text of an object, and became that object */
+    size_t text_arguments;    /* tool calls whose arguments stayed text beside a template that takes objects */
+} ChatCounts;
+
 /* The tokens of a conversation; zero-initialise, and use it again; free with chat_document_free. */
 typedef struct ChatDocument {
     ChatText text;
     TokenIds ids;
     uint8_t *trained;                       /* [ids.count]: 1 where the model is to say the token */
     size_t trained_capacity, trained_count; /* trained_count: how many are 1 */
-    size_t empty_answers;                   /* of those trained on: the token that ends them is all that they train */
-    bool lost[CHAT_PARTS];                  /* which the conversation has, and of which the text has nothing */
+    ChatCounts counts;
+    bool lost[CHAT_PARTS]; /* which the conversation has, and of which the text has nothing */
 } ChatDocument;
 void chat_document_free(ChatDocument *document);
 

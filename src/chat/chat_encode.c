@@ -11,6 +11,7 @@
 #include "base/array.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "chat/chat_internal.h"
 #include "chat/encode_internal.h"
 
@@ -24,14 +25,8 @@ struct ChatEncoder {
     size_t rendered; /* bytes, for the answers of the conversation */
     char *decoded;
     size_t decoded_size, decoded_capacity;
+    bool takes_objects; /* the template writes arguments of tool calls that are objects */
 };
-
-ChatEncoder *chat_encoder_open(const Chat *chat) {
-    ChatEncoder *encoder = memory_allocate(sizeof *encoder);
-    encoder->chat = chat;
-    encoder->encoder = chat->tokenizer ? tokenizer_encoder_open(chat->tokenizer) : NULL;
-    return encoder;
-}
 
 void chat_encoder_free(ChatEncoder *encoder) {
     if (!encoder) return;
@@ -73,6 +68,28 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     return chat_template_render(template, variables, chat->now, text, error);
 }
 
+/* Whether a template is for arguments of tool calls that are objects, as most are: one that joins them to texts, such as DeepSeek's,
+ * fails with an object or writes it as Python does. */
+static bool takes_objects(ChatEncoder *encoder) {
+    ChatText *text = &encoder->behind;
+    Error ignored = {0};
+    json_auto_t *messages = json_pack("[{ss ss} {ss ss s[{ss ss s{ss s{ss}}}]}]", "role", "user", "content", "a", "role", "assistant",
+        "content", "", "tool_calls", "id", "abcdefghi", "type", "function", "function", "name", "f", "arguments", "key", "value");
+    json_t *function = json_object_get(json_array_get(json_object_get(json_array_get(messages, 1), "tool_calls"), 0), "function");
+    ChatRecord record = {.messages = messages};
+    bool objects = render(encoder->chat, &record, 2, false, text, &ignored), python = objects && strstr(text->bytes, "{'key': 'value'}");
+    json_object_set_new(function, "arguments", json_string("{\"key\": \"value\"}"));
+    return (objects && !python) || !render(encoder->chat, &record, 2, false, text, &ignored);
+}
+
+ChatEncoder *chat_encoder_open(const Chat *chat) {
+    ChatEncoder *encoder = memory_allocate(sizeof *encoder);
+    encoder->chat = chat;
+    encoder->encoder = chat->tokenizer ? tokenizer_encoder_open(chat->tokenizer) : NULL;
+    encoder->takes_objects = takes_objects(encoder);
+    return encoder;
+}
+
 /* -- Which bytes are trained ------------------------------------------------------------------------------------------- */
 
 static void add_span(ChatEncoder *encoder, size_t start, size_t end) {
@@ -98,11 +115,44 @@ static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
         at);
 }
 
+/* What the template writes where an answer begins, such as "<|im_start|>assistant\n", for the caller to free; "": nothing. */
+static char *answer_header(ChatEncoder *encoder, const ChatRecord *record) {
+    ChatText *text = &encoder->before;
+    Error ignored = {0};
+    ChatRecord question = *record;
+    json_auto_t *messages = json_pack("[{ss ss}]", "role", "user", "content", "a");
+    question.messages = messages;
+    if (!render(encoder->chat, &question, 1, false, text, &ignored)) return memory_copy_string("");
+    SCOPED_FREE char *before = memory_copy_string(text->bytes);
+    bool good = render(encoder->chat, &question, 1, true, text, &ignored) && starts_with(text->bytes, before);
+    return memory_copy_string(good ? text->bytes + strlen(before) : "");
+}
+
+/* Makes encoder->before the text before an answer that opens the conversation, which `behind` ends with. Templates that look at the
+ * first message render no text without one; there the answer begins behind the first header of answers, or with its content. */
+static bool find_opening(ChatEncoder *encoder, const ChatRecord *record, const ChatText *behind, Error *error) {
+    ChatText *before = &encoder->before;
+    Error ignored = {0};
+    if (render(encoder->chat, record, 0, true, before, &ignored) && begins_with(behind, before)) return true;
+    SCOPED_FREE char *header = answer_header(encoder, record);
+    const json_t *content = json_object_get(json_array_get(record->messages, 0), "content");
+    const char *mark = *header || !json_string_length(content) ? header : json_string_value(content);
+    const char *found = *mark ? strstr(behind->bytes, mark) : NULL;
+    if (!found)
+        return error_set(error, ERROR_DATA, "its first message is an answer, and the template does not tell where that answer begins");
+    before->size = (size_t)(found - behind->bytes) + strlen(header);
+    array_reserve(before->bytes, before->capacity, before->size + 1);
+    memcpy(before->bytes, behind->bytes, before->size);
+    before->bytes[before->size] = '\0';
+    return true;
+}
+
 static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at, const ChatText *whole, Error *error) {
     bool last = at + 1 == json_array_size(record->messages);
     const ChatText *behind = last ? whole : &encoder->behind;
-    if (!render(encoder->chat, record, at, true, &encoder->before, error)) return false;
     if (!last && !render(encoder->chat, record, at + 1, false, &encoder->behind, error)) return false;
+    if (at == 0 && !find_opening(encoder, record, behind, error)) return false;
+    if (at > 0 && !render(encoder->chat, record, at, true, &encoder->before, error)) return false;
     if (!begins_with(behind, &encoder->before) || !begins_with(whole, behind)) return refuse_prefix(encoder, at, error);
     encoder->rendered += encoder->before.size + behind->size;
     if (encoder->rendered > CHAT_RENDERED_BYTES)
@@ -112,10 +162,14 @@ static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at
     return true;
 }
 
-static bool find_answers(ChatEncoder *encoder, const ChatRecord *record, const ChatText *whole, Error *error) {
+/* The first message that is trained on if it is an answer. */
+static size_t first_trained(const ChatEncoder *encoder, const ChatRecord *record) {
     size_t count = json_array_size(record->messages);
-    size_t first = encoder->chat->turns == CHAT_TURNS_LAST ? count - 1 : record->first;
-    for (size_t i = first; i < count; i++)
+    return encoder->chat->turns == CHAT_TURNS_LAST && count > record->first ? count - 1 : record->first;
+}
+
+static bool find_answers(ChatEncoder *encoder, const ChatRecord *record, const ChatText *whole, Error *error) {
+    for (size_t i = first_trained(encoder, record); i < json_array_size(record->messages); i++)
         if (is_answer(record, i) && !add_answer(encoder, record, i, whole, error)) return false;
     return true;
 }
@@ -370,19 +424,19 @@ static bool says_nothing(const json_t *message) {
 
 /* Answers that are trained on and empty. */
 static size_t count_empty(const ChatEncoder *encoder, const ChatRecord *record) {
-    size_t count = json_array_size(record->messages), empty = 0;
-    size_t first = encoder->chat->turns == CHAT_TURNS_LAST && count ? count - 1 : record->first;
+    size_t empty = 0;
     if (!record->messages) return json_string_length(record->completion) == 0;
-    for (size_t i = first; i < count; i++) empty += is_answer(record, i) && says_nothing(json_array_get(record->messages, i));
+    for (size_t i = first_trained(encoder, record); i < json_array_size(record->messages); i++)
+        empty += is_answer(record, i) && says_nothing(json_array_get(record->messages, i));
     return empty;
 }
 
 bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Error *error) {
     SCOPED(chat_record_free) ChatRecord record = {0};
     encoder->span_count = encoder->rendered = 0;
-    if (!chat_record_read(&record, json, error)) return false;
+    if (!chat_record_read(&record, json, encoder->takes_objects, error)) return false;
     end_with_answer(encoder, &record);
-    document->empty_answers = count_empty(encoder, &record);
+    document->counts = (ChatCounts){count_empty(encoder, &record), record.decoded_arguments, record.text_arguments};
     if (!(record.messages ? encode_messages : encode_texts)(encoder, &record, document, error)) return false;
     mark_tokens(encoder, document);
     if (!record.messages && !frame_texts(encoder, document, error)) return false;

@@ -14,12 +14,18 @@ typedef struct ChatRecord {
     const json_t *tools, *documents, *settings; /* of the record, or NULL */
     bool history;                               /* earlier turns beside an instruction, which are not read */
     bool functions;                             /* OpenAI's older form of tools, which is not read */
+    bool decode;                                /* arguments of tool calls become objects */
+    size_t decoded_arguments, text_arguments;   /* as in ChatCounts */
     size_t first;                               /* the first message whose answers are trained on */
     const json_t *prompt, *completion;          /* texts, of the record */
 } ChatRecord;
-/* ERROR_DATA says what the record lacks. */
-bool chat_record_read(ChatRecord *record, const json_t *json, Error *error);
+/* Messages become what transformers gives to a template: without members that are null, and with an assistant's thoughts under each of
+ * their names. With `decode`, arguments of tool calls that are JSON text of an object become that object. ERROR_DATA says what the
+ * record lacks. */
+bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error);
 void chat_record_free(ChatRecord *record);
+/* A member of a record; NULL for null too, which `datasets` writes for each member that another record has. */
+const json_t *chat_member(const json_t *record, const char *name);
 /* Whether each item of the list `name` is a message that can be trained on; not so: ERROR_DATA names it. */
 bool chat_check_messages(const json_t *list, const char *name, Error *error);
 /* Refuses what belongs to a whole record, is not read, and would make it another: pictures and sounds, and a weight. */

@@ -63,7 +63,7 @@ static bool is_given(const json_t *value) { return json_string_length(value) > 0
 static bool check_prompt_is_whole(const json_t *record, const json_t *messages, Error *error) {
     static const char *const parts[] = {"system", "history", "question", "instruction", "input"};
     bool texts = json_is_string(json_object_get(record, "chosen"));
-    size_t count = !texts ? 1 : json_object_get(record, "prompt") ? 2 : sizeof parts / sizeof *parts;
+    size_t count = !texts ? 1 : chat_member(record, "prompt") ? 2 : sizeof parts / sizeof *parts;
     const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
     if (role && !strcmp(role, "system")) return true;
     for (size_t i = 0; i < count; i++)
@@ -102,13 +102,13 @@ static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const jso
 }
 
 bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error) {
-    const json_t *first = json_object_get(record, "chosen"), *second = json_object_get(record, "rejected");
+    const json_t *first = chat_member(record, "chosen"), *second = chat_member(record, "rejected");
     bool texts = json_is_string(first) && json_is_string(second), lists = json_is_array(first) && json_is_array(second);
     size_t common;
     *chosen = *rejected = NULL;
     if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
     if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
-    const json_t *asked = json_object_get(record, "prompt");
+    const json_t *asked = chat_member(record, "prompt");
     if (!chat_check_members(record, error) || !chat_check_messages(asked, "prompt", error) ||
         !chat_check_messages(first, "chosen", error) || !chat_check_messages(second, "rejected", error))
         return false;

@@ -29,19 +29,50 @@ static json_t *text_of_parts(const json_t *parts, const char **kind) {
     return json_stringn(bytes, at);
 }
 
-/* As transformers does: an assistant's thoughts are called `reasoning_content`, and `thinking` too. */
-static json_t *alias_reasoning(json_t *message) {
+/* The object that a JSON text holds, for the caller to release; NULL: it holds none. */
+static json_t *decode_object(const json_t *text) {
+    json_t *value = json_loadb(json_string_value(text), json_string_length(text), JSON_ALLOW_NUL, NULL);
+    if (json_is_object(value)) return value;
+    json_decref(value);
+    return NULL;
+}
+
+/* Decodes the arguments of {"arguments"}, OpenAI's `function` or a tool call that has none. */
+static void decode_arguments(ChatRecord *record, json_t *function) {
+    const json_t *arguments = json_object_get(function, "arguments");
+    if (!json_is_string(arguments)) return;
+    json_t *object = decode_object(arguments);
+    ++*(object ? &record->decoded_arguments : &record->text_arguments);
+    if (object) json_object_set_new(function, "arguments", object);
+}
+
+static void decode_calls(ChatRecord *record, json_t *message) {
+    json_t *calls = json_deep_copy(json_object_get(message, "tool_calls"));
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        json_t *call = json_array_get(calls, i);
+        decode_arguments(record, call);
+        decode_arguments(record, json_object_get(call, "function"));
+    }
+    if (calls) json_object_set_new(message, "tool_calls", calls);
+}
+
+/* What transformers gives to a template in place of a message, for the caller to release: members that are null are dropped (those
+ * inside of other members stay), and an assistant's thoughts are called `reasoning_content`, and `thinking` too. */
+static json_t *normalize_message(json_t *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
-    json_t *reasoning = NULL, *aliased = json_object(), *value;
+    json_t *reasoning = NULL, *normal = json_object(), *value;
     const char *name;
     for (size_t i = 0; i < sizeof names / sizeof *names && (!reasoning || json_is_null(reasoning)); i++)
         reasoning = json_object_get(message, names[i]);
-    if (reasoning && !json_is_null(reasoning)) json_object_set(aliased, "thinking", reasoning);
-    json_object_foreach(message, name, value) json_object_set(aliased, name, value);
+    if (json_is_null(reasoning)) reasoning = NULL;
+    if (reasoning) json_object_set(normal, "thinking", reasoning);
+    json_object_foreach(message, name, value) {
+        if (!json_is_null(value)) json_object_set(normal, name, value);
+    }
     if (json_is_array(json_object_get(message, "content")))
-        json_object_set_new(aliased, "content", text_of_parts(json_object_get(message, "content"), &name));
-    if (reasoning && !json_is_null(reasoning)) json_object_set(aliased, "reasoning_content", reasoning);
-    return aliased;
+        json_object_set_new(normal, "content", text_of_parts(json_object_get(message, "content"), &name));
+    if (reasoning) json_object_set(normal, "reasoning_content", reasoning);
+    return normal;
 }
 
 /* Nothing to say is fine beside calls of tools alone: else a member of another name would be trained as an empty text. */
@@ -107,7 +138,11 @@ static bool add_messages(ChatRecord *record, const json_t *list, const char *nam
     if (json_array_size(record->messages) + json_array_size(list) > CHAT_MESSAGES)
         return error_set(error, ERROR_DATA, "it has more than %d messages", CHAT_MESSAGES);
     if (!chat_check_messages(list, name, error)) return false;
-    for (size_t i = 0; i < json_array_size(list); i++) json_array_append_new(record->messages, alias_reasoning(json_array_get(list, i)));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        json_t *message = normalize_message(json_array_get(list, i));
+        if (record->decode) decode_calls(record, message);
+        json_array_append_new(record->messages, message);
+    }
     return true;
 }
 
@@ -167,29 +202,33 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
 /* The variables that a record has by its other members, or that decide what is rendered at all. */
 static bool check_settings(const json_t *settings, Error *error) {
     static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
-    if (settings && !json_is_object(settings) && !json_is_null(settings))
-        return error_set(error, ERROR_DATA, "chat_template_kwargs is no object");
+    if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is no object");
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (json_object_get(settings, taken[i]))
             return error_set(error, ERROR_DATA, "chat_template_kwargs has %s, which is for the record itself", taken[i]);
     return true;
 }
 
-bool chat_record_read(ChatRecord *record, const json_t *json, Error *error) {
-    *record = (ChatRecord){.tools = json_object_get(json, "tools"),
-        .documents = json_object_get(json, "documents"),
-        .settings = json_object_get(json, "chat_template_kwargs"),
+const json_t *chat_member(const json_t *record, const char *name) {
+    const json_t *value = json_object_get(record, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error) {
+    *record = (ChatRecord){.decode = decode,
+        .tools = chat_member(json, "tools"),
+        .documents = chat_member(json, "documents"),
+        .settings = chat_member(json, "chat_template_kwargs"),
         .functions = json_array_size(json_object_get(json, "functions")) > 0};
-    if (record->tools && !json_is_array(record->tools) && !json_is_null(record->tools))
-        return error_set(error, ERROR_DATA, "tools is no list");
+    if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is no list");
     if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;
-    const json_t *messages = json_object_get(json, "messages"), *completion = json_object_get(json, "completion");
-    const json_t *first = json_array_get(messages ? messages : json_object_get(json, "prompt"), 0);
+    const json_t *messages = chat_member(json, "messages"), *completion = chat_member(json, "completion");
+    const json_t *first = json_array_get(messages ? messages : chat_member(json, "prompt"), 0);
     if ((messages || completion) && !check_system(json, first, error)) return false;
     if (messages) return read_messages(record, messages, error);
     if (completion) return read_completion(record, json, error);
-    if (json_object_get(json, "instruction")) return read_instruction(record, json, error);
-    if (json_object_get(json, "chosen"))
+    if (chat_member(json, "instruction")) return read_instruction(record, json, error);
+    if (chat_member(json, "chosen"))
         return error_set(error, ERROR_DATA, "it has two answers, one chosen, one rejected: format=preference takes these");
     return error_set(error, ERROR_DATA, "it has no messages, prompt and completion, or instruction and output");
 }

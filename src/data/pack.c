@@ -304,7 +304,9 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
 /* The tokens of a conversation, span by span; the chosen answer of a pair becomes a document of its own. */
 static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
-    packer->report.result.empty_answers += (int64_t)record->empty_answers;
+    packer->report.result.empty_answers += (int64_t)record->counts.empty_answers;
+    packer->report.result.decoded_arguments += (int64_t)record->counts.decoded_arguments;
+    packer->report.result.text_arguments += (int64_t)record->counts.text_arguments;
     for (int i = 0; i < CHAT_PARTS; i++) packer->report.result.lost[i] += record->lost[i];
     for (size_t i = 0; i < record->span_count; i++) {
         if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
@@ -582,9 +584,18 @@ static void warn_bad(const Packer *packer) {
             (int64_t)json_integer_value(json_object_get(first, "line")), json_string_value(json_object_get(first, "file")),
             *what ? " (" : "", what, *what ? ")" : "");
     }
+}
+
+static void warn_of_answers(const PackResult *result) {
     if (result->empty_answers)
         log_warn("%" PRId64 " answer%s empty: the token that ends an answer is all that %s", result->empty_answers,
             result->empty_answers == 1 ? " is" : "s are", result->empty_answers == 1 ? "it trains" : "they train");
+    if (result->decoded_arguments)
+        log_warn("the arguments of %" PRId64 " tool call%s JSON text: they were decoded, since the chat template writes objects as JSON",
+            result->decoded_arguments, result->decoded_arguments == 1 ? " are" : "s are");
+    if (result->text_arguments)
+        log_warn("the arguments of %" PRId64 " tool call%s text, but not of a JSON object: the template got them as they are",
+            result->text_arguments, result->text_arguments == 1 ? " are" : "s are");
 }
 
 /* "tool_calls of 3, history of 1": a part of a conversation that its text lacks is trained without. */
@@ -608,6 +619,7 @@ static bool read_all(Packer *packer, Error *error) {
     pack_files_warn(&packer->files);
     record_reader_warn(packer->reader);
     if (good) warn_bad(packer);
+    if (good) warn_of_answers(&packer->report.result);
     if (good) warn_of_lost(&packer->report.result);
     return good;
 }

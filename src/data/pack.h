@@ -79,13 +79,13 @@ enum { PACK_LENGTHS = 40 };
 typedef struct PackResult {
     int64_t documents;                  /* of both parts, a pair of answers being one, those of zero bytes and those left out not counted */
     int64_t train_tokens, valid_tokens; /* tokens that end documents included */
-    int64_t trained_train, trained_valid; /* of them, of conversations, what the model is to say */
-    int64_t empty_answers;                /* of conversations and pairs that stay */
-    int64_t lost[CHAT_PARTS];             /* such conversations and pairs, of which the template leaves the part out */
-    int64_t bytes, files;                 /* of files that were packed, as they lie on disk */
-    int64_t text_bytes;                   /* of documents, decompressed and without JSON around it */
-    int64_t shards;                       /* of the training part */
-    int64_t duplicates, near, left_out;   /* documents whose text was seen before, by XXH3, or nearly so; those of them left out */
+    int64_t trained_train, trained_valid;                     /* of them, of conversations, what the model is to say */
+    int64_t empty_answers, decoded_arguments, text_arguments; /* ChatCounts of conversations and pairs that stay */
+    int64_t lost[CHAT_PARTS];                                 /* such conversations and pairs, of which the template leaves the part out */
+    int64_t bytes, files;                                     /* of files that were packed, as they lie on disk */
+    int64_t text_bytes;                                       /* of documents, decompressed and without JSON around it */
+    int64_t shards;                                           /* of the training part */
+    int64_t duplicates, near, left_out; /* documents whose text was seen before, by XXH3, or nearly so; those of them left out */
     int64_t bad[PACK_BAD_KINDS];
     int64_t lengths[PACK_LENGTHS]; /* documents of [2^i, 2^(i+1)) tokens */
     bool resumed;

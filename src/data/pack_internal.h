@@ -79,7 +79,7 @@ typedef struct Record {
     int32_t *spans;         /* of a conversation: lengths of what is untrained and trained, in turn; owned */
     size_t span_count;
     size_t chosen_spans;   /* of a pair of answers: how many of them are of the chosen one; else 0 */
-    size_t empty_answers;  /* of a conversation, or of a pair */
+    ChatCounts counts;     /* of a conversation, or of both of a pair */
     bool lost[CHAT_PARTS]; /* likewise: what its template leaves out */
     size_t text_size, ids, id_count;
     uint64_t hash;  /* XXH3 of a document of one piece */

@@ -25,10 +25,11 @@ typedef struct Number {
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
 #define LOST(name, part) {"lost_" #name, offsetof(PackReport, result.lost[part])}
 static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
-    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(empty_answers), RESULT(near),
-    RESULT(left_out), RESULT(shards), LOST(tool_calls, CHAT_TOOL_CALLS), LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS),
-    LOST(history, CHAT_HISTORY), LOST(documents, CHAT_DOCUMENTS), LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL),
-    LOST(names, CHAT_NAMES), {"valid_shards", offsetof(PackReport, valid_shards)}};
+    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(empty_answers),
+    RESULT(decoded_arguments), RESULT(text_arguments), RESULT(near), RESULT(left_out), RESULT(shards), LOST(tool_calls, CHAT_TOOL_CALLS),
+    LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS), LOST(history, CHAT_HISTORY), LOST(documents, CHAT_DOCUMENTS),
+    LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL), LOST(names, CHAT_NAMES),
+    {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};

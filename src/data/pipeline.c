@@ -90,7 +90,9 @@ static bool encode_conversation(
     block->ids.count += document->ids.count;
     record->id_count += document->ids.count;
     record->text_size += document->text.size;
-    record->empty_answers += document->empty_answers;
+    record->counts.empty_answers += document->counts.empty_answers;
+    record->counts.decoded_arguments += document->counts.decoded_arguments;
+    record->counts.text_arguments += document->counts.text_arguments;
     for (int i = 0; i < CHAT_PARTS; i++) record->lost[i] = record->lost[i] || document->lost[i];
     take_spans(record, document);
     return true;
@@ -124,7 +126,8 @@ static void drop_tokens(Block *block, Record *record) {
     block->ids.count = record->ids;
     free(record->spans);
     record->spans = NULL;
-    record->id_count = record->text_size = record->span_count = record->chosen_spans = record->empty_answers = 0;
+    record->id_count = record->text_size = record->span_count = record->chosen_spans = 0;
+    record->counts = (ChatCounts){0};
     memset(record->lost, 0, sizeof record->lost);
 }
 

@@ -1,4 +1,4 @@
-/* Tests of conversations: 200 of many shapes through 7 templates give the text, the tokens and the mask that jinja2 and
+/* Tests of conversations: 280 of many shapes through 7 templates give the text, the tokens and the mask that jinja2 and
  * transformers give (tests/golden/chat, written by chat.py); and the rules of masks and of records. */
 #include "support/files.h"
 
@@ -72,19 +72,19 @@ static int check_template(const char *name, ChatTurns turns) {
         if (!good && error.code != ERROR_DATA) fail_msg("%s", error.message);
         kept += good;
     }
-    assert_int_equal(number, 200);
+    assert_int_equal(number, 280);
     return kept;
 }
 
 static void conversations_are_rendered_and_masked_as_transformers_does(void **state) {
     (void)state;
-    assert_int_equal(check_template("system", CHAT_TURNS_ALL), 189);
-    assert_int_equal(check_template("headers", CHAT_TURNS_ALL), 165);
-    assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 142);
-    assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 189);
-    assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 189);
-    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 189);
-    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 189);
+    assert_int_equal(check_template("system", CHAT_TURNS_ALL), 253);
+    assert_int_equal(check_template("headers", CHAT_TURNS_ALL), 224);
+    assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 183);
+    assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 251);
+    assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 265);
+    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 231);
+    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 265);
 }
 
 static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"},"
@@ -164,9 +164,9 @@ static void answers_are_trained_with_their_stop_token(void **state) {
 static void turns_last_trains_the_last_answer_whatever_follows_it(void **state) {
     (void)state;
     static const char *const tails[] = {"{\"role\": \"user\", \"content\": \"e\"}",
-        "{\"role\": \"user\", \"content\": \"e\"}, {\"role\": \"user\", \"content\": \"f\"}",
-        "{\"role\": \"system\", \"content\": \"e\"}"};
-    static const char *const templates[][2] = {{"system", "d<|im_end|>\n"}, {"thinking", "<think>\n\n</think>\n\nd<|im_end|>\n"}, {"marked", "d<|im_end|>"}};
+        "{\"role\": \"user\", \"content\": \"e\"}, {\"role\": \"user\", \"content\": \"f\"}", "{\"role\": \"system\", \"content\": \"e\"}"};
+    static const char *const templates[][2] = {
+        {"system", "d<|im_end|>\n"}, {"thinking", "<think>\n\n</think>\n\nd<|im_end|>\n"}, {"marked", "d<|im_end|>"}};
     Fixture fixture;
     for (size_t t = 0; t < sizeof templates / sizeof *templates; t++) {
         SCOPED_FREE char *name = memory_format("templates/%s.jinja", templates[t][0]), *path = golden(name), *alone = NULL;
@@ -267,6 +267,124 @@ static void the_token_that_ends_an_answer_is_the_templates(void **state) {
     close_chat(&fixture);
 }
 
+/* -- Records as programs store them ------------------------------------------------------------------------------------- */
+
+/* Opens a template that is given as text. */
+static void open_template(Fixture *fixture, const char *source, ChatTurns turns) {
+    char path[] = "/tmp/smelt-template-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    write_text(path, source);
+    open_chat(fixture, path, turns, true);
+    assert_int_equal(remove(path), 0);
+}
+
+#define MESSAGE(role, members) "{\"role\": \"" role "\", " members "}"
+#define CALL(arguments) "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": " arguments "}}"
+#define ASKED(...) "{\"messages\": [" MESSAGE("user", "\"content\": \"a\"") ", " __VA_ARGS__ "]}"
+static const char calls_template[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}"
+    "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+static void assert_rendered(Fixture *fixture, const char *record, const char *expected) {
+    Error error;
+    if (!encode(fixture, record, &error)) fail_msg("%s", error.message);
+    assert_string_equal(fixture->document.text.bytes, expected);
+}
+
+/* transformers 5.24 drops members of a message that are null, and not those inside of other members. */
+static void members_that_are_null_are_not_there(void **state) {
+    (void)state;
+    Fixture fixture;
+    open_template(&fixture, calls_template, CHAT_TURNS_ALL);
+    assert_trained(&fixture, ASKED(MESSAGE("assistant", "\"content\": null, \"tool_calls\": [" CALL("{\"x\": null}") "]")),
+        "<call>f{\"x\": null}</call><|im_end|>\n");
+    assert_trained(&fixture,
+        "{\"prompt\": null, \"completion\": null, \"tools\": null, \"chat_template_kwargs\": null, \"messages\": [" MESSAGE(
+            "user", "\"content\": \"a\"") ", " MESSAGE("assistant", "\"content\": \"b\"") "]}",
+        "b<|im_end|>\n");
+    assert_trained(&fixture, "{\"messages\": null, \"prompt\": \"one two\", \"completion\": \" three\"}", " three<|endoftext|>");
+    close_chat(&fixture);
+    open_template(&fixture,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if 'tool_calls' in m %}{{ m.tool_calls | length }} calls{% else %}"
+        "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        CHAT_TURNS_ALL);
+    assert_rendered(&fixture,
+        "{\"messages\": [" MESSAGE("user", "\"content\": \"a\", \"tool_calls\": null") ", " MESSAGE(
+            "assistant", "\"content\": \"b\", \"tool_calls\": null") "]}",
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n");
+    close_chat(&fixture);
+}
+
+static void arguments_that_are_json_text_are_decoded(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *written;
+        size_t decoded, kept;
+    } rows[] = {{"\"{\\\"x\\\": 1}\"", "{\"x\": 1}", 1, 0}, {"\" {\\n}\"", "{}", 1, 0}, {"{\"x\": 1}", "{\"x\": 1}", 0, 0},
+        {"\"[1]\"", "\"[1]\"", 0, 1}, {"\"\"", "\"\"", 0, 1}, {"\"x\"", "\"x\"", 0, 1},
+        {"\"{\\\"b\\\": 2.0, \\\"a\\\": \\\"\\u00e9\\\"}\"", "{\"b\": 2.0, \"a\": \"\u00e9\"}", 1, 0}};
+    Fixture fixture;
+    open_template(&fixture, calls_template, CHAT_TURNS_ALL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        SCOPED_FREE char *record =
+            memory_format("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": null, "
+                          "\"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": %s}}]}]}",
+                rows[i].text);
+        SCOPED_FREE char *expected = memory_format("<call>f%s</call><|im_end|>\n", rows[i].written);
+        assert_trained(&fixture, record, expected);
+        assert_int_equal(fixture.document.counts.decoded_arguments, rows[i].decoded);
+        assert_int_equal(fixture.document.counts.text_arguments, rows[i].kept);
+    }
+    close_chat(&fixture);
+}
+
+/* DeepSeek's templates join arguments to a text; others write what they are given, an object as Python does. */
+static void templates_that_take_text_get_text(void **state) {
+    (void)state;
+    static const char *const writes[] = {"'<call>' + c.function.arguments", "'<call>' ~ c.function.arguments"};
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *source = memory_format(
+            "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ m.content }}{%% for c in m.tool_calls or [] %%}{{ %s }}{%% endfor %%}"
+            "<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}",
+            writes[i]);
+        Fixture fixture;
+        open_template(&fixture, source, CHAT_TURNS_ALL);
+        assert_trained(&fixture, ASKED(MESSAGE("assistant", "\"content\": \"\", \"tool_calls\": [" CALL("\"{\\\"x\\\":1}\"") "]")),
+            "<call>{\"x\":1}<|im_end|>\n");
+        assert_int_equal(fixture.document.counts.decoded_arguments + fixture.document.counts.text_arguments, 0);
+        close_chat(&fixture);
+    }
+}
+
+/* A template that looks at the first message renders no text without one. */
+static void an_answer_may_open_a_conversation(void **state) {
+    (void)state;
+    static const char greeting[] = "{\"messages\": [" MESSAGE("assistant", "\"content\": \"b\"") ", " MESSAGE(
+        "user", "\"content\": \"c\"") ", " MESSAGE("assistant", "\"content\": \"d\"") "]}";
+    static const char *const heads[] = {"", "{% if messages[0].role == 'system' %}S{% endif %}",
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nS<|im_end|>\n{% endif %}"};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        SCOPED_FREE char *source = memory_format("%s%s", heads[i], calls_template);
+        Fixture fixture;
+        open_template(&fixture, source, CHAT_TURNS_ALL);
+        assert_trained(&fixture, greeting, "b<|im_end|>\n|d<|im_end|>\n");
+        close_chat(&fixture);
+        open_template(&fixture, source, CHAT_TURNS_LAST);
+        assert_trained(&fixture, greeting, "d<|im_end|>\n");
+        close_chat(&fixture);
+    }
+    Fixture fixture;
+    open_template(&fixture,
+        "{% if messages[0].role == 'system' %}S{% endif %}{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% else %}"
+        "{{ m.content }}</s>{% endif %}{% endfor %}",
+        CHAT_TURNS_ALL);
+    assert_trained(&fixture, greeting, "b</s>|d</s>");
+    close_chat(&fixture);
+}
+
 /* Each of these was trained, and not as the record says. */
 static void members_that_would_be_lost_are_refused(void **state) {
     (void)state;
@@ -305,6 +423,10 @@ int main(void) {
         cmocka_unit_test(texts_need_no_template_and_end),
         cmocka_unit_test(what_is_no_conversation_is_refused),
         cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),
+        cmocka_unit_test(members_that_are_null_are_not_there),
+        cmocka_unit_test(arguments_that_are_json_text_are_decoded),
+        cmocka_unit_test(templates_that_take_text_get_text),
+        cmocka_unit_test(an_answer_may_open_a_conversation),
         cmocka_unit_test(members_that_would_be_lost_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -125,6 +125,23 @@ static void empty_answers_are_counted_and_pictures_left_out(void **state) {
     assert_int_equal(result.bad[PACK_BAD_CHAT], 1);
 }
 
+static void arguments_as_text_are_counted(void **state) {
+    (void)state;
+#define CALLS(arguments) "{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": " arguments "}}]}"
+    write_text("calls.jinja",
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+    write_text("in", LINE(USER("a") "," CALLS("\"{\\\"x\\\":1}\"")) LINE(USER("a") "," CALLS("\"x\"")) LINE(USER("a") "," CALLS("{}")));
+    PackOptions options = chat_options("in");
+    options.template = "calls.jinja";
+    PackResult result = pack_with(options);
+    assert_int_equal(result.decoded_arguments, 1);
+    assert_int_equal(result.text_arguments, 1);
+    SCOPED_FREE char *text = masked_text("out", 100);
+    assert_string_equal(text, "user:aassistant:{\"X\": 1}/user:aassistant:\"X\"/user:aassistant:{}/");
+#undef CALLS
+}
+
 /* The template writes contents, and thoughts of the last message: what else a conversation has is lost, and counted once. */
 static void what_a_template_does_not_write_is_counted(void **state) {
     (void)state;
@@ -331,6 +348,7 @@ int main(void) {
         CHAT_TEST(compressed_lines_and_folders_of_shards_give_the_same),
         CHAT_TEST(masks_of_nothing_and_of_all_are_refused),
         CHAT_TEST(empty_answers_are_counted_and_pictures_left_out),
+        CHAT_TEST(arguments_as_text_are_counted),
         CHAT_TEST(what_a_template_does_not_write_is_counted),
         CHAT_TEST(older_members_that_a_template_does_not_write_are_counted),
         CHAT_TEST(content_in_parts_is_their_text),

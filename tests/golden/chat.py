@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/chat/: 200 conversations (conversations.py), a small tokenizer, and expected.txt, what transformers and jinja2 make of them with
+"""Writes tests/golden/chat/: 280 conversations (conversations.py), a small tokenizer, and expected.txt, what transformers and jinja2 make of them with
 the templates there, which are our own: a line for each template and conversation with the XXH3 of the text, of the ids, and of the mask, or "refused"
 where the template raises. Masks of a template with marks are transformers' own; those of the others follow the rule of docs/finetune.md, written
 here once more over the offsets of `tokenizers`.
 
     pip install transformers tokenizers jinja2 xxhash;  tests/golden/chat.py"""
+import copy
 import glob
 import json
 import os
@@ -14,13 +15,14 @@ import struct
 import tokenizers
 import transformers
 import xxhash
-from conversations import conversation
+from conversations import conversation, stored
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "chat")
-CONVERSATIONS = 200
+CONVERSATIONS, STORED = 200, 80
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|body|>", "<turn>"]
 LAST = ["brackets", "thinking"]  # templates that render earlier messages otherwise once more follow
+ERRORS = (transformers.utils.chat_template_utils.jinja2.exceptions.TemplateError, TypeError, AttributeError, ValueError)
 
 
 def make_tokenizer():
@@ -40,13 +42,53 @@ def open_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_file(f"{OUT}/tokenizer.json"), bos_token="<s>", eos_token="</s>")
 
 
+def decode_arguments(messages):
+    """Arguments of tool calls that are JSON text of an object as that object, as vLLM gives them to a template."""
+    messages = copy.deepcopy(messages)
+    for message in messages:
+        for call in message.get("tool_calls") or []:
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = arguments if isinstance(arguments, dict) else call["function"]["arguments"]
+            except (TypeError, ValueError):
+                pass
+    return messages
+
+
+def render_messages(tokenizer, record, source, messages, answer):
+    """As apply_chat_template does, which refuses a list of no messages."""
+    if messages:
+        return tokenizer.apply_chat_template(messages, tools=record.get("tools"), chat_template=source, tokenize=False, add_generation_prompt=answer)
+    return transformers.utils.chat_template_utils.render_jinja_template(
+        [messages], tools=record.get("tools"), chat_template=source, add_generation_prompt=answer, **tokenizer.special_tokens_map)[0][0]
+
+
+def text_before(render, messages, i, behind):
+    """The text before answer i. Before one that opens the conversation, where a template needs a first message: up to the end of the first header."""
+    if i:
+        return render(messages[:i], True)
+    try:
+        before = render([], True)
+        if behind.startswith(before):
+            return before
+    except ERRORS:
+        pass
+    question = [{"role": "user", "content": "a"}]
+    header = render(question, True)[len(render(question, False)):]
+    mark = header or messages[0].get("content")
+    if not mark or mark not in behind:
+        raise ValueError("nothing tells where the answer begins")
+    return behind[:behind.index(mark) + len(header)]
+
+
 def spans_of(render, messages, last):
     """The spans of characters that are trained, by the rule: what message i adds."""
     whole, spans = render(messages, False), []
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or (last and i + 1 < len(messages)):
             continue
-        before, behind = render(messages[:i], True), render(messages[:i + 1], False)
+        behind = render(messages[:i + 1], False)
+        before = text_before(render, messages, i, behind)
         if not (behind.startswith(before) and whole.startswith(behind)):
             raise ValueError("the rule is broken") if last else AssertionError("the rule is broken")
         spans.append((len(before), len(behind)))
@@ -69,15 +111,16 @@ def expect(tokenizer, record, source, last):
     """(text, ids, mask) or None."""
     if last:
         record = dict(record, messages=until_answer(record["messages"]))
-    render = lambda messages, answer: tokenizer.apply_chat_template(messages, tools=record.get("tools"), chat_template=source, tokenize=False, add_generation_prompt=answer)
+    render = lambda messages, answer: render_messages(tokenizer, record, source, messages, answer)
     try:
-        text = render(record["messages"], False)
+        messages = decode_arguments(record["messages"])
+        text = render(messages, False)
         if re.search(r"\{%[-+]?\s*generation", source):
-            made = tokenizer.apply_chat_template(record["messages"], tools=record.get("tools"), chat_template=source, return_dict=True, return_assistant_tokens_mask=True)
+            made = tokenizer.apply_chat_template(messages, tools=record.get("tools"), chat_template=source, return_dict=True, return_assistant_tokens_mask=True)
             ids, mask = made["input_ids"], made["assistant_masks"]
         else:
-            ids, mask = mask_of(tokenizer, text, spans_of(render, record["messages"], last))
-    except (transformers.utils.chat_template_utils.jinja2.exceptions.TemplateError, TypeError, AttributeError, ValueError):
+            ids, mask = mask_of(tokenizer, text, spans_of(render, messages, last))
+    except ERRORS:
         return None
     return (text, ids, mask) if any(mask) else None
 
@@ -89,7 +132,7 @@ def digest(data):
 def main():
     make_tokenizer()
     tokenizer = open_tokenizer()
-    records = [conversation(i) for i in range(CONVERSATIONS)]
+    records = [conversation(i) for i in range(CONVERSATIONS)] + [stored(i) for i in range(CONVERSATIONS, CONVERSATIONS + STORED)]
     with open(f"{OUT}/conversations.jsonl", "w") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     with open(f"{OUT}/expected.txt", "w") as file:

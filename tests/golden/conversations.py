@@ -1,5 +1,6 @@
 """Conversations of many shapes, made from a seed: several turns, with and without a system message, empty texts, tool calls and their answers, thinking, and
 text from many scripts. Used by chat.py and check_chat.py."""
+import json
 import random
 
 WORDS = """the a sky is blue why because light scatters code runs fast please explain list three things about rivers and mountains in Paris today
@@ -53,3 +54,25 @@ def conversation(number):
     if with_tools:
         found["tools"] = TOOLS[:r.choice([1, 2])]
     return {"messages": messages, **found}
+
+
+def stored(number):
+    """A conversation as programs store it: with null for each member that another message has, arguments of tools as JSON text, the assistant's greeting
+    before the first question, or a question at the end."""
+    r, found = random.Random(number), conversation(number)
+    messages = found["messages"]
+    if r.random() < 0.4:
+        messages.insert(0, {"role": "assistant", "content": text(r)})
+    if r.random() < 0.3:
+        messages.append({"role": "user", "content": text(r)})
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            if r.random() < 0.8:
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=r.random() < 0.5, separators=r.choice([(",", ":"), (", ", ": ")]))
+                call["function"]["arguments"] = r.choice([arguments] * 8 + ["", "none"])
+        if message.get("tool_calls") and r.random() < 0.5:
+            message["content"] = None
+    keys = {key for message in messages for key in message} | {"tool_calls", "reasoning_content"}
+    if r.random() < 0.7:
+        found["messages"] = [{key: message.get(key) for key in sorted(keys)} for message in messages]
+    return found
