@@ -84,7 +84,7 @@ bool small_programs(
     few.layout.shard = 0;
     Mesh mesh = layout_mesh_of(&few, (int)layout_copy_ranks(&few.layout));
     *small = (SmallPrograms){0};
-    if (!op_backend(&backend, device, config->precision, "", error)) return false;
+    if (!op_backend(&backend, device, config->precision, error)) return false;
     for (int i = 0; i < 2; i++) {
         bool alike = config->model.single_layers == 0; /* layers of two kinds: the whole model stands for both programs */
         few.model.layers = small->layers[i] = alike ? int_min(config->model.layers, 3 + i) : config->model.layers;

@@ -203,7 +203,7 @@ static bool open_program(Program *program, const char *folder, const Config *giv
     program->model =
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     inference_check_fp8(ranks, config, program->model.graph);
-    if (!op_backend(&backend, ranks->device, ranks->precision, "", error)) return false;
+    if (!op_backend(&backend, ranks->device, ranks->precision, error)) return false;
     Plan plan = graph_plan_lasting(program->model.graph);
     if (!check_memory(&plan, ranks->device, error)) return false;
     plan = graph_plan(program->model.graph, &backend);

@@ -100,7 +100,7 @@ static bool painter_open(
     model.text_tokens = gallery->set.text_tokens; /* no weight depends on how many there are */
     int64_t tokens = gallery->height / 2 * (gallery->width / 2);
     painter->model = model_build(&model, inference->precision, MODEL_SCORE, 1, model.text_tokens + tokens, RECOMPUTE_NONE);
-    if (!op_backend(&backend, inference->device, inference->precision, "", error)) return false;
+    if (!op_backend(&backend, inference->device, inference->precision, error)) return false;
     painter->plan = graph_plan(painter->model.graph, &backend);
     painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
     inference_check_fp8(inference, config, painter->model.graph);

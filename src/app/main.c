@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu_isa.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -50,6 +51,11 @@ int main(int argc, char **argv) {
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);
+    Error error;
+    if (!cpu_isa_use_environment(&error)) {
+        log_error("%s", error.message);
+        return error.code;
+    }
     int code = asks_version(argc, argv) ? print_version() : command_run(&command_smelt, argc, argv);
     return code ? code : check_output();
 }

@@ -56,11 +56,10 @@ static const struct CpuVariant {
     {CPU_GENERIC, kernel_table_generic_fp32, kernel_table_generic_bf16},
 };
 
-static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) {
+static const OpKernel *const *cpu_kernels(Precision precision) {
     const struct CpuVariant *variant = cpu_variants;
-    bool any = isa == NULL || isa[0] == '\0';
     if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
-    while (variant->isa != CPU_GENERIC && !((any || !strcmp(isa, cpu_isa_name(variant->isa))) && cpu_has(variant->isa))) variant++;
+    while (!cpu_isa_runs(variant->isa)) variant++;
     return precision_is_bf16(precision) ? variant->bf16 : variant->fp32;
 }
 
@@ -77,12 +76,12 @@ char *op_describe(const Backend *backend) {
     return memory_format("%s (%s), %s", info->name, info->target, library ? library : "smelt's own GEMM");
 }
 
-bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {
+bool op_backend(Backend *backend, Device *device, Precision precision, Error *error) {
     *backend = (Backend){.device = device, .kernels = gpu_kernels};
-    if (device_info(device)->kind == DEVICE_CPU) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa)};
+    if (device_info(device)->kind == DEVICE_CPU) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision)};
     else if (!precision_is_bf16(precision))
         return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16 or pure_bf16, or device=cpu");
     return true;
 }
 
-Backend op_cpu_backend(Precision precision) { return (Backend){.device = device_cpu(), .kernels = cpu_kernels(precision, "")}; }
+Backend op_cpu_backend(Precision precision) { return (Backend){.device = device_cpu(), .kernels = cpu_kernels(precision)}; }

@@ -13,9 +13,9 @@ Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
 /* A device that need not be here, for planning: has `info` and the properties of its kind, and no methods but close. */
 Device *device_describe(const DeviceInfo *info);
 
-/* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names:
- * "" or "avx512", "avx2", "generic". GPUs have them for PRECISION_BF16: ERROR_USAGE. */
-bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error);
+/* The kernels of a device for a precision. On the CPU those that cpu_isa_runs. GPUs have them for
+ * PRECISION_BF16: ERROR_USAGE. */
+bool op_backend(Backend *backend, Device *device, Precision precision, Error *error);
 /* What decides the last bits of results beside configuration and ranks: "CPU, kernels for avx512, GEMM for avx512vnni",
  * "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller frees. */
 char *op_describe(const Backend *backend);

@@ -1,5 +1,14 @@
-/* Asks the CPU which instruction sets it has. Owns no memory; called wherever a table of variants is. */
+/* Asks the CPU which instruction sets it has, and keeps the one that is chosen. Called wherever a table of variants is. */
 #include "base/cpu_isa.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One of CpuIsa; CPU_ISA_COUNT: the fastest. */
+static _Atomic int chosen = CPU_ISA_COUNT;
 
 const char *cpu_isa_name(CpuIsa isa) {
     static const char *const names[CPU_ISA_COUNT] = {"generic", "avx2", "avx512", "avx512vnni", "avx512bf16"};
@@ -22,8 +31,48 @@ bool cpu_has(CpuIsa isa) {
     }
 }
 
-bool cpu_prefers(CpuIsa isa) { return cpu_has(isa) && (isa != CPU_AVX512BF16 || __builtin_cpu_is("amd")); }
+static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 #else
 bool cpu_has(CpuIsa isa) { return isa == CPU_GENERIC; }
-bool cpu_prefers(CpuIsa isa) { return cpu_has(isa); }
+static bool is_amd(void) { return false; }
 #endif
+
+static CpuIsa fastest(void) {
+    CpuIsa isa = CPU_ISA_COUNT - 1;
+    while (!cpu_has(isa) || (isa == CPU_AVX512BF16 && !is_amd())) isa--;
+    return isa;
+}
+
+CpuIsa cpu_isa(void) {
+    int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
+    return isa < CPU_ISA_COUNT ? (CpuIsa)isa : fastest();
+}
+
+bool cpu_isa_runs(CpuIsa variant) {
+    CpuIsa isa = cpu_isa();
+    return variant == isa || (variant <= CPU_AVX512 && variant < isa);
+}
+
+void cpu_isa_use(CpuIsa isa) {
+    assert(cpu_has(isa));
+    atomic_store(&chosen, (int)isa);
+}
+
+/* Fails with the list of names that SMELT_CPU_ISA may have here. */
+static bool refuse(const char *name, bool known, Error *error) {
+    char list[128] = "";
+    for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++)
+        if (cpu_has(isa)) snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", isa ? ", " : "", cpu_isa_name(isa));
+    return error_set(error, ERROR_USAGE, "SMELT_CPU_ISA=%s: %s. Instruction sets here: %s. Unset it for the fastest", name,
+        known ? "this CPU lacks the instruction set" : "unknown instruction set", list);
+}
+
+bool cpu_isa_use_environment(Error *error) {
+    const char *name = getenv("SMELT_CPU_ISA");
+    CpuIsa isa = 0;
+    if (!name || !*name) return true;
+    while (isa < CPU_ISA_COUNT && strcmp(name, cpu_isa_name(isa))) isa++;
+    if (isa == CPU_ISA_COUNT || !cpu_has(isa)) return refuse(name, isa < CPU_ISA_COUNT, error);
+    cpu_isa_use(isa);
+    return true;
+}

@@ -27,8 +27,8 @@ extern NormalsBatch normals_batch_avx2_fp32, normals_batch_avx512_fp32;
 
 static NormalsBatch *choose_batch(void) {
 #ifdef __x86_64__
-    if (cpu_has(CPU_AVX512)) return normals_batch_avx512_fp32;
-    if (cpu_has(CPU_AVX2)) return normals_batch_avx2_fp32;
+    if (cpu_isa_runs(CPU_AVX512)) return normals_batch_avx512_fp32;
+    if (cpu_isa_runs(CPU_AVX2)) return normals_batch_avx2_fp32;
 #endif
     return normals_batch_generic_fp32;
 }

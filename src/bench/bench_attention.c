@@ -74,7 +74,7 @@ static bool open_program(Program *program, Bench *bench, const AttentionSpec *sp
     Seed seed = {result, program->inputs[1]};
     graph_differentiate(graph, RECOMPUTE_NONE, &seed, 1);
     Backend backend;
-    if (!op_backend(&backend, bench->device, precision, "", error)) return false;
+    if (!op_backend(&backend, bench->device, precision, error)) return false;
     Plan plan = graph_plan(graph, &backend);
     int64_t needed = plan.bytes[ARENA_INPUT] + plan.bytes[ARENA_ACTIVATION];
     if (!bench_fits(bench->device, needed, "attention", "fewer tokens", error)) return false;

@@ -245,7 +245,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
     g->mesh.direct = cache;
-    if (op_backend(&g->backend, device, precision, "", error) && open_windows(g, error) && start(g, error)) return g;
+    if (op_backend(&g->backend, device, precision, error) && open_windows(g, error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
 }

@@ -35,7 +35,7 @@ const OptimKernels *optim_kernels(Precision precision, CpuIsa isa) {
 
 const OptimKernels *optim_best_kernels(Precision precision) {
     CpuIsa isa = CPU_ISA_COUNT - 1;
-    while (!cpu_has(isa) || !optim_kernels(precision, isa)) isa--;
+    while (!cpu_isa_runs(isa) || !optim_kernels(precision, isa)) isa--;
     return optim_kernels(precision, isa);
 }
 

@@ -86,7 +86,7 @@ typedef struct OptimKernels {
     void (*mirror)(void *gram, int64_t order, int64_t first, int64_t end);
 } OptimKernels;
 
-/* The variant for an instruction set, NULL where there is none (optim_cpu.c); and the best that this CPU runs. */
+/* The variant for an instruction set, NULL where there is none (optim_cpu.c); and the best that cpu_isa_runs. */
 const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 const OptimKernels *optim_best_kernels(Precision precision);
 

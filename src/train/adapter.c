@@ -289,7 +289,7 @@ static bool compared_open(Compared *c, const Config *config, const LoraConfig *l
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
     int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
     c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
-    if (!op_backend(&backend, device_cpu(), PRECISION_FP32, "", error)) return false;
+    if (!op_backend(&backend, device_cpu(), PRECISION_FP32, error)) return false;
     c->plan = graph_plan(c->model.graph, &backend);
     c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
     return c->executor != NULL;

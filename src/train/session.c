@@ -108,7 +108,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             "give layout.zero=2 or less",
             (long long)config->lora.rank);
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
-    if (!op_backend(&session->backend, device, precision, "", error) || !session_check_fp8(config, device, error)) return false;
+    if (!op_backend(&session->backend, device, precision, error) || !session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
     session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
     session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);

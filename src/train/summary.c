@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -58,9 +59,10 @@ static void describe_device(Console *console, const Loop *loop, double peak) {
     char precision[160];
     describe_precision(loop, peak, precision, sizeof precision);
     const Layout *layout = session->layout;
-    SCOPED_FREE char *machine = run_describe_machine();
+    SCOPED_FREE char *machine = run_describe_machine(), *kernels = op_describe(&session->backend);
     int threads = omp_get_max_threads();
-    if (device->kind == DEVICE_CPU) console_print(console, "device   %s, %d thread%s, %s", machine, threads, plural(threads), precision);
+    if (device->kind == DEVICE_CPU)
+        console_print(console, "device   %s: %s, %d thread%s, %s", machine, kernels, threads, plural(threads), precision);
     else console_print(console, "device   %s (%s), %s", device->name, device->target, precision);
     if (comm_size(session->comm) == 1) return;
     char ranks[256], balance[96] = "";

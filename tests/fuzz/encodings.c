@@ -25,7 +25,7 @@ static void put_samples(const EncodingSet *set) {
     Error error = {0};
     if (set->most_tokens > MOST_TOKENS) return;
     Model model = model_build(&config, PRECISION_FP32, MODEL_EVALUATE, 1, set->most_tokens + config.text_tokens, RECOMPUTE_NONE);
-    require(op_backend(&backend, device_cpu(), PRECISION_FP32, "", &error));
+    require(op_backend(&backend, device_cpu(), PRECISION_FP32, &error));
     Plan plan = graph_plan(model.graph, &backend);
     Executor *executor = executor_create(model.graph, &plan, &backend, NULL, &error);
     require(executor);

@@ -194,7 +194,7 @@ static Run run_model(const Variety *variety, RecomputePolicy policy, bool apart)
     configure(&run, variety);
     run.model = model_build(&run.config.model, PRECISION_BF16, MODEL_TRAIN, SEQUENCES, LENGTH, policy);
     for (int i = 1; i < run.model.graph->tensor_count && apart; i++) run.model.graph->tensors[i].keep = true;
-    if (!op_backend(&backend, device, PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, PRECISION_BF16, &error)) fail_msg("%s", error.message);
     run.plan = graph_plan(run.model.graph, &backend);
     run.executor = executor_create(run.model.graph, &run.plan, &backend, NULL, &error);
     if (!run.executor) fail_msg("%s", error.message);

@@ -98,7 +98,7 @@ static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *
     int64_t index = mesh_index(mesh, AXES_EXPERTS), own = c->experts / mesh_size(mesh, AXES_EXPERTS);
     Backend backend;
     Error error = {0};
-    assert_true(op_backend(&backend, device, precision, "", &error));
+    assert_true(op_backend(&backend, device, precision, &error));
     b.plan = graph_plan(b.graph, &backend);
     b.executor = executor_create(b.graph, &b.plan, &backend, NULL, &error);
     if (!b.executor) fail_msg("%s", error.message);

@@ -75,7 +75,7 @@ static void put_inputs(const Golden *g, int64_t spare) {
 static Executor *execute(Golden *g, Device *device) {
     Error error = {0};
     Backend backend;
-    if (!op_backend(&backend, device, g->model.graph->precision, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, g->model.graph->precision, &error)) fail_msg("%s", error.message);
     g->plan = graph_plan(g->model.graph, &backend);
     Executor *executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);

@@ -127,7 +127,7 @@ static bool is_gradient(const Case *c) {
     return false;
 }
 
-static void run_create(Run *run, const Case *c, bool finds, Device *device, Precision precision, const char *isa) {
+static void run_create(Run *run, const Case *c, bool finds, Device *device, Precision precision) {
     Error error = {0};
     Backend backend;
     *run = (Run){.c = c, .graph = graph_create(precision, true)};
@@ -142,7 +142,7 @@ static void run_create(Run *run, const Case *c, bool finds, Device *device, Prec
     if (finds) run->found = op_find_amax(run->graph, run->made);
     assert_true(!finds || (run->found && run->found == op_find_amax(run->graph, run->made)));
     run->graph->tensors[run->made].keep = run->graph->tensors[run->found].keep = run->graph->tensors[run->passed].keep = true;
-    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
@@ -229,10 +229,10 @@ static void check_same(const Run *a, const Run *b) {
 }
 
 /* The largest element in the last and first column, and in the middle of a row. */
-static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
+static void check_on(const Case *c, Device *device, Precision precision) {
     const Content contents[] = {{40, 0}, {-50, c->rows * c->columns - 1}, {60, c->columns / 2 + 1}, {NAN, c->columns / 3}};
     Run run, plain;
-    run_create(&run, c, true, device, precision, isa), run_create(&plain, c, false, device, precision, isa);
+    run_create(&run, c, true, device, precision), run_create(&plain, c, false, device, precision);
     for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
         fill(&run, &contents[i]), fill(&plain, &contents[i]);
         for (int j = 0; j < (check_device() ? RUNS : 1); j++) run_once(&run), run_once(&plain), check_amax(&run);
@@ -246,11 +246,11 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
 static void check_case(const Case *c) {
     if (!check_device() && c->columns > 1040) return;
     if (check_device()) {
-        check_on(c, check_device(), PRECISION_BF16, "");
+        check_on(c, check_device(), PRECISION_BF16);
         return;
     }
-    check_on(c, device_cpu(), PRECISION_BF16, "");
-    check_on(c, device_cpu(), PRECISION_FP32, "");
+    check_on(c, device_cpu(), PRECISION_BF16);
+    check_on(c, device_cpu(), PRECISION_FP32);
 }
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
@@ -434,7 +434,7 @@ static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool
     for (int i = 0; i < graph->nodes[maker].outputs; i++) graph->tensors[cast->made[i]].keep = cast->made[i] != x || form != TOGETHER;
     if (form == APART) op_scale(graph, input(&cast->run, TYPE_COMPUTE, 64), 1);
     int node = append_cast(cast, x, columns, sees);
-    if (!op_backend(&backend, check_device(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, check_device(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
     cast->run.plan = graph_plan(graph, &backend);
     assert_int_equal(graph->nodes[node].absorbs, form != APART);
     assert_int_equal(graph_get(graph, x)->elided, form == TOGETHER);
@@ -576,7 +576,7 @@ static void the_second_cast_of_a_tensor_reads_it(void **state) {
     int node = append_cast(&first, first.run.made, true, true);
     second = first;
     append_cast(&second, first.run.made, true, true);
-    if (!op_backend(&backend, check_device(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, check_device(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
     first.run.plan = graph_plan(first.run.graph, &backend);
     assert_true(first.run.graph->nodes[node].absorbs && !first.run.graph->nodes[node + 1].absorbs);
     first.run.executor = second.run.executor = executor_create(first.run.graph, &first.run.plan, &backend, NULL, &error);

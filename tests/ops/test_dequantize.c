@@ -61,7 +61,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     run->y = op_linear(run->graph, run->x, run->weight, TENSOR_NONE, false);
     run->d_y = graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){4, graph_rows(run->graph, run->weight)}, "d_y");
     graph_differentiate(run->graph, RECOMPUTE_BLOCK, &(Seed){run->y, run->d_y}, 1);
-    if (!op_backend(&backend, device, precision, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);

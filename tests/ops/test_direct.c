@@ -44,7 +44,7 @@ static Exchanges exchanges_open(const Mesh *mesh, Device *device) {
     e.gathered = op_all_gather(e.graph, e.words, AXES_TENSOR);
     for (int i = 1; i < e.graph->tensor_count; i++) e.graph->tensors[i].keep = e.graph->tensors[i].arena == ARENA_ACTIVATION;
     for (int i = 0; i < e.graph->node_count; i++) assert_int_equal(graph_communicates(e.graph, i), !mesh->direct);
-    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
     e.plan = graph_plan(e.graph, &backend);
     e.executor = executor_create(e.graph, &e.plan, &backend, NULL, &error);
     if (!e.executor) fail_msg("%s", error.message);
@@ -148,7 +148,7 @@ static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
         s.apart[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, true);
         s.together[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, false);
     }
-    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
     s.plan = graph_plan(s.graph, &backend);
     for (int i = 0; i < s.graph->node_count; i++)
         if (s.graph->nodes[i].op == OP_residual_norm) assert_int_equal(s.graph->nodes[i].absorbs, i % 4 == 3);

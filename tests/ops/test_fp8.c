@@ -180,7 +180,7 @@ static void append_codes(Run *run, const Case *c) {
     graph_node(run->graph, OP_fp8_cast, in, run->out, &cast, sizeof cast);
 }
 
-static void run_create(Run *run, const Case *c, Device *device, Precision precision, const char *isa) {
+static void run_create(Run *run, const Case *c, Device *device, Precision precision) {
     int64_t count = c->count ? c->count : 1, shape[] = {count, c->rows, c->columns};
     Error error = {0};
     Backend backend;
@@ -204,7 +204,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     Inputs in = {[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax, [FP8_CAST_TILES] = run->tiles};
     graph_node(run->graph, OP_fp8_cast, in, run->out, &c->cast, sizeof c->cast);
     append_codes(run, c);
-    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
@@ -274,10 +274,10 @@ static void check_seen(const Run *run, const Case *c) {
     free(amax);
 }
 
-static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
+static void check_on(const Case *c, Device *device, Precision precision) {
     Run run;
     float *x = make_matrices(c);
-    run_create(&run, c, device, precision, isa);
+    run_create(&run, c, device, precision);
     int64_t count = graph_elements(run.graph, run.x);
     if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.executor, run.x), x, count);
     else memcpy(executor_tensor(run.executor, run.x), x, count * sizeof *x);
@@ -296,17 +296,16 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
 }
 
 static void check_case(const Case *c) {
-    static const char *const isas[] = {"", "generic", "avx2"};
     if (check_device()) {
         bool mx = c->cast.rows == GEMM_SCALE_MX || c->cast.columns == GEMM_SCALE_MX;
-        if (!mx || device_info(check_device())->fp8_mx) check_on(c, check_device(), PRECISION_BF16, "");
+        if (!mx || device_info(check_device())->fp8_mx) check_on(c, check_device(), PRECISION_BF16);
         return;
     }
     Device *cpu = device_cpu();
-    for (int isa = 0; isa < 3; isa++) check_on(c, cpu, PRECISION_BF16, isas[isa]);
+    FOR_EACH_ISA (isa) check_on(c, cpu, PRECISION_BF16);
     cpu->info.fp8_fnuz = true;
-    check_on(c, cpu, PRECISION_BF16, "");
-    check_on(c, cpu, PRECISION_FP32, "");
+    check_on(c, cpu, PRECISION_BF16);
+    check_on(c, cpu, PRECISION_FP32);
     cpu->info.fp8_fnuz = false;
 }
 
@@ -389,7 +388,7 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
     uint16_t bits[COUNT];
     uint8_t codes[COUNT];
     float found[PIECES], scale, expected = 0, most = 0;
-    assert_true(op_backend(&backend, device, PRECISION_BF16, "", &error));
+    assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
     char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof codes, &error);
     float *magnitudes = device_allocate(device, sizeof found, &error), *amax = device_allocate(device, 2 * sizeof *amax, &error);
     bf16_from_floats(bits, o.x, COUNT);

@@ -80,7 +80,7 @@ static void open_run(Run *run, const Case *c, bool apart) {
     Error error = {0};
     Backend backend;
     build(run, c, apart);
-    if (!op_backend(&backend, check_device() ? check_device() : device_cpu(), c->precision, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, check_device() ? check_device() : device_cpu(), c->precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);

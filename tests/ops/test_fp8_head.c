@@ -59,7 +59,7 @@ static void put(const Run *run, TensorId tensor, const float *values) {
         run->narrow ? (void *)narrow : (void *)values, graph_bytes(run->graph, tensor));
 }
 
-static void run_create(Run *run, const Case *c, Device *device, Precision precision, const char *isa) {
+static void run_create(Run *run, const Case *c, Device *device, Precision precision) {
     Error error = {0};
     Backend backend;
     int64_t one = 1, two = 2, rows = c->rows;
@@ -75,7 +75,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     const Node *head = &run->graph->nodes[run->graph->node_count - 1];
     run->d_x = head->out[LOSS_D_X], run->d_w = head->out[LOSS_D_W];
     run->graph->tensors[run->d_x].keep = true;
-    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
@@ -182,9 +182,9 @@ static void check_loss_of(const Run *run) {
     if (!(fabs(loss - expected) < 1e-5 * expected)) fail_msg("the loss is %g, should be %g", loss, expected);
 }
 
-static void check_on(const Case *c, Device *device, Precision precision, const char *isa) {
+static void check_on(const Case *c, Device *device, Precision precision) {
     Run run;
-    run_create(&run, c, device, precision, isa);
+    run_create(&run, c, device, precision);
     put_inputs(&run);
     for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
         run_once(&run);
@@ -199,14 +199,14 @@ static void check_on(const Case *c, Device *device, Precision precision, const c
 static void check_case(const Case *c) {
     Device *gpu = check_device();
     if (gpu) {
-        if (device_info(gpu)->gemm_inputs >> GEMM_E4M3 & 1) check_on(c, gpu, PRECISION_BF16, "");
+        if (device_info(gpu)->gemm_inputs >> GEMM_E4M3 & 1) check_on(c, gpu, PRECISION_BF16);
         return;
     }
     Device *cpu = device_cpu();
     for (int fnuz = 0; fnuz < 2; fnuz++) {
         cpu->info.fp8_fnuz = fnuz;
-        check_on(c, cpu, PRECISION_FP32, "");
-        check_on(c, cpu, PRECISION_BF16, "");
+        check_on(c, cpu, PRECISION_FP32);
+        check_on(c, cpu, PRECISION_BF16);
     }
     cpu->info.fp8_fnuz = false;
 }

@@ -44,7 +44,7 @@ static void check_case(const Case *c, Device *device, Precision precision) {
              limit = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){1}, "limit"),
              y = op_largest(graph, x, limit, c->columns, AXES_TENSOR);
     graph->tensors[y].keep = true;
-    if (!op_backend(&backend, device, precision, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     Plan plan = graph_plan(graph, &backend);
     Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);

@@ -92,7 +92,7 @@ static void check_rank(const Shape *s, const Mesh *mesh, Device *device, Precisi
     const Node *head = &graph->nodes[graph->node_count - 1];
     TensorId d_x = head->out[LOSS_D_X], d_w = head->out[LOSS_D_W];
     graph->tensors[d_x].keep = true;
-    assert_true(op_backend(&backend, device, precision, "", &error));
+    assert_true(op_backend(&backend, device, precision, &error));
     Plan plan = graph_plan(graph, &backend);
     Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);

@@ -125,7 +125,7 @@ static void run(Program *p, const Layer *layer, int absorbed) {
     Error error = {0};
     Backend backend;
     p->graph->tensors[p->result].keep = true;
-    if (!op_backend(&backend, check_gpu(), PRECISION_BF16, "", &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, check_gpu(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
     p->plan = graph_plan(p->graph, &backend);
     assert_int_equal(p->graph->nodes[p->graph->node_count - 1].absorbs, absorbed);
     p->executor = executor_create(p->graph, &p->plan, &backend, NULL, &error);

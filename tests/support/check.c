@@ -17,6 +17,20 @@
 #include "base/rng.h"
 #include "backend/backend.h"
 
+/* Test programs keep to SMELT_CPU_ISA as smelt does. */
+__attribute__((constructor)) static void use_environment(void) {
+    Error error;
+    if (cpu_isa_use_environment(&error)) return;
+    fprintf(stderr, "%s\n", error.message);
+    exit(error.code);
+}
+
+CpuIsa check_isa_from(CpuIsa isa, CpuIsa before) {
+    while (isa < CPU_ISA_COUNT && !cpu_has(isa)) isa++;
+    cpu_isa_use(isa < CPU_ISA_COUNT ? isa : before);
+    return isa;
+}
+
 enum { MAX_RESULTS = 96, MAX_PROBES = 300 };
 static const double STEP = 1e-5; /* of the central differences: truncation ~ 1e-10, cancellation ~ 1e-16 * |f| / 1e-5 ~ 1e-9 */
 
@@ -190,7 +204,7 @@ static void fill(Run *run) {
     fill_integers(run);
 }
 
-static Run *run_open(CheckBuild build, const void *argument, Device *device, Precision precision, const char *isa, bool gradients) {
+static Run *run_open(CheckBuild build, const void *argument, Device *device, Precision precision, bool gradients) {
     Run *run = memory_allocate(sizeof *run);
     Graph *graph = run->check.graph = graph_create(precision, true);
     run->check.seed = 7;
@@ -208,15 +222,15 @@ static Run *run_open(CheckBuild build, const void *argument, Device *device, Pre
     }
     Error error = {0};
     Backend backend;
-    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(graph, &backend);
     run->executor = executor_create(graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
     return run;
 }
 
-static Run *run_create(CheckBuild build, const void *argument, Device *device, Precision precision, const char *isa, bool gradients) {
-    Run *run = run_open(build, argument, device, precision, isa, gradients);
+static Run *run_create(CheckBuild build, const void *argument, Device *device, Precision precision, bool gradients) {
+    Run *run = run_open(build, argument, device, precision, gradients);
     fill(run);
     return run;
 }
@@ -333,7 +347,7 @@ static void check_differences(Run *forward, const Graph *graph, int source, cons
 }
 
 static void check_all_differences(CheckBuild build, const void *argument, const Results *reference, double bound) {
-    Run *forward = run_create(build, argument, device_cpu(), PRECISION_FP64, "", false);
+    Run *forward = run_create(build, argument, device_cpu(), PRECISION_FP64, false);
     for (int i = 0; i < forward->source_count; i++) {
         char name[128];
         const Result *analytic = NULL;
@@ -394,7 +408,7 @@ Executor *check_executor(Graph *graph, Plan *plan) {
 /* Three runs: the plain one, the one that is recorded, and a replay. */
 static void check_on_device(
     CheckBuild build, const void *argument, Precision precision, const Results *reference, double bound, bool gradients) {
-    Run *run = run_create(build, argument, check_device(), precision, "", gradients);
+    Run *run = run_create(build, argument, check_device(), precision, gradients);
     Results first = run_results(run);
     compare(&first, reference, bound, device_info(check_device())->name);
     for (int i = 0; i < 2; i++) {
@@ -407,7 +421,7 @@ static void check_on_device(
 }
 
 void check_launch(CheckBuild build, const void *argument, bool gradients) {
-    Run *run = run_open(build, argument, check_device(), PRECISION_BF16, "", gradients);
+    Run *run = run_open(build, argument, check_device(), PRECISION_BF16, gradients);
     Error error = {0};
     fill_integers(run);
     executor_run(run->executor);
@@ -423,40 +437,44 @@ static bool has_bf16_gradients(const Graph *graph) {
     return false;
 }
 
-void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
-    static const char *const isas[] = {"generic", "avx2", "avx512"};
-    bool gradients = !bounds.forward_only;
-    double bf16_bound = bounds.bf16 ? bounds.bf16 : 0.02;
+/* Step 2 and 3 of the proof (check.h), with the instruction set that is chosen. */
+static void check_variant(
+    CheckBuild build, const void *argument, Precision precision, const Results *reference, const CheckBounds *bounds) {
     int threads = omp_get_max_threads();
-    Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, "", gradients);
+    double bf16_bound = bounds->bf16 ? bounds->bf16 : 0.02, fp32_bound = bounds->fp32 ? bounds->fp32 : 1e-5;
+    char what[64];
+    snprintf(what, sizeof what, "%s kernels in %s", cpu_isa_name(cpu_isa()), precision_name(precision));
+    Run *run = run_create(build, argument, device_cpu(), precision, !bounds->forward_only);
+    omp_set_num_threads(2);
+    Results results = run_results(run);
+    omp_set_num_threads(1);
+    Results alone = run_results(run);
+    omp_set_num_threads(threads);
+    compare(&results, reference, precision_is_bf16(precision) ? bf16_bound : fp32_bound, what);
+    compare_bits(&alone, &results, what);
+    results_free(&results);
+    results_free(&alone);
+    run_free(run);
+}
+
+void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
+    bool gradients = !bounds.forward_only;
+    Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, gradients);
     Results reference = run_results(run);
     bool pure = has_bf16_gradients(run->check.graph);
     run_free(run);
     if (check_device()) {
+        double bf16_bound = bounds.bf16 ? bounds.bf16 : 0.02;
         check_on_device(build, argument, PRECISION_BF16, &reference, bf16_bound, gradients);
         if (pure) check_on_device(build, argument, PRECISION_PURE_BF16, &reference, bf16_bound, gradients);
         results_free(&reference);
         return;
     }
     if (gradients) check_all_differences(build, argument, &reference, bounds.difference ? bounds.difference : 1e-6);
-    static const Precision precisions[] = {PRECISION_BF16, PRECISION_FP32, PRECISION_PURE_BF16};
-    for (int i = 0; i < (pure ? 3 : 2); i++)
-        for (int isa = 0; isa < 3; isa++) {
-            Precision precision = precisions[i];
-            bool bf16 = precision_is_bf16(precision);
-            char what[64];
-            snprintf(what, sizeof what, "%s kernels in %s", isas[isa], precision_name(precision));
-            run = run_create(build, argument, device_cpu(), precision, isas[isa], gradients);
-            omp_set_num_threads(2);
-            Results results = run_results(run);
-            omp_set_num_threads(1);
-            Results alone = run_results(run);
-            omp_set_num_threads(threads);
-            compare(&results, &reference, bf16 ? bf16_bound : bounds.fp32 ? bounds.fp32 : 1e-5, what);
-            compare_bits(&alone, &results, what);
-            results_free(&results);
-            results_free(&alone);
-            run_free(run);
-        }
+    FOR_EACH_ISA (isa) {
+        check_variant(build, argument, PRECISION_BF16, &reference, &bounds);
+        check_variant(build, argument, PRECISION_FP32, &reference, &bounds);
+        if (pure) check_variant(build, argument, PRECISION_PURE_BF16, &reference, &bounds);
+    }
     results_free(&reference);
 }

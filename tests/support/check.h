@@ -8,6 +8,7 @@
  * Inputs and parameters are random values that bf16 represents exactly, so all precisions see the same problem. */
 #pragma once
 
+#include "base/cpu_isa.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 #include "ops/norm/norm.h"
@@ -52,6 +53,15 @@ typedef struct CheckBounds {
     double bf16;       /* 0: 0.02: inputs have 8 significant bits, half an ulp is 0.4%, a few roundings on the way */
     bool forward_only; /* no gradients */
 } CheckBounds;
+
+/* Runs its body once for each instruction set that this CPU has, chosen as `isa`, then chooses the one before again. The
+ * body neither breaks nor returns. */
+#define FOR_EACH_ISA(isa) \
+    for (CpuIsa before_##isa = cpu_isa(), isa = check_isa_from(0, before_##isa); isa < CPU_ISA_COUNT; \
+        isa = check_isa_from(isa + 1, before_##isa))
+/* Chooses the first instruction set of this CPU from `isa` on, or `before` if there is none, and returns it or
+ * CPU_ISA_COUNT. */
+CpuIsa check_isa_from(CpuIsa isa, CpuIsa before);
 
 /* The GPU of SMELT_TEST_DEVICE, NULL when it is not set. Open until the program ends. */
 Device *check_device(void);

@@ -18,7 +18,6 @@
 #include <math.h>
 #include <omp.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +63,13 @@ extern const GemmKernel kernel_gemm_avx512vnni_bf16, kernel_gemm_avx512bf16_bf16
 
 #define KERNELS(f32, bf16, f64) {[GEMM_F32] = &kernel_gemm_##f32, [GEMM_BF16] = &kernel_gemm_##bf16, [GEMM_F64] = &kernel_gemm_##f64}
 
-const GemmIsa gemm_isas[] = {
+typedef struct GemmIsa {
+    CpuIsa isa;
+    const GemmKernel *kernels[3]; /* by GemmType; F32 may be another, worse instruction set's */
+} GemmIsa;
+
+/* Best first; the last runs anywhere. */
+static const GemmIsa gemm_isas[] = {
 #ifdef __x86_64__
     {CPU_AVX512BF16, KERNELS(avx512_fp32, avx512bf16_bf16, avx512_fp64)},
     {CPU_AVX512VNNI, KERNELS(avx512_fp32, avx512vnni_bf16, avx512_fp64)},
@@ -73,44 +78,20 @@ const GemmIsa gemm_isas[] = {
 #endif
     {CPU_GENERIC, KERNELS(generic_fp32, generic_fp32, generic_fp64)},
 };
-const int gemm_isa_count = sizeof gemm_isas / sizeof *gemm_isas;
 
-static _Atomic(const GemmIsa *) chosen_isa;
 static bool exact_gemm;
 
-static const GemmIsa *choose_isa(void) {
-    int i = 0;
-    while (!cpu_prefers(gemm_isas[i].isa) || (exact_gemm && gemm_isas[i].kernels[GEMM_BF16]->scaled)) i++;
-    return &gemm_isas[i];
-}
-
 static const GemmIsa *current_isa(void) {
-    const GemmIsa *isa = atomic_load_explicit(&chosen_isa, memory_order_relaxed);
-    if (!isa) atomic_store_explicit(&chosen_isa, isa = choose_isa(), memory_order_relaxed);
-    return isa;
+    int i = 0;
+    while (!cpu_isa_runs(gemm_isas[i].isa) || (exact_gemm && gemm_isas[i].kernels[GEMM_BF16]->scaled)) i++;
+    return &gemm_isas[i];
 }
 
 static const GemmKernel *kernel_for(GemmType type) { return current_isa()->kernels[type]; }
 
 const char *gemm_variant(void) { return cpu_isa_name(current_isa()->isa); }
 
-void gemm_exact(bool exact) {
-    exact_gemm = exact;
-    atomic_store(&chosen_isa, NULL);
-}
-
-bool gemm_force(const char *name) {
-    if (!name) {
-        atomic_store(&chosen_isa, NULL);
-        return true;
-    }
-    for (int i = 0; i < gemm_isa_count; i++)
-        if (!strcmp(name, cpu_isa_name(gemm_isas[i].isa)) && cpu_has(gemm_isas[i].isa)) {
-            atomic_store(&chosen_isa, &gemm_isas[i]);
-            return true;
-        }
-    return false;
-}
+void gemm_exact(bool exact) { exact_gemm = exact; }
 
 /* ---- A thread's scratch ---- */
 

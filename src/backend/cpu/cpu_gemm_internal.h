@@ -1,5 +1,4 @@
-/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). Otherwise only tests and
- * the bench include this, which force an instruction set. */
+/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). */
 #pragma once
 
 #include "base/cpu_isa.h"
@@ -63,16 +62,3 @@ typedef struct GemmKernel {
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
         GemmPrefetch prefetch[2], int64_t share);
 } GemmKernel;
-
-typedef struct GemmIsa {
-    CpuIsa isa;
-    const GemmKernel *kernels[3]; /* by GemmType; F32 may be another, worse instruction set's */
-} GemmIsa;
-
-/* All instruction sets compiled in, best first; the last runs anywhere. */
-extern const GemmIsa gemm_isas[];
-extern const int gemm_isa_count;
-
-/* For tests and benches: every later GEMM runs on the instruction set of this name; NULL goes back to choosing by CPU.
- * False, and nothing changed, where this CPU cannot run it or the name is unknown. Not to be called while GEMMs run. */
-bool gemm_force(const char *isa);

@@ -5,7 +5,6 @@
  * adds half a unit in its last place. With inputs uniform in 1/16 to 1, of either sign, a wrong sign or a lost
  * product is off by about 0.5, thousands of times that bound. bf16 operands within such a factor are multiplied
  * exactly (gemm.h); tests of their own give them wider ranges. */
-#include "backend/cpu/cpu_gemm_internal.h"
 
 #include <dlfcn.h>
 #include <float.h>
@@ -19,6 +18,9 @@
 
 #include <cmocka.h>
 #include <oneapi/dnnl/dnnl.h>
+
+#include "device/gemm.h"
+#include "support/check.h"
 
 enum { PADDING = 5 };
 
@@ -187,15 +189,11 @@ static void check_all_forms(Types types, int64_t m, int64_t n, int64_t k) {
 }
 
 static void for_each_isa(void (*body)(void)) {
-    int run = 0;
-    for (int i = 0; i < gemm_isa_count; i++)
-        if (gemm_force(cpu_isa_name(gemm_isas[i].isa))) {
-            print_message("           on %s\n", cpu_isa_name(gemm_isas[i].isa));
-            body();
-            run++;
-        }
-    gemm_force(NULL);
-    assert_true(run >= 1);
+    FOR_EACH_ISA (isa) {
+        print_message("           on %s\n", cpu_isa_name(isa));
+        assert_string_equal(gemm_variant(), cpu_isa_name(isa));
+        body();
+    }
 }
 
 static void small_sizes(void) {
@@ -541,13 +539,6 @@ static void infinity_body(void) {
 }
 static void an_infinity_is_never_lost(void **state) { (void)state, for_each_isa(infinity_body); }
 
-static void an_unknown_instruction_set_is_refused(void **state) {
-    (void)state;
-    assert_false(gemm_force("altivec"));
-    assert_true(gemm_force("generic"));
-    assert_true(gemm_force(NULL));
-}
-
 typedef typeof(dnnl_sgemm) Sgemm;
 
 /* bf16 operands are cast to fp32 for oneDNN, which changes no value. */
@@ -615,7 +606,6 @@ int main(void) {
         cmocka_unit_test(the_largest_sums_do_not_overflow),
         cmocka_unit_test(what_stands_beside_a_large_element_is_kept),
         cmocka_unit_test(an_infinity_is_never_lost),
-        cmocka_unit_test(an_unknown_instruction_set_is_refused),
         cmocka_unit_test(gemms_match_onednn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
