@@ -6,9 +6,9 @@
 
 /* -- Names ------------------------------------------------------------------------------------------------------------- */
 
-Value jinja_lookup(const Render *render, Text name) {
+Value jinja_lookup(Render *render, Text name) {
     for (const Scope *scope = render->scope; scope; scope = scope->parent) {
-        const Value *found = map_find_text(&scope->names, name);
+        const Value *found = map_find_text(render, &scope->names, name);
         if (found) return *found;
     }
     return value_undefined(name);
@@ -18,8 +18,9 @@ Value jinja_lookup(const Render *render, Text name) {
 
 Value argument(const Arguments *arguments, size_t at, const char *name, Value otherwise) {
     if (at < arguments->positional.count) return arguments->positional.at[at];
-    const Value *named = map_find_text(&arguments->named, str_of(name));
-    return named ? *named : otherwise;
+    for (size_t i = 0; i < arguments->named.keys.count; i++)
+        if (str_is(arguments->named.keys.at[i].text, name)) return arguments->named.values.at[i];
+    return otherwise;
 }
 
 /* Whether `names`, such as "a|b", has the name. */
@@ -128,7 +129,7 @@ static Value evaluate_slice(Render *render, const Node *node) {
     if (!value_is_text(value) && !value_is_sequence(value))
         return jinja_fail(render, "%s cannot be cut into slices", value_kind_name(value));
     if (step == 0 || step == INT64_MIN) return jinja_fail(render, "the step of a slice is %s", step ? "too large" : "0");
-    int64_t count = value_is_text(value) ? str_length(value.text) : (int64_t)value.items->count;
+    int64_t count = value_is_text(value) ? str_length(render, value.text) : (int64_t)value.items->count;
     int64_t low = step > 0 ? 0 : -1, high = step > 0 ? count : count - 1;
     start = from ? clamp_bound(start, count, low, high) : step > 0 ? low : high;
     stop = to ? clamp_bound(stop, count, low, high) : step > 0 ? high : low;
@@ -153,7 +154,6 @@ static Value add_values(Render *render, Value left, Value right) {
     if (left.markup || right.markup) return jinja_unknown(render, "adding to what safe gives is not known");
     if (value_is_text(left) && value_is_text(right)) {
         Builder builder = {.render = render};
-        if (!jinja_step(render, (left.text.size + right.text.size) / 64)) return value_none();
         build(&builder, left.text);
         build(&builder, right.text);
         return value_text(built(&builder));
@@ -166,13 +166,14 @@ static Value add_values(Render *render, Value left, Value right) {
 }
 
 static Value repeat(Render *render, Value value, int64_t count) {
+    if (!value_truth(value)) return value;
     if (value_is_text(value)) {
         Builder builder = {.render = render};
         for (int64_t i = 0; i < count && jinja_step(render, 1); i++) build(&builder, value.text);
         return value_text(built(&builder));
     }
     Value list = value_items(render, value.kind);
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count && !render->failed; i++)
         for (size_t k = 0; k < value.items->count && jinja_step(render, 1); k++) items_append(render, list.items, value.items->at[k]);
     return list;
 }

@@ -10,7 +10,7 @@
 
 static Value filter_trim(Render *render, Value value, const Arguments *arguments) {
     Value set = argument(arguments, 0, "chars", value_none());
-    return value_text(str_strip(value_string(render, value), value_is_text(set) ? &set.text : NULL, STRIP_LEFT | STRIP_RIGHT));
+    return value_text(str_trim(render, value_string(render, value), value_is_text(set) ? &set.text : NULL, STRIP_LEFT | STRIP_RIGHT));
 }
 
 static Value filter_upper(Render *render, Value value, const Arguments *arguments) {
@@ -109,7 +109,7 @@ static Value filter_tojson(Render *render, Value value, const Arguments *argumen
 
 static Value filter_length(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    if (value_is_text(value)) return value_int(str_length(value.text));
+    if (value_is_text(value)) return value_int(str_length(render, value.text));
     if (value_is_sequence(value) || value.kind == VALUE_VIEW) return value_int((int64_t)value.items->count);
     if (value.kind == VALUE_DICT) return value_int((int64_t)value.map->keys.count);
     if (value.kind == VALUE_UNDEFINED) return value_int(0);
@@ -129,7 +129,7 @@ static Value filter_int(Render *render, Value value, const Arguments *arguments)
     if (value_as_integer(value, &integer)) return value_int(integer);
     if (value.kind == VALUE_REAL) return fabs(value.real) < 9e18 ? value_int((int64_t)value.real) : otherwise;
     if (!value_is_text(value)) return otherwise;
-    Text text = str_strip(value.text, NULL, STRIP_LEFT | STRIP_RIGHT);
+    Text text = str_trim(render, value.text, NULL, STRIP_LEFT | STRIP_RIGHT);
     size_t sign = text.size > 0 && strchr("+-", text.bytes[0]);
     if (text.size == sign || text.size > sign + 18)
         return text.size == sign ? otherwise : jinja_unknown(render, "int of a long text is not known");
@@ -196,7 +196,10 @@ static Value filter_last(Render *render, Value value, const Arguments *arguments
 
 static Value filter_reverse(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    if (value_is_text(value)) return str_slice(render, value.text, str_length(value.text) - 1, -1, str_length(value.text));
+    if (value_is_text(value)) {
+        int64_t length = str_length(render, value.text);
+        return str_slice(render, value.text, length - 1, -1, length);
+    }
     if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "reverse of a generator is not known: put it into list");
     const Items *items = value_iterate(render, value);
     Value list = value_items(render, VALUE_GENERATOR);
@@ -331,7 +334,7 @@ static Value filter_dictsort(Render *render, Value value, const Arguments *argum
     return sort_items(render, list, values, value_none(), sensitive, reverse);
 }
 
-static const Filter filters[] = {
+const Filter jinja_filters[] = {
     {"abs", filter_abs, 0, ""},
     {"capitalize", filter_capitalize, 0, ""},
     {"count", filter_length, 0, ""},
@@ -361,11 +364,12 @@ static const Filter filters[] = {
     {"tojson", filter_tojson, 4, "ensure_ascii|indent|separators|sort_keys"},
     {"trim", filter_trim, 1, "chars"},
     {"upper", filter_upper, 0, ""},
+    {NULL},
 };
 
 const Filter *jinja_filter(Text name) {
-    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
-        if (str_is(name, filters[i].name)) return &filters[i];
+    for (const Filter *each = jinja_filters; each->name; each++)
+        if (str_is(name, each->name)) return each;
     return NULL;
 }
 
@@ -411,7 +415,7 @@ TEST(same) {
 TEST(in) {
     if (value_is_text(other)) {
         if (!value_is_text(value)) return jinja_fail(render, "%s is not in a text", value_kind_name(value)), false;
-        return str_find(other.text, value.text, 0) >= 0;
+        return str_search(render, other.text, value.text, 0) >= 0;
     }
     if (other.kind == VALUE_DICT) return map_find(render, other.map, value) != NULL;
     const Items *items = value_iterate(render, other);
@@ -436,7 +440,7 @@ TEST(divisible) {
     return by == -1 || integer % by == 0;
 }
 
-static const Test tests[] = {
+const Test jinja_tests[] = {
     {"boolean", test_boolean, false},
     {"callable", test_callable, false},
     {"defined", test_defined, false},
@@ -472,10 +476,11 @@ static const Test tests[] = {
     {"<=", test_at_most, true},
     {">", test_greater, true},
     {">=", test_at_least, true},
+    {NULL},
 };
 
 const Test *jinja_test(Text name) {
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (str_is(name, tests[i].name)) return &tests[i];
+    for (const Test *each = jinja_tests; each->name; each++)
+        if (str_is(name, each->name)) return each;
     return NULL;
 }

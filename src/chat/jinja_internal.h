@@ -20,10 +20,11 @@
 /* What hostile templates are held to. */
 enum {
     JINJA_SOURCE_BYTES = 1 << 20,
-    JINJA_DEPTH = 200,              /* of nested statements, expressions, and of data */
-    JINJA_CALL_DEPTH = 600,         /* of these while macros call each other */
-    JINJA_STEPS = 20 * 1000 * 1000, /* of one rendering: nodes that are run, and elements that are looked at */
-    JINJA_POOL_BYTES = 1 << 28,     /* of one rendering */
+    JINJA_DEPTH = 200,                          /* of nested statements, expressions, and of data */
+    JINJA_CALL_DEPTH = 600,                     /* of these while macros call each other */
+    JINJA_STEP = 64,                            /* the work of a node that is run, or of an element that is looked at, in bytes of text */
+    JINJA_WORK = 20 * 1000 * 1000 * JINJA_STEP, /* of one rendering; every byte that is read or written counts as 1 */
+    JINJA_POOL_BYTES = 1 << 28,                 /* of one rendering */
     JINJA_OUTPUT_BYTES = 1 << 28,
 };
 
@@ -209,8 +210,8 @@ typedef struct Render {
     Pool pool;
     Error *error;
     bool failed;
-    int line; /* of the node that is run */
-    int64_t steps;
+    int line;                /* of the node that is run */
+    int64_t work, work_done; /* the budget, and what of it is spent */
     int depth;
     time_t now;
     Scope *scope;
@@ -223,10 +224,16 @@ typedef struct Render {
 /* Notes the first failure. `_unknown`: of something that jinja2 might do. */
 Value jinja_fail(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
 Value jinja_unknown(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Counts `steps`; false: too many, or the rendering has failed. */
-bool jinja_step(Render *render, size_t steps);
-/* Memory of the rendering; NULL after a failure. */
+/* Spends work: whoever reads `bytes` of a text calls this. False: the budget is spent, or the rendering has failed. */
+bool jinja_charge(Render *render, size_t bytes);
+/* The same of nodes or elements. */
+static inline bool jinja_step(Render *render, size_t steps) { return jinja_charge(render, steps * JINJA_STEP); }
+/* Memory of the rendering; NULL after a failure. Charges its bytes, so that what is written into it need not be charged. */
 void *jinja_take(Render *render, size_t bytes);
+/* The same of a struct, which is there after a failure too. */
+void *jinja_take_struct(Render *render, size_t bytes);
+/* chat_template_render with a budget of its own. */
+bool jinja_render(const ChatTemplate *template, const json_t *variables, time_t now, int64_t work, ChatText *text, Error *error);
 
 /* Arguments of a call: positional ones, then those with names. */
 typedef struct Arguments {
@@ -239,7 +246,7 @@ Value argument(const Arguments *arguments, size_t at, const char *name, Value ot
 bool arguments_check(Render *render, const Arguments *arguments, const char *what, size_t most, const char *names);
 
 Value jinja_evaluate(Render *render, const Node *node);
-Value jinja_lookup(const Render *render, Text name); /* undefined where there is none */
+Value jinja_lookup(Render *render, Text name); /* undefined where there is none */
 Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *arguments);
 
 /* -- Work on values ------------------------------------------------------------------------------------------------ */
@@ -264,7 +271,7 @@ Value value_items(Render *render, ValueKind kind); /* an empty list or tuple */
 void items_append(Render *render, Items *items, Value value);
 Value value_map(Render *render, ValueKind kind);            /* an empty dict or namespace */
 Value *map_find(Render *render, const Map *map, Value key); /* NULL: there is none */
-Value *map_find_text(const Map *map, Text key);
+Value *map_find_text(Render *render, const Map *map, Text key);
 void map_set(Render *render, Map *map, Value key, Value value);
 /* What `for` goes over: of a list itself; of a dict its keys, of a text its characters. NULL: it cannot be iterated. */
 const Items *value_iterate(Render *render, Value value);
@@ -298,14 +305,16 @@ static inline bool str_is(Text text, const char *other) { return text.size == st
 static inline Text str_of(const char *string) { return (Text){string, strlen(string)}; }
 bool str_equal(Text a, Text b);
 int str_compare(Text a, Text b);
-int64_t str_length(Text text);            /* in characters */
-Text str_character(Text text, size_t at); /* at a byte */
+int64_t str_length(Render *render, Text text); /* in characters */
+Text str_character(Text text, size_t at);      /* at a byte */
 uint32_t str_code(Text character);
 bool str_is_space(Text character);
-int64_t str_find(Text text, Text part, size_t from); /* a byte; -1: nowhere */
+int64_t str_find(Text text, Text part, size_t from);                   /* a byte; -1: nowhere */
+int64_t str_search(Render *render, Text text, Text part, size_t from); /* the same, charged */
 enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
 /* Without white space, or characters of `set` unless that is NULL, at its ends. */
 Text str_strip(Text text, const Text *set, int sides);
+Text str_trim(Render *render, Text text, const Text *set, int sides); /* the same, charged */
 Value str_slice(Render *render, Text text, int64_t start, int64_t step, int64_t count);
 Value str_split(Render *render, Text text, const Text *separator, int64_t most, bool from_right);
 Value str_split_lines(Render *render, Text text, bool keep);
@@ -327,6 +336,9 @@ typedef struct Test {
     bool (*holds)(Render *render, Value value, Value other);
     bool compares; /* takes one argument; else none */
 } Test;
+/* The tables end with a row that has no name. */
+extern const Filter jinja_filters[];
+extern const Test jinja_tests[];
 const Filter *jinja_filter(Text name); /* NULL: it is not known */
 const Test *jinja_test(Text name);
 
@@ -336,7 +348,16 @@ struct Function {
     size_t most;
     const char *names; /* NULL: any */
 };
+extern const Function jinja_functions[];
 void jinja_define_functions(Render *render);
+
+typedef struct MethodEntry {
+    const char *name;
+    Value (*call)(Render *render, Value self, const Arguments *arguments); /* NULL: it is not known */
+    size_t least, most;                                                    /* arguments */
+    const char *names;
+} MethodEntry;
+extern const MethodEntry jinja_text_methods[], jinja_dict_methods[], jinja_list_methods[];
 /* value.name and value[key]; undefined where there is none. */
 Value jinja_attribute(Render *render, Value value, Text name);
 Value jinja_item(Render *render, Value value, Value key);

@@ -105,10 +105,13 @@ static int compare_keys(const void *a, const void *b) {
 /* Keys are texts; Python also writes numbers as keys. */
 static const Value **ordered_keys(Builder *builder, const Map *map, bool sorted) {
     const Value **keys = jinja_take(builder->render, (map->keys.count + 1) * sizeof *keys);
+    size_t work = 0; /* of one comparison of each key */
     for (size_t i = 0; i < map->keys.count && keys; i++) {
         keys[i] = &map->keys.at[i];
         if (!value_is_text(*keys[i])) return jinja_unknown(builder->render, "JSON of a dict whose keys are not texts is not known"), NULL;
+        work += JINJA_STEP + keys[i]->text.size;
     }
+    if (sorted && keys && !jinja_charge(builder->render, work * (size_t)(64 - __builtin_clzll(map->keys.count | 1)))) return NULL;
     if (sorted && keys) qsort(keys, map->keys.count, sizeof *keys, compare_keys);
     return keys;
 }

@@ -6,13 +6,6 @@
 
 #include "chat/jinja_internal.h"
 
-typedef struct MethodEntry {
-    const char *name;
-    Value (*call)(Render *render, Value self, const Arguments *arguments); /* NULL: it is not known */
-    size_t least, most;                                                    /* arguments */
-    const char *names;
-} MethodEntry;
-
 static Value first_argument(const Arguments *arguments) { return argument(arguments, 0, "", value_none()); }
 
 /* -- Of texts ---------------------------------------------------------------------------------------------------------- */
@@ -20,7 +13,7 @@ static Value first_argument(const Arguments *arguments) { return argument(argume
 static Value strip(Render *render, Value self, const Arguments *arguments, int sides) {
     Value set = first_argument(arguments);
     if (set.kind != VALUE_NONE && !value_is_text(set)) return jinja_fail(render, "strip takes a text");
-    return value_text(str_strip(self.text, value_is_text(set) ? &set.text : NULL, sides));
+    return value_text(str_trim(render, self.text, value_is_text(set) ? &set.text : NULL, sides));
 }
 
 static Value method_strip(Render *render, Value self, const Arguments *arguments) {
@@ -44,19 +37,19 @@ static Value method_splitlines(Render *render, Value self, const Arguments *argu
     return str_split_lines(render, self.text, value_truth(argument(arguments, 0, "keepends", value_bool(false))));
 }
 
-static bool at_side(Text text, Text part, bool end) {
-    if (part.size > text.size) return false;
+static bool at_side(Render *render, Text text, Text part, bool end) {
+    if (part.size > text.size || !jinja_charge(render, part.size)) return false;
     return part.size == 0 || !memcmp(text.bytes + (end ? text.size - part.size : 0), part.bytes, part.size);
 }
 
 /* A tuple asks whether one of its texts is there. */
 static Value has_side(Render *render, Value self, const Arguments *arguments, bool end) {
     Value part = first_argument(arguments);
-    if (value_is_text(part)) return value_bool(at_side(self.text, part.text, end));
+    if (value_is_text(part)) return value_bool(at_side(render, self.text, part.text, end));
     bool found = false, texts = part.kind == VALUE_TUPLE;
-    for (size_t i = 0; texts && i < part.items->count; i++) {
+    for (size_t i = 0; texts && i < part.items->count && jinja_step(render, 1); i++) {
         texts = value_is_text(part.items->at[i]);
-        found = found || (texts && at_side(self.text, part.items->at[i].text, end));
+        found = found || (texts && at_side(render, self.text, part.items->at[i].text, end));
     }
     return texts ? value_bool(found) : jinja_fail(render, "startswith and endswith take a text or a tuple of texts");
 }
@@ -67,7 +60,7 @@ static Value method_endswith(Render *render, Value self, const Arguments *argume
 static Value remove_side(Render *render, Value self, const Arguments *arguments, bool end) {
     Value part = first_argument(arguments);
     if (!value_is_text(part)) return jinja_fail(render, "removeprefix and removesuffix take a text");
-    if (!at_side(self.text, part.text, end)) return self;
+    if (!at_side(render, self.text, part.text, end)) return self;
     return value_text((Text){self.text.bytes + (end ? 0 : part.text.size), self.text.size - part.text.size});
 }
 
@@ -120,20 +113,19 @@ static Value method_join(Render *render, Value self, const Arguments *arguments)
 static Value method_find(Render *render, Value self, const Arguments *arguments) {
     Value part = first_argument(arguments);
     if (!value_is_text(part)) return jinja_fail(render, "find takes a text");
-    int64_t at = str_find(self.text, part.text, 0);
-    return value_int(at < 0 ? -1 : str_length((Text){self.text.bytes, (size_t)at}));
+    int64_t at = str_search(render, self.text, part.text, 0);
+    return value_int(at < 0 ? -1 : str_length(render, (Text){self.text.bytes, (size_t)at}));
 }
 
 static Value method_count(Render *render, Value self, const Arguments *arguments) {
     Value part = first_argument(arguments);
     if (!value_is_text(part) || part.text.size == 0) return jinja_fail(render, "count takes a text that is not empty");
     int64_t count = 0;
-    for (int64_t at = 0; (at = str_find(self.text, part.text, (size_t)at)) >= 0 && jinja_step(render, 1); at += (int64_t)part.text.size)
-        count++;
+    for (int64_t at = 0; (at = str_search(render, self.text, part.text, (size_t)at)) >= 0; at += (int64_t)part.text.size) count++;
     return value_int(count);
 }
 
-static const MethodEntry text_methods[] = {
+const MethodEntry jinja_text_methods[] = {
     {"capitalize", method_capitalize, 0, 0, ""},
     {"count", method_count, 1, 1, ""},
     {"endswith", method_endswith, 1, 1, ""},
@@ -207,7 +199,7 @@ static Value method_items(Render *render, Value self, const Arguments *arguments
     return items;
 }
 
-static const MethodEntry dict_methods[] = {
+const MethodEntry jinja_dict_methods[] = {
     {"get", method_get, 1, 2, ""},
     {"items", method_items, 0, 0, ""},
     {"keys", method_keys, 0, 0, ""},
@@ -221,14 +213,14 @@ static const MethodEntry dict_methods[] = {
     {"update"},
     {NULL},
 };
-static const MethodEntry list_methods[] = {
+const MethodEntry jinja_list_methods[] = {
     {"append"}, {"clear"}, {"copy"}, {"count"}, {"extend"}, {"index"}, {"insert"}, {"pop"}, {"remove"}, {"reverse"}, {"sort"}, {NULL}};
 static const MethodEntry no_methods[] = {{NULL}};
 
 static Value find_method(Render *render, Value self, Text name) {
-    const MethodEntry *entry = value_is_text(self)       ? text_methods
-                               : self.kind == VALUE_DICT ? dict_methods
-                               : value_is_sequence(self) ? list_methods
+    const MethodEntry *entry = value_is_text(self)       ? jinja_text_methods
+                               : self.kind == VALUE_DICT ? jinja_dict_methods
+                               : value_is_sequence(self) ? jinja_list_methods
                                                          : no_methods;
     while (entry->name && !str_is(name, entry->name)) entry++;
     if (!entry->name) return value_undefined(name);
@@ -281,7 +273,7 @@ Value jinja_attribute(Render *render, Value value, Text name) {
     if (value.kind == VALUE_LOOP) return loop_member(render, value.loop, name);
     if (value.kind == VALUE_MACRO || value.kind == VALUE_FUNCTION)
         return jinja_unknown(render, "members of %s are not known", value_kind_name(value));
-    if (value.kind == VALUE_NAMESPACE) found = map_find_text(value.map, name);
+    if (value.kind == VALUE_NAMESPACE) found = map_find_text(render, value.map, name);
     else {
         Value method = find_method(render, value, name);
         if (method.kind != VALUE_UNDEFINED) return method;
@@ -291,7 +283,7 @@ Value jinja_attribute(Render *render, Value value, Text name) {
 }
 
 static Value take_element(Render *render, Value value, int64_t at) {
-    int64_t count = value_is_text(value) ? str_length(value.text) : (int64_t)value.items->count;
+    int64_t count = value_is_text(value) ? str_length(render, value.text) : (int64_t)value.items->count;
     if (at < 0) at += count;
     if (at < 0 || at >= count) return value_undefined(TEXT("an element outside of the list"));
     return value_is_text(value) ? str_slice(render, value.text, at, 1, 1) : value.items->at[at];
@@ -358,16 +350,16 @@ static Value function_range(Render *render, const Arguments *arguments) {
     return list;
 }
 
-static const Function functions[] = {
+const Function jinja_functions[] = {
     {"dict", function_dict, 1, NULL},
     {"namespace", function_namespace, 1, NULL},
     {"raise_exception", function_raise, 1, "message"},
     {"range", function_range, 3, ""},
     {"strftime_now", function_strftime, 1, "format"},
+    {NULL},
 };
 
 void jinja_define_functions(Render *render) {
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-        map_set(render, &render->globals->names, value_text(str_of(functions[i].name)),
-            (Value){.kind = VALUE_FUNCTION, .function = &functions[i]});
+    for (const Function *each = jinja_functions; each->name; each++)
+        map_set(render, &render->globals->names, value_text(str_of(each->name)), (Value){.kind = VALUE_FUNCTION, .function = each});
 }

@@ -156,16 +156,16 @@ static Node *parse_constant(Parser *parser, Value value) {
     return node;
 }
 
+/* Strings that follow one another are one. */
 static Node *parse_strings(Parser *parser) {
-    Node *node = parse_constant(parser, value_text(peek(parser)->text));
-    while (peek(parser)->kind == TOKEN_STRING) {
-        Text first = node->constant.text, more = peek(parser)->text;
-        char *joined = pool_take(&parser->template->pool, first.size + more.size + 1);
-        if (first.size) memcpy(joined, first.bytes, first.size);
-        if (more.size) memcpy(joined + first.size, more.bytes, more.size);
-        node->constant = value_text((Text){joined, first.size + more.size});
-        advance(parser);
-    }
+    Node *node = make(parser, NODE_CONSTANT);
+    const Token *first = peek(parser);
+    size_t size = 0;
+    for (const Token *each = first; each->kind == TOKEN_STRING; each++) size += each->text.size;
+    char *joined = pool_take(&parser->template->pool, size + 1), *out = joined;
+    for (const Token *each; (each = peek(parser))->kind == TOKEN_STRING; advance(parser))
+        if (each->text.size) out = (char *)memcpy(out, each->text.bytes, each->text.size) + each->text.size;
+    node->constant = value_text((Text){joined, size});
     return node;
 }
 

@@ -37,21 +37,31 @@ Value jinja_unknown(Render *render, const char *format, ...) {
     return value_none();
 }
 
-bool jinja_step(Render *render, size_t steps) {
-    render->steps += (int64_t)(steps < JINJA_STEPS ? steps : JINJA_STEPS);
-    if (render->steps > JINJA_STEPS) jinja_fail(render, "the template takes more than %d steps", JINJA_STEPS);
+bool jinja_charge(Render *render, size_t bytes) {
+    if (bytes > (size_t)(render->work - render->work_done)) {
+        jinja_fail(render, "the template takes more than %lld steps: nodes, elements of lists, and %d bytes of text each",
+            (long long)render->work / JINJA_STEP, JINJA_STEP);
+        bytes = (size_t)(render->work - render->work_done);
+    }
+    render->work_done += (int64_t)bytes;
     return !render->failed;
 }
 
 void *jinja_take(Render *render, size_t bytes) {
     if (bytes > JINJA_POOL_BYTES || render->pool.total + bytes > JINJA_POOL_BYTES)
         jinja_fail(render, "the template takes more than %d MiB", JINJA_POOL_BYTES >> 20);
-    return render->failed ? NULL : pool_take(&render->pool, bytes);
+    return jinja_charge(render, bytes) ? pool_take(&render->pool, bytes) : NULL;
+}
+
+void *jinja_take_struct(Render *render, size_t bytes) {
+    void *taken = jinja_take(render, bytes);
+    return taken ? taken : pool_take(&render->pool, bytes);
 }
 
 /* -- Output ------------------------------------------------------------------------------------------------------------ */
 
 static void append_text(Render *render, ChatText *out, Text text) {
+    if (!jinja_charge(render, text.size)) return;
     if (out->size + text.size > JINJA_OUTPUT_BYTES) {
         jinja_fail(render, "the text has more than %d MiB", JINJA_OUTPUT_BYTES >> 20);
         return;
@@ -63,7 +73,6 @@ static void append_text(Render *render, ChatText *out, Text text) {
 }
 
 static void put(Render *render, Text text) {
-    if (!jinja_step(render, text.size / 64)) return;
     if (render->capture) build(render->capture, text);
     else append_text(render, render->text, text);
 }
@@ -71,7 +80,7 @@ static void put(Render *render, Text text) {
 /* -- Scopes ------------------------------------------------------------------------------------------------------------ */
 
 static Scope *open_scope(Render *render, Scope *parent) {
-    Scope *scope = pool_take(&render->pool, sizeof *scope);
+    Scope *scope = jinja_take_struct(render, sizeof *scope);
     scope->parent = parent;
     return scope;
 }
@@ -176,7 +185,7 @@ static void define_macro(Render *render, const Node *node) {
 static void bind_parameters(Render *render, const Node *node, const Arguments *arguments) {
     size_t at = 0, named = 0;
     for (const Node *parameter = node->parameters; parameter && !render->failed; parameter = parameter->next, at++) {
-        const Value *by_name = map_find_text(&arguments->named, parameter->text);
+        const Value *by_name = map_find_text(render, &arguments->named, parameter->text);
         bool by_place = at < arguments->positional.count;
         named += by_name != NULL;
         if (by_name && by_place) jinja_fail(render, "an argument of %.*s comes twice", (int)node->text.size, node->text.bytes);
@@ -279,8 +288,8 @@ static void define_variables(Render *render, const json_t *variables) {
     }
 }
 
-bool chat_template_render(const ChatTemplate *template, const json_t *variables, time_t now, ChatText *text, Error *error) {
-    Render render = {.template = template, .error = error, .now = now, .text = text, .line = 1};
+bool jinja_render(const ChatTemplate *template, const json_t *variables, time_t now, int64_t work, ChatText *text, Error *error) {
+    Render render = {.template = template, .error = error, .now = now, .text = text, .line = 1, .work = work};
     text->size = text->marked_count = 0;
     append_text(&render, text, TEXT(""));
     render.scope = render.globals = open_scope(&render, NULL);
@@ -290,4 +299,8 @@ bool chat_template_render(const ChatTemplate *template, const json_t *variables,
     run_statements(&render, template->statements);
     pool_free(&render.pool);
     return !render.failed;
+}
+
+bool chat_template_render(const ChatTemplate *template, const json_t *variables, time_t now, ChatText *text, Error *error) {
+    return jinja_render(template, variables, now, JINJA_WORK, text, error);
 }

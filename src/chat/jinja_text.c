@@ -36,8 +36,9 @@ bool str_is_space(Text character) {
 
 static bool begins_character(char byte) { return ((unsigned char)byte & 0xc0) != 0x80; }
 
-int64_t str_length(Text text) {
+int64_t str_length(Render *render, Text text) {
     int64_t count = 0;
+    if (!jinja_charge(render, text.size)) return 0;
     for (size_t i = 0; i < text.size; i++) count += begins_character(text.bytes[i]);
     return count;
 }
@@ -57,6 +58,15 @@ int64_t str_find(Text text, Text part, size_t from) {
     if (text.size == from) return -1;
     const char *found = memmem(text.bytes + from, text.size - from, part.bytes, part.size);
     return found ? found - text.bytes : -1;
+}
+
+/* memmem compares up to 256 bytes of `part` again at each place. */
+int64_t str_search(Render *render, Text text, Text part, size_t from) {
+    enum { COMPARED = 256, AT_ONCE = 32 };
+    int64_t found = str_find(text, part, from);
+    size_t passed = found >= 0 ? (size_t)found - from : text.size - (from < text.size ? from : text.size);
+    size_t compared = part.size < COMPARED ? part.size : COMPARED;
+    return jinja_charge(render, JINJA_STEP + part.size + passed * (1 + compared / AT_ONCE)) ? found : -1;
 }
 
 /* -- Building ---------------------------------------------------------------------------------------------------------- */
@@ -117,10 +127,13 @@ Text str_strip(Text text, const Text *set, int sides) {
     return text;
 }
 
+Text str_trim(Render *render, Text text, const Text *set, int sides) {
+    return jinja_charge(render, text.size * (set && set->size ? set->size : 1)) ? str_strip(text, set, sides) : text;
+}
+
 /* `count` characters from number `start` on, `step` apart. */
 Value str_slice(Render *render, Text text, int64_t start, int64_t step, int64_t count) {
     Builder builder = {.render = render};
-    if (!jinja_step(render, text.size)) return value_none();
     uint32_t *places = jinja_take(render, (text.size + 1) * sizeof *places);
     if (!places) return value_none();
     size_t characters = 0;
@@ -150,8 +163,8 @@ static Value split_at_space(Render *render, Text text, int64_t most) {
 }
 
 /* The last place of `part` that ends at or before `end`; -1: nowhere. */
-static int64_t find_last(Text text, Text part, size_t end) {
-    for (size_t at = end; at >= part.size; at--)
+static int64_t find_last(Render *render, Text text, Text part, size_t end) {
+    for (size_t at = end; at >= part.size && jinja_charge(render, 1 + part.size / JINJA_STEP); at--)
         if (!memcmp(text.bytes + at - part.size, part.bytes, part.size)) return (int64_t)(at - part.size);
     return -1;
 }
@@ -159,7 +172,7 @@ static int64_t find_last(Text text, Text part, size_t end) {
 static Value split_from_right(Render *render, Text text, Text separator, int64_t most) {
     Value list = value_items(render, VALUE_LIST);
     size_t end = text.size;
-    for (int64_t at; (int64_t)list.items->count < most && (at = find_last(text, separator, end)) >= 0; end = (size_t)at)
+    for (int64_t at; (int64_t)list.items->count < most && (at = find_last(render, text, separator, end)) >= 0; end = (size_t)at)
         add_part(render, list, text, (size_t)at + separator.size, end);
     add_part(render, list, text, 0, end);
     for (size_t i = 0, j = list.items->count; i + 1 < j; i++) {
@@ -172,14 +185,14 @@ static Value split_from_right(Render *render, Text text, Text separator, int64_t
 
 /* `most` < 0: at each separator. NULL: at white space. */
 Value str_split(Render *render, Text text, const Text *separator, int64_t most, bool from_right) {
-    if (!jinja_step(render, text.size)) return value_none();
+    if (!jinja_charge(render, text.size)) return value_none();
     if (!separator && from_right && most >= 0) return jinja_unknown(render, "rsplit with a limit and without a separator is not known");
     if (!separator) return split_at_space(render, text, most);
     if (separator->size == 0) return jinja_fail(render, "a text cannot be split at an empty separator");
     if (from_right && most >= 0) return split_from_right(render, text, *separator, most);
     Value list = value_items(render, VALUE_LIST);
     size_t from = 0;
-    for (int64_t at; (most < 0 || (int64_t)list.items->count < most) && (at = str_find(text, *separator, from)) >= 0 && !render->failed;
+    for (int64_t at; (most < 0 || (int64_t)list.items->count < most) && (at = str_search(render, text, *separator, from)) >= 0;
         from = (size_t)at + separator->size)
         add_part(render, list, text, from, (size_t)at);
     add_part(render, list, text, from, text.size);
@@ -198,7 +211,7 @@ static size_t line_end(Text text, size_t at) {
 Value str_split_lines(Render *render, Text text, bool keep) {
     Value list = value_items(render, VALUE_LIST);
     size_t from = 0;
-    if (!jinja_step(render, text.size)) return list;
+    if (!jinja_charge(render, text.size)) return list;
     for (size_t at = 0; at < text.size && !render->failed;) {
         size_t end = line_end(text, at);
         if (end > 0) {
@@ -214,9 +227,9 @@ Value str_split_lines(Render *render, Text text, bool keep) {
 Text str_replace(Render *render, Text text, Text old, Text by, int64_t most) {
     Builder builder = {.render = render};
     size_t from = 0;
-    if (!jinja_step(render, text.size)) return text;
+    if (!jinja_charge(render, text.size)) return text;
     while (most != 0 && !render->failed) {
-        int64_t at = str_find(text, old, from);
+        int64_t at = str_search(render, text, old, from);
         if (at < 0) break;
         if (old.size == 0) { /* before each character, and at the end */
             build(&builder, by);

@@ -43,7 +43,7 @@ void pool_free(Pool *pool) {
 
 /* -- Lists and dicts --------------------------------------------------------------------------------------------------- */
 
-Value value_items(Render *render, ValueKind kind) { return (Value){.kind = kind, .items = pool_take(&render->pool, sizeof(Items))}; }
+Value value_items(Render *render, ValueKind kind) { return (Value){.kind = kind, .items = jinja_take_struct(render, sizeof(Items))}; }
 
 void items_append(Render *render, Items *items, Value value) {
     if (!items->at || items->count == items->capacity) {
@@ -57,18 +57,24 @@ void items_append(Render *render, Items *items, Value value) {
     items->at[items->count++] = value;
 }
 
-Value value_map(Render *render, ValueKind kind) { return (Value){.kind = kind, .map = pool_take(&render->pool, sizeof(Map))}; }
+Value value_map(Render *render, ValueKind kind) { return (Value){.kind = kind, .map = jinja_take_struct(render, sizeof(Map))}; }
 
-Value *map_find_text(const Map *map, Text key) {
-    for (size_t i = 0; i < map->keys.count; i++)
-        if (value_is_text(map->keys.at[i]) && str_equal(map->keys.at[i].text, key)) return &map->values.at[i];
-    return NULL;
+Value *map_find_text(Render *render, const Map *map, Text key) {
+    enum { KEY = 4 }; /* the work of looking at the size of a key */
+    size_t work = KEY;
+    Value *found = NULL;
+    for (size_t i = 0; i < map->keys.count && !found; i++) {
+        const Value *each = &map->keys.at[i];
+        bool compares = value_is_text(*each) && each->text.size == key.size;
+        work += KEY + (compares ? key.size : 0);
+        if (compares && str_equal(each->text, key)) found = &map->values.at[i];
+    }
+    return jinja_charge(render, work) ? found : NULL;
 }
 
 Value *map_find(Render *render, const Map *map, Value key) {
-    if (!jinja_step(render, map->keys.count / 16)) return NULL;
-    if (value_is_text(key)) return map_find_text(map, key.text);
-    for (size_t i = 0; i < map->keys.count; i++)
+    if (value_is_text(key)) return map_find_text(render, map, key.text);
+    for (size_t i = 0; i < map->keys.count && !render->failed; i++)
         if (value_equal(render, map->keys.at[i], key)) return &map->values.at[i];
     return NULL;
 }
@@ -137,7 +143,8 @@ static bool numbers_equal(Value a, Value b) {
 }
 
 bool value_equal(Render *render, Value a, Value b) {
-    if (!jinja_step(render, 1)) return false;
+    bool texts = value_is_text(a) && value_is_text(b) && a.text.size == b.text.size;
+    if (!jinja_charge(render, JINJA_STEP + (texts ? a.text.size : 0))) return false;
     if (value_is_number(a) && value_is_number(b)) return numbers_equal(a, b);
     if (a.kind != b.kind) return false;
     bool equal = false;
@@ -159,7 +166,8 @@ static int compare_numbers(Value a, Value b) {
 
 int value_compare(Render *render, Value a, Value b) {
     if (value_is_number(a) && value_is_number(b)) return compare_numbers(a, b);
-    if (value_is_text(a) && value_is_text(b)) return str_compare(a.text, b.text);
+    if (value_is_text(a) && value_is_text(b))
+        return jinja_charge(render, a.text.size < b.text.size ? a.text.size : b.text.size) ? str_compare(a.text, b.text) : 0;
     if (a.kind != b.kind || !value_is_sequence(a)) jinja_fail(render, "%s and %s have no order", value_kind_name(a), value_kind_name(b));
     else jinja_unknown(render, "the order of lists is not known");
     return 0;
@@ -192,7 +200,9 @@ const Items *value_iterate(Render *render, Value value) {
 
 /* The shortest digits that give the number back, in Python's form. */
 static void build_real(Builder *builder, double real) {
+    enum { WORK = 4096 }; /* of 17 conversions */
     char digits[40];
+    if (!jinja_charge(builder->render, WORK)) return;
     if (!isfinite(real)) return build(builder, isnan(real) ? TEXT("nan") : real > 0 ? TEXT("inf") : TEXT("-inf"));
     int precision = 1;
     do snprintf(digits, sizeof digits, "%.*e", precision - 1, real);
