@@ -84,18 +84,6 @@ static bool refuse_existing(const DataOptions *options, const char *path, Error 
            error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", path);
 }
 
-/* Runs may train on the shards that are there, and files of such a name may be no shard's. */
-static bool refuse_existing_shards(const DataOptions *options, const char *output, Error *error) {
-    static const char *const parts[] = {"", "-train", "-valid"}, *const suffixes[] = {".idx", ".bin", ".tokenizer"};
-    bool free_names = true;
-    for (int i = options->valid > 0; i < (options->valid > 0 ? 3 : 1); i++)
-        for (int j = 0; j < 3 && free_names; j++) {
-            SCOPED_FREE char *path = memory_format("%s%s%s", output, parts[i], suffixes[j]);
-            free_names = refuse_existing(options, path, error);
-        }
-    return free_names;
-}
-
 /* Lengths of documents as bars, a row for each power of two from the shortest to the longest. */
 static void print_lengths(const PackResult *result, bool pairs) {
     enum { WIDTH = 40 };
@@ -171,7 +159,6 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .overwrite = options->overwrite};
     PackResult result;
     double start = log_seconds();
-    if (options->shard_tokens == 0 && !refuse_existing_shards(options, output, error)) return false;
     if (!pack_text(&pack, &result, error)) return false;
     print_packed(options, &result, output, log_seconds() - start);
     return true;

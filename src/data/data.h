@@ -117,8 +117,9 @@ char *remote_folder(const char *cache, const char *path);
 bool remote_mirror(const RemoteOptions *options, const char *path, Error *error);
 
 /* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx appear under their names only when
- * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. A shard of
- * that name is replaced; a PREFIX.tokenizer with other files than a tokenizer's is refused (ERROR_USAGE). */
+ * shard_writer_finish succeeds (temporary names, fsync, rename). A cancel leaves nothing behind, nor does a failure before
+ * the files get their names; a later one leaves no index. A shard of that name is replaced; a PREFIX.tokenizer with other
+ * files than a tokenizer's is refused (ERROR_USAGE). */
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
 /* Records `tokenizer` (as for tokenizer_open; "": the byte tokenizer) beside the shard, as PREFIX.tokenizer/, which
@@ -138,9 +139,13 @@ void shard_writer_mask(ShardWriter *writer);
 bool shard_writer_end_span(ShardWriter *writer, Error *error);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
-/* shard_writer_finish for shards that belong together: they appear in this order, once no older shard of any of their
- * names is left. */
-bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error);
+/* shard_writer_finish for shards that belong together, and the file that describes them (NULL: none): they appear in this
+ * order, once no older index of any of their names is left. With a file they survive a failure or a kill from the moment
+ * that all are on the disk: shard_names_resume (data_internal.h). */
+#define SHARDS_FILE ".pack.json" /* PREFIX.pack.json, with the prefix of the last shard */
+typedef struct ShardsFile { const char *path, *text; } ShardsFile;
+enum { SHARDS_TOGETHER = 2 /* at most: training and validation */ };
+bool shard_writers_finish(ShardWriter *const *writers, int count, const ShardsFile *file, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
 
 /* -- Best-fit packing (bins.c) ------------------------------------------------------------------------------------- */

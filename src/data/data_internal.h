@@ -12,6 +12,17 @@
 /* Puts `tokenizer` and `template`, as for shard_writer_tokenizer, into a folder, which is replaced. */
 bool shard_tokenizer_write(const char *tokenizer, const char *template, const char *folder, Error *error);
 
+/* -- Names of shards that are written (shard_names.c) ---------------------------------------------------------------- */
+
+/* NAME.next, where a file or folder of a shard waits on the disk until all that belongs to it does. The caller frees. */
+char *shard_next(const char *name);
+/* Gives what waits its names, once it is known to be whole: the shards `prefixes` (closed by NULL), and last `record`,
+ * whose NAME.next says that they are whole; NULL: there is none. After a failure it can be called again, also by another
+ * process. ERROR_CHECKPOINT; ERROR_USAGE while another process does it. */
+bool shard_names_take(const char *const *prefixes, const char *record, Error *error);
+/* Does so where a process that was killed, or failed, left `record` waiting. *resumed: it did. */
+bool shard_names_resume(const char *const *prefixes, const char *record, bool *resumed, Error *error);
+
 /* -- One shard (shard.c) ------------------------------------------------------------------------------------------- */
 
 typedef int32_t UnalignedI32 __attribute__((aligned(1)));

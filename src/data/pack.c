@@ -45,6 +45,7 @@ typedef struct Packer {
     uint64_t *new_hashes;
     size_t new_hash_count, new_hash_capacity;
     int lock;
+    bool done; /* a process before this one packed all, and was killed */
     /* The document in pieces that is being taken. */
     XXH3_state_t *long_hash;
     int32_t *held; /* its tokens, while it is not known whether it stays */
@@ -57,6 +58,10 @@ typedef struct Packer {
 } Packer;
 
 static bool in_folder(const Packer *packer) { return packer->options.shard_tokens > 0; }
+
+static char *record_path(const Packer *packer) {
+    return memory_format("%s%s", packer->train.name, in_folder(packer) ? "/pack.json" : SHARDS_FILE);
+}
 
 /* -- Shards ------------------------------------------------------------------------------------------------------- */
 
@@ -93,18 +98,18 @@ static bool finish_shards(Packer *packer, Error *error) {
         parts[i]->open_tokens = 0;
         ++*part_shards(packer, parts[i]);
     }
-    return shard_writers_finish(writers, count, error);
+    if (in_folder(packer)) return shard_writers_finish(writers, count, NULL, error);
+    SCOPED_FREE char *record = record_path(packer), *text = pack_report_text(&packer->report, &packer->options, true);
+    return shard_writers_finish(writers, count, &(ShardsFile){record, text}, error);
 }
 
 /* -- The record, and going on where a killed packing stopped --------------------------------------------------------- */
 
-static char *record_path(const Packer *packer) { return memory_format("%s%spack.json", packer->train.name, in_folder(packer) ? "/" : "."); }
-
 static char *part_path(const Part *part, const char *name) { return memory_format("%s/%s", part->name, name); }
 
 static bool write_record(const Packer *packer, bool complete, Error *error) {
-    SCOPED_FREE char *path = record_path(packer);
-    return pack_report_write(&packer->report, &packer->options, complete, path, error);
+    SCOPED_FREE char *path = record_path(packer), *text = pack_report_text(&packer->report, &packer->options, complete);
+    return file_write(path, text, (int64_t)strlen(text), error);
 }
 
 /* The hashes first: the record says how many of them count. */
@@ -173,7 +178,7 @@ static bool read_hashes(Packer *packer, Error *error) {
 
 /* What a killed packing was given another tokenizer for. */
 static bool same_tokenizer(const Packer *packer) {
-    SCOPED_FREE char *folder = part_path(&packer->train, "tokenizer");
+    SCOPED_FREE char *folder = memory_format("%s%s", packer->train.name, in_folder(packer) ? "/tokenizer" : ".tokenizer");
     const char *given = packer->options.tokenizer ? packer->options.tokenizer : "";
     return file_kind(folder, NULL) == FILE_ABSENT || !tokenizer_differs(byte_tokenizer_is(folder) ? "" : folder, given);
 }
@@ -548,14 +553,54 @@ static bool refuse_twin(const Packer *packer, Error *error) {
     return true;
 }
 
-/* Opens what is written to: a shard for each part at once, so that a name that cannot be written is known before any
- * text is read, or the folders. */
+/* Runs may train on the shards that are there, and files of such a name may be no shard's. */
+static bool refuse_existing(const Packer *packer, Error *error) {
+    static const char *const suffixes[] = {".idx", ".bin", ".tokenizer"};
+    const char *names[] = {packer->train.name, packer->valid.name};
+    for (int i = 0; i < 2 && names[i] && !packer->options.overwrite; i++)
+        for (size_t j = 0; j < sizeof suffixes / sizeof *suffixes; j++) {
+            SCOPED_FREE char *path = memory_format("%s%s", names[i], suffixes[j]);
+            if (file_exists(path))
+                return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", path);
+        }
+    return true;
+}
+
+static bool reads_standard_input(const Packer *packer) {
+    const char *const *input = packer->options.inputs;
+    while (*input && strcmp(*input, "-")) input++;
+    return *input;
+}
+
+/* After a packing that ended while its files got their names: whether it was this one. */
+static bool was_this_one(Packer *packer, bool *same, Error *error) {
+    PackFound found;
+    SCOPED_FREE char *difference = NULL, *record = record_path(packer);
+    if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error)) return false;
+    *same = found == PACK_FOUND_WHOLE && !difference && same_tokenizer(packer);
+    return true;
+}
+
+/* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */
+static bool open_shards(Packer *packer, Error *error) {
+    bool ended, again = reads_standard_input(packer); /* which nothing tells from another one */
+    const char *names[] = {
+        packer->valid.name ? packer->valid.name : packer->train.name, packer->valid.name ? packer->train.name : NULL, NULL};
+    SCOPED_FREE char *record = record_path(packer);
+    if (!shard_names_resume(names, record, &ended, error)) return false;
+    if (ended && !again && !was_this_one(packer, &packer->done, error)) return false;
+    packer->report.result.resumed = packer->done;
+    if (packer->done) return true;
+    return ((ended && again) || refuse_existing(packer, error)) && part_open(packer, &packer->train, error) &&
+           (!packer->valid.name || part_open(packer, &packer->valid, error));
+}
+
+/* Opens what is written to: the folders, or a shard for each part. */
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = folder_of(packer->train.name);
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
     packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".");
-    if (in_folder(packer)) return open_folder(packer, error);
-    return part_open(packer, &packer->train, error) && (!packer->valid.name || part_open(packer, &packer->valid, error));
+    return in_folder(packer) ? open_folder(packer, error) : open_shards(packer, error);
 }
 
 /* What is bad in the first record of a kind; and its file and line, where `sample` is not NULL. */
@@ -683,9 +728,9 @@ static bool list_inputs(Packer *packer, Error *error) {
 }
 
 static bool pack_all(Packer *packer, Error *error) {
-    return list_inputs(packer, error) && open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error) &&
-           read_all(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
-           (in_folder(packer) ? complete_folder(packer, error) : write_record(packer, true, error));
+    bool opened = list_inputs(packer, error) && open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error);
+    return opened && (packer->done || (read_all(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
+                                          (!in_folder(packer) || complete_folder(packer, error))));
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {

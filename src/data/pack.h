@@ -57,7 +57,7 @@ typedef struct PackOptions {
     PackDedup dedup;
     bool special;         /* special tokens spelled in the text are matched; else they are ordinary text */
     int64_t shard_tokens; /* 0: one shard; else OUTPUT is a folder, and a shard ends with the document that fills it */
-    bool overwrite;       /* a folder that is complete, or was begun with other inputs or settings, is made anew */
+    bool overwrite;       /* shards, and a folder that is complete, or was begun with other inputs or settings, are made anew */
 } PackOptions;
 
 /* Records that are no document, or none as they stand. */

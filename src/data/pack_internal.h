@@ -168,9 +168,10 @@ typedef struct PackReport {
 void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files);
 /* Counts a bad record, and keeps it if it is one of the first of its kind. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
-bool pack_report_write(const PackReport *report, const PackOptions *options, bool complete, const char *path, Error *error);
+/* The text of the record; the caller frees. */
+char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete);
 typedef enum PackFound { PACK_FOUND_NOTHING, PACK_FOUND_PART, PACK_FOUND_WHOLE } PackFound;
-/* Reads what `path` says: of a part the counts and the position come into `report`, if inputs and settings are the same;
+/* Reads what `path` says: the counts, and of a part the position, come into `report`, if inputs and settings are the same;
  * else `difference` (for the caller to free) says what is not. ERROR_DATA: no record of a packing. */
 bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error);
 void pack_report_free(PackReport *report);

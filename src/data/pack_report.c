@@ -127,16 +127,16 @@ static json_t *describe_lengths(const PackResult *result) {
     return lengths;
 }
 
-bool pack_report_write(const PackReport *report, const PackOptions *options, bool complete, const char *path, Error *error) {
+char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete) {
     const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
     json_auto_t *record = json_pack("{ss sb so so sO so so so sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
         describe_settings(report, options), "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts",
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
         describe_lengths(&report->result), "samples", report->samples);
     if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
-    SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
+    char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (!text) memory_refused(1 << 20);
-    return file_write(path, text, (int64_t)strlen(text), error);
+    return text;
 }
 
 /* The first setting, or input, that is not as it was. */
@@ -156,10 +156,10 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");
 }
 
-static bool take_counts(PackReport *report, const json_t *record) {
+static bool take_counts(PackReport *report, const json_t *record, bool whole) {
     const json_t *bad = json_object_get(record, "bad"), *lengths = json_object_get(record, "document_lengths");
     bool good = read_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
-                read_numbers(report, places, PLACES, json_object_get(record, "position"));
+                (whole || read_numbers(report, places, PLACES, json_object_get(record, "position")));
     for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
     json_decref(report->samples);
@@ -178,7 +178,7 @@ bool pack_report_read(PackReport *report, const PackOptions *options, const char
     bool whole = json_is_true(complete);
     if (!json_is_boolean(complete)) return error_set(error, ERROR_DATA, "%s is no record of a packing; name another OUTPUT", path);
     *found = whole ? PACK_FOUND_WHOLE : PACK_FOUND_PART;
-    *difference = whole ? NULL : find_difference(report, options, record);
-    return whole || *difference || take_counts(report, record) ||
+    *difference = find_difference(report, options, record);
+    return *difference || take_counts(report, record, whole) ||
            error_set(error, ERROR_DATA, "%s is damaged; give overwrite=true to pack anew", path);
 }

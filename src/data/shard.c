@@ -31,7 +31,11 @@ static bool open_object(Shard *shard, Remote *remote, Error *error) {
 bool shard_open(Shard *shard, const char *prefix, Remote *remote, Error *error) {
     *shard = (Shard){.prefix = memory_copy_string(prefix), .format = shard_format(prefix), .document_count = -1, .max_token = -1};
     if (!shard->format) {
+        SCOPED_FREE char *index = memory_format("%s.idx", prefix), *next = shard_next(index);
         shard_close(shard);
+        if (file_exists(next))
+            return error_set(
+                error, ERROR_DATA, "%s was being packed when its process ended: the same smelt data pack again finishes it", prefix);
         return error_set(
             error, ERROR_DATA, "%s is no token shard: there is no %s.idx, and no such file of llm.c, llmq or Mosaic's MDS", prefix, prefix);
     }

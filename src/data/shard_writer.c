@@ -1,9 +1,7 @@
 /* Writes token shards (the format is described in shard_index.c) in constant memory. Tokens stream through one buffer
  * into a temporary file beside the final one; what the index says of each sequence, document and block of bytes waits
- * in spools, files without names. Both files are synced before they get their names, and the index comes last, after an
- * older one has gone: so an index belongs to the tokens beside it wherever the process stops or the power fails, and
- * its checksum proves it. Shards that are finished together appear after the older ones of all of them have gone.
- * pack.c writes shards. */
+ * in spools, files without names. Both files are synced before they get their names (shard_names.c), and the index
+ * proves by its checksum that it belongs to the tokens beside it. pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -53,6 +51,7 @@ struct ShardWriter {
     uint32_t max_token;
     char *tokenizer; /* to be recorded; NULL: none */
     char *template;  /* beside it; NULL or "": none but its own */
+    bool owns;       /* what waits for the names of this shard goes with the writer */
 };
 
 /* -- Spools ------------------------------------------------------------------------------------------------------ */
@@ -95,7 +94,7 @@ static XXH3_state_t *new_hash(void) {
 }
 
 static bool output_open(OutputFile *output, const char *prefix, const char *suffix, const char *folder, Spool *blocks, Error *error) {
-    SCOPED_FREE char *path = memory_format("%s%s", prefix, suffix);
+    SCOPED_FREE char *name = memory_format("%s%s", prefix, suffix), *path = shard_next(name);
     output->blocks = blocks;
     output->folder = folder;
     if (!file_replace_begin(&output->file, path, error))
@@ -155,11 +154,15 @@ static bool check_tokenizer(const char *prefix, Error *error) {
 
 /* Removes what a killed writer of the same shard left. Called once the writer's own file is there and locked: so of two
  * writers that start at once no two go on. */
-static bool be_alone(const ShardWriter *writer, Error *error) {
+static bool be_alone(ShardWriter *writer, Error *error) {
+    static const char *const parts[] = {".bin.", ".idx.", SHARDS_FILE "."};
     const char *slash = strrchr(writer->prefix, '/'), *name = slash ? slash + 1 : writer->prefix;
-    SCOPED_FREE char *tokens = memory_format("%s.bin.", name), *index = memory_format("%s.idx.", name);
-    bool other = file_remove_partials(writer->folder, tokens, &writer->tokens.file);
-    other = file_remove_partials(writer->folder, index, NULL) || other;
+    bool other = false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        SCOPED_FREE char *start = memory_format("%s%s", name, parts[i]);
+        other = file_remove_partials(writer->folder, start, &writer->tokens.file) || other;
+    }
+    writer->owns = !other;
     return !other || error_set(error, ERROR_USAGE, "another process writes %s: wait for it, or name another output", writer->prefix);
 }
 
@@ -179,9 +182,10 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     return NULL;
 }
 
-/* PREFIX.tokenizer, or its name before the shard is complete; the caller frees. */
-static char *tokenizer_folder(const ShardWriter *writer, bool complete) {
-    return memory_format("%s.tokenizer%s", writer->prefix, complete ? "" : ".partial");
+/* Where the tokenizer waits until the shard is complete; the caller frees. */
+static char *tokenizer_next(const ShardWriter *writer) {
+    SCOPED_FREE char *name = memory_format("%s.tokenizer", writer->prefix);
+    return shard_next(name);
 }
 
 void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const char *template) {
@@ -189,11 +193,18 @@ void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const ch
     writer->template = memory_copy_string(template);
 }
 
+static void discard_waiting(const ShardWriter *writer) {
+    static const char *const suffixes[] = {".tokenizer", ".bin", ".idx"};
+    Error ignored = {0};
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        SCOPED_FREE char *name = memory_format("%s%s", writer->prefix, suffixes[i]), *next = shard_next(name);
+        file_remove(next, &ignored);
+    }
+}
+
 void shard_writer_cancel(ShardWriter *writer) {
     if (!writer) return;
-    Error ignored = {0};
-    SCOPED_FREE char *tokenizer = tokenizer_folder(writer, false);
-    if (writer->tokenizer) file_remove(tokenizer, &ignored);
+    if (writer->owns) discard_waiting(writer);
     free(writer->tokenizer);
     free(writer->template);
     output_close(&writer->tokens);
@@ -241,8 +252,8 @@ static bool writer_end_sequence(ShardWriter *writer, Error *error) {
 static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
     return error_set(error, ERROR_DATA,
-        "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; write the shard with wider tokens", *tokens,
-        writer->tokens.file.path, limit, writer->token_bytes);
+        "token %" PRId32 " does not fit into %s.bin, which holds 0 to %" PRId64 " in %d bytes each; write the shard with wider tokens",
+        *tokens, writer->prefix, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -354,9 +365,9 @@ bool shard_tokenizer_write(const char *tokenizer, const char *template, const ch
            (!*template || tokenizer_put_template(folder, template, error));
 }
 
-/* Brings the tokenizer to the disk, under its temporary name. */
+/* Brings the tokenizer to the disk. */
 static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
-    SCOPED_FREE char *folder = tokenizer_folder(writer, false);
+    SCOPED_FREE char *folder = tokenizer_next(writer);
     return !writer->tokenizer || shard_tokenizer_write(writer->tokenizer, writer->template, folder, error);
 }
 
@@ -364,37 +375,45 @@ static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
 static bool prepare(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
-        return error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
+        return error_set(error, ERROR_DATA, "no tokens were written to %s.bin; give a corpus that is not empty", writer->prefix);
     return prepare_tokenizer(writer, error) && output_sync(&writer->tokens, error) &&
            output_open(&writer->index, writer->prefix, ".idx", writer->folder, &writer->index_blocks, error) && write_index(writer, error);
 }
 
-/* An older shard goes for good: without its index it is none. */
-static bool retire_older(const ShardWriter *writer, Error *error) {
-    SCOPED_FREE char *index = memory_format("%s.idx", writer->prefix), *tokenizer = tokenizer_folder(writer, true);
-    return file_remove(index, error) && file_sync_name(index, error) && file_remove(tokenizer, error);
+/* From here on both files wait for their names. */
+static bool commit(ShardWriter *writer, Error *error) {
+    return file_replace_commit(&writer->tokens.file, error) && file_replace_commit(&writer->index.file, error);
 }
 
-/* What can still fail are the names, of which no part stays then. */
-static bool publish(ShardWriter *writer, Error *error) {
-    SCOPED_FREE char *tokens = memory_format("%s.bin", writer->prefix), *index = memory_format("%s.idx", writer->prefix);
-    SCOPED_FREE char *draft = tokenizer_folder(writer, false), *tokenizer = tokenizer_folder(writer, true);
-    Error ignored;
-    if (writer->tokenizer && !file_replace_folder(draft, tokenizer, error)) return false;
-    if (!file_replace_commit(&writer->tokens.file, error)) return false;
-    if (file_replace_commit(&writer->index.file, error)) return true;
-    file_remove(index, &ignored);
-    file_remove(tokens, &ignored);
-    return false;
+/* The file, which is opened first, is locked while shards without a lock wait: so another writer of them is refused. */
+static bool commit_all(ShardWriter *const *writers, int count, const ShardsFile *file, Error *error) {
+    SCOPED_FREE char *next = file ? shard_next(file->path) : NULL;
+    SCOPED(file_close) File promise = {0};
+    bool good =
+        !file || (file_replace_begin(&promise, next, error) && file_append(&promise, file->text, (int64_t)strlen(file->text), error));
+    for (int i = 0; i < count && good; i++) good = commit(writers[i], error);
+    good = good && (!file || file_replace_commit(&promise, error));
+    for (int i = 0; i < count; i++) writers[i]->owns = !good;
+    return good;
 }
 
-bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error) {
+/* An older shard's does not belong to one that is written without. */
+static bool retire_tokenizer(const ShardWriter *writer, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s.tokenizer", writer->prefix);
+    return writer->tokenizer || file_remove(folder, error);
+}
+
+bool shard_writers_finish(ShardWriter *const *writers, int count, const ShardsFile *file, Error *error) {
     bool good = true;
+    const char *prefixes[SHARDS_TOGETHER + 1] = {0};
+    assert(count <= SHARDS_TOGETHER);
+    for (int i = 0; i < count; i++) prefixes[i] = writers[i]->prefix;
     for (int i = 0; i < count && good; i++) good = prepare(writers[i], error);
-    for (int i = 0; i < count && good; i++) good = retire_older(writers[i], error);
-    for (int i = 0; i < count && good; i++) good = publish(writers[i], error);
+    good = good && commit_all(writers, count, file, error);
+    for (int i = 0; i < count && good; i++) good = retire_tokenizer(writers[i], error);
+    good = good && shard_names_take(prefixes, file ? file->path : NULL, error);
     for (int i = 0; i < count; i++) shard_writer_cancel(writers[i]);
     return good;
 }
 
-bool shard_writer_finish(ShardWriter *writer, Error *error) { return shard_writers_finish(&writer, 1, error); }
+bool shard_writer_finish(ShardWriter *writer, Error *error) { return shard_writers_finish(&writer, 1, NULL, error); }

@@ -134,7 +134,8 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer,
-        .special = config->data.special};
+        .special = config->data.special,
+        .overwrite = true};
     if (made && shard_set_exists(last)) return true;
     if (made && !file_exists(input))
         return error_set(error, ERROR_DATA,

@@ -9,7 +9,8 @@
 /* -- Packing ----------------------------------------------------------------------------------------------------- */
 
 static PackResult pack(const char *input, double valid, const char *separator) {
-    PackOptions options = {.inputs = (const char *[]){input, NULL}, .output = "out", .valid_fraction = valid, .separator = separator};
+    PackOptions options = {
+        .inputs = (const char *[]){input, NULL}, .output = "out", .valid_fraction = valid, .separator = separator, .overwrite = true};
     PackResult result;
     Error error = {0};
     if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
@@ -17,7 +18,8 @@ static PackResult pack(const char *input, double valid, const char *separator) {
 }
 
 static void assert_pack_fails(const char *input, double valid, const char *separator, ErrorCode code, const char *part) {
-    PackOptions options = {.inputs = (const char *[]){input, NULL}, .output = "out", .valid_fraction = valid, .separator = separator};
+    PackOptions options = {
+        .inputs = (const char *[]){input, NULL}, .output = "out", .valid_fraction = valid, .separator = separator, .overwrite = true};
     PackResult result;
     Error error = {0};
     int entries = count_entries();

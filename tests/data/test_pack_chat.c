@@ -20,7 +20,7 @@ static const char three[] = LINE(USER("hi") "," ANSWER("yes")) "{\"prompt\": \"2
 static PackOptions chat_options(const char *input) {
     static const char *inputs[2];
     inputs[0] = input;
-    return (PackOptions){.inputs = inputs, .output = "out", .separator = "", .format = PACK_CHAT, .template = "chatml"};
+    return (PackOptions){.inputs = inputs, .output = "out", .separator = "", .format = PACK_CHAT, .template = "chatml", .overwrite = true};
 }
 
 static PackResult pack_with(PackOptions options) {

@@ -20,6 +20,7 @@ static PackResult pack_with(PackOptions options) {
     if (!options.inputs) options.inputs = only_in;
     if (!options.output) options.output = "out";
     if (!options.separator) options.separator = "";
+    options.overwrite = true;
     if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
     return result;
 }
@@ -30,6 +31,7 @@ static void assert_refused(PackOptions options, ErrorCode code, const char *part
     if (!options.inputs) options.inputs = only_in;
     options.output = "out";
     if (!options.separator) options.separator = "";
+    options.overwrite = true;
     assert_false(pack_text(&options, &result, &error));
     assert_int_equal(error.code, code);
     if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);

@@ -18,7 +18,8 @@
 static PackOptions options_for(const char *input) {
     static const char *inputs[2];
     inputs[0] = input;
-    return (PackOptions){.inputs = inputs, .output = "out", .separator = "", .format = PACK_PREFERENCE, .template = "chatml"};
+    return (PackOptions){
+        .inputs = inputs, .output = "out", .separator = "", .format = PACK_PREFERENCE, .template = "chatml", .overwrite = true};
 }
 
 static PackResult pack_with(PackOptions options) {

@@ -1,7 +1,10 @@
 /* Tests of folders of shards: their sizes, and that a packing which is killed and started again writes what an
  * undisturbed one does. Each test runs in a temporary folder of its own; run by `make test`. */
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "support/data_files.h"
@@ -11,6 +14,24 @@
 #include "base/scope.h"
 #include "base/thread.h"
 #include "data/pack.h"
+
+/* The process ends, as if it was killed, before this call of rename or fsync, counted from 1; 0: before none. The wrappers
+ * stand in for libc's in the whole program. */
+static int killed_at;
+
+static void count_call(void) {
+    if (killed_at > 0 && --killed_at == 0) _exit(128 + SIGKILL);
+}
+
+int rename(const char *from, const char *to) {
+    count_call();
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int fsync(int file) {
+    count_call();
+    return (int)syscall(SYS_fsync, file);
+}
 
 static const char *const inputs[] = {"a", "b.gz", "c.jsonl", NULL};
 
@@ -184,6 +205,118 @@ static void one_shard_leaves_nothing_of_a_killed_packing(void **state) {
     assert_int_equal(access("outer.bin.partial-999999", F_OK), 0);
 }
 
+/* Packs in a process of its own, which ends before a call. False: it has no such call. */
+static bool pack_until(PackOptions options, int call) {
+    int status;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        PackResult result;
+        Error error = {0};
+        killed_at = call;
+        _exit(pack_text(&options, &result, &error) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+    return WEXITSTATUS(status) != 0;
+}
+
+/* The text of a shard, for the caller to free; NULL: it is refused. */
+static char *text_of(const char *prefix) {
+    ShardSet set;
+    Error error = {0};
+    if (!shard_set_open(&set, prefix, &error)) return NULL;
+    shard_set_close(&set);
+    return shard_text(prefix);
+}
+
+static bool holds_text(const char *prefix, const char *text) {
+    SCOPED_FREE char *found = text_of(prefix);
+    return found && !strcmp(found, text);
+}
+
+/* A packing of "in" over what "older" gave, or over nothing. */
+typedef struct Packing {
+    PackOptions options;
+    const char *older, *parts[2], *texts[2];
+    const char *record;
+} Packing;
+
+static bool is_packed(const Packing *packing) {
+    bool both = true;
+    for (int i = 0; i < 2 && packing->parts[i]; i++) both = both && holds_text(packing->parts[i], packing->texts[i]);
+    return both && access(packing->record, F_OK) == 0;
+}
+
+/* No part is anything but old or new, and nothing old is gone before all that is new waits on the disk. */
+static void check_killed(const Packing *packing, int call) {
+    SCOPED_FREE char *waiting = memory_format("%s.next", packing->record);
+    for (int i = 0; i < 2 && packing->parts[i]; i++) {
+        SCOPED_FREE char *text = text_of(packing->parts[i]);
+        bool old = packing->older ? text && !strcmp(text, packing->older) : !text;
+        if (!old && access(waiting, F_OK) != 0 && !is_packed(packing))
+            fail_msg("killed at call %d: %s is %s", call, packing->parts[i], text ? text : "gone");
+        if (text && !old) assert_string_equal(text, packing->texts[i]);
+    }
+}
+
+/* Kills the packing before each of its calls, and starts it again. */
+static void check_kills(const Packing *packing) {
+    int call = 1;
+    for (bool killed = true; killed; call++) {
+        PackResult result;
+        Error error = {0};
+        assert_true(file_remove("place", &error) && file_make_folder("place", &error));
+        assert_int_equal(chdir("place"), 0);
+        write_text("in", "one\n%\ntwo\n%\nthree\n%\nfour\n");
+        write_text("older", "old\n%\nolder\n");
+        PackOptions before = packing->options;
+        before.inputs = (const char *[]){"older", NULL};
+        if (packing->older) pack(before);
+        killed = pack_until(packing->options, call);
+        check_killed(packing, call);
+        bool whole = is_packed(packing);
+        if (pack_text(&packing->options, &result, &error)) assert_int_equal(result.documents, 4);
+        else if (!whole || error.code != ERROR_USAGE) fail_msg("killed at call %d, again: %s", call, error.message);
+        if (!is_packed(packing)) fail_msg("killed at call %d: the same command did not make it", call);
+        assert_int_equal(chdir(".."), 0);
+    }
+    assert_true(call > 10);
+}
+
+static void one_shard_killed_at_any_call_is_made_by_the_same_command(void **state) {
+    (void)state;
+    Packing packing = {.options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%"},
+        .parts = {"out"},
+        .texts = {"one\n|two\n|three\n|four\n|"},
+        .record = "out.pack.json"};
+    check_kills(&packing);
+    packing.options.overwrite = true;
+    packing.older = "old\n|older\n|";
+    check_kills(&packing);
+}
+
+static void both_parts_of_a_split_are_made_after_a_kill(void **state) {
+    (void)state;
+    check_kills(&(Packing){.options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%", .valid_fraction = 0.25},
+        .parts = {"out-train", "out-valid"},
+        .texts = {"one\n|two\n|three\n|", "four\n|"},
+        .record = "out-train.pack.json"});
+}
+
+static void what_a_killed_packing_left_is_not_replaced_by_another_one(void **state) {
+    (void)state;
+    PackOptions options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%"};
+    write_text("in", "one\n%\ntwo\n");
+    for (int call = 1; access("out.pack.json.next", F_OK) != 0; call++) assert_true(pack_until(options, call));
+    write_text("in", "another text\n");
+    assert_refused(options, ERROR_USAGE, "out.idx exists: give another name, or overwrite=true");
+    assert_shard_text("out", "one\n|two\n|");
+    options.overwrite = true;
+    pack(options);
+    assert_shard_text("out", "another text\n|");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(a_shard_ends_with_the_document_that_fills_it),
@@ -191,6 +324,9 @@ int main(void) {
         IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
         IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
         IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
+        IN_FOLDER(one_shard_killed_at_any_call_is_made_by_the_same_command),
+        IN_FOLDER(both_parts_of_a_split_are_made_after_a_kill),
+        IN_FOLDER(what_a_killed_packing_left_is_not_replaced_by_another_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,73 @@
+/* How shards that are whole get their names. A shard is several files, and the shards of a packing belong together, but
+ * names change one at a time. So each file is first brought to the disk as NAME.next, and after them the record of the
+ * packing as RECORD.next. From there on the packing is whole, and whoever finds that file gives the others their names:
+ * the packing itself, or the next one after a kill. An older index goes first and the new one comes last, so that an
+ * index belongs to the tokens beside it at any moment. Called by shard_writer.c and pack.c. */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/data_internal.h"
+
+char *shard_next(const char *name) { return memory_format("%s.next", name); }
+
+/* Absent is one answer, and "cannot be told" another one, which is a failure. */
+static bool find(const char *path, bool *there, Error *error) {
+    *there = file_kind(path, NULL) != FILE_ABSENT;
+    return *there || errno == ENOENT || file_fail(error, "look for", path);
+}
+
+static bool find_next(const char *name, bool *there, Error *error) {
+    SCOPED_FREE char *next = shard_next(name);
+    return find(next, there, error);
+}
+
+/* What had the name goes first, so that a second try after a kill finds NAME.next until it has its name. */
+static bool take_name(const char *name, Error *error) {
+    bool there;
+    SCOPED_FREE char *next = shard_next(name);
+    if (!find(next, &there, error)) return false;
+    return !there || (file_remove(name, error) && file_replace_folder(next, name, error));
+}
+
+/* An index whose successor waits is no index of the tokens that are about to come. */
+static bool retire_index(const char *prefix, Error *error) {
+    bool waits;
+    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
+    return find_next(index, &waits, error) && (!waits || (file_remove(index, error) && file_sync_name(index, error)));
+}
+
+static bool take_shard(const char *prefix, Error *error) {
+    static const char *const suffixes[] = {".tokenizer", ".bin", ".idx"};
+    bool good = true, there = true;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && good; i++) {
+        SCOPED_FREE char *name = memory_format("%s%s", prefix, suffixes[i]);
+        good = take_name(name, error) && (i == 0 || find(name, &there, error));
+        if (good && !there) good = error_set(error, ERROR_CHECKPOINT, "%s is gone; pack the corpus again", name);
+    }
+    return good;
+}
+
+static bool take_all(const char *const *prefixes, const char *record, Error *error) {
+    bool good = true;
+    for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = retire_index(*prefix, error);
+    for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = take_shard(*prefix, error);
+    return good && (!record || take_name(record, error));
+}
+
+bool shard_names_take(const char *const *prefixes, const char *record, Error *error) {
+    int lock = -1;
+    SCOPED_FREE char *promise = record ? shard_next(record) : NULL;
+    if (promise && !file_lock(promise, &lock))
+        return error_set(error, ERROR_USAGE, "another process gives the files of %s their names: wait for it", prefixes[0]);
+    bool good = take_all(prefixes, record, error);
+    if (lock >= 0) close(lock);
+    return good || !record || error_context(error, "%s is packed, and the same command gives its files their names", prefixes[0]);
+}
+
+bool shard_names_resume(const char *const *prefixes, const char *record, bool *resumed, Error *error) {
+    return find_next(record, resumed, error) && (!*resumed || shard_names_take(prefixes, record, error));
+}
