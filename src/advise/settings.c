@@ -40,7 +40,7 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     if (!file && !said.layout.dp) config->layout.dp = 0; /* copies of the run were for its own ranks */
     if (!read || !needs_check(config, &said, error) || !phases_resolve(config, error) || !corpus_resolve(config, strings, error))
         return false;
-    if (!config_check(config, error) || !corpus_resolve_steps(config, 0, error)) return false;
+    if (!config_check(config, error) || !corpus_resolve_steps(config, 0, (Position){0}, error)) return false;
     needs_warn(config, &said, NULL);
     return true;
 }

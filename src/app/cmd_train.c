@@ -49,6 +49,7 @@ static bool apply_settings(int argc, char **argv, Config *config, OptionStrings 
     const Config base = *config;
     config->steps = config->tokens = 0;
     config->epochs = 0;
+    config->batch.last = 0;
     for (int i = 1 + file; i < argc;) {
         if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
             return error_set(error, ERROR_USAGE,
@@ -278,21 +279,21 @@ static Device *open_planned(const Config *config, Error *error) {
     return device;
 }
 
-/* Of the run folder, if it is a run. */
-static int64_t done_steps(const Config *config) {
+/* To which the run has come, if the run folder is one. */
+static Position done_position(const Config *config) {
     Error ignored = {0};
     int64_t step = 0;
-    json_t *metadata = source_is_run(config->run) ? lineage_newest(run_checkpoints(config->run, config), &step, &ignored) : NULL;
-    json_decref(metadata);
-    return step;
+    json_auto_t *metadata = source_is_run(config->run) ? lineage_newest(run_checkpoints(config->run, config), &step, &ignored) : NULL;
+    return lineage_position(metadata, config);
 }
 
 /* The steps that epochs come to are known of data that is packed; those of best fit once their bins are. */
 static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
-    bool packed = shard_set_exists(config->data.train) || done_steps(config) > 0;
+    Position done = done_position(config);
+    bool packed = shard_set_exists(config->data.train) || done.step > 0;
     bool counted = config->epochs > 0 && packed && config->data.packing == PACKING_CUT && corpus_map_train(&train, config);
-    return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, error) && corpus_check_epochs(config, error);
+    return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, done, error) && corpus_check_epochs(config, error);
 }
 
 /* One process plans for the ranks that the layout asks for, which need not be here, several plan for themselves. */
@@ -306,7 +307,7 @@ static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *fi
             return false;
         fputc('\n', file);
     }
-    return plan_print(config, ranks, done_steps(config), device, available, file, error);
+    return plan_print(config, ranks, done_position(config).step, device, available, file, error);
 }
 
 /* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */

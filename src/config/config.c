@@ -22,8 +22,8 @@ static const Option rows[] = {
         init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH, STATE),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run", CHANGES),
-    INT_OPTION(tokens, "0", 0, MANY, "tokens", "in place of steps: train on at least so many tokens", ONCE),
-    REAL_OPTION(epochs, "0", 0, 1e9, "", "in place of steps: read the training data so many times", ONCE),
+    INT_OPTION(tokens, "0", 0, MANY, "tokens", "in place of steps: train on so many tokens; the last step takes what is left", ONCE),
+    REAL_OPTION(epochs, "0", 0, 1e9, "", "in place of steps: read the training data so many times; the last step takes what is left", ONCE),
     INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", ONCE),
     STRING_OPTION(
         fork, "", "", "new run folder that goes on from a checkpoint of the run that is given first: smelt train RUN fork=NEW", ONCE),
@@ -160,6 +160,8 @@ static const Option rows[] = {
         CHANGES),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
+    INT_OPTION(batch.last, "0", 0, MANY, "tokens",
+        "tokens of the last step; 0: as many as in any other. tokens= and epochs= set it to what is left for that step", CHANGES),
 
     REAL_OPTION(flow.mean, "0", -20, 20, "", "mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))",
         CHANGES),
@@ -431,6 +433,7 @@ bool config_settle_length(Config *config, const Config *base, Error *error) {
         config->steps = base->steps;
         config->tokens = base->tokens;
         config->epochs = base->epochs;
+        if (!config->batch.last) config->batch.last = base->batch.last;
     }
     if (lengths_given(config) > 1)
         return error_set(error, ERROR_USAGE, "more than one of steps, tokens and epochs is given: one decides the length of a run");

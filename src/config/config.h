@@ -117,7 +117,7 @@ typedef struct DataConfig {
     int packing; /* DataPacking */
     bool special, document_mask;
 } DataConfig;
-typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
+typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps, last; } BatchConfig;
 
 /* In which order stages of a pipeline run the parts of microbatches (layout/pipeline_schedule.h). */
 typedef enum PipelineKind { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ZERO_BUBBLE, PIPELINE_FORWARD } PipelineKind;
@@ -205,8 +205,8 @@ void config_recipe_name(const Config *config, char name[16]);
 bool config_has_uneven_rows(const Config *config);
 
 /* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
- * was applied to; 0: not given. Where all three are 0, config_check takes the default. ERROR_USAGE when several are
- * given. */
+ * was applied to; 0: not given. batch.last belongs to the length and comes with it. Where all three are 0, config_check takes
+ * the default. ERROR_USAGE when several are given. */
 bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */

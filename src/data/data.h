@@ -198,6 +198,7 @@ typedef struct LoaderSource {
 typedef struct LoaderOptions {
     const Order *order;          /* outlives the loader, as do sets and bins */
     int phase;                   /* of the order: batches have its length, and samples behind its last one are padding */
+    int64_t end;                 /* samples behind this one of the order are padding too; 0: the phase alone ends them */
     const LoaderSource *sources; /* [the order's sources], copied */
     int64_t sequences;
     int32_t vocabulary; /* tokens must be below it: ERROR_DATA with the offending value otherwise */

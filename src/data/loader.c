@@ -33,7 +33,7 @@ struct Loader {
     LoaderOptions options;
     LoaderSource *sources; /* options.sources */
     int64_t length, first_sample;
-    int64_t end; /* of the phase, in samples */
+    int64_t end; /* of what is read, in samples */
     int32_t *arena;
     size_t arena_bytes;
     Slot slots[LOADER_RING];
@@ -283,6 +283,7 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
     loader->options.sources = loader->sources = memcpy(memory_allocate(sources), options->sources, sources);
     loader->length = order_phase_length(options->order, options->phase);
     loader->end = order_phase_start(options->order, options->phase + 1);
+    if (options->end) loader->end = int_min(loader->end, options->end);
     loader->first_sample = first_sample;
     loader->ahead = batches_ahead(loader);
     loader->numbers = memory_allocate((size_t)loader->ahead * sizeof *loader->numbers);

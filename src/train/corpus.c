@@ -2,6 +2,7 @@
  * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
  * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -449,13 +450,14 @@ bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
 
 /* -- Length -------------------------------------------------------------------------------------------------------- */
 
-bool corpus_resolve_steps(Config *config, int64_t inputs, Error *error) {
+bool corpus_resolve_steps(Config *config, int64_t inputs, Position from, Error *error) {
     SCOPED(phases_close) Phases phases = {0};
     double tokens = (double)config->tokens;
     if (config->epochs > 0 && inputs)
-        tokens = config->epochs * (double)order_sequences(inputs + 1, config->data.length) * (double)config->data.length;
+        tokens = ceil(config->epochs * (double)order_sequences(inputs + 1, config->data.length)) * (double)config->data.length;
     if (tokens <= 0) return true;
-    if (!phases_open(&phases, config, error) || !phases_count_steps(&phases, tokens, &config->steps, error)) return false;
+    if (!phases_open(&phases, config, error) || !phases_count_steps(&phases, tokens, from, &config->steps, &config->batch.last, error))
+        return false;
     config->tokens = 0;
     config->epochs = 0;
     return config_check(config, error);

@@ -47,6 +47,17 @@ json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
     return metadata;
 }
 
+/* A mixture counts samples phase by phase, each in its own length. */
+Position lineage_position(const json_t *metadata, const Config *config) {
+    const json_t *phase = json_object_get(metadata, "phase");
+    const char *text = json_string_value(json_object_get(json_object_get(metadata, "identity"), "data.length"));
+    int64_t length = text ? strtoll(text, NULL, 10) : 0, samples = json_integer_value(json_object_get(metadata, "samples"));
+    if (!phase && length > 0) samples = samples * length / config->data.length;
+    return (Position){.step = json_integer_value(json_object_get(metadata, "step")),
+        .samples = samples,
+        .phase_step = json_integer_value(json_object_get(phase, "step"))};
+}
+
 /* -- Choosing a checkpoint ----------------------------------------------------------------------------------------- */
 
 double lineage_loss(const json_t *metadata) {
@@ -255,7 +266,7 @@ bool lineage_find(const Config *config, Origin *origin, Error *error) {
     const char *known = lineage_number(json_object_get(record, "identity"));
     if (!newest || !check_fork(config, record, origin, error)) return false;
     const json_t *saved = json_object_get(newest, "identity");
-    origin->samples = json_integer_value(json_object_get(newest, "samples"));
+    origin->at = lineage_position(newest, config);
     if (origin->step && !(compare_settings(config, newest, error) && check_given(config, origin, saved, error) &&
                             check_copies(config, origin, newest, error)))
         return false;

@@ -19,7 +19,8 @@ enum { RUN_NUMBER_DIGITS = 32 };
 
 /* What a start continues. */
 typedef struct Origin {
-    int64_t step, samples;              /* of the checkpoint; 0: there is none */
+    int64_t step;                       /* of the checkpoint; 0: there is none */
+    Position at;                        /* where that is in the data of this run */
     bool forked;                        /* it is of the run that config->fork names: this run has none yet */
     char base[RUN_NUMBER_DIGITS + 1];   /* the number of that run */
     char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
@@ -64,5 +65,8 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
 /* Gives `config`, the settings of a run of a mixture, those of the phase in which this checkpoint was trained last. */
 bool lineage_phase(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
+/* The position of a checkpoint in the data of a run with these settings: a place in the data is kept where resume.accept
+ * allows another length. */
+Position lineage_position(const json_t *metadata, const Config *config);
 /* The validation loss of a checkpoint, measured at its own step, by its metadata; NAN: none was. */
 double lineage_loss(const json_t *metadata);

@@ -126,6 +126,11 @@ static bool check_bins(const Phases *phases, Error *error) {
     return true;
 }
 
+static void take_end(Phases *phases, const Config *config) {
+    phases->steps = config->steps;
+    phases->last = config->batch.last;
+}
+
 bool phases_open(Phases *phases, const Config *config, Error *error) {
     Mixture *mixture = &phases->mixture;
     bool mixed = mixture_is(config->data.train);
@@ -146,6 +151,7 @@ bool phases_open(Phases *phases, const Config *config, Error *error) {
         sample += phase->samples;
         token += phase->samples * phase->config.data.length;
     }
+    take_end(phases, config);
     return config->data.packing == PACKING_CUT || check_bins(phases, error);
 }
 
@@ -155,14 +161,16 @@ void phases_close(Phases *phases) {
     *phases = (Phases){0};
 }
 
-bool phases_set_steps(Phases *phases, int64_t steps, Error *error) {
+bool phases_set_length(Phases *phases, const Config *settings, Error *error) {
     for (int i = 0; i < phases->count; i++) {
         Config *config = &phases->items[i].config;
-        config->steps = steps;
+        config->steps = settings->steps;
+        config->batch.last = settings->batch.last;
         config->tokens = 0;
         config->epochs = 0;
         if (!config_check(config, error)) return false;
     }
+    take_end(phases, settings);
     return true;
 }
 
@@ -354,6 +362,7 @@ int64_t phases_next(const Phases *phases, const Position *position) {
     const Config *config = &phase->config;
     int64_t length = config->data.length, step = position->step - position->phase_step + 1;
     int64_t batch = schedule_batch_tokens(&config->batch, config->batch.sequences * length, step) / length;
+    if (phases->last && position->step + 1 == phases->steps) batch = int_min(batch, divide_up(phases->last, length));
     return int_min(batch, phase_end(phase) - position->samples);
 }
 
@@ -363,14 +372,22 @@ int64_t phases_last_step(const Phases *phases, const Position *position, int64_t
     return int_min(last, position->step + steps_for(phase, position->step - position->phase_step, phase_end(phase) - position->samples));
 }
 
+/* The position at step `step` of the phase of `phase_end`, where `samples` more have been taken. */
+static Position move(Position from, int64_t step, int64_t samples, int64_t phase_end) {
+    from.samples += samples;
+    from.step = step;
+    if (from.samples == phase_end) from.phase_step = step;
+    return from;
+}
+
 Position phases_advance(const Phases *phases, Position from, int64_t steps) {
-    for (int64_t last = from.step + steps; from.step < last;) {
+    int64_t last = from.step + steps, whole = phases->last ? int_min(last, phases->steps - 1) : last;
+    while (from.step < last) {
         const Phase *phase = &phases->items[phases_find(phases, from.samples)];
-        int64_t done = from.step - from.phase_step, step = phases_last_step(phases, &from, last);
+        int64_t done = from.step - from.phase_step, step = phases_last_step(phases, &from, from.step < whole ? whole : from.step + 1);
         int64_t taken = samples_of_steps(phase, step - from.phase_step) - samples_of_steps(phase, done);
-        from.samples += int_min(taken, phase_end(phase) - from.samples);
-        from.step = step;
-        if (from.samples == phase_end(phase)) from.phase_step = step;
+        if (step > whole) taken = phases_next(phases, &from);
+        from = move(from, step, int_min(taken, phase_end(phase) - from.samples), phase_end(phase));
     }
     return from;
 }
@@ -398,19 +415,34 @@ char *phases_line(const Phases *phases, const Position *position, int64_t steps)
 
 int64_t phases_own_steps(const Phases *phases) {
     const Phase *last = &phases->items[phases->count - 1];
-    int64_t tokens = phases->mixture.phases[phases->count - 1].tokens, steps = 0;
+    int64_t tokens = phases->mixture.phases[phases->count - 1].tokens, steps = 0, left;
     Error ignored = {0};
-    return tokens && phases_count_steps(phases, (double)(last->first_token + tokens), &steps, &ignored) ? steps : 0;
+    return tokens && phases_count_steps(phases, (double)(last->first_token + tokens), (Position){0}, &steps, &left, &ignored) ? steps : 0;
 }
 
-bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Error *error) {
+/* Samples of a run of so many tokens: all of the phases before its end, and whole ones of the last. */
+static int64_t samples_of_tokens(const Phases *phases, int64_t tokens) {
+    const Phase *phase = phases->items + phases->count - 1;
+    while (phase > phases->items && tokens <= phase->first_token) phase--;
+    return phase->first_sample + int_min(divide_up(tokens - phase->first_token, phase->config.data.length), phase->samples);
+}
+
+bool phases_count_steps(const Phases *phases, double tokens, Position from, int64_t *steps, int64_t *last, Error *error) {
     const double most = 1e15;
     if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
-    *steps = 0;
-    for (int i = 0; i < phases->count; i++) {
-        const Phase *phase = &phases->items[i];
-        int64_t left = divide_up((int64_t)tokens - phase->first_token, phase->config.data.length);
-        if (left > 0) *steps += steps_for(phase, 0, int_min(left, phase->samples));
+    int64_t end = samples_of_tokens(phases, (int64_t)ceil(tokens));
+    if (end < from.samples)
+        return error_set(error, ERROR_USAGE, "%.15g tokens are %lld sequences, and the run has read %lld: give more, or another run folder",
+            tokens, (long long)end, (long long)from.samples);
+    *last = 0;
+    while (from.samples < end) {
+        const Phase *phase = &phases->items[phases_find(phases, from.samples)];
+        int64_t left = int_min(end, phase_end(phase)) - from.samples, done = from.step - from.phase_step;
+        int64_t more = steps_for(phase, done, left), rest = left + samples_of_steps(phase, done) - samples_of_steps(phase, done + more - 1);
+        bool whole = rest == samples_of_steps(phase, done + more) - samples_of_steps(phase, done + more - 1);
+        *last = whole ? 0 : rest * phase->config.data.length;
+        from = move(from, from.step + more, left, phase_end(phase));
     }
+    *steps = from.step;
     return true;
 }

@@ -2,7 +2,8 @@
  * that data.train names (data/mixture.h); a run without one has a single phase, of its own settings.
  *
  * A phase that is not the last has ceil(tokens / length) samples, whatever its batches are, so that batches never decide
- * the order of the data; its last step takes what is left. The last phase goes on until the run ends. */
+ * the order of the data; its last step takes what is left. The last phase goes on until the run ends, whose last step has
+ * batch.last tokens: a run whose length is given in tokens or epochs reads no sequence beyond it. */
 #pragma once
 
 #include <jansson.h>
@@ -22,6 +23,8 @@ typedef struct Phases {
     Mixture mixture; /* without one: a source, data.train */
     Phase *items;    /* [count], at least 1 */
     int count;
+    int64_t steps; /* of the run, once they are known */
+    int64_t last;  /* tokens of its last step; 0: as many as in any other */
 } Phases;
 
 /* A place in a run, between two steps. */
@@ -38,12 +41,13 @@ bool phases_resolve(Config *config, Error *error);
 /* Of settings that phases_resolve and config_check have seen. ERROR_USAGE names the phase that has something wrong. */
 bool phases_open(Phases *phases, const Config *config, Error *error);
 void phases_close(Phases *phases); /* also of a zeroed one */
-/* The fewest steps that take at least so many tokens. ERROR_USAGE when they are more than a run can count. */
-bool phases_count_steps(const Phases *phases, double tokens, int64_t *steps, Error *error);
+/* The steps of a run of so many tokens, in whole sequences, that has come to the position `from`; *last: the tokens of its
+ * last step. ERROR_USAGE when they are more than a run can count, or fewer than the run has read. */
+bool phases_count_steps(const Phases *phases, double tokens, Position from, int64_t *steps, int64_t *last, Error *error);
 /* The steps that the tokens of all phases come to; 0: the last phase has none. */
 int64_t phases_own_steps(const Phases *phases);
-/* Gives every phase the steps of the run; then config_check. ERROR_USAGE. */
-bool phases_set_steps(Phases *phases, int64_t steps, Error *error);
+/* Gives every phase the length of the run, the steps and batch.last of `config`; then config_check. ERROR_USAGE. */
+bool phases_set_length(Phases *phases, const Config *config, Error *error);
 /* The order of the samples of a run of so many steps; `inputs` [sources]: the tokens of each that can be inputs.
  * ERROR_USAGE where a source would be read more often than the mixture allows. The caller frees. */
 Order *phases_order(const Phases *phases, const int64_t *inputs, int64_t steps, Error *error);

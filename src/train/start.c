@@ -145,8 +145,7 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
 
 /* All ranks must mean the same data. Rank 0 knows the origin, and compares the run with its newest checkpoint. */
 static bool identify(Loop *loop, Error *error) {
-    Origin *origin = &loop->origin;
-    if (!comm_host_broadcast(loop->comm, "origin", origin, sizeof *origin, COMM_U8, 0, error)) return false;
+    const Origin *origin = &loop->origin;
     loop->identity = identity_create(&loop->settings, &loop->phases, &loop->corpus, origin->number, origin->step > 0, error);
     loop->changes = json_array();
     if (!loop_agree(loop, "identity", loop->identity, error)) return false;
@@ -237,14 +236,16 @@ static bool open_run(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (loop_leads(loop))
-        opened = opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
-                 (!config->steps /* the data says how many */ || check_steps(config, loop->origin.step, loop->origin.forked, error)) &&
-                 take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
-                 corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
+        opened =
+            opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
+            (config->epochs > 0 /* the data says how many steps */ || check_steps(config, loop->origin.step, loop->origin.forked, error)) &&
+            take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
+            corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
+    if (!comm_host_broadcast(loop->comm, "origin", &loop->origin, sizeof loop->origin, COMM_U8, 0, error)) return false;
     opened = (loop_leads(loop) || corpus_open(&loop->corpus, config, &loop->phases, CORPUS_MADE, error)) &&
-             corpus_resolve_steps(&loop->settings, corpus_inputs(&loop->corpus, 0), error) &&
-             phases_set_steps(&loop->phases, loop->settings.steps, error) && make_order(loop, error);
+             corpus_resolve_steps(&loop->settings, corpus_inputs(&loop->corpus, 0), loop->origin.at, error) &&
+             phases_set_length(&loop->phases, &loop->settings, error) && make_order(loop, error);
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
@@ -489,7 +490,7 @@ static bool start(Loop *loop, Error *error) {
     bool ready = loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
-    if (!open_phase(loop, loop->origin.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
+    if (!open_phase(loop, loop->origin.at.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
     if (loop_leads(loop)) {
         summary_start(loop);
         warn_of_settings_without_effect(loop);

@@ -314,14 +314,6 @@ static json_t *describe_state(const Session *session) {
         session->begun ? describe_phase(session) : NULL, "identity", session->identity, history_length, history);
 }
 
-/* The tokens of a sample when the checkpoint of a run without a mixture was saved; resume.accept allows another length,
- * which keeps the place in the data. */
-static int64_t saved_length(const Session *session, const json_t *metadata) {
-    const char *text = json_string_value(json_object_get(json_object_get(metadata, "identity"), "data.length"));
-    int64_t length = text ? strtoll(text, NULL, 10) : 0;
-    return length > 0 ? length : session->config->data.length;
-}
-
 /* The inverse of describe_state. */
 static bool take_state(Session *session, const json_t *metadata, Error *error) {
     json_int_t step, parent, samples, row, all, sound;
@@ -330,13 +322,11 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
         return error_set(error, ERROR_CHECKPOINT,
             "the checkpoint of step %lld lacks its step, parent, samples or skipped updates: another program wrote it",
             (long long)session->step);
+    Position at = lineage_position(metadata, session->config);
     session->parent = session->step;
-    session->samples = samples;
-    const json_t *phase = json_object_get(metadata, "phase");
-    json_int_t phase_step = 0;
-    if (phase) json_unpack((json_t *)phase, "{s:i, s:I}", "begun", &session->begun, "step", &phase_step);
-    else session->samples = samples * saved_length(session, metadata) / session->config->data.length;
-    session->phase_step = phase_step;
+    session->samples = at.samples;
+    session->phase_step = at.phase_step;
+    session->begun = (int)json_integer_value(json_object_get(json_object_get(metadata, "phase"), "begun"));
     session->skips = (Skips){row, all, row ? sound : session->step};
     take_validation(session, metadata);
     return true;

@@ -164,6 +164,8 @@ bool loop_open_loader(Loop *loop, Error *error) {
         .pick = pick,
         .pick_context = &loop->picker,
         .stop = loop->host->stop};
+    Position now = loop_position(loop);
+    if (!config->profile) options.end = phases_advance(&loop->phases, now, config->steps - now.step).samples;
     int index = mesh_index(loop->session.mesh, AXES_DATA);
     loop->picker = (BatchPicker){.config = config,
         .rank = index,

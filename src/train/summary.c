@@ -79,6 +79,13 @@ static Position end_of(const Loop *loop) {
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
 
+/* ", the last one of 16": in tokens, or in units of so many; "" where the last step of the run is as large as any other. */
+static void describe_last(const Loop *loop, int64_t unit, char *text, size_t size) {
+    int64_t last = loop->settings.batch.last;
+    text[0] = '\0';
+    if (last && last < loop->config->batch.tokens) snprintf(text, size, ", the last one of %lld", (long long)(last / unit));
+}
+
 /* " in 12k documents"; "" where the format of the shards has no index of them. */
 static void describe_documents(const ShardSet *set, char *text, size_t size) {
     text[0] = '\0';
@@ -99,13 +106,14 @@ static void describe_text(const Loop *loop, const char *valid, const char *token
     const Config *config = loop->config;
     const ShardSet *train = &loop->corpus.train[0];
     int64_t samples = divide_up(corpus_inputs(&loop->corpus, 0), config->data.length), drawn = end_of(loop).samples;
-    char padding[96], documents[64];
+    char padding[96], documents[64], last[48];
+    describe_last(loop, 1, last, sizeof last);
     describe_padding(&loop->corpus, 0, padding, sizeof padding);
     describe_documents(train, documents, sizeof documents);
     console_print(console, "data     %s tokens%s: %s sequence%s of %lld%s; validation %s; tokenizer %s", count(train->token_count).text,
         documents, count(samples).text, plural(samples), (long long)config->data.length, padding, valid, tokenizer);
-    console_print(console, "steps    %lld of %lld tokens: %s tokens, %.3g epoch%s", (long long)config->steps,
-        (long long)config->batch.tokens, count(drawn * config->data.length).text, (double)drawn / (double)samples,
+    console_print(console, "steps    %lld of %lld tokens%s: %s tokens, %.3g epoch%s", (long long)config->steps,
+        (long long)config->batch.tokens, last, count(drawn * config->data.length).text, (double)drawn / (double)samples,
         drawn == samples ? "" : "s");
 }
 
@@ -115,12 +123,13 @@ static void describe_images(const Loop *loop) {
     const Config *config = loop->config;
     const EncodingSet *train = &loop->corpus.images;
     int64_t drawn = end_of(loop).samples;
-    char valid[64] = "none";
+    char valid[64] = "none", last[48];
+    describe_last(loop, config->data.length, last, sizeof last);
     if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s images", count(loop->corpus.valid_images.samples).text);
     console_print(console, "data     %s image%s of up to %lld tokens, in %lld file%s; validation %s", count(train->samples).text,
         plural(train->samples), (long long)train->most_tokens, (long long)train->file_count, plural(train->file_count), valid);
-    console_print(console, "steps    %lld of %lld images: %s images, %.3g epochs", (long long)config->steps,
-        (long long)(config->batch.tokens / config->data.length), count(drawn).text, (double)drawn / (double)train->samples);
+    console_print(console, "steps    %lld of %lld images%s: %s images, %.3g epochs", (long long)config->steps,
+        (long long)(config->batch.tokens / config->data.length), last, count(drawn).text, (double)drawn / (double)train->samples);
 }
 
 void summary_phase(const Loop *loop) {
@@ -148,10 +157,12 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
         console_print(console, "phase    %s", line);
     }
     int64_t own = phases_own_steps(&loop->phases);
-    char other[96] = "";
+    char other[96] = "", last[48];
+    describe_last(loop, 1, last, sizeof last);
     if (own && own != steps)
         snprintf(other, sizeof other, "; the phases of the file come to %lld, which steps=%lld follows", (long long)own, (long long)own);
-    console_print(console, "steps    %lld, %s tokens%s", (long long)steps, count(phases_tokens(&loop->phases, end.samples)).text, other);
+    console_print(
+        console, "steps    %lld%s, %s tokens%s", (long long)steps, last, count(phases_tokens(&loop->phases, end.samples)).text, other);
 }
 
 static void describe_data(const Loop *loop) {

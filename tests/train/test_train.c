@@ -60,68 +60,6 @@ static void another_seed_gives_another_run(void **state) {
     assert_true(recorded("first", "step", 0, "loss") != recorded("second", "step", 0, "loss"));
 }
 
-/* -- Length ------------------------------------------------------------------------------------------------------- */
-
-static const char *const tiny_file = "data: {train: text, length: 32}\n"
-                                     "model: {width: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 32}\n"
-                                     "batch: {sequences: 4, tokens: 256, ramp_tokens: 128, ramp_steps: 30}\n"
-                                     "threads: 2\ntensorboard: false\n";
-
-static void train_file(int code, const char *words) {
-    SCOPED_FREE char *whole = memory_format("train c.yaml %s", words);
-    ProcessResult result = smelt(whole);
-    expect_code(&result, code, whole);
-    if (code == ERROR_USAGE) assert_non_null(strstr(result.errors, "error: more than one of steps, tokens and epochs is given"));
-    process_free(&result);
-}
-
-/* The fewest steps that read so many tokens, of batches that grow. */
-static void tokens_come_to_steps_and_replace_those_of_the_file(void **state) {
-    (void)state;
-    SCOPED_FREE char *file = memory_format("steps: 700\n%s", tiny_file);
-    write_text("c.yaml", file);
-    train_file(ERROR_NONE, "run=t tokens=10k");
-    int steps = count_records("t", "step");
-    double last = recorded("t", "step", -1, "tokens_seen"), before = recorded("t", "step", -2, "tokens_seen");
-    assert_true(last >= 10000 && before < 10000 && before > 9000);
-    SCOPED_FREE char *same = memory_format("run=s steps=%d", steps);
-    train_file(ERROR_NONE, same);
-    assert_same_steps("t", "s"); /* the schedule of the learning rate too */
-    size_t length;
-    SCOPED_FREE char *config = (char *)read_bytes("t/config.yaml", &length), *line = memory_format("\nsteps: %d ", steps);
-    assert_non_null(strstr(config, line));
-    assert_non_null(strstr(config, "\ntokens: 0 "));
-}
-
-static void epochs_read_the_training_data_so_many_times(void **state) {
-    (void)state;
-    write_corpus("text", 600);
-    SCOPED_FREE char *file = memory_format("epochs: 1.5\n%s", tiny_file);
-    write_text("c.yaml", file);
-    train_file(ERROR_NONE, "run=e batch.ramp_tokens=0");
-    ProcessResult shard = smelt("data show e/data/text-train");
-    const char *at = strstr(shard.output, "tokens:");
-    assert_non_null(at);
-    double samples = (strtod(at + strlen("tokens:"), NULL) - 1) / 32;
-    assert_int_equal(count_records("e", "step"), (int)ceil(1.5 * floor(samples) * 32 / 256));
-    process_free(&shard);
-    ProcessResult more = smelt("train e epochs=2"); /* extends the run */
-    expect_code(&more, ERROR_NONE, "epochs=2");
-    assert_int_equal(count_records("e", "step"), (int)ceil(2 * floor(samples) * 32 / 256));
-    process_free(&more);
-}
-
-static void one_setting_decides_the_length(void **state) {
-    (void)state;
-    write_text("c.yaml", tiny_file);
-    train_file(ERROR_USAGE, "run=r steps=10 epochs=1");
-    train_file(ERROR_USAGE, "run=r tokens=10k epochs=1");
-    SCOPED_FREE char *file = memory_format("steps: 700\ntokens: 10k\n%s", tiny_file);
-    write_text("c.yaml", file);
-    train_file(ERROR_USAGE, "run=r");
-    assert_int_not_equal(access("r", F_OK), 0);
-}
-
 /* -- Learning ------------------------------------------------------------------------------------------------------ */
 
 static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
@@ -687,9 +625,6 @@ int main(void) {
         TRAIN_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
         TRAIN_TEST(every_recomputation_and_any_number_of_threads_gives_the_same_bits),
         TRAIN_TEST(another_seed_gives_another_run),
-        TRAIN_TEST(tokens_come_to_steps_and_replace_those_of_the_file),
-        TRAIN_TEST(epochs_read_the_training_data_so_many_times),
-        TRAIN_TEST(one_setting_decides_the_length),
         TRAIN_TEST(the_loss_starts_at_that_of_a_guess_and_falls),
         TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
         TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),

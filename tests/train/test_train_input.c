@@ -444,8 +444,8 @@ static void a_plan_is_for_the_ranks_that_are_started_and_the_steps_that_epochs_c
     smelt_says(ERROR_NONE, "steps       391, in all 100k tokens\n", "train %s plan=true tokens=100k", tiny);
     smelt_good("data pack text s");
     ProcessResult shard = smelt("data show s");
-    double samples = floor((strtod(strstr(shard.output, "tokens:") + strlen("tokens:"), NULL) - 1) / 32);
-    SCOPED_FREE char *all = memory_format("steps       %d, in all ", (int)ceil(2 * samples * 32 / 256));
+    double samples = ceil((strtod(strstr(shard.output, "tokens:") + strlen("tokens:"), NULL) - 1) / 32);
+    SCOPED_FREE char *all = memory_format("steps       %d, in all ", (int)ceil(2 * samples / 8));
     smelt_says(ERROR_NONE, all, "train %s plan=true epochs=2 data.train=s", tiny);
     process_free(&shard);
 }
