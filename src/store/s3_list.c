@@ -1,13 +1,39 @@
-/* Listings of a bucket, page by page. A server that repeats itself is refused, so that every listing ends. */
+/* Listings of a bucket, page by page. A server that repeats itself, or announces one empty page after another, is refused, so that
+ * every listing ends. */
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
+#include "base/array.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "store/s3.h"
 
-enum { MOST_PAGES = 10000 }; /* of one listing: ten million objects */
+enum {
+    MOST_PAGES = 10000, /* of one listing: ten million objects */
+    IDLE_PAGES = 100,   /* that bring nothing new, one after another: a server may leave deleted objects out of its pages */
+};
+
+/* What the pages of a listing began with, as hashes of names, and how many in a row brought nothing new. */
+typedef struct Pages {
+    uint64_t *beginnings;
+    size_t count;
+    int idle;
+} Pages;
+
+static void pages_free(Pages *pages) { free(pages->beginnings); }
+
+/* Notes a page with the entries of `listing` from number `first` on. It is new if no page before it began alike. */
+static void pages_note(Pages *pages, const S3Listing *listing, size_t first) {
+    pages->idle++;
+    if (first == listing->count) return;
+    uint64_t hash = XXH3_64bits(listing->entries[first].name, strlen(listing->entries[first].name));
+    for (size_t i = 0; i < pages->count; i++)
+        if (pages->beginnings[i] == hash) return;
+    array_append(pages->beginnings, pages->count, hash);
+    pages->idle = 0;
+}
 
 static void entry_add(S3Listing *listing, S3Entry entry) {
     listing->entries = memory_resize(listing->entries, (listing->count + 1) * sizeof *listing->entries);
@@ -32,8 +58,10 @@ static void entries_append(S3Listing *listing, const char *text, const char *out
 
 bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing *listing, Error *error) {
     SCOPED_FREE char *encoded = s3_encode(prefix, false), *token = memory_copy_string("");
+    SCOPED(pages_free) Pages pages = {0};
     bool more = true;
     for (int page = 0; more; page++) {
+        size_t first = listing->count;
         SCOPED(s3_reply_free) S3Reply reply = {0};
         char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
             deep ? "" : "delimiter=%2F&", encoded);
@@ -44,9 +72,13 @@ bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing 
         SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken"), *before = token;
         more = next != NULL;
         token = s3_encode(more ? next : "", false);
-        if (more && (strcmp(token, before) == 0 || page == MOST_PAGES))
-            return error_set(
-                error, ERROR_CHECKPOINT, "the listing of %s does not end: the server repeats itself after page %d", path, page + 1);
+        pages_note(&pages, listing, first);
+        if (more && (strcmp(token, before) == 0 || pages.idle == IDLE_PAGES || page == MOST_PAGES))
+            return error_set(error, ERROR_CHECKPOINT,
+                "the listing of %s does not end: after page %d the server announces another one, and the last %d had no new names; a "
+                "listing "
+                "has at most %d pages. Check the server of the bucket",
+                path, page + 1, pages.idle, MOST_PAGES);
     }
     return true;
 }

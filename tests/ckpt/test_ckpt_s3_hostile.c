@@ -12,8 +12,9 @@
 
 static const char KEY[] = "AKIAEXAMPLEKEY";
 
-/* Reads a request to its end, which GET requests have at the first empty line, and answers it. */
+/* Reads a request to its end, which GET requests have at the first empty line, and answers it. NUMBER in the body becomes one that grows. */
 static void serve(int connection, int status, const char *body) {
+    static int number = 100000;
     char request[1 << 14];
     size_t length = 0;
     for (ssize_t got = 1; got > 0 && length < sizeof request - 1;) {
@@ -22,7 +23,11 @@ static void serve(int connection, int status, const char *body) {
         request[length] = '\0';
         if (strstr(request, "\r\n\r\n")) break;
     }
-    dprintf(connection, "HTTP/1.1 %d Answer\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", status, strlen(body), body);
+    char answer[1 << 14];
+    snprintf(answer, sizeof answer, "%s", body);
+    for (char *at; (at = strstr(answer, "NUMBER")); number++)
+        for (int digit = 5, rest = number; digit >= 0; digit--, rest /= 10) at[digit] = (char)('0' + rest % 10);
+    dprintf(connection, "HTTP/1.1 %d Answer\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", status, strlen(answer), answer);
     close(connection);
 }
 
@@ -64,6 +69,23 @@ static void a_listing_that_repeats_its_token_is_refused(void **state) {
                                      "again</NextContinuationToken></ListBucketResult>");
     assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_non_null(strstr(error.message, "the listing of s3://smelt-tests/run/checkpoints does not end"));
+}
+
+/* The tokens differ, and pages are empty or the same: 100 of them are read, and not 10,000. */
+static void a_listing_without_progress_is_refused(void **state) {
+    (void)state;
+    static const char *const pages[] = {"", "<Contents><Key>run/checkpoints/a</Key><Size>1</Size></Contents>",
+        "<CommonPrefixes><Prefix>run/checkpoints/a/</Prefix></CommonPrefixes>"};
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
+        char body[512];
+        snprintf(body, sizeof body,
+            "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>NUMBER</NextContinuationToken>%s</ListBucketResult>",
+            pages[i]);
+        Error error = listing_error(200, body);
+        assert_int_equal(error.code, ERROR_CHECKPOINT);
+        if (!strstr(error.message, "checkpoints does not end") || !strstr(error.message, i ? "after page 101 " : "after page 100 "))
+            fail_msg("%s", error.message);
+    }
 }
 
 static void control_characters_of_a_server_do_not_reach_messages(void **state) {
@@ -117,6 +139,7 @@ static int group_setup(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_listing_that_repeats_its_token_is_refused),
+        cmocka_unit_test(a_listing_without_progress_is_refused),
         cmocka_unit_test(control_characters_of_a_server_do_not_reach_messages),
         cmocka_unit_test(an_echoed_access_key_is_not_printed),
         cmocka_unit_test(an_object_that_exists_is_not_created),
