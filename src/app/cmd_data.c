@@ -25,7 +25,7 @@ typedef struct DataOptions {
     const char *separator, *tokenizer, *field, *template;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
-    int pattern, format, invalid, dedup, turns;
+    int pattern, format, invalid, dedup, turns, bos;
     int64_t sample, length, document;
 } DataOptions;
 
@@ -46,6 +46,9 @@ static const Option pack_rows[] = {
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false",
         "special tokens spelled out in the text become those tokens; false: they stay text, and conversations with them are left out"),
+    CHOICE_OPTION(bos, "auto", BOS_CHOICES,
+        "whether the tokenizer's bos_token begins each text; auto: as the tokenizer's own template says; conversations begin as theirs "
+        "does"),
     STRING_OPTION(template, "", "",
         "format=chat and preference: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
     CHOICE_OPTION(
@@ -155,6 +158,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .invalid = (PackInvalid)options->invalid,
         .dedup = (PackDedup)options->dedup,
         .special = options->special,
+        .bos = (TokenizerBos)options->bos,
         .shard_tokens = options->shard_tokens,
         .overwrite = options->overwrite};
     PackResult result;

@@ -69,12 +69,16 @@ typedef struct Input {
 } Input;
 
 /* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
-static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const char *separator, Error *error) {
+static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const Config *config, const char *separator, Error *error) {
     Error ignored;
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
     if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
     SCOPED_FREE char *output = memory_format("%s/text", folder);
-    PackOptions options = {.inputs = (const char *[]){data, NULL}, .output = output, .separator = separator, .tokenizer = tokenizer};
+    PackOptions options = {.inputs = (const char *[]){data, NULL},
+        .output = output,
+        .separator = separator,
+        .tokenizer = tokenizer,
+        .bos = (TokenizerBos)config->data.bos};
     PackResult result;
     bool opened = pack_text(&options, &result, error) && shard_set_open(set, output, error);
     file_remove(folder, &ignored);
@@ -106,7 +110,7 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
     if (known && *known) input->tokenizer = tokenizer_open(known, &ignored);
     if (!check_input(input, config, known, error) || !shard_set_open(&input->set, data, error)) return false;
     if (input->tokenizer) input->set.end_token = tokenizer_end_of_text(input->tokenizer);
-    return true;
+    return source_name_bos(&input->set, data, input->tokenizer, (TokenizerBos)config->data.bos, error);
 }
 
 static bool open_input(
@@ -122,7 +126,7 @@ static bool open_input(
         return error_set(
             error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
     return (!other || input->tokenizer) && check_input(input, config, tokenizer, error) &&
-           open_text(&input->set, data, tokenizer, options->separator, error);
+           open_text(&input->set, data, tokenizer, config, options->separator, error);
 }
 
 /* The data of a run's validations, for the caller to free. */

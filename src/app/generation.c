@@ -31,6 +31,7 @@ bool model_text_open(ModelText *text, const char *folder, const Config *config, 
                                    : "there");
     text->tokenizer = *path ? tokenizer_open(path, error) : NULL;
     if (*path && !text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
+    if (!tokenizer_set_bos(text->tokenizer, (TokenizerBos)config->data.bos, error)) return false;
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
             "it is another model's tokenizer; give text=false and numbers of tokens as the prompt", error))
         return error_context(error, "%s", folder);

@@ -96,6 +96,10 @@ static const Option rows[] = {
         PATH),
     BOOL_OPTION(
         data.special, "false", "special tokens spelled in text are matched; else they are ordinary text, so that no text ends a document"),
+    CHOICE_OPTION(data.bos, "auto", "auto|true|false",
+        "whether the tokenizer's bos_token begins each text, in training, evaluation and generation; auto: as the data begins, or as the "
+        "tokenizer's own template says",
+        FREE),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
     CHOICE_OPTION(data.packing, "cut", "cut|best_fit",
         "how documents fill sequences: cut from one stream, or best fit, which cuts only those that are longer and pads the rest"),

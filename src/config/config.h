@@ -115,6 +115,7 @@ typedef struct DataConfig {
     double valid_fraction, patience;
     int64_t length, cache_mib;
     int packing; /* DataPacking */
+    int bos;     /* TokenizerBos */
     bool special, document_mask;
 } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps, last; } BatchConfig;

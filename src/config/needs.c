@@ -125,6 +125,7 @@ static const Need rows[] = {
     {"data.separator", TEXT_ONLY, is_text, REFUSE},
     {"data.separator", "text that the run packs", packs, START},
     {"data.tokenizer", TEXT_ONLY, is_text, REFUSE},
+    {"data.bos", TEXT_ONLY, is_text, REFUSE},
     {"data.special", TEXT_ONLY, is_text, REFUSE},
     {"data.special", "text that the run packs by a tokenizer other than bytes", packs_by_tokenizer, START},
     {"data.packing", TEXT_ONLY, is_text, REFUSE},

@@ -460,9 +460,10 @@ static bool refuse_output(const Packer *packer, const char *input, Error *error)
 
 static bool open_tokenizer(Packer *packer, Error *error) {
     const char *path = packer->options.tokenizer;
-    if (!path || !*path) return true;
-    packer->tokenizer = tokenizer_open(path, error);
-    return packer->tokenizer &&
+    if (path && *path && !(packer->tokenizer = tokenizer_open(path, error))) return false;
+    if (!tokenizer_set_bos(packer->tokenizer, packer->options.bos, error)) return false;
+    packer->report.bos = packer->tokenizer && packer->options.bos != BOS_FALSE && tokenizer_bos(packer->tokenizer)->count;
+    return !packer->tokenizer ||
            (tokenizer_end_of_text(packer->tokenizer) >= 0 ||
                error_set(error, ERROR_DATA,
                    "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));

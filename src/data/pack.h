@@ -56,6 +56,7 @@ typedef struct PackOptions {
     PackInvalid invalid;
     PackDedup dedup;
     bool special;         /* special tokens spelled in the text are matched; else they are ordinary text */
+    TokenizerBos bos;     /* what begins a document that is text; conversations begin as their template says */
     int64_t shard_tokens; /* 0: one shard; else OUTPUT is a folder, and a shard ends with the document that fills it */
     bool overwrite;       /* shards, and a folder that is complete, or was begun with other inputs or settings, are made anew */
 } PackOptions;

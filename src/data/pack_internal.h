@@ -163,6 +163,7 @@ typedef struct PackReport {
     int64_t valid_shards, hashes;
     json_t *inputs, *samples; /* owned */
     uint64_t chat;            /* chat_identity, or 0 */
+    bool bos;                 /* texts begin with the tokenizer's bos_token */
     Position position;        /* where a packing that was interrupted goes on */
 } PackReport;
 void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files);

@@ -108,10 +108,10 @@ static json_t *choice_text(const char *choices, int index) {
 
 /* What decides the bytes that are written, besides the inputs and the tokenizer. */
 static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
-    return json_pack("{sf so so so so so sb sI so}", "valid", options->valid_fraction, "separator", json_text(options->separator), "field",
-        json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
+    return json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator", json_text(options->separator),
+        "field", json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
         choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
-        options->special, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
+        options->special, "bos", report->bos, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
         report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
 }
 

@@ -59,7 +59,7 @@ static void append_bytes(TokenIds *ids, const char *text, size_t size) {
 }
 
 static bool encode_record(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block, Record *record) {
-    unsigned flags = (options->special ? 0 : TOKENIZER_PLAIN_SPECIAL) | (record->first ? 0 : TOKENIZER_CONTINUED);
+    unsigned flags = (options->special ? 0 : TOKENIZER_PLAIN_SPECIAL) | (record->first ? TOKENIZER_ADD_BOS : TOKENIZER_CONTINUED);
     record->ids = block->ids.count;
     if (!encoder) append_bytes(&block->ids, record->text, record->text_size);
     else if (!tokenizer_encode(encoder, record->text, record->text_size, flags, &block->ids, &block->error)) return false;

@@ -352,11 +352,11 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
         return error_set(
             error, ERROR_DATA, "a text has %zu bytes but at most %d are encoded at once; divide it into documents", length, TEXT_LIMIT);
     const TokenIds *before = &encoder->tokenizer->before, *after = &encoder->tokenizer->after;
-    bool special = flags & TOKENIZER_ADD_SPECIAL;
+    bool special = flags & TOKENIZER_ADD_SPECIAL, begins = flags & (TOKENIZER_ADD_SPECIAL | TOKENIZER_ADD_BOS);
     encoder->out = out;
     encoder->flags = flags;
     encoder->lattice.score = 0;
-    for (size_t i = 0; special && i < before->count; i++) token_ids_append(out, before->items[i]);
+    for (size_t i = 0; begins && encoder->tokenizer->bos != BOS_FALSE && i < before->count; i++) token_ids_append(out, before->items[i]);
     if (length > 0 && !encode_around_added(encoder, true, (Span){text, length}, true, error)) return false;
     for (size_t i = 0; special && i < after->count; i++) token_ids_append(out, after->items[i]);
     return true;

@@ -522,10 +522,10 @@ bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Err
     return true;
 }
 
-int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size) {
+int32_t read_config_token(const Tokenizer *tokenizer, const char *bytes, size_t size, const char *key) {
     Error ignored;
     json_auto_t *root = parse(bytes, size, &ignored);
-    const json_t *token = json_object_get(root, "eos_token");
+    const json_t *token = json_object_get(root, key);
     Span text = text_of(json_is_object(token) ? json_object_get(token, "content") : token);
     return text.bytes ? token_map_get(&tokenizer->contents, text.bytes, text.size) : TOKEN_NONE;
 }

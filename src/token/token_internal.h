@@ -244,7 +244,8 @@ typedef struct Decoded {
 struct Tokenizer {
     char *path; /* for messages */
     int32_t vocabulary;
-    int32_t end_of_text;
+    int32_t end_of_text, bos_token; /* TOKEN_NONE: it names none */
+    TokenizerBos bos;
 
     /* The model. Byte-level: words and tokens are raw bytes; else they are UTF-8. */
     bool byte_level, byte_fallback, fuse_unknown, whole_words; /* whole_words: a word that is a token needs no merges */
@@ -295,8 +296,8 @@ bool read_tekken(Tokenizer *tokenizer, const struct json_t *root, Error *error);
 char *read_config_text(const char *bytes, size_t size, const char *key);
 /* Adds the tokens of added_tokens_decoder, if there are any. */
 bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
-/* The id of eos_token, or TOKEN_NONE. */
-int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
+/* The id of "eos_token" or the like, or TOKEN_NONE. */
+int32_t read_config_token(const Tokenizer *tokenizer, const char *bytes, size_t size, const char *key);
 
 /* Vocabularies of ranks, where two tokens merge when their bytes together are a token (read_tiktoken.c). The rank orders
  * tokens as their id does. */

@@ -120,7 +120,7 @@ static bool read_any(Tokenizer *tokenizer, const char *config, size_t config_siz
 /* Also for a tokenizer.json without a tokenizer_config.json, or with a broken one: the usual names. */
 static int32_t find_end_of_text(const Tokenizer *tokenizer, const char *config, size_t config_size) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
-    int32_t id = read_end_of_text(tokenizer, config, config_size);
+    int32_t id = read_config_token(tokenizer, config, config_size, "eos_token");
     if (id == TOKEN_NONE) id = tokenizer->end_of_text;
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
     return id;
@@ -141,6 +141,7 @@ Tokenizer *tokenizer_open(const char *path, Error *error) {
         return NULL;
     }
     tokenizer->end_of_text = find_end_of_text(tokenizer, config, config_size);
+    tokenizer->bos_token = read_config_token(tokenizer, config, config_size, "bos_token");
     return tokenizer;
 }
 
@@ -190,3 +191,17 @@ int32_t tokenizer_vocabulary(const Tokenizer *tokenizer) { return tokenizer->voc
 int32_t tokenizer_id(const Tokenizer *tokenizer, const char *token) { return token_map_get(&tokenizer->contents, token, strlen(token)); }
 
 int32_t tokenizer_end_of_text(const Tokenizer *tokenizer) { return tokenizer->end_of_text; }
+
+bool tokenizer_set_bos(Tokenizer *tokenizer, TokenizerBos bos, Error *error) {
+    bool named = tokenizer && (tokenizer->before.count || tokenizer->bos_token != TOKEN_NONE);
+    if (bos == BOS_TRUE && !named)
+        return error_set(error, ERROR_USAGE,
+            "bos=true, and %s has no token that begins a text: leave bos out, or name its bos_token in a "
+            "tokenizer_config.json beside it",
+            tokenizer ? tokenizer->path : "the byte tokenizer");
+    if (bos == BOS_TRUE && !tokenizer->before.count) token_ids_append(&tokenizer->before, tokenizer->bos_token);
+    if (tokenizer) tokenizer->bos = bos;
+    return true;
+}
+
+const TokenIds *tokenizer_bos(const Tokenizer *tokenizer) { return &tokenizer->before; }

@@ -65,10 +65,19 @@ int32_t tokenizer_id(const Tokenizer *tokenizer, const char *token);
  * <|endoftext|>, <|end_of_text|>, </s>, <eos>, <EOT>, DeepSeek's; -1 when there is none. */
 int32_t tokenizer_end_of_text(const Tokenizer *tokenizer);
 
+/* What stands before a text: what the tokenizer's own template says; that, or else its bos_token; or nothing. */
+typedef enum TokenizerBos { BOS_AUTO, BOS_TRUE, BOS_FALSE } TokenizerBos;
+#define BOS_CHOICES "auto|true|false"
+/* Decides it for all encoders that are opened from now on; NULL: the byte tokenizer. ERROR_USAGE: the tokenizer has no bos_token. */
+bool tokenizer_set_bos(Tokenizer *tokenizer, TokenizerBos bos, Error *error);
+/* The ids that stand before a text unless BOS_FALSE was set; often one, or none. */
+const TokenIds *tokenizer_bos(const Tokenizer *tokenizer);
+
 enum {
     TOKENIZER_ADD_SPECIAL = 1,   /* add what the file's template puts around a text, such as bos */
     TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text, not matched */
     TOKENIZER_CONTINUED = 4,     /* the text goes on behind a place of tokenizer_safe_cut: nothing is put in front of it */
+    TOKENIZER_ADD_BOS = 8,       /* add what stands before a text alone */
 };
 
 TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer);

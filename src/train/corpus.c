@@ -113,7 +113,8 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
     *path = memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
-    return kept && (!given || corpus->tokenizer || error_context(error, "data.tokenizer=%s", config->data.tokenizer));
+    if (!kept || (given && !corpus->tokenizer)) return kept && error_context(error, "data.tokenizer=%s", config->data.tokenizer);
+    return !is_known(config) || tokenizer_set_bos(corpus->tokenizer, (TokenizerBos)config->data.bos, error) || error_context(error, "data");
 }
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
@@ -136,7 +137,8 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer,
         .special = config->data.special,
-        .overwrite = true};
+        .overwrite = true,
+        .bos = (TokenizerBos)config->data.bos};
     if (made && shard_set_exists(last)) return true;
     if (made && !file_exists(input))
         return error_set(error, ERROR_DATA,
@@ -428,24 +430,39 @@ bool corpus_has_text(const Config *config) {
     return false;
 }
 
+/* With data.bos=auto texts begin as those that the run was packed from, or its shards, and else as the tokenizer's template says. A
+ * tokenizer that puts nothing before a text is not asked what the data begins with. */
+static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
+    SCOPED(shard_set_close) ShardSet train = {0};
+    Config origin = *config;
+    origin.run = config->fork;
+    bool begins = tokenizer_bos(tokenizer)->count > 0;
+    bool packed = begins && !remote_is(config->data.train) && !mixture_is(config->data.train) &&
+                  (corpus_map_train(&train, config) || (config->fork[0] && corpus_map_train(&train, &origin)));
+    if (packed && !train.masked && !source_begins_with(&train, tokenizer_bos(tokenizer), &begins, error)) return false;
+    config->data.bos = begins ? BOS_TRUE : BOS_FALSE;
+    return true;
+}
+
 /* Of a run that has started, the copy serves where the original is gone. */
-static bool take_vocabulary(Config *config, Error *error) {
+static bool take_from_tokenizer(Config *config, Error *error) {
     enum { MULTIPLE = 64 };
-    if (config->model.vocabulary || !names_tokenizer(config)) return true;
+    if (!names_tokenizer(config) || (config->model.vocabulary && config->data.bos != BOS_AUTO)) return true;
     SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
     bool gone = !file_exists(config->data.tokenizer) && file_exists(copy);
     Tokenizer *tokenizer = tokenizer_open(gone ? copy : config->data.tokenizer, error);
     if (!tokenizer) return error_context(error, "model.vocabulary follows data.tokenizer=%s", config->data.tokenizer);
-    config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
+    if (!config->model.vocabulary) config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
+    bool good = config->data.bos != BOS_AUTO || take_bos(config, tokenizer, error);
     tokenizer_free(tokenizer);
-    return true;
+    return good;
 }
 
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
     if (model_makes_images(&config->model)) return true;
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
     return fetch_sources(config, error) && take_tokenizers(config, strings, error) &&
-           check_record(config, "data.valid", config->data.valid, error) && take_vocabulary(config, error);
+           check_record(config, "data.valid", config->data.valid, error) && take_from_tokenizer(config, error);
 }
 
 /* -- Length -------------------------------------------------------------------------------------------------------- */
@@ -486,6 +503,18 @@ bool corpus_check_epochs(const Config *config, Error *error) {
     Order *order = good ? phases_order(&phases, inputs, config->steps, error) : NULL;
     order_free(order);
     return order != NULL;
+}
+
+/* Names data that does not begin as other texts of the run do, and a tokenizer whose template the run does not follow. */
+static bool name_bos(const Corpus *corpus, const Config *config, Error *error) {
+    const TokenizerBos bos = (TokenizerBos)config->data.bos;
+    bool good = true;
+    if (bos == BOS_FALSE && corpus->tokenizer && tokenizer_bos(corpus->tokenizer)->count)
+        log_info("data.bos=false: texts begin without token %d, which other programs put before them by this tokenizer's template",
+            tokenizer_bos(corpus->tokenizer)->items[0]);
+    for (int i = 0; good && i < corpus->train_count; i++)
+        good = source_name_bos(&corpus->train[i], corpus->train[i].path, corpus->tokenizer, bos, error);
+    return good && (!corpus->has_valid || source_name_bos(&corpus->valid, corpus->valid.path, corpus->tokenizer, bos, error));
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
@@ -537,7 +566,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
     opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
-             (state == CORPUS_MADE || warn_of_all_cut(corpus, &kept, error));
+             (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, error)));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
     for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
     corpus->valid.end_token = end_token;

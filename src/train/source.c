@@ -107,6 +107,29 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
         rows < tokens ? "below" : "more than twice", tokens, name, cure);
 }
 
+bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error) {
+    SCOPED_FREE int32_t *tokens = memory_allocate((ids->count + 1) * sizeof *tokens);
+    int64_t count = (int64_t)ids->count;
+    *begins = false;
+    if (set->token_count < count) return true;
+    if (!shard_set_read(set, 0, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
+    *begins = !memcmp(tokens, ids->items, ids->count * sizeof *tokens);
+    return true;
+}
+
+bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error) {
+    bool begins;
+    if (set->masked || !tokenizer || !tokenizer_bos(tokenizer)->count) return true;
+    if (!source_begins_with(set, tokenizer_bos(tokenizer), &begins, error)) return false;
+    if (begins && bos == BOS_FALSE)
+        log_warn("the texts of %s begin with token %d, and with data.bos=false no other text does: give data.bos=true, or texts without",
+            name, tokenizer_bos(tokenizer)->items[0]);
+    if (!begins && bos != BOS_FALSE)
+        log_warn("the texts of %s do not begin with token %d, and other texts do: give data.bos=false, or pack these with bos=true", name,
+            tokenizer_bos(tokenizer)->items[0]);
+    return true;
+}
+
 static void append_token(const json_t *value, TokenIds *ends) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
     if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);

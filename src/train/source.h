@@ -3,6 +3,7 @@
 #pragma once
 
 #include "config/config.h"
+#include "data/data.h"
 #include "infer/generate.h"
 #include "model/hf.h"
 #include "model/model.h"
@@ -22,6 +23,11 @@ char *source_tokenizer(const char *folder, const Config *config);
 /* Whether a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes), which messages call `name`:
  * each token has a row, and at most as many rows again are padding. ERROR_USAGE, which ends in `cure`. */
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
+/* Warns where documents of a set, which messages call `name`, do not begin as texts do with `bos`. The first one tells, unless the set
+ * holds conversations. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
+bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error);
+/* Whether a set of texts begins with these ids. */
+bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 /* Appends the tokens that end a text: those of generation_config.json, else of config.json, or of a GGUF file, else the
  * tokenizer's own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);

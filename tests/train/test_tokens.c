@@ -145,6 +145,72 @@ static void tokens_of_two_tokenizers_do_not_meet(void **state) {
     smelt_says(ERROR_NONE, "bits per byte", "eval run s");
 }
 
+/* The first two tokens of a shard. */
+static void read_start(const char *prefix, uint16_t start[2]) {
+    char *path = memory_format("%s.bin", prefix);
+    size_t size;
+    unsigned char *bytes = read_bytes(path, &size);
+    assert_true(size >= 4);
+    memcpy(start, bytes, 4);
+    free(bytes);
+    free(path);
+}
+
+static void assert_setting(const char *run, const char *line) {
+    char *path = memory_format("%s/config.yaml", run), *settings = read_text(path);
+    assert_holds(settings, line);
+    free(settings);
+    free(path);
+}
+
+/* Text was trained and evaluated without the token that generation put before a prompt. */
+static void texts_begin_alike_in_training_evaluation_and_generation(void **state) {
+    (void)state;
+    uint16_t with[2], without[2], packed[2];
+    pack("with", llama3, "");
+    pack("without", llama3, "bos=false");
+    read_start("with", with);
+    read_start("without", without);
+    assert_int_equal(with[1], without[0]);
+    char *record = read_text("with.pack.json"), *other = read_text("without.pack.json");
+    assert_holds(record, "\"bos\": true");
+    assert_holds(other, "\"bos\": false");
+    free(record);
+    free(other);
+    smelt_says(ERROR_USAGE, "has no token that begins a text", "data pack text bytes bos=true");
+
+    train_good("run=run data.train=text data.tokenizer=%s steps=3 schedule.warmup=0", llama3);
+    assert_setting("run", "  bos: true");
+    read_start("run/data/text-train", packed);
+    assert_memory_equal(packed, with, sizeof with);
+    read_start("run/data/text-valid", packed);
+    assert_int_equal(packed[0], with[0]);
+    smelt_says(ERROR_NONE, "prompt: 2 tokens", "generate run A tokens=1");
+    smelt_says(ERROR_NONE, "the texts of without do not begin with token", "eval run without");
+
+    train_good("run=shards data.train=without data.valid=without steps=3 schedule.warmup=0");
+    assert_setting("shards", "  bos: false");
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate shards A tokens=1");
+    train_says(ERROR_NONE, "the texts of without do not begin with token",
+        "run=given data.train=without data.valid=without data.bos=true steps=1 schedule.warmup=0");
+}
+
+/* A run of a build without data.bos goes on as it began. */
+static void a_run_that_began_without_a_setting_for_it_stays_without(void **state) {
+    (void)state;
+    train_good("run=run data.train=text data.tokenizer=%s data.bos=false steps=3 schedule.warmup=0", llama3);
+    char *settings = read_text("run/config.yaml"), *line = strstr(settings, "  bos: false"), *end = line ? strchr(line, '\n') : NULL;
+    assert_non_null(end);
+    memmove(line, end + 1, strlen(end + 1) + 1);
+    write_text("run/config.yaml", settings);
+    free(settings);
+    smelt_good("train run steps=4 checkpoint.every=1");
+    assert_setting("run", "  bos: false");
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate run A tokens=1");
+    smelt_good("train run fork=fork steps=5");
+    assert_setting("fork", "  bos: false");
+}
+
 static void a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported(void **state) {
     (void)state;
     train_good("run=run data.tokenizer=%s steps=1 schedule.warmup=0", llama3);
@@ -229,6 +295,8 @@ int main(void) {
         TRAIN_TEST(a_gguf_file_serves_wherever_a_folder_does),
         TRAIN_TEST(without_a_record_the_tokenizer_is_not_guessed),
         TRAIN_TEST(tokens_of_two_tokenizers_do_not_meet),
+        TRAIN_TEST(texts_begin_alike_in_training_evaluation_and_generation),
+        TRAIN_TEST(a_run_that_began_without_a_setting_for_it_stays_without),
         TRAIN_TEST(a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported),
         TRAIN_TEST(a_model_and_a_tokenizer_that_do_not_belong_together_are_refused),
         TRAIN_TEST(text_is_not_bytes_to_a_model_folder_without_a_tokenizer),
