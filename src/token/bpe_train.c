@@ -71,9 +71,10 @@ static void free_counts(WordCounts *counts) {
 }
 
 static bool count_well_formed(const Regex *regex, RegexScratch *scratch, Span text, WordCounts *counts, Error *error) {
+    RegexSearch search = {.scratch = scratch, .text = text};
     size_t at = 0, start, end;
     while (at < text.size) {
-        int found = regex_find(regex, scratch, text, at, &start, &end, error);
+        int found = regex_find(regex, &search, at, &start, &end, error);
         if (found < 0) return false;
         if (found == 0 || end == start) start = end = text.size;
         if (start > at) count_word(counts, text.bytes + at, start - at, 1);

@@ -221,9 +221,10 @@ static bool take(Division *division, bool matched, size_t start, size_t end, Err
 /* An empty match divides the text where it lies. */
 static bool divide_by_pattern(Division *division, const SplitStep *step, Error *error) {
     Span text = division->text;
+    RegexSearch search = {.scratch = division->encoder->scratch, .text = text};
     size_t taken = 0, from = 0, start, end, size;
     while (taken < text.size && from <= text.size) {
-        int found = pattern_find(&step->pattern, division->encoder->scratch, text, from, &start, &end, error);
+        int found = pattern_find(&step->pattern, &search, from, &start, &end, error);
         if (found < 0) return false;
         if (found == 0) break;
         if (start > taken && !take(division, step->invert, taken, start, error)) return false;

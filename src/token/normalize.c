@@ -42,9 +42,10 @@ static bool apply_form(int form, Span text, Buffer *out, Error *error) {
 }
 
 static bool apply_replace(const NormalStep *step, RegexScratch *scratch, Span text, Buffer *out, Error *error) {
+    RegexSearch search = {.scratch = scratch, .text = text};
     size_t copied = 0, from = 0, start, end;
     int found = 0;
-    while (from <= text.size && (found = pattern_find(&step->pattern, scratch, text, from, &start, &end, error)) > 0) {
+    while (from <= text.size && (found = pattern_find(&step->pattern, &search, from, &start, &end, error)) > 0) {
         buffer_append(out, text.bytes + copied, start - copied);
         buffer_append(out, step->with.bytes, step->with.size);
         copied = end;

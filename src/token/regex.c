@@ -1,20 +1,36 @@
 /* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma
  * (Ruby's syntax), tiktoken Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused
  * where that cannot be done. White space is spelled out, because PCRE2 counts U+180E as white space. A Regex is
- * read-only; matching needs a RegexScratch per thread. */
+ * read-only; matching needs a RegexScratch per thread.
+ *
+ * An expression of a stranger may backtrack for ever, or look at all of the text from each place of it. The time of all its
+ * matches in one text is therefore bounded. A match is first tried within a short window and few steps; PCRE2 reports a try that
+ * touched the end of the window (PCRE2_PARTIAL_HARD), so a window never changes a result. A try that does not suffice is repeated
+ * by code that counts each item of the expression, and each character that it passes, against the budget of the text. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/math.h"
 #include "base/memory.h"
+#include "base/strings.h"
 #include "token/token_internal.h"
 
-enum { JIT_STACK_START = 1 << 15, JIT_STACK_LIMIT = 1 << 24, HEAP_LIMIT_KIB = 1 << 20, MATCH_STEPS = 10000000, STEPS_PER_BYTE = 32 };
+enum {
+    JIT_STACK_START = 1 << 15,
+    JIT_STACK_LIMIT = 1 << 24,
+    HEAP_LIMIT_KIB = 1 << 20,
+    WINDOW = 128,    /* bytes that the first try may look at */
+    TRY_STEPS = 128, /* that it may take */
+    BUDGET = 1 << 25,
+    BUDGET_PER_BYTE = 256, /* of the text: items and characters that further tries may pass */
+};
 
 struct Regex {
-    pcre2_code *code;
+    char *pattern; /* as the file has it, up to 200 bytes, for messages */
+    pcre2_code *code, *counted;
     bool jit;
     RegexDivision division;
 };
@@ -182,43 +198,54 @@ static bool rewrite(Rewriter *rewriter, RegexSyntax syntax, Error *error) {
 
 /* -- Compiling and matching ---------------------------------------------------------------------------------------- */
 
-static bool compile(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
+static pcre2_code *compile(Span pattern, RegexSyntax syntax, uint32_t options, Error *error) {
     int code;
     size_t offset;
-    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+    options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
     /* $ is the end of the text, or of a line */
     options |= syntax == REGEX_RUST ? PCRE2_DOLLAR_ENDONLY : PCRE2_MULTILINE;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pcre2_set_parens_nest_limit(context, 100);
-    regex->code = pcre2_compile((PCRE2_SPTR)pattern.bytes, pattern.size, options, &code, &offset, context);
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)pattern.bytes, pattern.size, options, &code, &offset, context);
     pcre2_compile_context_free(context);
-    if (!regex->code) {
+    if (!compiled) {
         PCRE2_UCHAR message[200];
         pcre2_get_error_message(code, message, sizeof message);
-        return error_set(
+        error_set(
             error, ERROR_DATA, "the regular expression is refused at byte %zu of %zu: %s", offset, pattern.size, (const char *)message);
     }
-    regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE) == 0;
+    return compiled;
+}
+
+static bool compile_both(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
+    regex->code = compile(pattern, syntax, 0, error);
+    regex->counted = regex->code ? compile(pattern, syntax, PCRE2_AUTO_CALLOUT, error) : NULL;
+    if (!regex->counted) return false;
+    regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0 &&
+                 pcre2_jit_compile(regex->counted, PCRE2_JIT_COMPLETE) == 0;
     return true;
 }
 
 Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error) {
     Rewriter rewriter = {.pattern = pattern, .length = length};
     Regex *regex = memory_allocate(sizeof *regex);
+    regex->pattern = memory_format("%.*s", length < 200 ? (int)length : 200, pattern);
     regex->division = division_of((Span){pattern, length});
     bool good = rewrite(&rewriter, syntax, error);
-    good = good && compile(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
+    good = good && compile_both(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
     free(rewriter.out.bytes);
     if (good) return regex;
-    error_context(error, "/%.*s/", length < 200 ? (int)length : 200, pattern);
-    free(regex);
+    error_context(error, "/%s/", regex->pattern);
+    regex_free(regex);
     return NULL;
 }
 
 void regex_free(Regex *regex) {
     if (!regex) return;
     pcre2_code_free(regex->code);
+    pcre2_code_free(regex->counted);
+    free(regex->pattern);
     free(regex);
 }
 
@@ -240,37 +267,79 @@ void regex_scratch_free(RegexScratch *scratch) {
     free(scratch);
 }
 
-/* Steps that a match may take: plenty for one pass over the text, too few for a pattern that backtracks for ever. */
-static uint32_t match_limit(size_t length) {
-    size_t limit = MATCH_STEPS + length * STEPS_PER_BYTE;
-    return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
+/* What a counted try has passed. */
+typedef struct Count { size_t work, budget, position; } Count;
+
+/* PCRE2 calls this before each item of the expression. */
+static int count_item(pcre2_callout_block *block, void *data) {
+    Count *count = data;
+    count->work += 1 + (block->current_position > count->position ? block->current_position - count->position : 0);
+    count->position = block->current_position;
+    return count->work > count->budget ? PCRE2_ERROR_CALLOUT : 0;
 }
 
-int regex_find(const Regex *regex, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
+/* PCRE2's code of one try. `options`: PCRE2_PARTIAL_HARD or 0. */
+static int try_match(
+    const Regex *regex, const pcre2_code *code, RegexScratch *scratch, Span text, size_t from, uint32_t options, uint32_t steps) {
     PCRE2_SPTR subject = (PCRE2_SPTR)text.bytes;
-    size_t length = text.size;
-    int code = PCRE2_ERROR_JIT_STACKLIMIT;
-    pcre2_set_match_limit(scratch->context, match_limit(length - from));
-    pcre2_set_depth_limit(scratch->context, match_limit(length - from));
-    if (regex->jit) code = pcre2_jit_match(regex->code, subject, length, from, PCRE2_NO_UTF_CHECK, scratch->data, scratch->context);
-    if (code == PCRE2_ERROR_JIT_STACKLIMIT)
-        code = pcre2_match(regex->code, subject, length, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, scratch->data, scratch->context);
+    int result = PCRE2_ERROR_JIT_STACKLIMIT;
+    options |= PCRE2_NO_UTF_CHECK;
+    pcre2_set_match_limit(scratch->context, steps);
+    pcre2_set_depth_limit(scratch->context, steps);
+    if (regex->jit) result = pcre2_jit_match(code, subject, text.size, from, options, scratch->data, scratch->context);
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT)
+        result = pcre2_match(code, subject, text.size, from, options | PCRE2_NO_JIT, scratch->data, scratch->context);
+    return result;
+}
+
+/* The text up to the end of a window, at a whole character. */
+static Span cut_window(Span text, size_t end) {
+    while (((unsigned char)text.bytes[end] & 0xc0) == 0x80) end--;
+    return (Span){text.bytes, end};
+}
+
+static int match_counted(const Regex *regex, RegexSearch *search, size_t from) {
+    Count count = {.work = search->work, .budget = BUDGET + search->text.size * BUDGET_PER_BYTE, .position = from};
+    pcre2_set_callout(search->scratch->context, count_item, &count);
+    int result = try_match(regex, regex->counted, search->scratch, search->text, from, 0, UINT32_MAX);
+    search->work = count.work;
+    return result;
+}
+
+/* PCRE2's code; PCRE2_ERROR_CALLOUT: the budget of the text is spent. */
+static int match_within_budget(const Regex *regex, RegexSearch *search, size_t from) {
+    bool whole = search->text.size - from <= WINDOW;
+    /* Known expressions pass each character a few times at most: they need no bound, which would take a fifth of their speed. */
+    if (regex->division != DIVIDES_UNKNOWN) return try_match(regex, regex->code, search->scratch, search->text, from, 0, UINT32_MAX);
+    Span seen = whole ? search->text : cut_window(search->text, from + WINDOW);
+    int result = try_match(regex, regex->code, search->scratch, seen, from, whole ? 0 : PCRE2_PARTIAL_HARD, TRY_STEPS);
+    if (result > 0 || (whole && result == PCRE2_ERROR_NOMATCH)) return result;
+    return match_counted(regex, search, from);
+}
+
+static int refuse_text(const Regex *regex, Span text, size_t from, int code, Error *error) {
+    PCRE2_UCHAR message[200] = "it backtracks or looks ahead too far. Leave this text out, or use an expression that does not";
+    char excerpt[41];
+    if (code != PCRE2_ERROR_CALLOUT) pcre2_get_error_message(code, message, sizeof message);
+    snprintf(excerpt, sizeof excerpt, "%.*s", (int)int_min((int64_t)(text.size - from), 40), text.bytes + from);
+    error_set(error, ERROR_DATA, "the tokenizer's regular expression /%s/ fails at byte %zu of a text of %zu bytes, at \"%s\": %s",
+        regex->pattern, from, text.size, one_line(excerpt), (const char *)message);
+    return -1;
+}
+
+int regex_find(const Regex *regex, RegexSearch *search, size_t from, size_t *start, size_t *end, Error *error) {
+    int code = match_within_budget(regex, search, from);
     if (code == PCRE2_ERROR_NOMATCH) return 0;
-    if (code < 0) {
-        PCRE2_UCHAR message[200];
-        pcre2_get_error_message(code, message, sizeof message);
-        error_set(error, ERROR_DATA, "the tokenizer's regular expression fails at byte %zu of a text of %zu bytes: %s", from, length,
-            (const char *)message);
-        return -1;
-    }
-    const size_t *bounds = pcre2_get_ovector_pointer(scratch->data);
+    if (code < 0) return refuse_text(regex, search->text, from, code, error);
+    const size_t *bounds = pcre2_get_ovector_pointer(search->scratch->data);
     *start = bounds[0];
     *end = bounds[1] > bounds[0] ? bounds[1] : bounds[0]; /* \K is refused, so a match never ends before it starts */
     return 1;
 }
 
-int pattern_find(const Pattern *pattern, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
-    if (pattern->regex) return regex_find(pattern->regex, scratch, text, from, start, end, error);
+int pattern_find(const Pattern *pattern, RegexSearch *search, size_t from, size_t *start, size_t *end, Error *error) {
+    Span text = search->text;
+    if (pattern->regex) return regex_find(pattern->regex, search, from, start, end, error);
     const char *found = memmem(text.bytes + from, text.size - from, pattern->text.bytes, pattern->text.size);
     if (!found) return 0;
     *start = (size_t)(found - text.bytes);

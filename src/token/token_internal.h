@@ -110,8 +110,14 @@ typedef enum RegexDivision {
 RegexDivision regex_division(const Regex *regex);
 RegexScratch *regex_scratch_open(void);
 void regex_scratch_free(RegexScratch *scratch);
-/* The first match at or after `from` in well-formed text: 1 with its bounds, 0 for none, -1 with `error`. */
-int regex_find(const Regex *regex, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error);
+/* The matches of one expression in one text, which is well-formed. */
+typedef struct RegexSearch {
+    RegexScratch *scratch;
+    Span text;
+    size_t work; /* spent of the budget that bounds the time of all matches together */
+} RegexSearch;
+/* The first match at or after `from`: 1 with its bounds, 0 for none, -1 with `error`. ERROR_DATA: the budget is spent. */
+int regex_find(const Regex *regex, RegexSearch *search, size_t from, size_t *start, size_t *end, Error *error);
 
 /* What a tokenizer.json searches for: a regular expression or, where `regex` is NULL, a fixed text, which is not
  * empty. */
@@ -119,7 +125,7 @@ typedef struct Pattern {
     Regex *regex;
     Buffer text;
 } Pattern;
-int pattern_find(const Pattern *pattern, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error);
+int pattern_find(const Pattern *pattern, RegexSearch *search, size_t from, size_t *start, size_t *end, Error *error);
 void pattern_free(Pattern *pattern);
 
 typedef struct KnownPattern {
