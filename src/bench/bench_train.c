@@ -112,7 +112,7 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
     amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
     double start = log_seconds();
     executor_zero(executor);
-    session_begin_step(session, ++session->step, 1e-3 * config->optimizer.lr);
+    session_begin_step(session, ++session->step, 1e-3 * config->optimizer.lr, config->batch.tokens);
     for (int64_t i = 0; i < count; i++) {
         exchange_set_last(session->exchange, i == count - 1);
         if (profile) executor_run_hooked(executor, profile_node, profile);

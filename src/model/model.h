@@ -66,7 +66,7 @@ typedef struct Model {
     TensorId scale;              /* WIDE [1]: 1 / targets in the step, or 1 / pairs (evaluation: 1) */
     TensorId share;              /* WIDE [1]: 1 / microbatches in the step, divided by the ranks that share out the rows of one */
     TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
-    TensorId logits;             /* WIDE [1, vocabulary]; MODEL_LOGITS: [rows, vocabulary] */
+    TensorId logits;             /* WIDE [1, vocabulary]; MODEL_LOGITS, and with op_keep_logits: [rows, vocabulary] */
     TensorId limit, largest;     /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it, as op_largest gives them */
     ModelChunk *chunks;          /* of a pipeline's stage; NULL: the model is whole */
     int chunk_count;

@@ -21,7 +21,7 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
     double lr = update->lr, scale = update->scale;
     int64_t step = update->step;
     AdamwRates rates[RATES_COUNT];
-    rates[RATES_BALANCE_BIAS] = adamw_rates(0.9, 0.999, 1e-8, config->balance_lr, 0, 1, step);
+    rates[RATES_BALANCE_BIAS] = adamw_rates(0.9, 0.999, 1e-8, config->balance_lr, 0, optimizer->load_unit, step);
     rates[RATES_PLAIN] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, 0, scale, step);
     rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
     optimizer->backend->adamw(optimizer, segment, update, rates);

@@ -5,7 +5,7 @@
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024;
  * scaling and decay of arXiv 2502.16982) for matrices, each matrix of a fused or stacked parameter by itself, AdamW for
  * everything else. The routers' balancing biases are AdamW without decay at their own rate, on the load error that the
- * router left in their gradient. */
+ * router left in their gradient, in units of its own (ops/router/rule.c). */
 #pragma once
 
 #include "config/config.h"
@@ -62,6 +62,8 @@ void optimizer_step(Optimizer *optimizer, void *master, void *weights, const voi
 /* Its part for one bucket; in whatever order, those of all buckets give the same bits. */
 void optimizer_step_bucket(
     Optimizer *optimizer, int bucket, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
+/* The load error that 1 in the gradient of a balancing bias stands for in the steps that follow; 1 at first. */
+void optimizer_set_load_unit(Optimizer *optimizer, double unit);
 /* `updated` is called for each bucket when the update of its intervals, if there are any, is queued. */
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);

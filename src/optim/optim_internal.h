@@ -103,6 +103,7 @@ struct Optimizer {
     size_t wide, compute;        /* bytes of W and T */
     OptimizerShard shard;        /* with a list of the optimizer's own */
     int64_t *variance_offset;    /* per interval; -1 where Muon updates */
+    double load_unit;            /* of gradients of balancing biases */
     OptimizerHook updated;       /* or NULL */
     void *updated_context;
     Chunk *chunks;

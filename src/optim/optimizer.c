@@ -169,6 +169,7 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->graph = graph;
     optimizer->config = *config;
     optimizer->backend = backend;
+    optimizer->load_unit = 1;
     optimizer->kernels = optim_best_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
@@ -295,6 +296,8 @@ static void update_segment(const Optimizer *optimizer, int index, const Update *
     if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
     else muon_step(optimizer, segment, &shifted);
 }
+
+void optimizer_set_load_unit(Optimizer *optimizer, double unit) { optimizer->load_unit = unit; }
 
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context) {
     optimizer->updated = updated;

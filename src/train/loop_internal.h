@@ -54,6 +54,7 @@ typedef struct Loop {
     Pace pace;
     int64_t available; /* bytes of memory for this rank before it took any; -1: unknown */
     bool dumped;
+    char *logits;       /* of the step that is dumped, until it is; or NULL */
     bool untrained;     /* a step of which no token is trained was reported */
     bool unread;        /* data could not be read, on any rank */
     bool unrecorded;    /* the last record could not be written */

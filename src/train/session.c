@@ -15,6 +15,7 @@
 #include "graph/op.h"
 #include "backend/backend.h"
 #include "model/quantized.h"
+#include "ops/loss/loss.h"
 #include "train/fit.h"
 #include "train/train.h"
 
@@ -51,8 +52,10 @@ static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int
     ModelConfig model = config->model;
     model.fp8.weights = fp8_weights(session);
     model.fp8.uneven_rows = config_has_uneven_rows(config);
-    return model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &config->lora, config->precision, mode,
-        sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
+    Model built = model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &config->lora, config->precision,
+        mode, sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
+    if (mode == MODEL_TRAIN && config->dump && config->dump[0]) built.logits = op_keep_logits(built.graph);
+    return built;
 }
 
 /* The plan with the arenas of parameters as large as this rank needs them. */
@@ -275,7 +278,12 @@ static void update_within(void *context, int bucket) {
     update->seconds += log_seconds() - start;
 }
 
-void session_begin_step(Session *session, int64_t step, double lr) { session->update = (StepUpdate){.step = step, .lr = lr}; }
+void session_begin_step(Session *session, int64_t step, double lr, int64_t rows) {
+    const ModelConfig *model = &session->config->model;
+    double choices = (double)rows * (double)model->experts_per_token;
+    session->update = (StepUpdate){.step = step, .lr = lr, .load_unit = model->experts ? 1 / ((double)model->experts * choices) : 1};
+    optimizer_set_load_unit(session->optimizer, session->update.load_unit);
+}
 
 double session_gradient_norm(Session *session) {
     if (!session->layout->in_backward)

@@ -31,9 +31,10 @@ typedef struct Validation {
 typedef struct StepUpdate {
     int64_t step;
     double lr;
-    double seconds; /* that it took within the program, in a profile */
-    bool judged;    /* optimizer.in_backward: the step's loss is known */
-    bool made;      /* and it is finite, so that the program's run updates weights */
+    double load_unit; /* a load error of 1 in a gradient of a balancing bias */
+    double seconds;   /* that it took within the program, in a profile */
+    bool judged;      /* optimizer.in_backward: the step's loss is known */
+    bool made;        /* and it is finite, so that the program's run updates weights */
 } StepUpdate;
 
 typedef struct Session {
@@ -101,8 +102,9 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 bool session_start(Session *session, Comm *comm, Error *error);
 void session_free(Session *session);
 /* Before the runs of a step: how its update is made, at the rate `lr`. With optimizer.in_backward it is made while the last of
- * them goes on, unless the loss of a rank is NaN or infinite: then the weights stay (StepUpdate.made). */
-void session_begin_step(Session *session, int64_t step, double lr);
+ * them goes on, unless the loss of a rank is NaN or infinite: then the weights stay (StepUpdate.made). `rows` are those of
+ * the step's microbatches on all ranks. */
+void session_begin_step(Session *session, int64_t step, double lr, int64_t rows);
 /* Of the step's gradients that this rank has, by optimizer_gradient_norm; NaN where an update was left out. */
 double session_gradient_norm(Session *session);
 /* The update by the gradients that are complete, whose norm over all ranks is `norm`: clipped. Nothing with

@@ -140,6 +140,37 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
     model_take_rows(model, executor_tensor(executor, model->positions), inputs->positions + at);
 }
 
+static size_t logits_bytes(const Loop *loop) {
+    const Model *model = &loop->session.model;
+    return (size_t)(graph_elements(model->graph, model->logits) * (int64_t)precision_bytes(model->graph->precision, TYPE_WIDE));
+}
+
+/* For the logits of the step that comes, if it is to be dumped. */
+static bool prepare_dump(Loop *loop, const Share *share, Error *error) {
+    if (!loop->config->dump[0] || loop->dumped) return true;
+    loop->logits = memory_map(logits_bytes(loop) * (size_t)share->mine, error);
+    return loop->logits || error_context(error, "the logits of a step");
+}
+
+static void keep_logits(const Loop *loop, int64_t microbatch) {
+    const Session *session = &loop->session;
+    if (loop->logits) executor_read(session->executor, session->model.logits, loop->logits + (size_t)microbatch * logits_bytes(loop));
+}
+
+static void drop_logits(Loop *loop) {
+    if (loop->logits) memory_unmap(loop->logits, logits_bytes(loop) * (size_t)(loop->inputs.rows / microbatch_rows(loop->config)));
+    loop->logits = NULL;
+}
+
+/* Writes inputs and results of the first step, for comparison with other programs. */
+static bool dump(Loop *loop, Error *error) {
+    if (!loop->logits) return true;
+    loop->dumped = true;
+    bool written = dump_step(&loop->session, loop->config->dump, &loop->inputs, loop->logits, error);
+    drop_logits(loop);
+    return written || error_context(error, "dump=%s", loop->config->dump);
+}
+
 static void allocate_inputs(Loop *loop) {
     int64_t rows = session_step_rows(&loop->session);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
@@ -178,6 +209,7 @@ bool loop_open_loader(Loop *loop, Error *error) {
 }
 
 void loop_close_loader(Loop *loop) {
+    drop_logits(loop);
     loader_close(loop->loader);
     free(loop->inputs.tokens);
     pairs_free(&loop->inputs);
@@ -238,6 +270,7 @@ static void run_rounds(Loop *loop, Loading *loading) {
         exchange_set_last(session->exchange, i == loading->share->rounds - 1);
         if (loop->config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
         else executor_run(session->executor);
+        keep_logits(loop, i);
     }
 }
 
@@ -343,7 +376,7 @@ static void report_load(Loop *loop, int64_t step) {
         const void *gradient = executor_device_tensor(loop->session.executor, graph_get(graph, p->tensor)->gradient);
         device_download(loop->session.backend.device, excess, gradient, model->experts * sizeof *excess);
         double *of_layer = load + layer_of(&loop->session, layer++) * model->experts;
-        for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] + 1.0 / model->experts;
+        for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] * loop->session.update.load_unit + 1.0 / model->experts;
     }
     Comm *stages = mesh_group(loop->session.mesh, MESH(AXIS_PP));
     if (!comm_host_all_reduce(stages, "load", load, model->layers * model->experts, COMM_F64, COMM_SUM, &error) || !loop->metrics) return;
@@ -353,13 +386,6 @@ static void report_load(Loop *loop, int64_t step) {
 /* Bytes: the peak of the process where device memory is the host's, else what the plan takes. */
 static int64_t memory_used(const Session *session) {
     return device_info(session->backend.device)->host_memory ? memory_peak() : session_budget(session).total;
-}
-
-/* Writes inputs and results of the first step, for comparison with other programs. */
-static bool dump(Loop *loop, Error *error) {
-    if (!loop->config->dump[0] || loop->dumped) return true;
-    loop->dumped = true;
-    return dump_step(&loop->session, loop->config->dump, &loop->inputs, error) || error_context(error, "dump=%s", loop->config->dump);
 }
 
 /* Seconds. */
@@ -462,8 +488,8 @@ bool loop_step(Loop *loop, Error *error) {
     Share share = share_of(loop);
     Outcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
-    session_begin_step(session, step, lr);
-    if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
+    session_begin_step(session, step, lr, share.all * share.rows);
+    if (!fetch(loop, &share, &targets, error) || !prepare_dump(loop, &share, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
     if (!targets) report_untrained(loop, step);
     double executed = log_seconds();

@@ -174,12 +174,10 @@ typedef struct StepInputs {
     int32_t *pairs;
     double *reference;
 } StepInputs;
-/* Logits of every row, WIDE [inputs->rows, vocabulary], with the session's weights. ERROR_MEMORY. */
-bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error);
 /* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss,
- * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT,
- * ERROR_MEMORY. */
-bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error);
+ * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. `logits` are those that
+ * the program kept of all rows, WIDE [inputs->rows, vocabulary]. ERROR_CHECKPOINT. */
+bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, const char *logits, Error *error);
 
 /* -- Pairs of answers (pairs.c); of other losses these do nothing ---------------------------------------------------- */
 

@@ -22,6 +22,21 @@ static void assert_same_loss(const char *run, const char *other) {
     compare_records(run, other, "evaluation", "loss");
 }
 
+/* Balancing biases follow counts of choices, which have the same bits in any layout as long as choices are the same. */
+static void assert_same_first_step(const char *run, const char *other) {
+    json_t *shapes = checkpoint_shapes(other, 1), *shape;
+    const char *name;
+    int found = 0;
+    assert_same_gradients(run, other);
+    json_object_foreach(shapes, name, shape) {
+        if (!strstr(name, "balancing_biases")) continue;
+        assert_same_tensors(run, other, 1, name, 0);
+        found++;
+    }
+    assert_true(found > 0);
+    json_decref(shapes);
+}
+
 static void check_layouts(const char *settings, const Layout *layouts, int count, void (*compare)(const char *run, const char *other)) {
     if (!has_mpi()) skip();
     static int all;
@@ -66,9 +81,9 @@ static void mixtral_with_muon_learns_the_same_with_experts_on_several_ranks(void
 static void every_gradient_is_that_of_one_rank(void **state) {
     (void)state;
     CHECK_LAYOUTS(
-        assert_same_gradients, ZAYA ONE_STEP, {2, "layout.ep=2"}, {4, "layout.ep=4 recompute=block"}, {4, "layout.ep=2 layout.zero=3"});
+        assert_same_first_step, ZAYA ONE_STEP, {2, "layout.ep=2"}, {4, "layout.ep=4 recompute=block"}, {4, "layout.ep=2 layout.zero=3"});
     CHECK_LAYOUTS(
-        assert_same_gradients, MIXTRAL ONE_STEP " optimizer.name=muon seed=4", {2, "layout.ep=2"}, {4, "layout.ep=4 layout.zero=2"});
+        assert_same_first_step, MIXTRAL ONE_STEP " optimizer.name=muon seed=4", {2, "layout.ep=2"}, {4, "layout.ep=4 layout.zero=2"});
 }
 
 #define ALL_AXES {4, "layout.ep=2 layout.tp=2"}, {4, "layout.ep=2 layout.cp=2"}, {4, "layout.ep=2 layout.pp=2"}
@@ -78,8 +93,8 @@ static void every_gradient_is_that_of_one_rank(void **state) {
 static void ranks_of_other_axes_learn_the_same(void **state) {
     (void)state;
     CHECK_LAYOUTS(assert_same_loss, ZAYA HEADS, ALL_AXES);
-    CHECK_LAYOUTS(assert_same_gradients, ZAYA HEADS ONE_STEP, ALL_AXES);
-    CHECK_LAYOUTS(assert_same_gradients, MIXTRAL HEADS ONE_STEP " optimizer.name=muon", ALL_AXES);
+    CHECK_LAYOUTS(assert_same_first_step, ZAYA HEADS ONE_STEP, ALL_AXES);
+    CHECK_LAYOUTS(assert_same_first_step, MIXTRAL HEADS ONE_STEP " optimizer.name=muon", ALL_AXES);
 }
 
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {

@@ -315,6 +315,46 @@ static void cross_entropy_passes_with_targets_to_ignore(void **state) {
     CHECK_ALL(build_cross_entropy, cases);
 }
 
+/* x w^T, on the GPU of SMELT_TEST_DEVICE too. Small integers are exact in bf16. */
+static void the_head_keeps_its_logits_where_it_is_told(void **state) {
+    (void)state;
+    enum { ROWS = 13, WIDTH = 16, VOCABULARY = 37 };
+    const int64_t rows = ROWS, one = 1;
+    Error error = {0};
+    Backend backend;
+    Device *device = check_device() ? check_device() : device_cpu();
+    Graph *graph = graph_create(PRECISION_BF16, true);
+    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){ROWS, WIDTH}, "x");
+    TensorId w = graph_parameter(graph, "w", PARAMETER_EMBEDDING, 2, (int64_t[]){VOCABULARY, WIDTH}, 0, 1, false);
+    TensorId wanted = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &rows, "targets");
+    TensorId scale = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "scale");
+    TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "loss");
+    op_linear_cross_entropy(graph, x, w, wanted, scale, loss, VOCABULARY);
+    TensorId logits = op_keep_logits(graph);
+    if (!op_backend(&backend, device, PRECISION_BF16, &error)) fail_msg("%s", error.message);
+    Plan plan = graph_plan(graph, &backend);
+    Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
+    if (!executor) fail_msg("%s", error.message);
+    uint16_t *in = executor_tensor(executor, x), weights[VOCABULARY * WIDTH];
+    for (int i = 0; i < ROWS * WIDTH; i++) in[i] = bf16_from_float((float)(i % 7 - 3));
+    for (int i = 0; i < VOCABULARY * WIDTH; i++) weights[i] = bf16_from_float((float)(i % 5 - 2) / 4);
+    memcpy(executor_tensor(executor, wanted), targets, sizeof targets);
+    executor_set_scalar(executor, scale, 0.25);
+    device_upload(device, executor_tensor(executor, w), weights, sizeof weights);
+    executor_zero(executor);
+    executor_run(executor);
+    float kept[ROWS * VOCABULARY];
+    executor_read(executor, logits, kept);
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VOCABULARY; v++) {
+            float sum = 0;
+            for (int c = 0; c < WIDTH; c++) sum += bf16_to_float(in[r * WIDTH + c]) * bf16_to_float(weights[v * WIDTH + c]);
+            assert_true(kept[r * VOCABULARY + v] == sum);
+        }
+    executor_free(executor);
+    graph_free(graph);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rmsnorm_passes),
@@ -334,6 +374,7 @@ int main(void) {
         cmocka_unit_test(clamp_passes),
         cmocka_unit_test(embed_passes_with_repeated_tokens),
         cmocka_unit_test(cross_entropy_passes_with_targets_to_ignore),
+        cmocka_unit_test(the_head_keeps_its_logits_where_it_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ typedef struct Run {
     Graph *graph;
     Plan plan;
     Executor *executor;
-    TensorId x, w, targets, scale, loss, d_x, d_w;
+    TensorId x, w, targets, scale, loss, d_x, d_w, logits;
     float *weights; /* [vocabulary, width] */
 } Run;
 
@@ -75,6 +75,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     const Node *head = &run->graph->nodes[run->graph->node_count - 1];
     run->d_x = head->out[LOSS_D_X], run->d_w = head->out[LOSS_D_W];
     run->graph->tensors[run->d_x].keep = true;
+    run->logits = op_keep_logits(run->graph);
     if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
     run->plan = graph_plan(run->graph, &backend);
     run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
@@ -172,6 +173,17 @@ static void check_input_gradient(const Run *run, const float *d_w, const float *
     if (!(sqrt(difference / squares) < 4e-3)) fail_msg("d_x differs by %g of its norm", sqrt(difference / squares));
 }
 
+/* Each row's logits are the weights of its unit vector, but for the rounding of a scale in fp32. */
+static void check_kept_logits(const Run *run, const float *logits) {
+    const Case *c = run->c;
+    for (int64_t r = 0; r < c->rows; r++)
+        for (int64_t v = 0; v < c->vocabulary; v++) {
+            float kept = logits[r * c->vocabulary + v], expected = run->weights[v * c->width + r % c->width];
+            if (!(fabsf(kept - expected) <= 1e-6f * fabsf(expected)))
+                fail_msg("row %ld, token %ld: the kept logit is %.9g, should be %.9g", (long)r, (long)v, (double)kept, (double)expected);
+        }
+}
+
 static void check_loss_of(const Run *run) {
     const Case *c = run->c;
     double expected = 0, loss = executor_get_metric(run->executor, run->loss, 0);
@@ -188,7 +200,9 @@ static void check_on(const Case *c, Device *device, Precision precision) {
     put_inputs(&run);
     for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
         run_once(&run);
-        SCOPED_FREE float *d_w = read_tensor(&run, run.d_w, false), *d_x = read_tensor(&run, run.d_x, run.narrow);
+        SCOPED_FREE float *d_w = read_tensor(&run, run.d_w, false), *d_x = read_tensor(&run, run.d_x, run.narrow),
+                          *logits = read_tensor(&run, run.logits, false);
+        check_kept_logits(&run, logits);
         check_loss_of(&run);
         check_codes(&run, d_w);
         check_input_gradient(&run, d_w, d_x);

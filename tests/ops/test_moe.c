@@ -337,9 +337,50 @@ static void balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_al
     program_run(&p.program);
     measure_load(&p, fraction, mean);
     const double *gradient = reals(&p.program, graph_parameter_gradient(p.program.graph, p.bias));
-    for (int64_t e = 0; e < 7; e++) assert_close(gradient[e], 2 * 0.25 * (fraction[e] - 1.0 / 7));
+    for (int64_t e = 0; e < 7; e++) assert_true(gradient[e] == 2 * (7 * round(300 * fraction[e]) - 300));
     assert_true(fraction[7] > 0 && gradient[7] == 0);
+    memset(reals(&p.program, p.share), 0, sizeof(double));
+    for (int64_t e = 0; e < 7; e++) fraction[e] = gradient[e];
+    program_run(&p.program);
+    for (int64_t e = 0; e < 7; e++) assert_true(gradient[e] == fraction[e]); /* an empty microbatch has no load */
     program_free(&p.program);
+}
+
+/* Microbatches whose loads are uneven, and even together: by `order`, each expert is chosen by as many rows. The sum of
+ * their errors, in fp32. */
+static void sum_errors(int64_t experts, int64_t rows, const int *order, float *sums) {
+    Graph *graph = graph_create(PRECISION_FP32, true);
+    int64_t one = 1, two = 2, shape[] = {rows, experts};
+    TensorId logits = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, shape, "logits");
+    TensorId bias = graph_parameter(graph, "bias", PARAMETER_BALANCE_BIAS, 1, &experts, 0, 0, false);
+    TensorId share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "share");
+    TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
+    op_router(graph, logits, bias, share, loss, &(RouterSpec){.experts = experts, .k = 1});
+    Program program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+    executor_zero(program.executor);
+    executor_set_scalar(program.executor, share, 1.0 / (double)experts);
+    for (int64_t m = 0; m < experts; m++) {
+        float *values = memset(executor_tensor(program.executor, logits), 0, (size_t)(rows * experts) * sizeof(float));
+        for (int64_t r = 0; r < rows; r++) values[r * experts + (r * r + order[m]) % experts] = 1;
+        program_run(&program);
+    }
+    executor_read(program.executor, graph_parameter_gradient(graph, bias), sums);
+    program_free(&program);
+}
+
+static void a_load_error_of_zero_is_zero_in_any_order_of_microbatches(void **state) {
+    (void)state;
+    static const struct { int64_t experts, rows; } cases[] = {{3, 10}, {6, 10}, {7, 64}, {16, 33}, {60, 64}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int order = 0; order < 3; order++) {
+            int64_t experts = cases[i].experts;
+            int orders[64];
+            float sums[64];
+            for (int m = 0; m < experts; m++) orders[m] = order == 0 ? m : order == 1 ? (int)experts - 1 - m : (m * 7 + 1) % (int)experts;
+            if (order == 2 && experts % 7 == 0) continue; /* which is no permutation */
+            sum_errors(experts, cases[i].rows, orders, sums);
+            for (int64_t e = 0; e < experts; e++) assert_true(sums[e] == 0);
+        }
 }
 
 static void auxiliary_loss_is_that_of_switch_transformers(void **state) {
@@ -566,6 +607,7 @@ int main(void) {
         cmocka_unit_test(equal_scores_go_to_the_lower_index),
         cmocka_unit_test(logits_that_are_not_numbers_choose_an_existing_class),
         cmocka_unit_test(balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone),
+        cmocka_unit_test(a_load_error_of_zero_is_zero_in_any_order_of_microbatches),
         cmocka_unit_test(auxiliary_loss_is_that_of_switch_transformers),
         cmocka_unit_test(generation_has_neither_balance_bias_nor_loss),
         cmocka_unit_test(a_router_without_any_gradient_to_pass_on_adds_no_backward_node),

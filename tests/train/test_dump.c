@@ -34,9 +34,9 @@ static void set(Fixture *f, const char *key, const char *value) {
     free(assignment);
 }
 
-/* A run of one step of two microbatches from the weights of a folder of tests/golden, on tokens below its vocabulary
- * of 64. */
-static void start(Fixture *f, const char *model) {
+/* A run of one step of several microbatches from the weights of a folder of tests/golden, on tokens below its vocabulary
+ * of 64, with settings "KEY=VALUE ...". */
+static void start(Fixture *f, const char *model, const char *more) {
     *f = (Fixture){.folder = "/tmp/smelt-test-dump-XXXXXX"};
     Error error = {0};
     int32_t tokens[TOKENS];
@@ -52,6 +52,13 @@ static void start(Fixture *f, const char *model) {
         {"data.tokenizer", "none"}, {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"},
         {"tensorboard", "false"}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(f, settings[i][0], settings[i][1]);
+    char *words = memory_copy_string(more);
+    for (char *word = strtok(words, " "), *value; word; word = strtok(NULL, " ")) {
+        assert_non_null(value = strchr(word, '='));
+        *value = '\0';
+        set(f, word, value + 1);
+    }
+    free(words);
     assert_true(config_check(&f->config, &error));
     StopRequest request = {0};
     Console *console = console_create(0);
@@ -90,25 +97,79 @@ static int32_t integer(const StoredTensor *tensor, int64_t index) {
     return value;
 }
 
-static void the_logits_have_the_loss(void **state) {
-    (void)state;
-    Fixture f;
-    start(&f, "tests/golden/zaya");
-    Safetensors file = open_file(f.dump, "step.safetensors");
-    const StoredTensor *logits = safetensors_find(&file, "logits"), *targets = safetensors_find(&file, "targets");
-    assert_int_equal(logits->shape[0], 64);
-    assert_int_equal(logits->shape[1], 64);
+/* The mean of -log softmax(logits)[target] over the rows of the dump that have a target. */
+static double loss_of_logits(const Safetensors *file, int64_t rows, int *counted) {
+    const StoredTensor *logits = safetensors_find(file, "logits"), *targets = safetensors_find(file, "targets");
     double sum = 0;
-    int counted = 0;
-    for (int64_t r = 0; r < 64; r++) {
+    *counted = 0;
+    assert_int_equal(logits->shape[0], rows);
+    assert_int_equal(logits->shape[1], 64);
+    for (int64_t r = 0; r < rows; r++) {
         double total = 0;
         int32_t target = integer(targets, r);
         for (int64_t c = 0; c < 64; c++) total += exp(real(logits, r * 64 + c));
-        if (target >= 0) sum += log(total) - real(logits, r * 64 + target), counted++;
+        if (target >= 0) sum += log(total) - real(logits, r * 64 + target), (*counted)++;
     }
-    assert_true(counted > 32);
-    assert_float_equal(sum / counted, real(safetensors_find(&file, "loss"), 0), 1e-5); /* fp32 sums over 64 rows */
-    safetensors_close(&file);
+    return sum / *counted;
+}
+
+/* The logits are those of the program that made the loss, whatever it computes in fp8. */
+static void the_logits_have_the_loss(void **state) {
+    (void)state;
+    static const struct {
+        const char *model, *settings;
+        int64_t rows;
+    } cases[] = {
+        {"zaya", "", 64},
+        {"zaya", "recompute=block", 64},
+        {"zaya", "precision=bf16", 64},
+        {"zaya", "precision=pure_bf16", 64},
+        {"zaya", "fp8.recipe=tensor fp8.min_size=0", 64},
+        {"zaya", "fp8.recipe=tensor fp8.min_size=0 fp8.head=true", 64},
+        {"zaya", "fp8.recipe=row fp8.min_size=12 fp8.head=true precision=bf16", 64}, /* experts by their rows */
+        {"llama", "fp8.recipe=tensor fp8.min_size=0 fp8.head=true", 64},
+        {"llama", "fp8.recipe=tensor fp8.min_size=0 fp8.head=true fp8.scaling=delayed", 64},
+        {"llama", "fp8.recipe=tensor fp8.min_size=0 fp8.head=true batch.sequences=1 data.length=12 batch.tokens=48", 48},
+        {"mixtral", "fp8.recipe=tensor fp8.min_size=0 fp8.head=true batch.sequences=1 data.length=12 batch.tokens=48", 48},
+        {"gpt2", "fp8.recipe=mxfp8 fp8.min_size=0 fp8.head=true", 64},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        int counted;
+        char *model = memory_format("tests/golden/%s", cases[i].model);
+        start(&f, model, cases[i].settings);
+        Safetensors file = open_file(f.dump, "step.safetensors");
+        double own = loss_of_logits(&file, cases[i].rows, &counted), loss = real(safetensors_find(&file, "loss"), 0);
+        assert_true(counted > 32);
+        if (!(fabs(own - loss) < 1e-5)) /* fp32 sums over the rows */
+            fail_msg("%s %s: the logits have a loss of %.7f, and it is %.7f", cases[i].model, cases[i].settings, own, loss);
+        safetensors_close(&file);
+        free(model);
+        stop(&f);
+    }
+}
+
+/* Each expert's share of all choices, less 1 / experts: they sum to 0 with the skip class's. */
+static void gradients_of_balancing_biases_are_load_errors(void **state) {
+    (void)state;
+    Fixture f;
+    start(&f, "tests/golden/mixtral", "");
+    Safetensors gradients = open_file(f.dump, "gradients.safetensors");
+    int found = 0;
+    for (size_t t = 0; t < gradients.count; t++) {
+        const StoredTensor *g = &gradients.tensors[t];
+        double choices = 64.0 * (double)f.config.model.experts_per_token, sum = 0;
+        if (!strstr(g->name, "balancing_biases")) continue;
+        for (int64_t e = 0; e < g->shape[0]; e++) {
+            double count = choices * (real(g, e) + 1.0 / (double)g->shape[0]);
+            assert_float_equal(count, round(count), 1e-4);
+            sum += real(g, e);
+        }
+        assert_float_equal(sum, 0, 1e-7);
+        found++;
+    }
+    assert_true(found > 0);
+    safetensors_close(&gradients);
     stop(&f);
 }
 
@@ -118,7 +179,7 @@ static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void *
     const char *const folders[] = {"tests/golden/zaya", "tests/golden/gpt2"};
     for (int i = 0; i < 2; i++) {
         Fixture f;
-        start(&f, folders[i]);
+        start(&f, folders[i], "");
         Safetensors model = open_file(folders[i], "model.safetensors"), weights = open_file(f.dump, "weights.safetensors");
         Safetensors gradients = open_file(f.dump, "gradients.safetensors");
         assert_int_equal(weights.count, model.count);
@@ -145,6 +206,7 @@ static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void *
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_logits_have_the_loss),
+        cmocka_unit_test(gradients_of_balancing_biases_are_load_errors),
         cmocka_unit_test(weights_and_gradients_have_the_names_and_shapes_of_the_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

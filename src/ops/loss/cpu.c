@@ -172,7 +172,7 @@ static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     const int32_t *targets = call->in[LOSS_TARGETS];
     const W *scale = call->in[LOSS_SCALE];
-    W *loss = call->out[LOSS_LOSS];
+    W *loss = call->out[LOSS_LOSS], *kept = call->out[LOSS_LOGITS];
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     int ranks = mesh_size(call->mesh, AXES_TENSOR), scale_step = call->in_shape[LOSS_SCALE][0] > 1;
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks);
@@ -197,6 +197,7 @@ static void run_head(const OpCall *call) {
                                                     call->in[LOSS_W], logits);
         forward.output = KERNEL_GEMM_WIDE;
         multiply(call, &forward);
+        if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(codes.rows * vocabulary) * sizeof *logits);
         Chunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, codes.rows, vocabulary, first_token,
             scale + first * scale_step, scale_step};
         if (ranks == 1) finish_chunk(&work);

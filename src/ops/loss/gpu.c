@@ -403,7 +403,7 @@ static void run_head(const OpCall *call) {
     Layout l = workspace_layout(chunk, stride, rows, ranks, coded);
     char *at = call->workspace;
     bf16 *logits = call->workspace;
-    float *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(at + l.losses);
+    float *kept = call->out[LOSS_LOGITS], *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(at + l.losses);
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
         LossCodes codes = {.first = first,
@@ -416,6 +416,10 @@ static void run_head(const OpCall *call) {
                              : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], logits);
         forward.output = GEMM_BF16, forward.ldc = stride;
         multiply(call, &forward);
+        if (kept) {
+            forward.c = kept + first * vocabulary, forward.output = GEMM_F32, forward.ldc = vocabulary;
+            multiply(call, &forward);
+        }
         RowLossArguments arguments = rows_of(call, logits, losses, &codes);
         finish_chunk(call, &arguments, (Peak *)(at + l.peaks));
         if (!call->out[LOSS_D_X]) continue;

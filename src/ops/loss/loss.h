@@ -28,6 +28,10 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
  * pass. */
 void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss);
 
+/* Makes the head's node in a graph that is not planned yet keep the logits that its losses are made of, for dumps: WIDE [R, this rank's
+ * vocabulary], TENSOR_NONE where the graph has no head with a loss. On a GPU they are as its GEMM has them before it rounds to bf16. */
+TensorId op_keep_logits(Graph *graph);
+
 /* The last row of x, [1, D]: what generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
 
@@ -44,6 +48,7 @@ typedef enum LossOperand {
     LOSS_D_X,       /* COMPUTE, like x; in training */
     LOSS_D_W,       /* gradient of w, added to; in training, unless w is frozen */
     LOSS_ROWS,      /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
+    LOSS_LOGITS,    /* WIDE [R, this rank's vocabulary]; op_keep_logits */
 } LossOperand;
 
 /* The parameter that a node of either operation multiplies by. */

@@ -72,6 +72,22 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
     append(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
+/* Of two heads, those of a loss that weighs rows, the first has the losses. */
+TensorId op_keep_logits(Graph *graph) {
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        if (node->op != OP_linear_cross_entropy && node->op != OP_fp8_linear_cross_entropy) continue;
+        int64_t rows = graph_rows(graph, node->in[LOSS_X]), columns = graph_rows(graph, node->in[LOSS_W]);
+        TensorId logits = graph_activation(graph, TYPE_WIDE, rows, columns, "logits");
+        graph->nodes[i].out[LOSS_LOGITS] = logits;
+        graph->nodes[i].outputs = LOSS_LOGITS + 1;
+        graph->tensors[logits].producer = i;
+        graph->tensors[logits].keep = true;
+        return logits;
+    }
+    return TENSOR_NONE;
+}
+
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)d_out;

@@ -126,8 +126,7 @@ CPU_OP(router, workspace) {
     memset(count, 0, classes * sizeof *count);
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t c = 0; c < classes; c++) count[c] += counts[block * classes + c];
-    for (int64_t e = 0; d_bias && e < spec->experts; e++)
-        d_bias[e] += share[0] * ((W)count[e] / (W)(rows * spec->k) - 1 / (W)spec->experts);
+    for (int64_t e = 0; d_bias && share[0] > 0 && e < spec->experts; e++) d_bias[e] += (W)(count[e] * spec->experts - rows * spec->k);
     if (!loads) return;
     for (int64_t c = 0; c < classes; c++) loads[c] = (W)count[c];
     memset(loads + classes, 0, classes * sizeof *loads);

@@ -179,7 +179,7 @@ KERNEL(router_totals, RouterTotalsArguments) {
         a.loads[c] = (float)count;
         a.loads[a.classes + c] = total;
     }
-    if (a.d_bias && c < a.experts) a.d_bias[c] += *a.share * ((float)count / ((float)a.rows * a.k) - 1 / (float)a.experts);
+    if (a.d_bias && *a.share > 0 && c < a.experts) a.d_bias[c] += (float)((int64_t)count * a.experts - (int64_t)a.rows * a.k);
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */

@@ -37,7 +37,7 @@ typedef enum RouterOperand {
     ROUTER_GATE,          /* WIDE [R, k]: their probabilities */
     ROUTER_PROBABILITIES, /* WIDE [R, classes] */
     ROUTER_COUNT,         /* INT32 [classes]: rows that chose a class; in training */
-    ROUTER_D_BIAS,        /* gradient of bias, added to; in training, if bias is a parameter */
+    ROUTER_D_BIAS,        /* gradient of bias, added to, in integers (rule.c); in training, if bias is a parameter */
     ROUTER_LOADS,         /* WIDE [2, classes]: counts, sums of probabilities; in training with a load-balancing loss */
 } RouterOperand;
 

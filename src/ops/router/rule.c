@@ -2,7 +2,11 @@
  *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by
  *       the row's sum where `renormalise`.
  * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW
- * follows, is the excess load of each expert: share * (count_e / (R k) - 1 / E) (arXiv 2408.15664).
+ * follows, is the load error of each expert, count_e / (R k) - 1 / E over all rows of the step (arXiv 2408.15664). The
+ * router adds E count_e - R k, an integer, so that microbatches and ranks add up to the same error in any order, and an
+ * error of zero is zero: AdamW divides by the error's own root, which would make a step of any rounding. Sums in fp32 are
+ * exact up to 2^24 times the largest power of two that divides both E and R k. The optimizer divides by E and all
+ * choices of the step (optimizer_set_load_unit). A microbatch without a share adds nothing.
  *
  * The load-balancing loss is an operation of its own, balance_loss, over the loads of one router or the sum of those of
  * several: Switch's (arXiv 2101.03961, equation 4) for k choices a token,
