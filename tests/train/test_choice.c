@@ -1,9 +1,6 @@
 /* End to end: which checkpoint of a run is meant, which of them stay, and when a validation loss ends a run. */
 #include "support/train_run.h"
 
-/* The loss falls while the rate is small, and rises when it has grown: the best evaluation lies in the middle. */
-#define TURNING "schedule.kind=constant schedule.warmup=40 optimizer.lr=2 optimizer.clip=0 eval.every=2 "
-
 /* What a command prints on stdout. The caller frees. */
 static char *output_of(const char *words) {
     ProcessResult result = smelt(words);
@@ -18,20 +15,6 @@ static void assert_same_output(const char *words, const char *other) {
     assert_string_equal(output, other_output);
     free(output);
     free(other_output);
-}
-
-/* The step of the lowest validation loss among the records of a run, the first of equals. */
-static int64_t best_step(const char *run) {
-    json_t *list = records(run, "evaluation"), *record;
-    double lowest = INFINITY;
-    int64_t step = 0;
-    size_t index;
-    json_array_foreach(list, index, record) if (number(record, "loss") < lowest) {
-        lowest = number(record, "loss");
-        step = (int64_t)number(record, "step");
-    }
-    json_decref(list);
-    return step;
 }
 
 static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
@@ -85,19 +68,19 @@ static void a_run_starts_from_the_checkpoint_that_is_named(void **state) {
 
 static void the_best_checkpoint_is_saved_kept_and_found(void **state) {
     (void)state;
-    train_good("run=run checkpoint.every=20 checkpoint.keep=1 checkpoint.keep_best=true " TURNING);
-    int64_t best = best_step("run");
-    assert_true(best > 2 && best < 38 && best % 20);
-    assert_true(has_checkpoint("run", best) && has_checkpoint("run", 40) && !has_checkpoint("run", 20));
-    char *named = memory_format("eval run@%d text json=true", (int)best), *line = memory_format("  step %d, ", (int)best);
+    static const char settings[] = "run=run checkpoint.every=20 checkpoint.keep=1 checkpoint.keep_best=true";
+    train_to_best(settings);
+    train_good("%s " RISING, settings);
+    assert_true(has_checkpoint("run", BEST) && has_checkpoint("run", 40) && !has_checkpoint("run", 20));
+    char *named = memory_format("eval run@%d text json=true", BEST), *line = memory_format("  step %d, ", BEST);
     assert_same_output("eval run@best text json=true", named);
     char *shown = output_of("show run"), *at = strstr(shown, line);
     if (!at || !memmem(at, strcspn(at, "\n"), ", the best", 10)) fail_msg("%s is not the best in:\n%s", line, shown);
     free(shown);
     free(named);
     free(line);
-    train_good("run=run checkpoint.every=1 checkpoint.keep=1 checkpoint.keep_best=true " TURNING "steps=42 resume.accept=steps");
-    assert_true(has_checkpoint("run", best) && has_checkpoint("run", 42) && !has_checkpoint("run", 40));
+    train_good("run=run checkpoint.every=1 checkpoint.keep=1 checkpoint.keep_best=true " RISING "steps=42 resume.accept=steps");
+    assert_true(has_checkpoint("run", BEST) && has_checkpoint("run", 42) && !has_checkpoint("run", 40));
 }
 
 /* Every evaluation before the newest checkpoint is known from it, and the lowest of them has a checkpoint. That of its
@@ -143,29 +126,31 @@ static void checkpoints_of_some_steps_stay_for_ever(void **state) {
 
 static void a_run_without_progress_stops_early(void **state) {
     (void)state;
-    train_says(ERROR_NONE, "smelt train run eval.patience=0    (trains on)\n", "run=run eval.patience=3 " TURNING);
-    int64_t best = best_step("run"), stopped = best + 6;
-    assert_true(stopped < 40);
+    const int stopped = BEST + 6;
+    train_to_best("run=run eval.patience=3");
+    train_says(ERROR_NONE, "smelt train run eval.patience=0    (trains on)\n", "run=run eval.patience=3 " RISING);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     assert_true(has_checkpoint("run", stopped));
     int evaluations = count_records("run", "evaluation");
-    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " TURNING);
+    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " RISING);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     assert_int_equal(count_records("run", "evaluation"), evaluations);
-    train_good("run=run " TURNING);
+    train_good("run=run " RISING);
     assert_true(has_checkpoint("run", 40));
 }
 
 /* The count goes on where it was, also on two ranks, and after a kill. */
 static void patience_survives_restarts(void **state) {
     (void)state;
-    train_good("run=whole eval.patience=4 " TURNING);
-    int64_t stopped = (int64_t)recorded("whole", "step", -1, "step");
-    assert_true(stopped < 40);
-    train_good("run=broken eval.patience=4 stop_at=%d " TURNING, (int)stopped - 3);
+    const int stopped = BEST + 8;
+    train_to_best("run=whole eval.patience=4");
+    train_good("run=whole eval.patience=4 " RISING);
+    assert_int_equal((int)recorded("whole", "step", -1, "step"), stopped);
+    train_to_best("run=broken eval.patience=4");
+    train_good("run=broken eval.patience=4 stop_at=%d " RISING, stopped - 3);
     int port = process_free_port();
     Process ranks[2] = {
-        rank_start(0, port, "run=broken eval.patience=4 " TURNING), rank_start(1, port, "run=broken eval.patience=4 " TURNING)};
+        rank_start(0, port, "run=broken eval.patience=4 " RISING), rank_start(1, port, "run=broken eval.patience=4 " RISING)};
     for (int r = 0; r < 2; r++) {
         ProcessResult result = process_finish(&ranks[r]);
         expect_code(&result, ERROR_NONE, "a rank");
@@ -178,12 +163,14 @@ static void patience_survives_restarts(void **state) {
 /* Losses of other validation data do not compare. */
 static void other_validation_data_begin_anew(void **state) {
     (void)state;
-    train_good("run=run eval.patience=2 " TURNING);
-    int64_t stopped = (int64_t)recorded("run", "step", -1, "step");
-    train_good("run=run eval.patience=2 eval.sequences=12 stop_at=%d " TURNING, (int)stopped + 2);
+    const int stopped = BEST + 4;
+    train_to_best("run=run eval.patience=2");
+    train_good("run=run eval.patience=2 " RISING);
+    assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
+    train_good("run=run eval.patience=2 eval.sequences=12 stop_at=%d " RISING, stopped + 2);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     write_corpus("text2", 3000);
-    train_good("run=run eval.patience=2 data.valid=text2 resume.accept=data stop_at=%d " TURNING, (int)stopped + 2);
+    train_good("run=run eval.patience=2 data.valid=text2 resume.accept=data stop_at=%d " RISING, stopped + 2);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped + 2);
 }
 
