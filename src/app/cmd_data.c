@@ -35,7 +35,7 @@ typedef struct DataOptions {
 
 #define RECORD_ROWS(formats)                                                                                                                  \
     SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "what the inputs hold; auto: by content and name"),                   \
-        STRING_OPTION(field, "text", "", "of JSON lines: the name of the text"),                                                     \
+        STRING_OPTION(field, "text", "", "of JSON and of tables: the name of the text, or of its column"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
             "text that is not UTF-8: with U+FFFD for what is invalid, as it is, left out; stop: any bad record ends the job")
 
@@ -428,12 +428,13 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "text, JSON lines, conversations or preferences to token shards",
+        .summary = "text, JSON, CSV, conversations or preferences to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
         .explanation =
             "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An input "
-            "is text or JSON lines, plain or compressed by gzip, zstd or xz. With shard_tokens=N OUTPUT is a folder of shards, and "
+            "is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma. With shard_tokens=N OUTPUT is a folder of shards, "
+            "and "
             "a job that was killed goes on where it was when the same command is given again.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),

@@ -78,6 +78,7 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
         .output = output,
         .separator = separator,
         .tokenizer = tokenizer,
+        .held_out = true,
         .bos = (TokenizerBos)config->data.bos};
     PackResult result;
     bool opened = pack_text(&options, &result, error) && shard_set_open(set, output, error);

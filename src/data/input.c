@@ -1,4 +1,4 @@
-/* The bytes of an input, decompressed as they are read: gzip, zstd and xz are recognised by how the data begins. An Input
+/* The bytes of an input, decompressed as they are read: gzip, zlib, zstd, xz and lzma are recognised by how the data begins. An Input
  * owns one open file, or standard input, and the decoder's state, whose memory is bounded whatever the data asks for. It
  * is read once from its start; record_reader.c does. */
 #include <assert.h>
@@ -16,14 +16,17 @@
 #include "base/memory.h"
 #include "data/pack_internal.h"
 
-enum { PACKED_BYTES = 1 << 18, XZ_MEMORY = 1 << 28 /* of a decoder: xz -9 needs a quarter of it */ };
+/* Memory of a decoder, at most. The formats allow windows of 2 GiB and more (zstd --long=31); xz -9 needs 64 MiB. What is
+ * claimed and not used takes none. */
+static const uint64_t MOST_MEMORY = (uint64_t)2 << 30;
+enum { PACKED_BYTES = 1 << 18, MOST_WINDOW = 31 /* its binary logarithm */ };
 
 /* Decodes from the packed bytes to `out`; *made may stay 0. `inside` is false between members of the file. NULL, or why
  * the data is damaged. */
 typedef const char *Decode(Input *input, unsigned char *out, size_t size, size_t *made);
 typedef struct Codec {
-    const char *name, *magic;
-    size_t magic_size;
+    const char *name;
+    bool (*is)(const unsigned char *bytes, size_t size); /* whether data begin so; NULL: they are not compressed */
     Decode *decode;
 } Codec;
 
@@ -49,10 +52,11 @@ static const char *decode_plain(Input *input, unsigned char *out, size_t size, s
     return NULL;
 }
 
-static const char *decode_gzip(Input *input, unsigned char *out, size_t size, size_t *made) {
-    enum { GZIP_WINDOW = 16 + MAX_WBITS };
+/* Of gzip and of zlib: zlib tells which. */
+static const char *decode_deflate(Input *input, unsigned char *out, size_t size, size_t *made) {
+    enum { ANY_WINDOW = 32 + MAX_WBITS };
     z_stream *stream = &input->gzip;
-    if (!input->inside && (stream->state ? inflateReset(stream) : inflateInit2(stream, GZIP_WINDOW)) != Z_OK) memory_refused(1 << 16);
+    if (!input->inside && (stream->state ? inflateReset(stream) : inflateInit2(stream, ANY_WINDOW)) != Z_OK) memory_refused(1 << 16);
     input->inside = true;
     stream->next_in = input->packed + input->packed_at;
     stream->avail_in = (uInt)(input->packed_end - input->packed_at);
@@ -64,11 +68,12 @@ static const char *decode_gzip(Input *input, unsigned char *out, size_t size, si
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == Z_STREAM_END) input->inside = false;
     if (code == Z_OK || code == Z_STREAM_END || code == Z_BUF_ERROR) return NULL;
-    return stream->msg ? stream->msg : "no gzip data";
+    return stream->msg ? stream->msg : "it is no deflate data";
 }
 
 static const char *decode_zstd(Input *input, unsigned char *out, size_t size, size_t *made) {
     if (!input->zstd && !(input->zstd = ZSTD_createDStream())) memory_refused(1 << 20);
+    if (!input->inside) ZSTD_DCtx_setParameter(input->zstd, ZSTD_d_windowLogMax, MOST_WINDOW);
     ZSTD_inBuffer in = {input->packed, input->packed_end, input->packed_at};
     ZSTD_outBuffer to = {out, size, 0};
     size_t code = ZSTD_decompressStream(input->zstd, &to, &in);
@@ -80,7 +85,7 @@ static const char *decode_zstd(Input *input, unsigned char *out, size_t size, si
 
 static const char *decode_xz(Input *input, unsigned char *out, size_t size, size_t *made) {
     lzma_stream *stream = &input->xz;
-    if (!input->inside && lzma_stream_decoder(stream, XZ_MEMORY, 0) != LZMA_OK) memory_refused(1 << 16);
+    if (!input->inside && lzma_auto_decoder(stream, MOST_MEMORY, 0) != LZMA_OK) memory_refused(1 << 16);
     input->inside = true;
     stream->next_in = input->packed + input->packed_at;
     stream->avail_in = input->packed_end - input->packed_at;
@@ -91,14 +96,40 @@ static const char *decode_xz(Input *input, unsigned char *out, size_t size, size
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == LZMA_STREAM_END) input->inside = false;
     if (code == LZMA_OK || code == LZMA_STREAM_END || code == LZMA_BUF_ERROR) return NULL;
-    return code == LZMA_MEMLIMIT_ERROR ? "it needs more than 256 MiB of memory" : "no xz data";
+    return code == LZMA_MEMLIMIT_ERROR ? "it needs more than 2 GiB of memory" : "it is no xz or lzma data";
 }
 
+static bool is_gzip(const unsigned char *bytes, size_t size) { return size >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b; }
+
+/* Two bytes are not enough, as text may begin with "x^": the data must also inflate. */
+static bool is_zlib(const unsigned char *bytes, size_t size) {
+    enum { ENOUGH = 64, ROOM = 4096 };
+    unsigned char out[ROOM];
+    z_stream stream = {.next_in = (unsigned char *)bytes, .avail_in = (uInt)size, .next_out = out, .avail_out = ROOM};
+    if (size < 2 || bytes[0] != 0x78 || (bytes[0] << 8 | bytes[1]) % 31 || inflateInit(&stream) != Z_OK) return false;
+    int code = inflate(&stream, Z_SYNC_FLUSH);
+    bool good = code == Z_STREAM_END || ((code == Z_OK || code == Z_BUF_ERROR) && ROOM - stream.avail_out >= ENOUGH);
+    inflateEnd(&stream);
+    return good;
+}
+
+/* A frame, or one to be skipped, which pzstd writes before each of its own. */
+static bool is_zstd(const unsigned char *bytes, size_t size) {
+    return size >= 4 && (!memcmp(bytes, "\x28\xb5\x2f\xfd", 4) || (bytes[0] >> 4 == 5 && !memcmp(bytes + 1, "\x2a\x4d\x18", 3)));
+}
+
+static bool is_xz(const unsigned char *bytes, size_t size) { return size >= 6 && !memcmp(bytes, "\3757zXZ", 6); }
+
+/* Properties of lzma -1 to -9, and a dictionary of 64 KiB at least. */
+static bool is_lzma(const unsigned char *bytes, size_t size) { return size >= 13 && !memcmp(bytes, "\x5d\0", 3); }
+
 static const Codec codecs[] = {
-    {"gzip", "\x1f\x8b", 2, decode_gzip},
-    {"zstd", "\x28\xb5\x2f\xfd", 4, decode_zstd},
-    {"xz", "\3757zXZ\0", 6, decode_xz},
-    {"", "", 0, decode_plain},
+    {"gzip", is_gzip, decode_deflate},
+    {"zlib", is_zlib, decode_deflate},
+    {"zstd", is_zstd, decode_zstd},
+    {"xz", is_xz, decode_xz},
+    {"lzma", is_lzma, decode_xz},
+    {"", NULL, decode_plain},
 };
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
@@ -133,8 +164,7 @@ Input *input_open(const char *path, Error *error) {
         return NULL;
     }
     input->codec = codecs;
-    while (input->packed_end < input->codec->magic_size || memcmp(input->packed, input->codec->magic, input->codec->magic_size) != 0)
-        input->codec++;
+    while (input->codec->is && !input->codec->is(input->packed, input->packed_end)) input->codec++;
     return input;
 }
 
@@ -168,7 +198,7 @@ void input_seek(Input *input, int64_t byte) {
 
 bool input_damaged(const Input *input) { return input->damaged; }
 
-bool input_compressed(const Input *input) { return input->codec->magic_size > 0; }
+bool input_compressed(const Input *input) { return input->codec->is; }
 
 int64_t input_position(const Input *input) { return input->position - (int64_t)(input->packed_end - input->packed_at); }
 

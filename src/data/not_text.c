@@ -17,6 +17,7 @@ typedef struct Magic {
 #define UNPACK(program) "unpack it first, as in " program " FILE | smelt data pack - OUTPUT, or compress it with gzip, zstd or xz"
 #define WRITE_TEXT "write its texts to a file first"
 #define LEAVE_OUT "leave it out"
+#define LOAD_DATASET "in Python, datasets.load_from_disk(FOLDER).to_json(OUT) writes JSON lines"
 #define GIVE_TOKENIZER "give it as the tokenizer: tokenizer=, or data.tokenizer="
 #define CONVERT(from) "convert it first: iconv -f " from " -t UTF-8 FILE > TEXT"
 static const Magic magics[] = {
@@ -30,6 +31,7 @@ static const Magic magics[] = {
         {"a parquet table", "convert it first: Debian has no library for it, and in Python pandas.read_parquet(FILE).to_json(OUT, "
                             "orient='records', lines=True) writes JSON lines"}),
     MAGIC(0, "ARROW1\0", false, {"an Arrow table", WRITE_TEXT ", as with pyarrow in Python"}),
+    MAGIC(0, "\xff\xff\xff\xff", true, {"an Arrow stream, as save_to_disk of datasets writes", LOAD_DATASET}),
     MAGIC(0, "SQLite format 3\0", false, {"an SQLite database", WRITE_TEXT ": sqlite3 FILE 'select ...'"}),
     MAGIC(0, "\x93NUMPY", false, {"a NumPy array", "write tokens as a token shard (docs/formats.md), or text as text"}),
     MAGIC(0, "\x89HDF\r\n\x1a\n", false, {"an HDF5 file", WRITE_TEXT}),
@@ -45,6 +47,14 @@ static const Magic magics[] = {
     MAGIC(0, "GIF8", true, {"a picture", LEAVE_OUT}),
     MAGIC(8, "WEBP", true, {"a picture", LEAVE_OUT}),
     MAGIC(0, "II*\0", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "MM\0*", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "BM", true, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "8BPS", true, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "\0\0\1\0", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "\xff\x0a", false, {"a picture", LEAVE_OUT}),
+    MAGIC(0, "\0\0\0\x0cjP  ", false, {"a picture", LEAVE_OUT}),
+    MAGIC(8, "avif", true, {"a picture", LEAVE_OUT}),
+    MAGIC(8, "heic", true, {"a picture", LEAVE_OUT}),
     MAGIC(0, "RIFF", true, {"sound or video", LEAVE_OUT}),
     MAGIC(0, "OggS", true, {"sound or video", LEAVE_OUT}),
     MAGIC(0, "fLaC", true, {"sound or video", LEAVE_OUT}),
@@ -64,6 +74,9 @@ typedef struct JsonKind {
 static const JsonKind json_kinds[] = {
     {"\"version\"", "\"added_tokens\"", {"a tokenizer (tokenizer.json)", GIVE_TOKENIZER}},
     {"\"config\"", "\"default_num_special_tokens\"", {"a tokenizer (tekken.json)", GIVE_TOKENIZER}},
+    {"\"_data_files\"", "\"_fingerprint\"", {"part of a folder of save_to_disk (state.json)", LOAD_DATASET}},
+    {"\"builder_name\"", "\"features\"", {"part of a folder of save_to_disk (dataset_info.json)", LOAD_DATASET}},
+    {"\"citation\"", "\"features\"", {"part of a folder of save_to_disk (dataset_info.json)", LOAD_DATASET}},
 };
 
 static bool is_json_kind(const char *text, size_t size, NotText *found) {
@@ -90,28 +103,6 @@ static const char *utf16_order(const unsigned char *bytes, size_t size) {
     if (zeros[1] > pairs / 2 && zeros[0] <= pairs / 16) return CONVERT("UTF-16LE");
     if (zeros[0] > pairs / 2 && zeros[1] <= pairs / 16) return CONVERT("UTF-16BE");
     return NULL;
-}
-
-/* A line that begins as a JSON object and, where it ends within what is seen, ends as one. */
-static bool is_json_line(const char *line, size_t length, bool ends) {
-    size_t at = 1;
-    if (length > 0 && line[length - 1] == '\r') length--;
-    while (at < length && line[at] == ' ') at++;
-    return at < length && line[0] == '{' && line[at] == '"' && (!ends || line[length - 1] == '}');
-}
-
-bool is_json_lines(const char *text, size_t size) {
-    int lines = 0;
-    while (lines < 2 && size > 0) {
-        const char *newline = memchr(text, '\n', size);
-        size_t length = newline ? (size_t)(newline - text) : size;
-        bool blank = length == 0 || (length == 1 && *text == '\r');
-        if (!blank && !is_json_line(text, length, newline)) return false;
-        lines += !blank;
-        text += length + (newline != NULL);
-        size -= length + (newline != NULL);
-    }
-    return lines > 0;
 }
 
 bool not_text(const unsigned char *bytes, size_t size, NotText *found) {

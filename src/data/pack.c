@@ -246,6 +246,7 @@ static void count_file(Packer *packer, const Record *record) {
     if (record->file == packer->last_file) return;
     packer->last_file = record->file;
     packer->report.result.files++;
+    pack_files_take(&packer->files, path);
     if (strcmp(path, "-")) file_kind(path, &bytes);
     packer->report.result.bytes += bytes;
 }
@@ -406,6 +407,10 @@ static void show_progress(Packer *packer, int64_t done) {
 static bool take_block(void *context, Block *block, Error *error) {
     Packer *packer = context;
     for (Record *record = block->records; record < block->records + block->count; record++) {
+        if (record->left_out.what) {
+            pack_files_leave(&packer->files, packer->files.list.entries[record->file].name, record->left_out, !record->left_out.advice);
+            continue;
+        }
         packer->long_bad = packer->long_bad && !record->first;
         bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad(packer, record, error);
         packer->long_bad = packer->long_bad || record->bad != PACK_GOOD;
@@ -663,7 +668,6 @@ static bool read_all(Packer *packer, Error *error) {
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
     progress_finish(&packer->progress);
     pack_files_warn(&packer->files);
-    record_reader_warn(packer->reader);
     if (good) warn_bad(packer);
     if (good) warn_of_answers(&packer->report.result);
     if (good) warn_of_lost(&packer->report.result);
@@ -696,10 +700,10 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
         return error_set(
             error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
-        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " of the files not text, %" PRId64
+        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " files left out, %" PRId64
         " bad records; name a file or folder with text",
         options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes,
-        record_reader_skipped(packer->reader), bad);
+        pack_files_left(&packer->files), bad);
 }
 
 static bool check_result(const Packer *packer, Error *error) {
@@ -721,7 +725,7 @@ static bool check_result(const Packer *packer, Error *error) {
 }
 
 static bool list_inputs(Packer *packer, Error *error) {
-    if (!pack_files_list(&packer->files, packer->options.inputs, error)) return false;
+    if (!pack_files_list(&packer->files, packer->options.inputs, packer->options.held_out, error)) return false;
     for (const char *const *input = packer->options.inputs; *input; input++)
         if (!refuse_output(packer, *input, error)) return false;
     pack_report_open(&packer->report, &packer->options, &packer->files);

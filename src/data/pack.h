@@ -1,7 +1,7 @@
 /* Packing: text to token shards, on all cores, in memory that does not grow with the text.
  *
- * An INPUT is text or JSON lines, plain or compressed (gzip, zstd, xz), each recognised by its content; or a folder of
- * such files; or standard input. Its documents, each followed by a token that ends it, become the tokens of shards. A
+ * An INPUT is text, JSON or a table, plain or compressed (gzip, zlib, zstd, xz, lzma), recognised by content and name; or
+ * a folder of such files; or standard input. Its documents, each followed by a token that ends it, become the tokens of shards. A
  * record that is bad (invalid UTF-8, broken JSON and so on) is counted and sampled, and never stops the job unless that
  * is asked for. The bytes written depend on inputs and options alone, never on the number of threads, nor on how often a
  * job was killed and started again. */
@@ -39,8 +39,8 @@ typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } Pa
 typedef struct PackOptions {
     /* A NULL ends them. Of a folder the regular files are read recursively in byte order of their paths; links are
      * followed where they lead to a place inside the folder; what has a hidden name (.git) is left out. "-" is standard
-     * input. What is neither text nor JSON lines, by its first 8 KiB (not_text.c), is ERROR_DATA that says what it is; in
-     * a folder it is skipped with a warning. A mixture (mixture.h) is ERROR_USAGE, in a folder it is text. */
+     * input. What is neither text nor records (file_format.c) is ERROR_DATA that says what it is; in a folder it is left
+     * out with a warning. A mixture (mixture.h) is ERROR_USAGE, in a folder it is text. */
     const char *const *inputs;
     const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. A plain text file gives its tail, cut after a separator line or else at a line
@@ -55,6 +55,7 @@ typedef struct PackOptions {
     ChatTurns turns;
     PackInvalid invalid;
     PackDedup dedup;
+    bool held_out;        /* of a folder that holds several splits by name, that for validation, else that for training */
     bool special;         /* special tokens spelled in the text are matched; else they are ordinary text */
     TokenizerBos bos;     /* what begins a document that is text; conversations begin as their template says */
     int64_t shard_tokens; /* 0: one shard; else OUTPUT is a folder, and a shard ends with the document that fills it */
@@ -67,6 +68,7 @@ typedef enum PackBad {
     PACK_BAD_UTF8,  /* not UTF-8: PackOptions.invalid says what became of it */
     PACK_BAD_JSON,  /* a line that is no JSON object */
     PACK_BAD_FIELD, /* the object has no text of that name */
+    PACK_BAD_ROW,   /* a row of a table with another number of fields than its header, or a quote that does not end */
     PACK_BAD_EMPTY, /* no text between two separators, or an empty one in JSON */
     PACK_BAD_LONG,  /* above the limit of a line of JSON, or of a document that must be judged as a whole */
     PACK_BAD_CHAT,  /* no conversation, or one that the template refuses */
@@ -98,8 +100,9 @@ typedef struct PackResult {
  * continued: with other inputs or settings that is ERROR_USAGE, which names what differs. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
-/* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free. ERROR_DATA. */
-bool pack_list(const char *input, FileList *files, Error *error);
+/* The files that pack_text would read of an input, a file or a folder, in their order, for file_list_free; `held_out` is that
+ * of PackOptions. ERROR_DATA. */
+bool pack_list(const char *input, bool held_out, FileList *files, Error *error);
 
 /* Learns a vocabulary from the documents of inputs: `options` gives inputs, separator, field, format, invalid and, as its
  * output, the tokenizer.json to write. Counts documents and bytes in `result`; *learned is the vocabulary reached. */

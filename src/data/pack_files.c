@@ -1,10 +1,13 @@
 /* Which files the inputs of a packing are. A folder is listed with all folders in it, in byte order of paths. A link is
  * followed where it leads to a file or folder inside the folder that was named, so that no file is read from elsewhere
- * without being named. What is left out is counted, with the first by name. */
+ * without being named. Of a folder that holds splits by name, as data sets on the hub of Hugging Face do, one split is
+ * taken. Every file is taken, or left out for a reason. */
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/array.h"
@@ -18,12 +21,48 @@ static int compare_paths(const void *left, const void *right) {
     return strcmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
 }
 
-static void skip(Skipped *skipped, const char *path) {
-    skipped->count++;
-    if (skipped->first && strcmp(skipped->first, path) <= 0) return;
-    free(skipped->first);
-    skipped->first = memory_copy_string(path);
+/* -- What is taken and what is left out -------------------------------------------------------------------------------- */
+
+/* Paths need not be UTF-8, and JSON must. */
+static json_t *json_path(const char *path) {
+    size_t size;
+    SCOPED_FREE char *good = utf8_replace(path, strlen(path), &size);
+    return json_string(good);
 }
+
+void pack_files_take(PackFiles *files, const char *path) {
+    if (json_array_size(files->taken) < PACK_LISTED) json_array_append_new(files->taken, json_path(path));
+}
+
+void pack_files_leave(PackFiles *files, const char *path, NotText why, bool usual) {
+    size_t i = 0;
+    while (i < files->left_out_count && strcmp(files->left_outs[i].why.what, why.what) != 0) i++;
+    if (i == files->left_out_count) array_append(files->left_outs, files->left_out_count, ((LeftOut){.why = why, .usual = usual}));
+    LeftOut *group = &files->left_outs[i];
+    group->count++;
+    if (!group->first || strcmp(path, group->first) < 0) {
+        free(group->first);
+        group->first = memory_copy_string(path);
+    }
+    if (json_array_size(files->left_out) < PACK_LISTED)
+        json_array_append_new(files->left_out, json_pack("{so ss}", "file", json_path(path), "why", why.what));
+}
+
+int64_t pack_files_left(const PackFiles *files) {
+    int64_t count = 0;
+    for (size_t i = 0; i < files->left_out_count; i++) count += files->left_outs[i].count;
+    return count;
+}
+
+void pack_files_warn(const PackFiles *files) {
+    for (const LeftOut *group = files->left_outs; group < files->left_outs + files->left_out_count; group++) {
+        const char *advice = group->why.advice;
+        (group->usual ? log_info : log_warn)("left out %" PRId64 " file%s, the first being %s: %s%s%s", group->count, plural(group->count),
+            group->first, group->why.what, advice ? "; " : "", advice ? advice : "");
+    }
+}
+
+/* -- Folders --------------------------------------------------------------------------------------------------------- */
 
 /* Whether `path` is `folder` or lies in it; both are real paths. */
 static bool lies_in(const char *path, const char *folder) {
@@ -48,6 +87,10 @@ static FileKind follow(PackFiles *files, const char *root, const char *path) {
     return kind;
 }
 
+static const NotText of_dot = {"a dot begins the name", NULL}, of_kind = {"a pipe or a device", NULL},
+                     of_link = {
+                         "a link that leads nowhere, back, or out of the folder", "name what it leads to as another INPUT if it is wanted"};
+
 /* The folders and files of one folder; a deeper one comes later, by `folders`. */
 static bool list_folder(PackFiles *files, FileList *folders, const char *root, const char *path, Error *error) {
     SCOPED(file_list_free) FileList list;
@@ -56,19 +99,107 @@ static bool list_folder(PackFiles *files, FileList *folders, const char *root, c
     for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         char *name = memory_format("%s%s%s", path, slash, entry->name);
         FileKind kind = entry->kind;
-        Skipped *skipped = entry->name[0] == '.' ? &files->hidden : NULL;
-        bool link = kind == FILE_OTHER && is_link(name);
-        if (!skipped && link) kind = follow(files, root, name);
-        if (!skipped && kind != FILE_FOLDER && kind != FILE_REGULAR)
-            skipped = link && kind == FILE_ABSENT ? &files->outside : &files->irregular;
-        if (skipped) skip(skipped, name);
-        if (skipped) free(name);
+        bool link = kind == FILE_OTHER && is_link(name), hidden = entry->name[0] == '.';
+        if (link && !hidden) kind = follow(files, root, name);
+        bool taken = !hidden && (kind == FILE_FOLDER || kind == FILE_REGULAR);
+        if (!taken) pack_files_leave(files, name, hidden ? of_dot : link && kind == FILE_ABSENT ? of_link : of_kind, hidden);
+        if (!taken) free(name);
         else file_list_add(kind == FILE_FOLDER ? folders : &files->list, name, kind);
     }
     return true;
 }
 
-static bool list_input(PackFiles *files, const char *input, Error *error) {
+/* -- Splits ---------------------------------------------------------------------------------------------------------- */
+
+typedef enum Split { SPLIT_NONE, SPLIT_TRAIN, SPLIT_VALID, SPLIT_TEST, SPLITS } Split;
+
+/* The split that a word names, as `datasets` has them; SPLIT_NONE: none. */
+static Split split_of_word(const char *word, size_t length) {
+    static const struct {
+        const char *word;
+        Split split;
+    } words[] = {{"train", SPLIT_TRAIN}, {"training", SPLIT_TRAIN}, {"validation", SPLIT_VALID}, {"valid", SPLIT_VALID},
+        {"dev", SPLIT_VALID}, {"val", SPLIT_VALID}, {"test", SPLIT_TEST}, {"testing", SPLIT_TEST}, {"eval", SPLIT_TEST},
+        {"evaluation", SPLIT_TEST}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (length == strlen(words[i].word) && !strncasecmp(word, words[i].word, length)) return words[i].split;
+    return SPLIT_NONE;
+}
+
+/* The split that a file belongs to by the words of its path in the folder: the last name that has one decides, so that
+ * "train/test-00000-of-00002.jsonl" is of the split test. */
+static Split split_of(const char *path) {
+    Split split = SPLIT_NONE, found = SPLIT_NONE;
+    for (const char *word = path; *word;) {
+        size_t length = 0;
+        while (isalpha((unsigned char)word[length])) length++;
+        if (found == SPLIT_NONE) found = split_of_word(word, length);
+        word += length;
+        if (found != SPLIT_NONE) split = found;
+        if (*word == '/') found = SPLIT_NONE;
+        word += *word != '\0';
+    }
+    return split;
+}
+
+/* Whether a name is one of data, of which splits are made, and not one of code or prose. */
+static bool is_data(const char *path, bool records) {
+    static const char *const endings[] = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".text"};
+    enum { ENDINGS = sizeof endings / sizeof *endings, RECORDS = ENDINGS - 2 };
+    for (size_t i = 0; i < (records ? RECORDS : ENDINGS); i++)
+        if (name_ends(path, endings[i])) return true;
+    return false;
+}
+
+static const char *name_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* Keeps the files from `first` on for which `keeps` is set. */
+static void keep_files(PackFiles *files, size_t first, const bool *keeps) {
+    size_t kept = first;
+    for (size_t i = first; i < files->list.count; i++) {
+        if (keeps[i - first]) files->list.entries[kept++] = files->list.entries[i];
+        else free(files->list.entries[i].name);
+    }
+    files->list.count = kept;
+}
+
+/* Leaves out what is not of the split that is wanted, where files of the folder from `first` on are of several, and a
+ * README.md beside records. */
+static void choose_split(PackFiles *files, const char *input, size_t first, bool held_out) {
+    static const NotText reasons[SPLITS] = {
+        {"of no split of the folder", NULL}, {"of the split train", NULL}, {"of the split validation", NULL}, {"of the split test", NULL}};
+    static const NotText readme = {"a README beside records", NULL};
+    int64_t counts[SPLITS] = {0};
+    bool records = false;
+    size_t count = files->list.count - first;
+    SCOPED_FREE Split *splits = memory_allocate((count + 1) * sizeof *splits);
+    SCOPED_FREE bool *keeps = memory_allocate((count + 1) * sizeof *keeps);
+    for (size_t i = 0; i < count; i++) {
+        const char *path = files->list.entries[first + i].name;
+        splits[i] = is_data(path, false) ? split_of(path + strlen(input)) : SPLIT_NONE;
+        counts[splits[i]]++;
+        records = records || is_data(path, true);
+    }
+    bool several = counts[SPLIT_TRAIN] && (counts[SPLIT_VALID] || counts[SPLIT_TEST]);
+    Split wanted = !held_out ? SPLIT_TRAIN : counts[SPLIT_VALID] ? SPLIT_VALID : SPLIT_TEST;
+    for (size_t i = 0; i < count; i++) {
+        const char *path = files->list.entries[first + i].name;
+        bool is_readme = records && !strcmp(name_of(path), "README.md");
+        keeps[i] = !is_readme && (!several || splits[i] == wanted);
+        if (!keeps[i]) pack_files_leave(files, path, is_readme ? readme : reasons[splits[i]], true);
+    }
+    if (several)
+        log_info("%s holds several splits by name: %" PRId64 " file%s %s taken", input, counts[wanted], plural(counts[wanted]),
+            reasons[wanted].what);
+    keep_files(files, first, keeps);
+}
+
+/* -- Inputs ---------------------------------------------------------------------------------------------------------- */
+
+static bool list_input(PackFiles *files, const char *input, bool held_out, Error *error) {
     FileKind kind = strcmp(input, "-") ? file_kind(input, NULL) : FILE_OTHER;
     if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
@@ -83,6 +214,7 @@ static bool list_input(PackFiles *files, const char *input, Error *error) {
     for (size_t i = 0; i < folders.count; i++)
         if (!list_folder(files, &folders, root ? root : input, folders.entries[i].name, error)) return error_recode(error, ERROR_DATA);
     if (files->list.count > first) qsort(files->list.entries + first, files->list.count - first, sizeof(FileEntry), compare_paths);
+    choose_split(files, input, first, held_out);
     return true;
 }
 
@@ -97,44 +229,31 @@ static bool add_sizes(PackFiles *files, Error *error) {
     return true;
 }
 
-bool pack_files_list(PackFiles *files, const char *const *inputs, Error *error) {
-    *files = (PackFiles){0};
+bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error) {
+    *files = (PackFiles){.taken = json_array(), .left_out = json_array()};
     bool good = true;
     size_t count = 0, capacity = 0;
     for (; *inputs && good; inputs++) {
-        good = list_input(files, *inputs, error);
+        good = list_input(files, *inputs, held_out, error);
         array_reserve(files->named, capacity, files->list.count + 1);
         for (bool named = file_kind(*inputs, NULL) != FILE_FOLDER; count < files->list.count; count++) files->named[count] = named;
     }
     return good && add_sizes(files, error);
 }
 
-void pack_files_warn(const PackFiles *files) {
-    const Skipped *irregular = &files->irregular, *outside = &files->outside, *hidden = &files->hidden;
-    if (irregular->count > 0)
-        log_warn("skipped %" PRId64 " pipe%s or device%s, the first being %s", irregular->count, plural(irregular->count),
-            plural(irregular->count), irregular->first);
-    if (outside->count > 0)
-        log_warn("skipped %" PRId64 " link%s that lead%s nowhere, back, or out of the folder, the first being %s; name what it leads to as "
-                 "another INPUT if it is wanted",
-            outside->count, plural(outside->count), outside->count == 1 ? "s" : "", outside->first);
-    if (hidden->count > 0)
-        log_info("left out %" PRId64 " hidden file%s or folder%s, the first being %s", hidden->count, plural(hidden->count),
-            plural(hidden->count), hidden->first);
-}
-
 void pack_files_free(PackFiles *files) {
     file_list_free(&files->list);
     file_list_free(&files->followed);
     free(files->named);
-    free(files->irregular.first);
-    free(files->hidden.first);
-    free(files->outside.first);
+    for (size_t i = 0; i < files->left_out_count; i++) free(files->left_outs[i].first);
+    free(files->left_outs);
+    json_decref(files->taken);
+    json_decref(files->left_out);
 }
 
-bool pack_list(const char *input, FileList *list, Error *error) {
+bool pack_list(const char *input, bool held_out, FileList *list, Error *error) {
     PackFiles files;
-    bool listed = pack_files_list(&files, (const char *[]){input, NULL}, error);
+    bool listed = pack_files_list(&files, (const char *[]){input, NULL}, held_out, error);
     *list = listed ? files.list : (FileList){0};
     if (listed) files.list = (FileList){0};
     pack_files_free(&files);

@@ -27,7 +27,9 @@ void input_seek(Input *input, int64_t byte);
 int64_t input_position(const Input *input); /* bytes of the file, as it lies on disk, that were used */
 void input_close(Input *input);             /* NULL is fine */
 
-/* What a file is in place of text, and what to do about it: two parts of a message (not_text.c). */
+/* -- What a file holds (not_text.c, file_format.c) -------------------------------------------------------------------- */
+
+/* What a file is in place of text, and what to do about it: two parts of a message. */
 typedef struct NotText {
     const char *what;   /* "bzip2 data" */
     const char *advice; /* "unpack it first, as in ..." */
@@ -35,25 +37,84 @@ typedef struct NotText {
 enum { NOT_TEXT_PROBE_BYTES = 8192 };
 /* Whether a file that begins with these bytes, at most the first NOT_TEXT_PROBE_BYTES of it, is no text. */
 bool not_text(const unsigned char *bytes, size_t size, NotText *found);
-/* Whether it is JSON lines: the first two lines are objects, or the only one is. */
-bool is_json_lines(const char *text, size_t size);
+
+typedef enum RecordShape {
+    SHAPE_TEXT,   /* documents between separators */
+    SHAPE_LINES,  /* a JSON object on each line */
+    SHAPE_VALUES, /* JSON objects that follow one another, on any number of lines */
+    SHAPE_ARRAY,  /* the elements of one JSON array */
+    SHAPE_TABLE,  /* rows of a table, as in RFC 4180 */
+} RecordShape;
+/* Where the text of a row is. */
+typedef struct TablePlace {
+    char delimiter;
+    int column, columns; /* that of the text, from 0, and how many the header has */
+} TablePlace;
+typedef struct RecordFormat {
+    RecordShape shape;
+    size_t mark; /* bytes of the byte order mark before the records */
+    char delimiter;
+    TablePlace place;  /* of a table */
+    size_t header;     /* bytes of its first row */
+    char columns[256]; /* their names, for a message */
+} RecordFormat;
+/* What a file of this name holds that begins with these bytes, of which a table needs its whole header. False: `why` says
+ * what it is in place of text. */
+bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why);
+bool name_ends(const char *path, const char *ending); /* also before the ending of a compression: "a.csv.gz" */
+
+/* -- Where records end (record_scan.c) ------------------------------------------------------------------------------- */
+
+typedef struct RecordScan {
+    RecordShape shape;
+    char delimiter;
+    int expects, state; /* of an array, of a row */
+    int64_t depth;
+    bool string, escaped;
+} RecordScan;
+/* Between two records of a file; `resumed`: behind the first one at least. */
+RecordScan record_scan_start(const RecordFormat *format, bool resumed);
+/* How many of the bytes come before the next record. `*fault`: what follows cannot begin one. */
+size_t record_scan_gap(RecordScan *scan, const char *bytes, size_t size, bool *fault);
+/* How many of the bytes belong to the record; `*ends`: it ends with them. */
+size_t record_scan(RecordScan *scan, const char *bytes, size_t size, bool *ends);
+bool record_scan_open(const RecordScan *scan); /* whether the end of an array is still to come */
+void record_scan_give_up(RecordScan *scan);    /* which then is not expected any more */
+
+enum { TABLE_FAULT = 96 };
+/* Copies the text of a row, without quotes, to `to`, which has room for `size` bytes and may be the row. False: the row is
+ * broken, as `what` says. */
+bool table_field(const char *row, size_t size, const TablePlace *place, char *to, size_t *length, char what[TABLE_FAULT]);
+/* Finds the column `field` in the first row of a table with format->delimiter. False: it has none; `names` lists those that
+ * it has. */
+bool table_header(const char *bytes, size_t size, const char *field, RecordFormat *format, char *names, size_t room);
 
 /* -- Which files (pack_files.c) ------------------------------------------------------------------------------------ */
 
-/* What a folder held besides text: how many, and the first for the message. */
-typedef struct Skipped {
+/* Files and folders that are left out for the same reason. */
+typedef struct LeftOut {
+    NotText why;
     int64_t count;
-    char *first;
-} Skipped;
+    char *first; /* of them */
+    bool usual;  /* not worth a warning */
+} LeftOut;
 
+enum { PACK_LISTED = 10000 /* files by name, at most, of those that were taken and of those that were left out */ };
 typedef struct PackFiles {
-    FileList list;                      /* paths, in the order in which they are read; "-" */
-    bool *named;                        /* an INPUT by itself, which must be text; others are found in folders */
-    FileList followed;                  /* folders that links led to */
-    int64_t bytes;                      /* of all files, as they lie on disk */
-    Skipped irregular, hidden, outside; /* pipes and devices; names that begin with a dot; links that lead nowhere, to outside, or back */
+    FileList list;      /* paths, in the order in which they are read; "-" */
+    bool *named;        /* an INPUT by itself, which must be text; others are found in folders */
+    FileList followed;  /* folders that links led to */
+    int64_t bytes;      /* of all files, as they lie on disk */
+    LeftOut *left_outs; /* owned */
+    size_t left_out_count;
+    json_t *taken, *left_out; /* names, and names with reasons, of up to PACK_LISTED files each; owned */
 } PackFiles;
-bool pack_files_list(PackFiles *files, const char *const *inputs, Error *error);
+/* `held_out`: of a folder that holds several splits by name the one for validation is listed, else that for training. */
+bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error);
+void pack_files_take(PackFiles *files, const char *path);
+void pack_files_leave(PackFiles *files, const char *path, NotText why, bool usual);
+int64_t pack_files_left(const PackFiles *files); /* how many were left out */
+/* Says what was left out and why. */
 void pack_files_warn(const PackFiles *files);
 void pack_files_free(PackFiles *files);
 
@@ -67,7 +128,8 @@ typedef struct Position {
 /* A document, or one of the pieces of a long one, in the order of the text. */
 typedef struct Record {
     size_t start, size; /* raw bytes in its block's text */
-    bool json, valid;   /* a line of JSON; of the validation part */
+    bool json, valid;   /* an object of JSON; of the validation part */
+    TablePlace place;   /* of a row of a table: its columns are above 0 */
     bool first, last;   /* of the pieces of its document */
     PackBad bad;
     int64_t file, line; /* where it begins; with `bad` set by record_text the line of what is bad */
@@ -75,6 +137,7 @@ typedef struct Record {
     /* Filled in by record_text: the document's text, in the block or `owned`; and by the pipeline: its tokens and hash. */
     const char *text;
     char *owned, what[320]; /* `what` is bad, for a sample */
+    NotText left_out;       /* the whole file is, for this reason; no `what`: it is not */
     bool fatal;             /* it is not the record that is bad, but what is asked for: the packing ends */
     int32_t *spans;         /* of a conversation: lengths of what is untrained and trained, in turn; owned */
     size_t span_count;
@@ -106,16 +169,13 @@ RecordReader *record_reader_open(const PackOptions *options, const PackFiles *fi
 /* Fills an empty block with the next records; none: the end. ERROR_DATA. */
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
 int64_t record_reader_files(const RecordReader *reader); /* that held text */
-/* Warns of files that are not text and were skipped. */
-void record_reader_warn(const RecordReader *reader);
-int64_t record_reader_skipped(const RecordReader *reader);
-void record_reader_free(RecordReader *reader); /* NULL is fine */
+void record_reader_free(RecordReader *reader);           /* NULL is fine */
 
 /* Says what is bad. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);
 bool record_mark_json(Record *record, const char *fault); /* a list says what to do; else `fault` says what is wrong */
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a line of JSON, and of a document that is judged as a whole */ };
-/* Makes `record` a document: takes the text out of JSON unless `field` is NULL, and does with invalid UTF-8 what is asked. Sets `bad`, and
+/* Makes `record` a document: takes the text out of a row, and out of JSON unless `field` is NULL, and does with invalid UTF-8 what is asked. Sets `bad`, and
  * text and text_size where something is left to be encoded. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid);
 
@@ -160,13 +220,14 @@ void minhash(const char *text, size_t size, uint64_t keys[MINHASH_KEYS]);
 enum { PACK_SAMPLES = 3 /* of each kind */ };
 typedef struct PackReport {
     PackResult result;
+    PackFiles *files; /* borrowed */
     int64_t valid_shards, hashes;
     json_t *inputs, *samples; /* owned */
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the tokenizer's bos_token */
     Position position;        /* where a packing that was interrupted goes on */
 } PackReport;
-void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files);
+void pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files);
 /* Counts a bad record, and keeps it if it is one of the first of its kind. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
 /* The text of the record; the caller frees. */

@@ -14,7 +14,7 @@
 /* -- Tables -------------------------------------------------------------------------------------------------------- */
 
 static const char *const bad_names[PACK_BAD_KINDS] = {
-    "", "invalid UTF-8", "broken JSON", "missing field", "empty", "too long", "no conversation", "no pair", "damaged file"};
+    "", "invalid UTF-8", "broken JSON", "missing field", "broken row", "empty", "too long", "no conversation", "no pair", "damaged file"};
 
 const char *pack_bad_name(PackBad kind) { return bad_names[kind]; }
 
@@ -81,8 +81,8 @@ static json_t *describe_input(const char *input, const PackFiles *files, size_t 
         json_sprintf("xxh3 %016" PRIx64, sum));
 }
 
-void pack_report_open(PackReport *report, const PackOptions *options, const PackFiles *files) {
-    *report = (PackReport){.inputs = json_array(), .samples = json_array(), .position = {.line = 1}};
+void pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files) {
+    *report = (PackReport){.files = files, .inputs = json_array(), .samples = json_array(), .position = {.line = 1}};
     for (size_t i = 0, at = 0; options->inputs[i] && at < files->list.count; i++)
         json_array_append_new(report->inputs, describe_input(options->inputs[i], files, &at));
 }
@@ -129,10 +129,11 @@ static json_t *describe_lengths(const PackResult *result) {
 
 char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete) {
     const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
-    json_auto_t *record = json_pack("{ss sb so so sO so so so sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
+    json_auto_t *record = json_pack("{ss sb so so sO so so so sO sO sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
         describe_settings(report, options), "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts",
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
-        describe_lengths(&report->result), "samples", report->samples);
+        describe_lengths(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
+        report->files->left_out);
     if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (!text) memory_refused(1 << 20);
@@ -162,6 +163,11 @@ static bool take_counts(PackReport *report, const json_t *record, bool whole) {
                 (whole || read_numbers(report, places, PLACES, json_object_get(record, "position")));
     for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
+    json_t *taken = json_object_get(record, "files_taken"), *left_out = json_object_get(record, "files_left_out");
+    json_array_clear(report->files->taken);
+    json_array_clear(report->files->left_out);
+    json_array_extend(report->files->taken, taken);
+    json_array_extend(report->files->left_out, left_out);
     json_decref(report->samples);
     report->samples = json_deep_copy(json_object_get(record, "samples"));
     return good && json_is_array(report->samples);

@@ -87,6 +87,14 @@ bool record_mark_json(Record *record, const char *fault) {
     return record_mark(record, PACK_BAD_JSON, list ? "a list, and not a record: jq -c '.[]' FILE writes each on a line" : fault);
 }
 
+/* What shows that a record is a conversation; NULL: nothing does. */
+static const char *find_turns(const json_t *object) {
+    static const char *const names[] = {"messages", "conversations", "completion", "instruction"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_object_get(object, names[i])) return names[i];
+    return NULL;
+}
+
 /* Names the fields that there are, since the text often has another name than the one that was asked for. */
 static bool mark_missing(Record *record, const json_t *object, const char *field) {
     char what[sizeof record->what];
@@ -94,8 +102,8 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
     const char *name;
     json_t *value;
     int count = 0;
-    if (json_is_array(json_object_get(object, "messages")))
-        snprintf(what, sizeof what, "%s; it has messages: give format=chat to smelt data pack", field);
+    const char *turns = find_turns(object);
+    if (turns) snprintf(what, sizeof what, "%s; it has %s: give format=chat to smelt data pack", field, turns);
     else
         json_object_foreach((json_t *)object, name, value) if (used < sizeof what) used +=
             (size_t)snprintf(what + used, sizeof what - used, "%s%s", count++ ? ", " : "", name);
@@ -117,10 +125,21 @@ static bool take_field(Record *record, char *place, const char *field) {
     return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, field);
 }
 
+/* The text lies where the row lay: it is never longer. */
+static bool take_cell(Record *record, char *place) {
+    char what[TABLE_FAULT];
+    if (!table_field(record->text, record->text_size, &record->place, place, &record->text_size, what))
+        return record_mark(record, PACK_BAD_ROW, what);
+    record->text = place;
+    return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, "");
+}
+
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid) {
     record->text = block_text + record->start;
     record->text_size = record->size;
     bool left = record->bad == PACK_GOOD && check_utf8(record, invalid);
-    if (left && record->json && field) left = take_field(record, record->owned ? record->owned : block_text + record->start, field);
+    char *place = record->owned ? record->owned : block_text + record->start;
+    if (left && record->place.columns) left = take_cell(record, place);
+    else if (left && record->json && field) left = take_field(record, place, field);
     if (!left) record->text_size = 0;
 }

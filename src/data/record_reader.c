@@ -1,5 +1,5 @@
 /* Cuts the text of files into records, and gathers these into blocks of some size. Of text a record is what lies between
- * two separators; of JSON lines, a line. A long document leaves in pieces, cut where a tokenizer does not look across, so
+ * two separators; of JSON and tables, what record_scan.c says. A long document leaves in pieces, cut where a tokenizer does not look across, so
  * that memory does not follow its length. Lines are counted for messages.
  *
  * A RecordReader owns a window on the file that is being read. What it gives depends on the files and the position where
@@ -32,18 +32,18 @@ struct RecordReader {
     Input *input;
     char *window;
     size_t begin, end, capacity;
-    bool ended, json, line_start, long_line;
-    int64_t split; /* byte at which the validation part begins; INT64_MAX: none, -1: every so many documents */
+    bool ended, line_start;
+    RecordFormat format;
+    RecordScan scan; /* unless the format is text */
+    int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every so many documents */
     /* The document that is being read. */
     bool open, valid;
     int64_t line;
     char *rest; /* of it, cut off for the next block */
     size_t rest_size, rest_capacity;
     bool continued;
-    int64_t files_read;
-    Skipped binary;
-    NotText first_binary;
-    Error fault; /* of compressed data: the file ends there */
+    int64_t files_read, first_document; /* of the file that is open; -1: it has given records */
+    Error fault;                        /* of compressed data: the file ends there */
 };
 
 /* -- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -83,7 +83,8 @@ static Record *open_record(RecordReader *reader, Block *block) {
     array_reserve(block->records, block->record_capacity, block->count + 1);
     Record *record = &block->records[block->count++];
     *record = (Record){.start = block->size,
-        .json = reader->json,
+        .json = reader->format.shape != SHAPE_TEXT && reader->format.shape != SHAPE_TABLE,
+        .place = reader->format.place,
         .valid = reader->valid,
         .first = !reader->continued,
         .file = reader->at.file,
@@ -151,8 +152,8 @@ static bool find_split(RecordReader *reader, const char *path, Error *error) {
     reader->split = INT64_MAX;
     if (reader->options->valid_fraction == 0) return true;
     bool stream = !strcmp(path, "-") || input_compressed(reader->input);
-    if (reader->json || (stream && *reader->options->separator)) reader->split = -1;
-    if (reader->json || reader->split < 0) return true;
+    if (reader->format.shape != SHAPE_TEXT || (stream && *reader->options->separator)) reader->split = -1;
+    if (reader->split < 0) return true;
     if (stream)
         return error_set(error, ERROR_DATA,
             "%s is one document whose end is not known before it is read, so that no validation part can be cut off: give separator=, "
@@ -285,46 +286,61 @@ static bool read_text(RecordReader *reader, Block *block, Error *error) {
     }
 }
 
-/* -- Lines of JSON ------------------------------------------------------------------------------------------------- */
+/* -- Records of JSON and of tables -------------------------------------------------------------------------------------- */
 
-static bool is_blank(const char *line, size_t size) {
-    size_t at = 0;
-    while (at < size && strchr(" \t\r\n", line[at]) && line[at]) at++;
-    return at == size;
+/* A record that says what is wrong at this place of the file. */
+static void add_fault(RecordReader *reader, Block *block, PackBad bad, const char *what) {
+    begin_document(reader);
+    Record *record = open_record(reader, block);
+    record_mark(record, bad, what);
+    record->last = true;
+    record->end = reader->at;
+    reader->open = false;
 }
 
-/* Adds one line; one above the limit is stepped over. */
-static bool read_line(RecordReader *reader, Block *block, Error *error) {
-    const char *newline;
-    size_t seen = 0;
-    while (newline = memchr(reader->window + reader->begin + seen, '\n', reader->end - reader->begin - seen), !newline && !reader->ended) {
-        seen = reader->end - reader->begin;
-        if (seen > RECORD_LIMIT) {
-            begin_document(reader);
-            reader->long_line = true;
-            step_over(reader, seen);
-            seen = 0;
-        }
+/* Steps over what is between two records, up to the next one or the end of the file. What cannot begin a record ends the
+ * file: nothing says where the next one would. */
+static bool find_record(RecordReader *reader, Block *block, bool *found, Error *error) {
+    bool fault;
+    for (;;) {
+        step_over(reader, record_scan_gap(&reader->scan, reader->window + reader->begin, reader->end - reader->begin, &fault));
+        *found = reader->begin < reader->end && !fault;
+        if (reader->begin < reader->end || reader->ended) break;
         if (!refill(reader, error)) return false;
     }
-    const char *line = reader->window + reader->begin;
-    size_t size = newline ? (size_t)(newline - line) + 1 : reader->end - reader->begin;
-    bool blank = is_blank(line, size) && !reader->long_line;
-    if (!blank) {
-        begin_document(reader);
-        Record *record = open_record(reader, block);
-        if (!reader->long_line) block_append(block, line, size);
-        step_over(reader, size);
-        close_record(reader, block, record);
-        if (reader->long_line || record->size > RECORD_LIMIT) {
-            record->bad = PACK_BAD_LONG;
-            block->size = record->start;
-            record->size = 0;
-        }
-        reader->long_line = false;
-    } else {
-        step_over(reader, size);
+    if (!fault) return true;
+    char what[96];
+    snprintf(what, sizeof what, "byte %02x is where a record or the end should be: the rest of the file is left out",
+        (unsigned char)reader->window[reader->begin]);
+    add_fault(reader, block, PACK_BAD_JSON, what);
+    record_scan_give_up(&reader->scan);
+    reader->begin = reader->end;
+    reader->ended = true;
+    return true;
+}
+
+/* Adds one record; one above the limit is stepped over. */
+static bool read_record(RecordReader *reader, Block *block, Error *error) {
+    bool ends = false, found;
+    if (!find_record(reader, block, &found, error)) return false;
+    if (!found) return true;
+    begin_document(reader);
+    Record *record = open_record(reader, block);
+    int64_t start = reader->at.byte;
+    for (;;) {
+        size_t used = record_scan(&reader->scan, reader->window + reader->begin, reader->end - reader->begin, &ends);
+        bool keeps = reader->at.byte + (int64_t)used - start <= RECORD_LIMIT;
+        if (keeps) block_append(block, reader->window + reader->begin, used);
+        step_over(reader, used);
+        if (ends || (reader->begin == reader->end && reader->ended)) break;
+        if (!refill(reader, error)) return false;
     }
+    if (!ends) record_scan_give_up(&reader->scan);
+    close_record(reader, block, record);
+    if (reader->at.byte - start <= RECORD_LIMIT) return true;
+    record->bad = PACK_BAD_LONG;
+    block->size = record->start;
+    record->size = 0;
     return true;
 }
 
@@ -353,39 +369,26 @@ static bool is_shard_file(const char *path, char **prefix) {
     return false;
 }
 
-/* Whether the file is text, by its name and the start of what the window holds. A named one must be. */
-static bool take_text(RecordReader *reader, const char *path, bool *text, Error *error) {
-    NotText found = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
+static bool refuse_file(const RecordReader *reader, const char *path, const NotText *why, Error *error) {
+    const char *columns = reader->format.shape == SHAPE_TABLE ? reader->format.columns : "";
+    return error_set(error, ERROR_DATA, "%s is %s%s%s, not text: %s", strcmp(path, "-") ? path : "standard input", why->what,
+        *columns ? " that has " : "", columns, why->advice);
+}
+
+/* Finds out what the file holds, by its name and the start of what the window holds. A named one must hold text. */
+static bool take_format(RecordReader *reader, const char *path, NotText *why, Error *error) {
+    static const NotText of_shard = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
     SCOPED_FREE char *prefix = NULL;
     bool shard = is_shard_file(path, &prefix);
-    size_t size = (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES);
     if (named(reader) && !mixture_refuse(path, error)) return false;
-    *text = !shard && !not_text((const unsigned char *)reader->window + reader->begin, size, &found);
-    if (*text) return true;
     if (named(reader) && shard)
         return error_set(
             error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path, prefix);
-    if (named(reader))
-        return error_set(
-            error, ERROR_DATA, "%s is %s, not text: %s", strcmp(path, "-") ? path : "standard input", found.what, found.advice);
-    if (reader->binary.count++ > 0) return true;
-    reader->first_binary = found; /* files come in the order of their paths */
-    reader->binary.first = memory_copy_string(path);
-    return true;
-}
-
-/* Recognised by its content, else by its name, so that a file whose first line is broken is JSON lines all the same. */
-static bool is_json(const RecordReader *reader, const char *path) {
-    static const char *const names[] = {".jsonl", ".ndjson"}, *const packed[] = {"", ".gz", ".zst", ".xz"};
-    PackFormat format = reader->options->format;
-    bool json = format == PACK_JSON || pack_is_chat(format) ||
-                (format == PACK_AUTO && is_json_lines(reader->window + reader->begin,
-                                            (size_t)int_min((int64_t)(reader->end - reader->begin), NOT_TEXT_PROBE_BYTES)));
-    for (size_t i = 0; i < 8 && format == PACK_AUTO && !json; i++) {
-        SCOPED_FREE char *end = memory_format("%s%s", names[i % 2], packed[i / 2]);
-        json = ends_with(path, end);
-    }
-    return json;
+    bool text =
+        !shard && file_format(reader->options, path, reader->window + reader->begin, reader->end - reader->begin, &reader->format, why);
+    if (shard) *why = of_shard;
+    if (text) *why = (NotText){0};
+    return text || !named(reader) || refuse_file(reader, path, why, error);
 }
 
 /* Goes to the byte where a packing was interrupted, the start of a line. Compressed data is read up to there. */
@@ -406,7 +409,17 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
     return true;
 }
 
-static bool open_file(RecordReader *reader, Error *error) {
+/* A file without text leaves a record that says so. */
+static void leave_out(RecordReader *reader, Block *block, const NotText *why) {
+    reader->format = (RecordFormat){0};
+    Record *record = open_record(reader, block);
+    record->left_out = *why;
+    reader->first_document = -1;
+    reader->begin = reader->end;
+    reader->ended = true;
+}
+
+static bool open_file(RecordReader *reader, Block *block, Error *error) {
     const char *path = reader->files->list.entries[reader->at.file].name;
     int64_t start = reader->at.byte;
     reader->input = input_open(path, error);
@@ -414,17 +427,21 @@ static bool open_file(RecordReader *reader, Error *error) {
     reader->ended = false;
     reader->line_start = true;
     reader->fault = (Error){0};
+    reader->format = (RecordFormat){0};
+    reader->scan = (RecordScan){0};
     if (!reader->input || !refill(reader, error)) return false;
-    bool text;
+    reader->first_document = start > 0 ? -1 : reader->at.document;
+    NotText why;
     if (reader->end == 0 && !reader->fault.code) return true;
-    if (!take_text(reader, path, &text, error)) return false;
-    if (!text) reader->begin = reader->end, reader->ended = true;
-    if (!text) return true;
+    if (!take_format(reader, path, &why, error)) return false;
+    if (why.what) leave_out(reader, block, &why);
+    if (why.what) return true;
     reader->files_read++;
-    reader->json = is_json(reader, path);
+    reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
-    if (reader->json && start == 0 && reader->end >= 3 && !memcmp(reader->window, "\xef\xbb\xbf", 3)) step_over(reader, 3);
-    return start == 0 || skip_to(reader, path, start, error);
+    if (start > 0) return skip_to(reader, path, start, error);
+    step_over(reader, reader->format.mark + reader->format.header);
+    return true;
 }
 
 /* A damaged file leaves a record of what was lost. */
@@ -434,14 +451,15 @@ static void close_file(RecordReader *reader, Block *block) {
     if (strcmp(path, "-")) file_kind(path, &bytes);
     input_close(reader->input);
     reader->input = NULL;
-    if (reader->fault.code) {
-        reader->line = reader->at.line;
-        Record *record = open_record(reader, block);
-        record_mark(record, PACK_BAD_FILE, reader->fault.message);
-    }
+    static const NotText nothing = {"without a document", NULL};
+    if (reader->first_document == reader->at.document && !reader->fault.code) leave_out(reader, block, &nothing);
+    reader->line = reader->at.line;
+    Record *record = reader->fault.code || record_scan_open(&reader->scan) ? open_record(reader, block) : NULL;
+    if (record && reader->fault.code) record_mark(record, PACK_BAD_FILE, reader->fault.message);
+    else if (record) record_mark(record, PACK_BAD_JSON, "the array does not end");
     reader->before += bytes;
     reader->at = (Position){reader->at.file + 1, 0, 1, reader->at.document};
-    if (reader->fault.code) block->records[block->count - 1].last = true, block->records[block->count - 1].end = reader->at;
+    if (record) record->last = true, record->end = reader->at;
 }
 
 /* -- Reading --------------------------------------------------------------------------------------------------------- */
@@ -460,10 +478,10 @@ RecordReader *record_reader_open(const PackOptions *options, const PackFiles *fi
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
     array_reserve(block->text, block->capacity, BLOCK_BYTES);
     while (reader->at.file < (int64_t)reader->files->list.count && block->size < BLOCK_BYTES && block->count < BLOCK_RECORDS) {
-        if (!reader->input && !open_file(reader, error)) return false;
+        if (!reader->input && !open_file(reader, block, error)) return false;
         bool left = reader->open || reader->begin < reader->end || !reader->ended;
         if (!left) close_file(reader, block);
-        else if (!(reader->json ? read_line(reader, block, error) : read_text(reader, block, error))) return false;
+        else if (!(reader->format.shape == SHAPE_TEXT ? read_text(reader, block, error) : read_record(reader, block, error))) return false;
         if (reader->continued && reader->open) break; /* the piece fills the block */
     }
     block->done = reader->before + (reader->input ? input_position(reader->input) : 0);
@@ -472,20 +490,10 @@ bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
 
 int64_t record_reader_files(const RecordReader *reader) { return reader->files_read; }
 
-int64_t record_reader_skipped(const RecordReader *reader) { return reader->binary.count; }
-
-void record_reader_warn(const RecordReader *reader) {
-    int64_t count = reader->binary.count;
-    if (count > 0)
-        log_warn("skipped %" PRId64 " file%s that %s not text, the first being %s: %s, %s", count, plural(count), count == 1 ? "is" : "are",
-            reader->binary.first, reader->first_binary.what, reader->first_binary.advice);
-}
-
 void record_reader_free(RecordReader *reader) {
     if (!reader) return;
     input_close(reader->input);
     free(reader->window);
     free(reader->rest);
-    free(reader->binary.first);
     free(reader);
 }

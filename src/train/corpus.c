@@ -133,6 +133,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     PackResult result;
     PackOptions options = {.inputs = (const char *[]){input, NULL},
         .output = output,
+        .held_out = starts_with(name, "valid"),
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer,

@@ -98,11 +98,11 @@ static json_t *sample_files(const char *path, Error *error) {
     return sample_path(path, file_kind(path, NULL) == FILE_FOLDER ? sample_folder : hash_file_samples, error);
 }
 
-static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) {
+static bool sample_listed(const char *path, bool held_out, XXH3_state_t *hash, Error *error) {
     enum { READ = 64 }; /* files, spread evenly; of the others name and size count */
     SCOPED(file_list_free) FileList files = {0};
     SCOPED_FREE char *root = options_absolute_path(path); /* without a slash at its end, which is not in the names */
-    if (!pack_list(root, &files, error)) return false;
+    if (!pack_list(root, held_out, &files, error)) return false;
     size_t stride = files.count / READ + 1;
     bool good = true;
     for (size_t i = 0; i < files.count && good; i++) {
@@ -116,7 +116,12 @@ static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) {
     return good;
 }
 
-json_t *identity_of_text(const char *path, Error *error) { return sample_path(path, sample_text, error); }
+static bool sample_text(const char *path, XXH3_state_t *hash, Error *error) { return sample_listed(path, false, hash, error); }
+static bool sample_held_out(const char *path, XXH3_state_t *hash, Error *error) { return sample_listed(path, true, hash, error); }
+
+json_t *identity_of_text(const char *path, bool held_out, Error *error) {
+    return sample_path(path, held_out ? sample_held_out : sample_text, error);
+}
 
 /* -- Making one ---------------------------------------------------------------------------------------------------- */
 

@@ -33,8 +33,9 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
 json_t *identity_of_source(const char *path, Error *error);
 /* The content of a folder of PEFT, without that of the base that it names. NULL on failure. */
 json_t *identity_of_adapters(const char *name, Error *error);
-/* The content of a file or folder of text: names, sizes, and samples of the files. NULL on failure. */
-json_t *identity_of_text(const char *path, Error *error);
+/* The content of a file or folder of text: names, sizes, and samples of the files; `held_out`: for validation, as in
+ * PackOptions. NULL on failure. */
+json_t *identity_of_text(const char *path, bool held_out, Error *error);
 /* The content of a run's copy of its tokenizer. NULL on failure. */
 json_t *identity_of_tokenizer(const char *run, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so

@@ -223,7 +223,7 @@ static bool check_copy(const Config *config, const char *run, const json_t *save
     bool other = valid && known && strcmp(known, absolute) != 0;
     if (!before || other || shard_set_exists(path) || !file_exists(path) || identity_accepts(config->resume.accept, name)) return true;
     if (corpus_keeps(run, valid ? absolute : NULL)) return true;
-    json_auto_t *now = identity_of_text(path, error);
+    json_auto_t *now = identity_of_text(path, valid, error);
     return now && (json_equal(now, before) ||
                       error_set(error, ERROR_USAGE,
                           "%s=%s is other text than %s was started with, and the packed copy in %s/data is gone: bring one of them "
@@ -347,7 +347,7 @@ static void settle(const Kept *kept, const json_t *saved, json_t *identity, json
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
     bool text = *path && !remote_is(path) && !shard_set_exists(path), read = text && is_there(path);
-    json_auto_t *there = read ? identity_of_text(path, error) : NULL;
+    json_auto_t *there = read ? identity_of_text(path, !strcmp(setting, "data.valid"), error) : NULL;
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;
     if (text && saved && !identity_accepts(config->resume.accept, name)) settle(&(Kept){setting, path, name, copy}, saved, identity, there);

@@ -431,8 +431,8 @@ static void a_tokenizer_of_sentencepiece_is_no_text(void **state) {
 static void what_a_folder_holds_besides_text_is_counted(void **state) {
     (void)state;
     expect("mkdir -p f/.git && cp text f/a && cp text f/.git/b && cp text f/.c && tar cf f/b.tar text && tar cf f/c.tar text", 0, "");
-    expect("$SMELT data pack f out", 0, "skipped 2 files that are not text, the first being f/b.tar: a tar archive, unpack it first");
-    expect("$SMELT data pack f another", 0, "left out 2 hidden files or folders, the first being f/.c\n");
+    expect("$SMELT data pack f out", 0, "left out 2 files, the first being f/b.tar: a tar archive; unpack it first");
+    expect("$SMELT data pack f another", 0, "left out 2 files, the first being f/.c: a dot begins the name\n");
 }
 
 static void showing_a_folder_names_a_shard_in_it(void **state) {

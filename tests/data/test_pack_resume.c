@@ -33,13 +33,15 @@ int fsync(int file) {
     return (int)syscall(SYS_fsync, file);
 }
 
-static const char *const inputs[] = {"a", "b.gz", "c.jsonl", NULL};
+static const char *const inputs[] = {"a", "b.gz", "c.jsonl", "d.json", "e.csv", NULL};
 
 /* Some documents are there several times, one is long, some JSON is broken. */
 static void write_inputs(int documents) {
-    FILE *plain = fopen("a", "w"), *json = fopen("c.jsonl", "w");
+    FILE *plain = fopen("a", "w"), *json = fopen("c.jsonl", "w"), *array = fopen("d.json", "w"), *table = fopen("e.csv", "w");
     gzFile packed = gzopen("b.gz", "wb1");
-    assert_true(plain && json && packed);
+    assert_true(plain && json && array && table && packed);
+    fprintf(array, "[");
+    fprintf(table, "n,text\n");
     for (int i = 0; i < documents; i++) {
         uint32_t random = rng_bits(7, 1, (uint64_t)i).word[0];
         fprintf(plain, "%u\nline %d\n%%\n", random % 5000, i / 3);
@@ -47,8 +49,11 @@ static void write_inputs(int documents) {
         else gzprintf(packed, "%u\nline %d\n%%\n", random % 5000, i / 3); /* as in the first file, many shards ago */
         for (int j = 0; i == documents / 2 && j < 60000; j++) gzprintf(packed, "a long document %d\n", j);
         fprintf(json, i % 50 ? "{\"text\": \"%u\"}\n" : "{%u\n", random % 70000);
+        fprintf(array, "%s{\"n\": [],\n \"text\": \"%u of an array\"}", i ? ",\n" : "", random);
+        fprintf(table, "%d,\"%u\nof a \"\"table\"\"\"\n", i, random);
     }
-    assert_true(fclose(plain) == 0 && fclose(json) == 0 && gzclose(packed) == Z_OK);
+    fprintf(array, "]\n");
+    assert_true(fclose(array) == 0 && fclose(table) == 0 && fclose(plain) == 0 && fclose(json) == 0 && gzclose(packed) == Z_OK);
 }
 
 static PackOptions options_of(const char *output) {

@@ -1,0 +1,116 @@
+/* What a file holds: text, or records of JSON or of a table; else why it is left out. It is recognised by its content,
+ * and by its name where content does not tell. Owns nothing. Called by the record reader for each file. */
+#include <string.h>
+
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/pack_internal.h"
+
+/* Whether a name has the ending, or has it before that of a compression. */
+bool name_ends(const char *path, const char *ending) {
+    static const char *const packed[] = {"", ".gz", ".zst", ".xz", ".lzma", ".zz"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {
+        SCOPED_FREE char *whole = memory_format("%s%s", ending, packed[i]);
+        if (ends_with(path, whole)) return true;
+    }
+    return false;
+}
+
+/* -- JSON ------------------------------------------------------------------------------------------------------------ */
+
+/* The bytes of white space from `at` on. */
+static size_t blank_bytes(const char *text, size_t size, size_t at) {
+    size_t start = at;
+    while (at < size && text[at] && strchr(" \t\r\n", text[at])) at++;
+    return at - start;
+}
+
+/* A line that begins as a JSON object and, where it ends within what is seen, ends as one. */
+static bool is_json_line(const char *line, size_t length, bool ends) {
+    size_t at = 1;
+    if (length > 0 && line[length - 1] == '\r') length--;
+    while (at < length && line[at] == ' ') at++;
+    return at < length && line[0] == '{' && line[at] == '"' && (!ends || line[length - 1] == '}');
+}
+
+/* The first two lines are objects, or the only one is. */
+static bool is_json_lines(const char *text, size_t size) {
+    int lines = 0;
+    while (lines < 2 && size > 0) {
+        const char *newline = memchr(text, '\n', size);
+        size_t length = newline ? (size_t)(newline - text) : size;
+        bool blank = length == 0 || (length == 1 && *text == '\r');
+        if (!blank && !is_json_line(text, length, newline)) return false;
+        lines += !blank;
+        text += length + (newline != NULL);
+        size -= length + (newline != NULL);
+    }
+    return lines > 0;
+}
+
+/* "{", and a key with its colon behind it. */
+static bool is_object(const char *text, size_t size) {
+    size_t at = 1 + blank_bytes(text, size, 1);
+    if (size == 0 || text[0] != '{' || at >= size || text[at++] != '"') return false;
+    while (at < size && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+    at += 1 + blank_bytes(text, size, at + 1);
+    return at < size && text[at] == ':';
+}
+
+/* An object, and behind it another one or nothing, as far as is seen. */
+static bool is_objects(const char *text, size_t size) {
+    RecordScan scan = {.shape = SHAPE_VALUES};
+    bool ends;
+    size_t end = record_scan(&scan, text, size, &ends);
+    if (ends) end += blank_bytes(text, size, end);
+    return is_object(text, size) && (end == size || text[end] == '{');
+}
+
+/* An array of objects, or an empty one. Other text may begin with "[" too. */
+static bool is_array(const char *text, size_t size) {
+    size_t at = 1 + blank_bytes(text, size, 1);
+    return size > 0 && text[0] == '[' && at < size && (text[at] == ']' || is_object(text + at, size - at));
+}
+
+/* `lines`: the name says that each line is a record, so that a first line which is broken is not taken for the start of an
+ * object that goes on. */
+static RecordShape json_shape(const char *text, size_t size, bool lines) {
+    size_t start = blank_bytes(text, size, 0), first = start + 1;
+    const char *at = text + start;
+    while (first < size && strchr(" \t\r", text[first])) first++;
+    bool alone = first < size && text[first] == '\n'; /* "{" on a line of its own */
+    if (is_array(at, size - start)) return SHAPE_ARRAY;
+    if (is_json_lines(text, size)) return SHAPE_LINES;
+    return (alone || !lines) && is_objects(at, size - start) ? SHAPE_VALUES : SHAPE_TEXT;
+}
+
+/* -- All of it -------------------------------------------------------------------------------------------------------- */
+
+static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
+    static const NotText chat = {"a table, which holds no conversations", "write them as JSON lines"};
+    static const NotText lacking = {"a table without the column of the text", "give field=NAME to smelt data pack"};
+    format->shape = SHAPE_TABLE;
+    *why = pack_is_chat(options->format) ? chat : lacking;
+    return !pack_is_chat(options->format) && table_header(bytes, size, options->field, format, format->columns, sizeof format->columns);
+}
+
+bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
+    static const NotText no_records = {"JSON, but holds no records", "give format=text to smelt data pack if it is to be read as text"};
+    PackFormat asked = options->format;
+    bool known = asked != PACK_AUTO && asked != PACK_TEXT, lines = name_ends(path, ".jsonl") || name_ends(path, ".ndjson");
+    size_t seen = (size_t)int_min((int64_t)size, NOT_TEXT_PROBE_BYTES);
+    *format = (RecordFormat){.shape = SHAPE_TEXT, .delimiter = name_ends(path, ".csv") ? ',' : name_ends(path, ".tsv") ? '\t' : '\0'};
+    if (not_text((const unsigned char *)bytes, seen, why)) return false;
+    if (asked == PACK_TEXT) return true;
+    format->mark = size >= 3 && !memcmp(bytes, "\xef\xbb\xbf", 3) ? 3 : 0;
+    bytes += format->mark;
+    seen -= int_min((int64_t)format->mark, (int64_t)seen);
+    if (format->delimiter && asked != PACK_JSON) return is_table(options, bytes, size - format->mark, format, why);
+    format->shape = json_shape(bytes, seen, lines || (known && !name_ends(path, ".json")));
+    if (format->shape == SHAPE_TEXT && (known || lines)) format->shape = SHAPE_LINES;
+    if (format->shape == SHAPE_TEXT) format->mark = 0;
+    *why = no_records;
+    return format->shape != SHAPE_TEXT || !name_ends(path, ".json");
+}
