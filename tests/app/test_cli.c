@@ -40,7 +40,7 @@ static void lost_output_is_an_error_of_every_command_but_a_training(void **state
     write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char *command = memory_format("$SMELT %s >/dev/full", commands[i]);
-        expect(command, ERROR_INTERNAL, "error: not all output could be written to stdout: No space left on device\n");
+        expect(command, ERROR_INTERNAL, "error: not all output could be written to stdout: ");
         free(command);
     }
     expect("$SMELT data show s >&-", ERROR_INTERNAL, "stdout: Bad file descriptor\n");

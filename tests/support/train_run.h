@@ -61,11 +61,13 @@ static inline bool computes(const char *words) {
     return false;
 }
 
-/* Starts smelt with "COMMAND WORD ...", on the CPU unless the words name a device: tests give the same on every
- * machine. $SMELT is an absolute path by then (train_main). */
+/* Starts smelt with "COMMAND WORD ..." or "launch WORD ... -- COMMAND WORD ...", on the CPU unless the words name a device: tests give
+ * the same on every machine. $SMELT is an absolute path by then (train_main). */
 static inline Process smelt_start(const char *words) {
-    if (!computes(words) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
-    const char *dashes = strstr(words, " -- "); /* behind them words are no settings */
+    const char *launched = strncmp(words, "launch ", 7) == 0 ? strstr(words, " -- ") : NULL;
+    const char *command = launched ? launched + 4 : words;
+    if (!computes(command) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
+    const char *dashes = strstr(command, " -- "); /* words after the dashes are not settings */
     int settings = dashes ? (int)(dashes - words) : (int)strlen(words);
     char *on_cpu = memory_format("%.*s device=cpu%s", settings, words, words + settings);
     Process process = words_start(getenv("SMELT"), on_cpu);

@@ -157,7 +157,9 @@ static void patience_survives_restarts(void **state) {
         process_free(&result);
     }
     assert_int_equal((int)recorded("broken", "step", -1, "step"), stopped);
-    assert_same_output("eval whole text json=true", "eval broken text json=true");
+    /* The sum over two ranks rounds in another order than the sum of one. */
+    double whole = recorded("whole", "evaluation", -1, "loss"), broken = recorded("broken", "evaluation", -1, "loss");
+    assert_true(fabs(broken / whole - 1) < 1e-5);
 }
 
 /* Losses of other validation data do not compare. */
