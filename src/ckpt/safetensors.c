@@ -22,6 +22,7 @@ enum {
     LENGTH_BYTES = 8,
     DATA_ALIGNMENT = 64,
     HEADER_MAX_BYTES = 100000000, /* the official library's limit */
+    HEADER_MAX_MARKS = 3000000, /* commas, colons and opening brackets, of which a tensor has eleven: more would take gigabytes to parse */
 };
 static const char METADATA_KEY[] = "__metadata__";
 
@@ -196,6 +197,18 @@ bool safetensors_write(const char *path, const StoredTensor *tensors, size_t cou
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
 
+/* The commas, colons and opening brackets outside of strings: each value of the JSON has one, but for the first. */
+static size_t count_marks(const char *text, size_t length) {
+    size_t marks = 0;
+    bool inside = false;
+    for (size_t i = 0; i < length; i++) {
+        if (inside && text[i] == '\\') i++;
+        else if (text[i] == '"') inside = !inside;
+        else marks += !inside && (text[i] == ',' || text[i] == ':' || text[i] == '[' || text[i] == '{');
+    }
+    return marks;
+}
+
 /* Parses the JSON; `data_begin` receives where the tensors start. */
 static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error) {
     uint64_t length;
@@ -209,6 +222,12 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
             path, (unsigned long long)length, file->map.size, HEADER_MAX_BYTES);
     const char *text = (const char *)file->map.bytes + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
+    if (count_marks(text, (size_t)length) > HEADER_MAX_MARKS)
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s: the header of %llu bytes has more than %d commas, colons and brackets, which are enough for 270,000 tensors. Split a file "
+            "of "
+            "more tensors",
+            path, (unsigned long long)length, HEADER_MAX_MARKS);
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
     if (!file->header)
