@@ -229,7 +229,10 @@ static bool complete_folder(Packer *packer, Error *error) {
         stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->name, *part_shards(packer, parts[i]));
         if (!file_remove(stale, error)) return false;
     }
-    return write_record(packer, true, error) && file_remove(hashes, error);
+    if (!write_record(packer, true, error)) return false;
+    Error left = {0};
+    if (!file_remove(hashes, &left)) log_warn("%s; the shards do not need it", left.message);
+    return true;
 }
 
 /* -- Documents ------------------------------------------------------------------------------------------------------- */

@@ -42,20 +42,34 @@ static bool retire_index(const char *prefix, Error *error) {
 
 static bool take_shard(const char *prefix, Error *error) {
     static const char *const suffixes[] = {".tokenizer", ".bin", ".idx"};
-    bool good = true, there = true;
+    bool good = true;
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && good; i++) {
         SCOPED_FREE char *name = memory_format("%s%s", prefix, suffixes[i]);
-        good = take_name(name, error) && (i == 0 || find(name, &there, error));
-        if (good && !there) good = error_set(error, ERROR_CHECKPOINT, "%s is gone; pack the corpus again", name);
+        good = take_name(name, error);
     }
     return good;
+}
+
+/* A file system that has answered "absent" for what is there would leave an older file under a name, or none. */
+static bool has_name(const char *name, bool optional, Error *error) {
+    bool there, waits;
+    if (!find(name, &there, error) || !find_next(name, &waits, error)) return false;
+    return (!waits && (there || optional)) ||
+           error_set(error, ERROR_CHECKPOINT, "%s is not there after it was put there: look at the file system", name);
+}
+
+static bool has_names(const char *prefix, Error *error) {
+    SCOPED_FREE char *tokenizer = memory_format("%s.tokenizer", prefix), *tokens = memory_format("%s.bin", prefix);
+    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
+    return has_name(tokenizer, true, error) && has_name(tokens, false, error) && has_name(index, false, error);
 }
 
 static bool take_all(const char *const *prefixes, const char *record, Error *error) {
     bool good = true;
     for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = retire_index(*prefix, error);
     for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = take_shard(*prefix, error);
-    return good && (!record || take_name(record, error));
+    for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = has_names(*prefix, error);
+    return good && (!record || (take_name(record, error) && has_name(record, false, error)));
 }
 
 bool shard_names_take(const char *const *prefixes, const char *record, Error *error) {
@@ -65,7 +79,8 @@ bool shard_names_take(const char *const *prefixes, const char *record, Error *er
         return error_set(error, ERROR_USAGE, "another process gives the files of %s their names: wait for it", prefixes[0]);
     bool good = take_all(prefixes, record, error);
     if (lock >= 0) close(lock);
-    return good || !record || error_context(error, "%s is packed, and the same command gives its files their names", prefixes[0]);
+    if (!good && record) error_context(error, "%s is packed, and the same command gives its files their names", prefixes[0]);
+    return good;
 }
 
 bool shard_names_resume(const char *const *prefixes, const char *record, bool *resumed, Error *error) {

@@ -389,12 +389,15 @@ static bool commit(ShardWriter *writer, Error *error) {
 static bool commit_all(ShardWriter *const *writers, int count, const ShardsFile *file, Error *error) {
     SCOPED_FREE char *next = file ? shard_next(file->path) : NULL;
     SCOPED(file_close) File promise = {0};
+    Error ignored = {0};
     bool good =
         !file || (file_replace_begin(&promise, next, error) && file_append(&promise, file->text, (int64_t)strlen(file->text), error));
     for (int i = 0; i < count && good; i++) good = commit(writers[i], error);
-    good = good && (!file || file_replace_commit(&promise, error));
-    for (int i = 0; i < count; i++) writers[i]->owns = !good;
-    return good;
+    bool promised = good && (!file || file_replace_commit(&promise, error));
+    /* A commit that failed after its rename may be there: what it promises stays unless it is gone. */
+    bool stays = promised || (good && file && !file_remove(next, &ignored));
+    for (int i = 0; i < count; i++) writers[i]->owns = !stays;
+    return promised;
 }
 
 /* An older shard's does not belong to one that is written without. */
