@@ -151,6 +151,13 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) $(TEST_LINKER) -o $@ $(filter %.o,$^) $(LIBRARY) $(LIBRARIES) -lcmocka
 
+# Makes system calls fail, for tests/reliability/io_faults.py.
+FAULT_LAYER := $(BUILD)/tests/reliability/fault_calls
+$(BUILD)/tests/reliability/test_io_faults: | $(FAULT_LAYER)
+$(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
+	@echo "  LD $@"
+	@$(CC) $(SANITIZE) $(TEST_LINKER) -o $@ $^ $(LIBRARIES)
+
 .SECONDARY:
 .DELETE_ON_ERROR:
 .PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
@@ -243,7 +250,7 @@ gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD 
 clean: ## remove what was built
 	rm -rf $(BUILD)
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d) $(FUZZ_ENTRIES:%.c=$(BUILD)/%.d)
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d) $(FAULT_LAYER).d $(FUZZ_ENTRIES:%.c=$(BUILD)/%.d)
 
 include packaging/packaging.mk
 include tools/rocemu/rocemu.mk

@@ -29,62 +29,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "support/process.h"
-
-/* -- System calls -------------------------------------------------------------------------------------------------- */
-
-typedef enum CallKind {
-    CALL_OPEN,
-    CALL_WRITE,
-    CALL_RESIZE,
-    CALL_RENAME,
-    CALL_LINK,
-    CALL_REMOVE,
-    CALL_MAKE_FOLDER,
-    CALL_SYNC,
-    CALL_SYNC_ALL
-} CallKind;
-
-/* Which argument is what; NONE: there is none. A path without a folder's descriptor is relative to the working folder.
- * Calls on a descriptor have it in the first argument. */
-enum { NONE = -1 };
-typedef struct CallRow {
-    int number;
-    CallKind kind;
-    int folder, path, to_folder, to_path, flags;
-    int offset; /* NONE: writes where the descriptor stands */
-} CallRow;
-
-#define AT_PATH(folder, path) folder, path, NONE, NONE
-#define AT_PATHS(folder, path, to_folder, to_path) folder, path, to_folder, to_path
-#define DESCRIPTOR NONE, NONE, NONE, NONE
-static const CallRow rows[] = {
-    {SYS_openat, CALL_OPEN, AT_PATH(0, 1), 2, NONE},
-    {SYS_write, CALL_WRITE, DESCRIPTOR, NONE, NONE},
-    {SYS_writev, CALL_WRITE, DESCRIPTOR, NONE, NONE},
-    {SYS_pwrite64, CALL_WRITE, DESCRIPTOR, NONE, 3},
-    {SYS_ftruncate, CALL_RESIZE, DESCRIPTOR, NONE, NONE},
-    {SYS_fallocate, CALL_RESIZE, DESCRIPTOR, NONE, NONE},
-    {SYS_renameat2, CALL_RENAME, AT_PATHS(0, 1, 2, 3), 4, NONE},
-    {SYS_linkat, CALL_LINK, AT_PATHS(0, 1, 2, 3), NONE, NONE},
-    {SYS_unlinkat, CALL_REMOVE, AT_PATH(0, 1), NONE, NONE},
-    {SYS_mkdirat, CALL_MAKE_FOLDER, AT_PATH(0, 1), NONE, NONE},
-    {SYS_fsync, CALL_SYNC, DESCRIPTOR, NONE, NONE},
-    {SYS_fdatasync, CALL_SYNC, DESCRIPTOR, NONE, NONE},
-    {SYS_sync, CALL_SYNC_ALL, DESCRIPTOR, NONE, NONE},
-    {SYS_syncfs, CALL_SYNC_ALL, DESCRIPTOR, NONE, NONE},
-#ifdef SYS_renameat
-    {SYS_renameat, CALL_RENAME, AT_PATHS(0, 1, 2, 3), NONE, NONE},
-#endif
-#ifdef SYS_open /* newer processors do not have these */
-    {SYS_open, CALL_OPEN, AT_PATH(NONE, 0), 1, NONE},
-    {SYS_rename, CALL_RENAME, AT_PATHS(NONE, 0, NONE, 1), NONE, NONE},
-    {SYS_link, CALL_LINK, AT_PATHS(NONE, 0, NONE, 1), NONE, NONE},
-    {SYS_unlink, CALL_REMOVE, AT_PATH(NONE, 0), NONE, NONE},
-    {SYS_rmdir, CALL_REMOVE, AT_PATH(NONE, 0), NONE, NONE},
-    {SYS_mkdir, CALL_MAKE_FOLDER, AT_PATH(NONE, 0), NONE, NONE},
-#endif
-};
-enum { ROWS = sizeof rows / sizeof *rows };
+#include "support/system_calls.h"
 
 /* -- Tracing ------------------------------------------------------------------------------------------------------- */
 
@@ -95,9 +40,7 @@ typedef struct Identity {
 
 /* The one call that has begun and not returned. */
 typedef struct Call {
-    pid_t thread; /* 0: no call */
-    const CallRow *row;
-    uint64_t arguments[6];
+    SystemCall made;   /* without a thread: no call */
     bool existed;      /* CALL_OPEN: whether the file did */
     char *path;        /* CALL_OPEN, CALL_MAKE_FOLDER: as the tracer opens it */
     DiskChange change; /* as far as it is known */
@@ -163,30 +106,6 @@ static void describe_folder(Tracer *tracer, int folder, const char *path) {
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
-/* A string in the memory of a thread, up to the end of what can be read. */
-static void read_string(pid_t thread, uint64_t address, char *text, size_t size) {
-    char memory[64];
-    snprintf(memory, sizeof memory, "/proc/%d/mem", thread);
-    int file = open(memory, O_RDONLY | O_CLOEXEC);
-    ssize_t got = file >= 0 ? pread(file, text, size - 1, (off_t)address) : -1;
-    text[got > 0 ? got : 0] = '\0';
-    if (file >= 0) close(file);
-}
-
-/* A path as the tracer can open it. The caller frees. */
-static char *path_argument(const Call *call, int folder, int path) {
-    char text[PATH_MAX];
-    read_string(call->thread, call->arguments[path], text, sizeof text);
-    size_t length = strlen(text);
-    while (length > 1 && text[length - 1] == '/') text[--length] = '\0';
-    if (text[0] == '/') return memory_copy_string(text);
-    int descriptor = folder == NONE ? AT_FDCWD : (int)call->arguments[folder];
-    if (descriptor == AT_FDCWD) return memory_format("/proc/%d/cwd/%s", call->thread, text);
-    return memory_format("/proc/%d/fd/%d/%s", call->thread, descriptor, text);
-}
-
-static char *descriptor_path(const Call *call, int descriptor) { return memory_format("/proc/%d/fd/%d", call->thread, descriptor); }
-
 /* The folder and the name that a path ends in; the folder is DISK_NOTHING outside of the root. */
 static DiskName name_at(const Tracer *tracer, const char *path, int object) {
     const char *slash = strrchr(path, '/');
@@ -206,9 +125,9 @@ static bool names_are_ours(const DiskChange *change) {
 }
 
 static bool begin_open(Tracer *tracer, Call *call) {
-    int flags = (int)call->arguments[call->row->flags];
+    int flags = (int)call->made.arguments[call->made.row->flags];
     if (!(flags & (O_CREAT | O_TRUNC))) return false;
-    call->path = path_argument(call, call->row->folder, call->row->path);
+    call->path = call_path(&call->made, call->made.row->folder, call->made.row->path);
     call->existed = access(call->path, F_OK) == 0;
     if (call->existed && !(flags & O_TRUNC)) return false;
     if (call->existed) return (call->change.object = object_at(tracer, call->path)) != DISK_NOTHING;
@@ -217,19 +136,19 @@ static bool begin_open(Tracer *tracer, Call *call) {
 }
 
 static bool begin_rename(Tracer *tracer, Call *call) {
-    const CallRow *row = call->row;
-    SCOPED_FREE char *from = path_argument(call, row->folder, row->path), *to = path_argument(call, row->to_folder, row->to_path);
-    bool exchanges = row->flags != NONE && call->arguments[row->flags] & RENAME_EXCHANGE;
+    const CallRow *row = call->made.row;
+    SCOPED_FREE char *from = call_path(&call->made, row->folder, row->path), *to = call_path(&call->made, row->to_folder, row->to_path);
+    bool exchanges = row->flags != NO_ARGUMENT && call->made.arguments[row->flags] & RENAME_EXCHANGE;
     add_name(call, name_at(tracer, from, exchanges ? object_at(tracer, to) : DISK_NOTHING));
     add_name(call, name_at(tracer, to, object_at(tracer, from)));
     return names_are_ours(&call->change);
 }
 
 static bool begin_paths(Tracer *tracer, Call *call) {
-    const CallRow *row = call->row;
-    char *path = path_argument(call, row->folder, row->path);
+    const CallRow *row = call->made.row;
+    char *path = call_path(&call->made, row->folder, row->path);
     if (row->kind == CALL_LINK) {
-        SCOPED_FREE char *to = path_argument(call, row->to_folder, row->to_path);
+        SCOPED_FREE char *to = call_path(&call->made, row->to_folder, row->to_path);
         add_name(call, name_at(tracer, to, object_at(tracer, path)));
     } else {
         add_name(call, name_at(tracer, path, DISK_NOTHING));
@@ -239,7 +158,7 @@ static bool begin_paths(Tracer *tracer, Call *call) {
 }
 
 static bool begin_descriptor(Tracer *tracer, Call *call) {
-    SCOPED_FREE char *path = descriptor_path(call, (int)call->arguments[0]);
+    SCOPED_FREE char *path = call_descriptor_path(&call->made, (int)call->made.arguments[0]);
     call->change.object = object_at(tracer, path);
     return call->change.object != DISK_NOTHING;
 }
@@ -257,8 +176,8 @@ static bool call_begin(Tracer *tracer, Call *call) {
         [CALL_SYNC] = DISK_SYNC,
         [CALL_SYNC_ALL] = DISK_SYNC_ALL};
     assert_int_equal(fstat(tracer->output, &printed), 0);
-    call->change = (DiskChange){.kind = kinds[call->row->kind], .object = DISK_NOTHING, .printed = printed.st_size};
-    switch (call->row->kind) {
+    call->change = (DiskChange){.kind = kinds[call->made.row->kind], .object = DISK_NOTHING, .printed = printed.st_size};
+    switch (call->made.row->kind) {
     case CALL_OPEN: return begin_open(tracer, call);
     case CALL_RENAME: return begin_rename(tracer, call);
     case CALL_LINK:
@@ -279,7 +198,7 @@ static void call_drop(Call *call) {
 
 static int64_t descriptor_position(const Call *call) {
     long long position = -1;
-    SCOPED_FREE char *path = memory_format("/proc/%d/fdinfo/%d", call->thread, (int)call->arguments[0]);
+    SCOPED_FREE char *path = memory_format("/proc/%d/fdinfo/%d", call->made.thread, (int)call->made.arguments[0]);
     char text[256];
     assert_true(file_read_start(path, text, sizeof text) > 0 && sscanf(text, "pos: %lld", &position) == 1);
     return position;
@@ -287,10 +206,10 @@ static int64_t descriptor_position(const Call *call) {
 
 /* What a call wrote is what the file holds there: nobody else writes meanwhile. */
 static void end_write(const Call *call, DiskChange *change, int64_t written) {
-    SCOPED_FREE char *path = descriptor_path(call, (int)call->arguments[0]);
-    int offset = call->row->offset, file = open(path, O_RDONLY | O_CLOEXEC);
+    SCOPED_FREE char *path = call_descriptor_path(&call->made, (int)call->made.arguments[0]);
+    int offset = call->made.row->offset, file = open(path, O_RDONLY | O_CLOEXEC);
     change->bytes = written;
-    change->offset = offset != NONE ? (int64_t)call->arguments[offset] : descriptor_position(call) - written;
+    change->offset = offset != NO_ARGUMENT ? (int64_t)call->made.arguments[offset] : descriptor_position(call) - written;
     change->data = memory_allocate((size_t)written + 1);
     assert_true(file >= 0);
     assert_int_equal(pread(file, change->data, (size_t)written, change->offset), written);
@@ -298,7 +217,7 @@ static void end_write(const Call *call, DiskChange *change, int64_t written) {
 }
 
 static void end_resize(const Call *call, DiskChange *change, int descriptor) {
-    SCOPED_FREE char *path = descriptor_path(call, descriptor);
+    SCOPED_FREE char *path = call_descriptor_path(&call->made, descriptor);
     struct stat status;
     assert_int_equal(stat(path, &status), 0);
     change->kind = DISK_RESIZE;
@@ -309,10 +228,10 @@ static void call_end(Tracer *tracer, int64_t result) {
     Call *call = &tracer->call;
     DiskChange *change = &call->change;
     if (result >= 0) {
-        if (call->row->kind == CALL_WRITE) end_write(call, change, result);
-        if (call->row->kind == CALL_RESIZE) end_resize(call, change, (int)call->arguments[0]);
-        if (call->row->kind == CALL_OPEN && call->existed) end_resize(call, change, (int)result);
-        else if (call->row->kind == CALL_OPEN || call->row->kind == CALL_MAKE_FOLDER)
+        if (call->made.row->kind == CALL_WRITE) end_write(call, change, result);
+        if (call->made.row->kind == CALL_RESIZE) end_resize(call, change, (int)call->made.arguments[0]);
+        if (call->made.row->kind == CALL_OPEN && call->existed) end_resize(call, change, (int)result);
+        else if (call->made.row->kind == CALL_OPEN || call->made.row->kind == CALL_MAKE_FOLDER)
             change->names[0].object = object_make(tracer, call->path);
         disk_log_add(tracer->log, *change);
         change->name_count = 0; /* the log owns them */
@@ -324,26 +243,20 @@ static void call_end(Tracer *tracer, int64_t result) {
 
 static void resume(const Tracer *tracer, pid_t thread, int signal) {
     /* A thread that was killed meanwhile cannot be resumed, and need not. */
-    ptrace(thread == tracer->call.thread ? PTRACE_SYSCALL : PTRACE_CONT, thread, NULL, (void *)(intptr_t)signal);
-}
-
-static const CallRow *row_of(uint64_t number) {
-    for (int i = 0; i < ROWS; i++)
-        if ((uint64_t)rows[i].number == number) return &rows[i];
-    return NULL;
+    ptrace(thread == tracer->call.made.thread ? PTRACE_SYSCALL : PTRACE_CONT, thread, NULL, (void *)(intptr_t)signal);
 }
 
 /* A thread is about to make one of the calls. */
 static void thread_calls(Tracer *tracer, pid_t thread) {
     struct __ptrace_syscall_info info = {0};
-    if (tracer->call.thread) {
+    if (tracer->call.made.thread) {
         array_append(tracer->held, tracer->held_count, thread);
         return;
     }
     if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info) > 0) {
-        Call call = {.thread = thread, .row = row_of(info.seccomp.nr)};
-        memcpy(call.arguments, info.seccomp.args, sizeof call.arguments);
-        if (call.row && call_begin(tracer, &call)) tracer->call = call;
+        Call call = {.made = {.thread = thread, .row = call_row(info.seccomp.nr)}};
+        memcpy(call.made.arguments, info.seccomp.args, sizeof call.made.arguments);
+        if (call.made.row && call_begin(tracer, &call)) tracer->call = call;
         else call_drop(&call);
     }
     resume(tracer, thread, 0);
@@ -361,14 +274,14 @@ static void release_held(Tracer *tracer) {
 static void thread_returns(Tracer *tracer, pid_t thread) {
     struct __ptrace_syscall_info info = {0};
     bool known = ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info) > 0 && info.op == PTRACE_SYSCALL_INFO_EXIT;
-    if (known && thread == tracer->call.thread) call_end(tracer, info.exit.rval);
+    if (known && thread == tracer->call.made.thread) call_end(tracer, info.exit.rval);
     resume(tracer, thread, 0);
     release_held(tracer);
 }
 
 static void thread_ends(Tracer *tracer, pid_t thread, int status) {
     if (thread == tracer->program) tracer->log->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    if (thread != tracer->call.thread) return;
+    if (thread != tracer->call.made.thread) return;
     call_drop(&tracer->call);
     release_held(tracer);
 }
@@ -382,18 +295,6 @@ static void thread_stops(Tracer *tracer, pid_t thread, int status) {
 
 /* -- The program --------------------------------------------------------------------------------------------------- */
 
-/* Lets the kernel stop this process, and what it starts, before each of the calls. */
-static bool filter_install(void) {
-    struct sock_filter code[ROWS + 3];
-    code[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (int i = 0; i < ROWS; i++)
-        code[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)rows[i].number, (uint8_t)(ROWS - i), 0);
-    code[ROWS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    code[ROWS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
-    struct sock_fprog program = {.len = ROWS + 3, .filter = code};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 /* Starts a child that waits for the tracer and becomes the program; -1 where it cannot be traced. */
 static pid_t program_start(char *const *arguments, int output) {
     int gate[2];
@@ -406,7 +307,8 @@ static pid_t program_start(char *const *arguments, int output) {
         close(gate[1]);
         setenv("OMP_WAIT_POLICY", "passive", 1);
         setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* looking for leaks takes ptrace */
-        if (read(gate[0], &byte, 1) == 1 && dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0 && filter_install())
+        if (read(gate[0], &byte, 1) == 1 && dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0 &&
+            call_filter(CALLS_THAT_CHANGE, SECCOMP_RET_TRACE, 0) == 0)
             execv(arguments[0], arguments);
         _exit(127);
     }

@@ -3,13 +3,26 @@
 
     tests/support/s3_server.py FOLDER BUCKET [PORT]     makes the bucket, prints "ready PORT" and serves until it is killed
 
+It also fails requests as a bad day does. PUT /.faults/NAME with a JSON object makes those whose key or listing has NAME in it fail:
+
+    {"kind": "GET", "key": "checkpoints/step-00000008/manifest.json", "number": 2, "answer": "503", "times": 3, "seconds": 5, "scope": "kind"}
+
+`kind` is GET, HEAD, LIST, PUT, COPY, UPLOAD (of parts) or DELETE, `key` what follows NAME, "number" which of its requests is the first to fail. Then "times" requests
+of that kind, or of all kinds (scope "all"), fail, and none after "seconds". "answer" is a status, "reset", "cut" (half of the body) or "slow" (3 s). GET /.faults/NAME
+lists the requests since then: kind, key and whether it failed.
+
 Access key test:tester, secret testing, region us-east-1. Needs Debian's swift-proxy, swift-account, swift-container and swift-object, and a FOLDER
 on a file system with extended attributes. What FOLDER holds outlives the server: a second start on it serves the same objects.
 """
+import json
 import logging
 import os
+import re
 import socket
+import struct
 import sys
+import time
+import urllib.parse
 
 import eventlet
 
@@ -87,6 +100,82 @@ def with_cache(app):
     return call
 
 
+class Faults:
+    """Lets requests fail by the rules of PUT /.faults/NAME."""
+
+    CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
+
+    def __init__(self, app):
+        self.app, self.rules, self.log = app, {}, {}
+
+    def __call__(self, environ, start_response):
+        path = environ["PATH_INFO"]
+        if path.startswith("/.faults/"):
+            return self.control(path[len("/.faults/"):], environ, start_response)
+        query = urllib.parse.parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        whole = path + "/" + query.get("prefix", [""])[0]
+        name = next((name for name in self.rules if "/" + name + "/" in whole), None)
+        if name is None:
+            return self.app(environ, start_response)
+        kind, key = self.kind(environ, query), whole.split("/" + name + "/", 1)[1].rstrip("/")
+        key = re.sub(r"-[0-9a-f]{9,16}(?=[-./]|$)", "-*", key)  # of an attempt
+        fails = self.fails(self.rules[name], kind, key)
+        self.log[name].append([kind, key, fails])
+        return self.fail(self.rules[name]["answer"], environ, start_response) if fails else self.app(environ, start_response)
+
+    def control(self, name, environ, start_response):
+        answer = json.dumps(self.log.get(name, [])).encode()
+        if environ["REQUEST_METHOD"] == "PUT":
+            self.rules[name] = dict(json.loads(environ["wsgi.input"].read() or b"{}"), seen=0, failed=0, first=None)
+            self.log[name] = []
+        start_response("200 OK", [("Content-Length", str(len(answer)))])
+        return [answer]
+
+    @staticmethod
+    def kind(environ, query):
+        method = environ["REQUEST_METHOD"]
+        if "uploads" in query or "uploadId" in query:
+            return "UPLOAD"
+        if method == "GET" and ("list-type" in query or "prefix" in query):
+            return "LIST"
+        return "COPY" if method == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" in environ else method
+
+    @staticmethod
+    def fails(rule, kind, key):
+        same = kind == rule.get("kind")
+        if rule["first"] is None:
+            if not same or key != rule["key"]:
+                return False
+            rule["seen"] += 1
+            if rule["seen"] < rule["number"]:
+                return False
+            rule["first"] = time.monotonic()
+        fails = (same or rule["scope"] == "all") and rule["failed"] < rule["times"] and time.monotonic() - rule["first"] <= rule["seconds"]
+        rule["failed"] += fails
+        return fails
+
+    def fail(self, answer, environ, start_response):
+        if answer == "slow":
+            eventlet.sleep(3)
+            return self.app(environ, start_response)
+        if answer == "reset":
+            connection = environ["eventlet.input"].get_socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            raise ConnectionResetError
+        if answer == "cut":
+            return self.cut(environ, start_response)
+        environ["wsgi.input"].read()
+        body = ("<?xml version='1.0'?><Error><Code>%s</Code><Message>a fault</Message></Error>" % self.CODES[answer]).encode()
+        start_response(answer + " a fault", [("Content-Type", "application/xml"), ("Content-Length", str(len(body))), ("Connection", "close")])
+        return [body if environ["REQUEST_METHOD"] != "HEAD" else b""]
+
+    def cut(self, environ, start_response):
+        body = b"".join(self.app(environ, start_response))
+        yield body[:len(body) // 2]
+        raise ConnectionResetError
+
+
 def listen(port=0):
     listener = eventlet.listen(("127.0.0.1", port), backlog=200)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -133,6 +222,7 @@ def main():
     app = loadapp(write(os.path.join(folder, "proxy.conf"), PROXY.format(folder=folder)), global_conf={"log_level": "CRITICAL"})
     app = with_cache(app)
     make_bucket(app, bucket)
+    app = Faults(app)
     print("ready", listener.getsockname()[1], flush=True)
     eventlet.wsgi.server(listener, app, silent, debug=False)
 

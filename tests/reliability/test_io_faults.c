@@ -1,0 +1,50 @@
+/* A sample of the table of io_faults.py: single calls of commands fail, and what was acknowledged must be there. */
+#include "base/scope.h"
+#include "support/files.h"
+#include "support/process.h"
+
+enum { NO_FILTER = 125 };
+
+/* The program fault_calls, which lies beside this one. The caller frees. */
+static char *layer_path(void) {
+    char path[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    assert_true(length > 0);
+    path[length] = '\0';
+    *strrchr(path, '/') = '\0';
+    return memory_format("%s/fault_calls", path);
+}
+
+static int run(char *const *arguments) {
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    int code = result.code;
+    if (code != 0 && code != NO_FILTER) printf("%s%s\n", result.errors, result.output);
+    process_free(&result);
+    return code;
+}
+
+/* Draws `sample` cells of each scenario, always the same ones of the same calls. */
+static void check_sample(const char *scenarios, const char *sample) {
+    SCOPED_FREE char *layer = layer_path(), *smelt = process_smelt();
+    if (access("/usr/bin/python3", X_OK) != 0) skip();
+    if (run((char *[]){layer, "/tmp", "/dev/null", "--", "/bin/true", NULL}) == NO_FILTER) {
+        print_message("the kernel, or a container, permits no filter of system calls: skipped\n");
+        skip();
+    }
+    char *arguments[] = {"/usr/bin/python3", "tests/reliability/io_faults.py", "--smelt", smelt, "--layer", layer, "--durations",
+        "once,three,ever", "--limit", "500", "--jobs", "2", "--only", (char *)scenarios, "--sample", (char *)sample, NULL};
+    assert_int_equal(run(arguments), 0);
+}
+
+static void files_that_commands_make_are_whole_or_refused(void **state) {
+    (void)state;
+    check_sample("pack-over,pack-split,pack-folder,tokenizer-over,convert-over,convert-gguf-over", "25");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_that_commands_make_are_whole_or_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
