@@ -109,10 +109,12 @@ static void print_history(const json_t *history, FILE *out) {
     }
 }
 
-static void print_checkpoints(const char *where, const json_t *checkpoints, FILE *out) {
+/* `gone` is empty unless the run has saved some that are not there now. */
+static void print_checkpoints(const char *where, const json_t *checkpoints, const char *gone, FILE *out) {
     size_t index;
     json_t *one;
     fprintf(out, "\ncheckpoints in %s\n", where);
+    if (*gone) fprintf(out, "  none: %s\n", gone);
     json_array_foreach(checkpoints, index, one) {
         json_int_t parent = json_integer_value(json_object_get(one, "parent"));
         const char *damage = text_in(one, "error", NULL);
@@ -132,7 +134,9 @@ static bool run(Invocation *invocation, Error *error) {
     const char *where = run_checkpoints(folder, &config);
     json_auto_t *record = lineage_read(folder, error), *checkpoints = record ? read_checkpoints(where, error) : NULL;
     if (!checkpoints) return false;
-    mark_best(folder, &config, checkpoints);
+    Error gone = {0};
+    if (json_array_size(checkpoints) > 0) mark_best(folder, &config, checkpoints);
+    else lineage_check_never_saved(folder, &config, &gone);
     if (((const ShowOptions *)invocation->options)->json) {
         json_object_set(record, "checkpoints", checkpoints);
         json_dumpf(record, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII);
@@ -146,7 +150,7 @@ static bool run(Invocation *invocation, Error *error) {
     print_identity(folder, json_object_get(record, "identity"), out);
     print_fork(json_object_get(record, "fork"), out);
     print_history(json_object_get(record, "history"), out);
-    print_checkpoints(where, checkpoints, out);
+    print_checkpoints(where, checkpoints, gone.message, out);
     fclose(out);
     blank_controls(text, '?', true); /* files of a run may hold anything */
     wrap_lines(stdout, text, wrap_columns(STDOUT_FILENO));

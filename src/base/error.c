@@ -30,6 +30,13 @@ bool error_set(Error *error, ErrorCode code, const char *format, ...) {
     format_message(error, format, arguments);
     va_end(arguments);
     error->code = code;
+    error->finding = FINDING_UNREADABLE;
+    return false;
+}
+
+bool error_find(Error *error, ErrorFinding finding) {
+    assert(error && error->code != ERROR_NONE);
+    error->finding = finding;
     return false;
 }
 
@@ -46,5 +53,7 @@ bool error_context(Error *error, const char *format, ...) {
     va_start(arguments, format);
     format_message(&context, format, arguments);
     va_end(arguments);
-    return error_set(error, error->code, "%s: %s", context.message, error->message);
+    ErrorFinding finding = error->finding;
+    error_set(error, error->code, "%s: %s", context.message, error->message);
+    return error_find(error, finding);
 }

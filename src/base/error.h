@@ -20,17 +20,31 @@ typedef enum ErrorCode {
 } ErrorCode;
 enum { ERROR_CODES = ERROR_DEVICE + 1 };
 
+/* What a failure tells about the thing that was to be read. Success is the answer "present". Only who knows sets more than
+ * FINDING_UNREADABLE, so that an error that nobody thought of is never taken for absence or damage: nothing is removed,
+ * replaced or begun anew because of it. */
+typedef enum ErrorFinding {
+    FINDING_UNREADABLE = 0, /* nothing is known now: a disk, a network, a server or permissions fail; it may be whole */
+    FINDING_ABSENT,         /* it is not there, as the file system or the server says */
+    FINDING_DAMAGED,        /* it was read whole, and is not what was written */
+    FINDING_FOREIGN,        /* it was read whole, and belongs to another holder */
+} ErrorFinding;
+
 typedef struct Error {
     ErrorCode code;
-    char message[2048];
+    char message[2044];
+    ErrorFinding finding;
 } Error;
 
-/* Records the failure and returns false, so that `return error_set(...)` reads well. A later call overwrites.
- * Arguments may point into error->message. A message that does not fit ends in "...". */
+/* Records the failure and returns false, so that `return error_set(...)` reads well. A later call overwrites, the finding
+ * too. Arguments may point into error->message. A message that does not fit ends in "...". */
 bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Gives an error that is already set another exit code; returns false. */
 bool error_recode(Error *error, ErrorCode code);
+
+/* Gives an error that is already set what it tells; returns false. */
+bool error_find(Error *error, ErrorFinding finding);
 
 /* Puts "context: " before the message of an error that is already set; returns false. */
 bool error_context(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));

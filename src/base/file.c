@@ -25,6 +25,9 @@
 
 static const char PARTIAL[] = ".partial-"; /* and the process id */
 
+/* The failures that say that there is no such name; all others say nothing about it. */
+static bool is_absence(int code) { return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG; }
+
 bool file_fail(Error *error, const char *action, const char *path) {
     const char *advice = "";
     char reason[256];
@@ -37,7 +40,7 @@ bool file_fail(Error *error, const char *action, const char *path) {
     else if (code == ENFILE) advice = "; the machine has too many open files: end some programs";
     error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
     errno = code;
-    return false;
+    return error_find(error, is_absence(code) ? FINDING_ABSENT : FINDING_UNREADABLE);
 }
 
 static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RETRY(open(path, flags | O_CLOEXEC, 0666)); }
@@ -48,7 +51,7 @@ static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_I
 
 FileKind file_kind(const char *path, int64_t *bytes) {
     struct stat status = {0};
-    FileKind kind = stat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_ABSENT;
+    FileKind kind = stat(path, &status) == 0 ? kind_of(status.st_mode) : is_absence(errno) ? FILE_ABSENT : FILE_UNREADABLE;
     if (bytes) *bytes = kind == FILE_REGULAR ? status.st_size : 0;
     return kind;
 }
@@ -58,7 +61,7 @@ int64_t file_modified(const char *path) {
     return stat(path, &status) == 0 ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : 0;
 }
 
-bool file_exists(const char *path) { return access(path, F_OK) == 0; }
+bool file_exists(const char *path) { return file_kind(path, NULL) != FILE_ABSENT; }
 
 FileId file_id(const char *path) {
     struct stat status;
@@ -67,7 +70,10 @@ FileId file_id(const char *path) {
 
 bool file_id_same(FileId a, FileId b) { return a.device == b.device && a.number == b.number; }
 
-bool file_same(const char *a, const char *b) { return file_exists(a) && file_id_same(file_id(a), file_id(b)); }
+bool file_same(const char *a, const char *b) {
+    FileId id = file_id(a);
+    return id.number && file_id_same(id, file_id(b));
+}
 
 static int tree_entry_remove(const char *path, const struct stat *status, int kind, struct FTW *position) {
     (void)status, (void)kind, (void)position;
@@ -415,14 +421,13 @@ bool file_output(const char *path, const void *data, int64_t bytes, Error *error
 }
 
 bool file_can_output(const char *path) {
-    struct stat status;
-    bool absent = lstat(path, &status) != 0; /* a link to nothing is not ours to remove */
-    FileKind kind = file_kind(path, NULL);
-    if (kind == FILE_OTHER) return true; /* opening a pipe would be seen at its other end */
-    int descriptor = descriptor_open(path, O_WRONLY | O_CREAT);
+    if (file_kind(path, NULL) == FILE_OTHER) return true; /* opening a pipe would be seen at its other end */
+    int descriptor = descriptor_open(path, O_WRONLY | O_CREAT | O_EXCL);
+    bool made = descriptor >= 0; /* only then it is ours to remove */
+    if (!made) descriptor = descriptor_open(path, O_WRONLY | O_CREAT);
     if (descriptor < 0) return false;
     close(descriptor);
-    if (absent) unlink(path);
+    if (made) unlink(path);
     return true;
 }
 
@@ -576,7 +581,10 @@ static bool replace_by_turns(const char *from, const char *to, const char *aside
 static bool exchange(const char *from, const char *to, const char *aside, Error *error) {
     if (rename(from, to) == 0) return true;
     if (errno != ENOTEMPTY && errno != EEXIST) return file_fail(error, "rename", from);
-    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return true;
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
+        if (rename(from, aside) != 0) log_warn("%s, which was replaced, has the name %s: %s", to, from, strerror(errno));
+        return true;
+    }
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return file_fail(error, "replace", to);
     return replace_by_turns(from, to, aside, error);
 }
@@ -593,11 +601,13 @@ bool file_replace_folder(const char *from, const char *to, Error *error) {
 
 bool file_lock(const char *path, int *lock) {
     *lock = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
-    bool taken = errno == EWOULDBLOCK;
+    if (*lock < 0) return is_absence(errno);
+    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
+    int code = errno;
     close(*lock);
     *lock = -1;
-    return !taken;
+    errno = code;
+    return code != EWOULDBLOCK;
 }
 
 bool file_folder_begin(FolderDraft *draft, const char *path, Error *error) {

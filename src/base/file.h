@@ -6,7 +6,8 @@
  * temporary name behind at most, which file_remove_partials finds.
  *
  * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do"; callers that read training data or
- * configurations change the code with error_recode. `errno` still holds the reason when a function returns. */
+ * configurations change the code with error_recode. `errno` still holds the reason when a function returns. Only where
+ * the system says that there is no such name the failure is FINDING_ABSENT (base/error.h). */
 #pragma once
 
 #include <stdbool.h>
@@ -21,9 +22,11 @@ bool file_fail(Error *error, const char *action, const char *path);
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
-typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } FileKind;
-/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno: why it is absent. */
+/* FILE_UNREADABLE: the system cannot tell now; errno says why. Only FILE_ABSENT means that there is nothing. */
+typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER, FILE_UNREADABLE } FileKind;
+/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. */
 FileKind file_kind(const char *path, int64_t *bytes);
+/* False only where there is nothing of that name. Where the system cannot tell, reading it gives the reason. */
 bool file_exists(const char *path);
 int64_t file_modified(const char *path);      /* when, in nanoseconds since 1970; 0 when it is absent */
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
@@ -158,7 +161,7 @@ typedef struct FileList {
     FileEntry *entries;
     size_t count;
 } FileList;
-/* What lies directly in a folder, in order of name (2 before 10). Fails with errno ENOENT when it is absent. */
+/* What lies directly in a folder, in order of name (2 before 10). */
 bool file_list(const char *folder, FileList *list, Error *error);
 void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `name` */
 bool file_list_has(const FileList *list, const char *name);
@@ -171,8 +174,8 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
 /* Likewise of the file or folder `path` alone. */
 bool file_remove_partials_of(const char *path);
 
-/* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in
- * its place after a failure. Durable. */
+/* Gives the folder `from` the name `to`. What had this name has the name `aside` afterwards (`from`, with a warning, where that
+ * cannot be given), or is back in its place after a failure. Durable. */
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
 /* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
@@ -188,8 +191,8 @@ bool file_folder_begin(FolderDraft *draft, const char *path, Error *error);
 bool file_folder_commit(FolderDraft *draft, Error *error);
 void file_folder_close(FolderDraft *draft); /* one without a commit disappears; also of a zeroed one */
 
-/* Holds a file or folder for this process until `*lock` is closed. False: another one holds it. *lock is -1 without
- * locking, also where there is no such file. */
+/* Holds a file or folder for this process until `*lock` is closed. False: another one holds it (errno EWOULDBLOCK), or
+ * it cannot be opened. *lock is -1 without locking, also where there is no such file. */
 bool file_lock(const char *path, int *lock);
 
 /* Opens /dev/null as each standard stream that the parent closed, so that no other file gets its descriptor and then

@@ -25,6 +25,14 @@ void thread_sleep(double seconds) {
     nanosleep(&time, NULL);
 }
 
+bool thread_pause(int *attempts) {
+    enum { MOST = 7 };
+    const double first = 0.1;
+    if (*attempts == MOST) return false;
+    thread_sleep(first * (1 << (*attempts)++));
+    return true;
+}
+
 bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until) {
     struct timespec time = time_of(until);
     return pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &time) == 0;

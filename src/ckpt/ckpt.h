@@ -5,13 +5,16 @@
  * or runs at equal distances (base/slice.h), so that ranks in any layout write them and ranks in any other load them by
  * intersecting slices. Every rank writes a
  * shard and, once that is durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of
- * the checkpoint, so ranks exchange nothing but files. The manifest lists every interval with its file, byte range and
+ * the checkpoint. The manifest lists every interval with its file, byte range and
  * xxh3, and the caller's metadata. On a file system everything is written to a folder with a temporary name, synced,
  * the manifest last, and then renamed: what has the final name is complete. In a bucket what has a manifest is
  * complete.
  *
  * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store_internal.h). Strings of the caller are not
- * kept. Every failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
+ * kept. Every failure is ERROR_CHECKPOINT with the path and the reason. The failure to read a checkpoint also says what is
+ * known of it (ErrorFinding): it is absent, since a later save has removed it; damaged, since it was read whole and
+ * fails a checksum, or lacks a file; or unreadable now, after which nobody may take it for absent or damaged. One job at
+ * a time saves into a run. */
 #pragma once
 
 #include <jansson.h>
@@ -108,11 +111,13 @@ typedef struct CheckpointPlan {
 } CheckpointPlan;
 
 /* Saves a step into a store whose folder exists (lease_take makes it). Half-written checkpoints of earlier attempts are
- * removed first, to make room; complete ones are not touched unless the new one is complete and synced. Then all up to
- * `step` are removed but the newest `keep` good ones, where good means an intact manifest and the right file sizes, and
- * what `protect` and `keep_every` name. The disk must hold one more than stay. An existing checkpoint of the same step
- * is replaced atomically. On rank 0, true means that the checkpoint is complete; on others, that their shard is.
- * `stats` may be NULL.
+ * removed first, to make room. Complete ones are not touched before the new one is complete, synced and read back: then
+ * those before `step` are removed, but for the newest good ones, which are `keep` with the new one, and what `protect`
+ * and `keep_every` name. Good means an intact manifest and the right file sizes. Among the newest, one that cannot be
+ * read now is not counted and stays, and a damaged one gets another name, step-00000040.damaged-ID. If the new one cannot
+ * be read back now, a later save removes the older ones. The disk must hold one more than stay. An existing checkpoint of
+ * the same step is replaced atomically. On rank 0, true means that the checkpoint is complete; on others, that their
+ * shard is. `stats` may be NULL.
  *
  * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of
  * them in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
@@ -123,17 +128,23 @@ bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error 
 typedef struct CheckpointJob CheckpointJob;
 CheckpointJob *checkpoint_start(const CheckpointPlan *plan);
 bool checkpoint_is_done(const CheckpointJob *job);
+/* Why the job has failed; NULL: it has not, or not yet. Belongs to the job. */
+const Error *checkpoint_failure(const CheckpointJob *job);
+/* Rank 0's job fails with the reason instead of waiting for the other ranks' shards: one of them has failed. */
+void checkpoint_give_up(CheckpointJob *job, const char *reason);
 /* Waits for its end and frees it. */
 bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error);
 
-/* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
+/* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. What fails is
+ * tried again for 12 seconds. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 
 /* Replaces the members of an object in the metadata of a complete checkpoint, which appears whole or stays as it was. */
 bool checkpoint_annotate(const char *where, int64_t step, json_t *members, Error *error);
 
-/* Writes an object and removes it, so that a store that cannot be written is found before the first step. */
-bool checkpoint_probe(const char *where, Error *error);
+/* Writes an object of this rank, reads it back and removes it, so that a store that cannot be written or read is found
+ * before the first step. */
+bool checkpoint_probe(const char *where, int rank, Error *error);
 
 /* Names the half-written checkpoints with log_warn. The caller holds the run: to others a save in progress looks the
  * same. */
@@ -141,7 +152,7 @@ void checkpoint_report_leftovers(const char *where);
 
 /* Fills every interval from the checkpoint; all elements, but of optional tensors, must be present with the same type and
  * tensor shape, else
- * ERROR_CHECKPOINT naming the tensor. Nothing else is read, and what is read is verified against its checksum; after a
+ * ERROR_CHECKPOINT naming the tensor, with FINDING_DAMAGED. Nothing else is read, and what is read is verified against its checksum; after a
  * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
  * when none was. */
 bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error);

@@ -70,7 +70,9 @@ typedef struct Manifest {
 
 /* Writes the object `name`. `bytes` receives its size. */
 bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error);
-/* Reads and checks it: its own checksum, every field, every byte range against the size of its file as listed. */
+/* Reads and checks it: its own checksum, every field, every byte range against the size of its file as listed. One that
+ * fails its checksum is FINDING_DAMAGED; one that passes it, but says what this program does not know, is another
+ * program's. */
 bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error);
 void manifest_free(Manifest *manifest); /* after manifest_read */
 
@@ -97,22 +99,26 @@ bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *
 
 /* -- folder.c ------------------------------------------------------------------------------------------------------ */
 
-StorePath folder_step(int64_t step);                    /* "checkpoints/step-00000040" */
-StorePath folder_draft(int64_t step, uint64_t attempt); /* its temporary name in a store that renames folders */
-StorePath folder_aside(int64_t step);                   /* the name of what is being replaced */
-StorePath folder_manifest(const char *folder);          /* FOLDER/manifest.json */
+StorePath folder_step(int64_t step);                      /* "checkpoints/step-00000040" */
+StorePath folder_draft(int64_t step, uint64_t attempt);   /* its temporary name in a store that renames folders */
+StorePath folder_aside(int64_t step);                     /* the name of what is being replaced */
+StorePath folder_damaged(int64_t step, uint64_t attempt); /* the name of what failed its checksum */
+StorePath folder_probe(int rank);
+#define FOLDER_MANIFEST "manifest.json"
+StorePath folder_manifest(const char *folder); /* FOLDER/manifest.json */
 
 typedef struct FolderListing {
     int64_t *steps; /* complete, newest first */
     size_t count;
     StorePath *leftovers; /* folders of what was half-written */
     size_t leftover_count;
-    int64_t *replaced; /* steps that were being replaced */
+    int64_t *replaced; /* steps of which a former checkpoint is still there */
     size_t replaced_count;
 } FolderListing;
 
 /* Sorts what lies in the folder of checkpoints; gives an interrupted replacement its name back. */
 bool folder_list(Store *store, FolderListing *listing, Error *error);
+bool folder_has(const FolderListing *listing, int64_t step); /* whether the step is complete */
 void folder_listing_free(FolderListing *listing);
 
 /* -- load.c -------------------------------------------------------------------------------------------------------- */
@@ -122,5 +128,6 @@ int interval_compare(const void *left, const void *right);
 /* Whether the types and shapes of the tensors are equal. */
 bool interval_same_tensor(const Interval *a, const Interval *b);
 /* Reads the manifest of a step and checks the step and the sizes of all files: cheap, and sees everything but flipped
- * data. */
+ * data. The finding of a failure is FINDING_DAMAGED where the manifest was read whole and fails its checksum, or a file
+ * is not there or has another size. */
 bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error);

@@ -2,8 +2,10 @@
  * checkpoint is one with the final name, and whatever carries a temporary one can be removed:
  *   step-00000040                complete
  *   step-00000040.partial-ID     being written, or being removed
- *   step-00000040.replaced       a complete one that makes way for a new one of its step, on file systems that cannot
- *                                exchange two names; it gets its name back if that was interrupted
+ *   step-00000040.replaced       a complete one that made way for a new one of its step, until the new one was read back;
+ *                                it gets its name back if that was interrupted
+ *   step-00000040.damaged-ID     one that failed its checksum, which no save counts or removes
+ *   probe-00002                  what rank 2 wrote to see whether it can
  * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. Called by save.c
  * and load.c. */
 #include <stdio.h>
@@ -14,12 +16,13 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt_internal.h"
 
 static const char FOLDER[] = "checkpoints";
 static const char PARTIAL[] = ".partial";
 static const char REPLACED[] = ".replaced";
-static const char MANIFEST[] = "manifest.json";
+static const char PROBE[] = "probe-";
 
 StorePath folder_step(int64_t step) { return store_format("%s/step-%08lld", FOLDER, (long long)step); }
 
@@ -29,7 +32,13 @@ StorePath folder_draft(int64_t step, uint64_t attempt) {
 
 StorePath folder_aside(int64_t step) { return store_format("%s/step-%08lld%s", FOLDER, (long long)step, REPLACED); }
 
-StorePath folder_manifest(const char *folder) { return store_format("%s/%s", folder, MANIFEST); }
+StorePath folder_damaged(int64_t step, uint64_t attempt) {
+    return store_format("%s/step-%08lld.damaged-%llx", FOLDER, (long long)step, (unsigned long long)attempt);
+}
+
+StorePath folder_probe(int rank) { return store_format("%s/%s%05d", FOLDER, PROBE, rank); }
+
+StorePath folder_manifest(const char *folder) { return store_format("%s/%s", folder, FOLDER_MANIFEST); }
 
 void folder_listing_free(FolderListing *listing) {
     free(listing->leftovers);
@@ -41,7 +50,7 @@ void folder_listing_free(FolderListing *listing) {
 static bool has_manifest(Store *store, const char *folder, bool *found, Error *error) {
     SCOPED(file_list_free) FileList objects = {0};
     bool good = store_list(store, folder, &objects, error);
-    *found = file_list_has(&objects, MANIFEST);
+    *found = file_list_has(&objects, FOLDER_MANIFEST);
     return good;
 }
 
@@ -71,7 +80,7 @@ static bool add(FolderListing *listing, Store *store, const char *name, Error *e
     return true;
 }
 
-static bool has_step(const FolderListing *listing, int64_t step) {
+bool folder_has(const FolderListing *listing, int64_t step) {
     for (size_t i = 0; i < listing->count; i++)
         if (listing->steps[i] == step) return true;
     return false;
@@ -80,10 +89,7 @@ static bool has_step(const FolderListing *listing, int64_t step) {
 /* Gives a replaced checkpoint its name back when its successor never got it. */
 static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error) {
     StorePath replaced = folder_aside(step), final = folder_step(step);
-    if (has_step(listing, step)) {
-        array_append(listing->leftovers, listing->leftover_count, replaced);
-        return true;
-    }
+    if (folder_has(listing, step)) return true;
     if (!store_rename(store, replaced.text, final.text, replaced.text, error)) return false;
     log_warn("%s is in use again; its replacement was not completed", final.text);
     array_append(listing->steps, listing->count, step);
@@ -99,8 +105,11 @@ bool folder_list(Store *store, FolderListing *listing, Error *error) {
     *listing = (FolderListing){0};
     SCOPED(file_list_free) FileList entries = {0};
     bool good = store_list(store, FOLDER, &entries, error);
-    for (size_t i = 0; i < entries.count && good; i++)
-        good = entries.entries[i].kind != FILE_FOLDER || add(listing, store, entries.entries[i].name, error);
+    for (const FileEntry *entry = entries.entries; entry < entries.entries + entries.count && good; entry++) {
+        if (entry->kind == FILE_FOLDER) good = add(listing, store, entry->name, error);
+        else if (starts_with(entry->name, PROBE))
+            array_append(listing->leftovers, listing->leftover_count, store_format("%s/%s", FOLDER, entry->name));
+    }
     for (size_t i = 0; i < listing->replaced_count && good; i++) good = recover(listing, store, listing->replaced[i], error);
     if (listing->count > 0) qsort(listing->steps, listing->count, sizeof *listing->steps, newest_first);
     if (!good) folder_listing_free(listing);

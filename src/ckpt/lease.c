@@ -2,9 +2,12 @@
  * save of rank 0. */
 #include "ckpt/lease.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +19,9 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/thread.h"
-#include "ckpt/store_internal.h"
+#include "ckpt/ckpt_internal.h"
 
-enum { RENEW_SECONDS = 30, EXPIRED_SECONDS = 90, SETTLE_SECONDS = 1, LEASE_LIMIT = 16 << 10, HOST_BYTES = 256 };
+enum { RENEW_SECONDS = 30, MISSED_BEATS = 3, SETTLE_SECONDS = 1, LEASE_LIMIT = 16 << 10, HOST_BYTES = 256 };
 static const char object[] = "lease.json";
 
 struct Lease {
@@ -26,8 +29,10 @@ struct Lease {
     char *number, *folder;
     char holder[LEASE_HOLDER_BYTES];
     FileId place;           /* of the store's folder, which may be moved away; zero of a bucket */
-    _Atomic time_t written; /* when the lease was last this process's for sure */
-    pthread_mutex_t lock;   /* of `ended` and of the object */
+    _Atomic double written; /* when the lease was last this process's for sure, by log_seconds; below 0: never */
+    _Atomic int64_t saved;  /* the newest step in the store, as far as this process knows; -1: none */
+    _Atomic int64_t beats;
+    pthread_mutex_t lock; /* of `ended` and of the object */
     pthread_cond_t changed;
     pthread_t thread;
     bool renewed, ended;
@@ -61,26 +66,41 @@ static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
     snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid()));
 }
 
-/* False only for a process of this machine that has ended. */
-static bool may_live(const char *holder) {
+typedef enum Life { LIFE_UNKNOWN, LIFE_GOES_ON, LIFE_ENDED } Life;
+
+/* Known of processes of this machine alone. */
+static Life life_of(const char *holder) {
     char host[HOST_BYTES], theirs[HOST_BYTES];
     int pid;
     long long start;
     name_host(host);
-    if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs)) return true;
-    return process_start(pid) == start;
+    if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs) || pid <= 0) return LIFE_UNKNOWN;
+    if (kill(pid, 0) != 0 && errno == ESRCH) return LIFE_ENDED;
+    long long now = process_start(pid);
+    return now < 0 || start < 0 ? LIFE_UNKNOWN : now == start ? LIFE_GOES_ON : LIFE_ENDED;
 }
 
 /* -- The object ---------------------------------------------------------------------------------------------------- */
 
-/* NULL when there is none, or the store does not answer; without fields when it is damaged. The caller owns the
+/* NULL on failure; the finding says whether there is none, it is damaged, or that is not known now. The caller owns the
  * reference. */
-static json_t *read_lease(Store *store) {
-    Error absent = {0};
+static json_t *read_lease(Store *store, Error *error) {
     int64_t length;
-    SCOPED_FREE char *text = store_get(store, object, LEASE_LIMIT, &length, &absent);
-    json_t *lease = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL) : NULL;
-    return lease || !text ? lease : json_object();
+    SCOPED_FREE char *text = store_get(store, object, LEASE_LIMIT, &length, error);
+    if (!text) return NULL;
+    json_t *lease = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL);
+    if (json_is_object(lease)) return lease;
+    json_decref(lease);
+    error_set(error, ERROR_CHECKPOINT, "%s is damaged: it is no JSON object", store_path(store, object).text);
+    error_find(error, FINDING_DAMAGED);
+    return NULL;
+}
+
+/* read_lease that tries again what cannot be known now. */
+static json_t *read_lease_patiently(Store *store, Error *error) {
+    json_t *lease;
+    for (int attempts = 0; !(lease = read_lease(store, error)) && error->finding == FINDING_UNREADABLE && thread_pause(&attempts);) {}
+    return lease;
 }
 
 static const char *field(const json_t *lease, const char *name) {
@@ -88,30 +108,30 @@ static const char *field(const json_t *lease, const char *name) {
     return text ? text : "";
 }
 
-static char *lease_text(const Lease *lease, Error *error) {
-    json_auto_t *content = json_pack(
-        "{s:s, s:s, s:s, s:I}", "run", lease->number, "folder", lease->folder, "holder", lease->holder, "renewed", (json_int_t)time(NULL));
+static char *lease_text(Lease *lease, Error *error) {
+    json_auto_t *content = json_pack("{s:s, s:s, s:s, s:I, s:i, s:I}", "run", lease->number, "folder", lease->folder, "holder",
+        lease->holder, "renewed", (json_int_t)time(NULL), "every", RENEW_SECONDS, "beat", (json_int_t)lease->beats++);
     char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
     if (!text) error_set(error, ERROR_USAGE, "the path %s is not UTF-8, which a lease demands: give another run folder", lease->folder);
     return text;
 }
 
 static bool write_lease(Lease *lease, Error *error) {
-    time_t now = time(NULL);
+    double now = log_seconds();
     SCOPED_FREE char *text = lease_text(lease, error);
     bool good = text && store_put(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, 1, error);
     if (good) lease->written = now;
     return good;
 }
 
-/* True also when another process has created it: then it is not ours. */
-static bool create_lease(Lease *lease, Error *error) {
-    time_t now = time(NULL);
-    bool exists = false;
+/* *exists: another process has created it, so that it is not ours. */
+static bool create_lease(Lease *lease, bool *exists, Error *error) {
+    double now = log_seconds();
     SCOPED_FREE char *text = lease_text(lease, error);
-    bool good = text && store_create(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, &exists, error);
+    *exists = false;
+    bool good = text && store_create(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, exists, error);
     if (good) lease->written = now;
-    return good || exists;
+    return good;
 }
 
 static FileId place_of(const Lease *lease) { return file_id(store_path(lease->store, "").text); }
@@ -121,40 +141,64 @@ static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
     return !strcmp(field(found, "holder"), lease->holder) ||
            error_set(error, ERROR_USAGE,
                "%s is of run %s in %s (host, process and its start: %s) now: two runs must not save there; give another checkpoint.store",
-               store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder"));
+               store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder")) ||
+           error_find(error, FINDING_FOREIGN);
 }
 
-/* Of a lease that is not there, although its folder is. Nobody else may have had the store since it was written unless
- * that was too long ago. */
+static int64_t newest_step(const FolderListing *listing) { return listing->count ? listing->steps[0] : -1; }
+
+/* Of a lease that was gone for long and is written again: whether nobody has saved there meanwhile. */
+static bool is_untouched(const Lease *lease, double seconds, Error *error) {
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    if (seconds <= MISSED_BEATS * RENEW_SECONDS) return true;
+    if (!folder_list(lease->store, &listing, error)) return false;
+    return newest_step(&listing) <= lease->saved ||
+           error_set(error, ERROR_USAGE,
+               "%s was gone for %.0f s, and step %lld, which this process has not saved, is there now: another run had the store meanwhile",
+               store_path(lease->store, object).text, seconds, (long long)newest_step(&listing)) ||
+           error_find(error, FINDING_FOREIGN);
+}
+
+/* Of a lease that is not found, although its folder is there. Only who creates it knows that nobody else has it. */
 static bool restore_lease(Lease *lease, Error *error) {
+    double gone = log_seconds() - lease->written;
+    bool exists, created = create_lease(lease, &exists, error);
+    if (!created && !exists) return false;
+    json_auto_t *found = read_lease(lease->store, error);
+    if (found) return is_ours(lease, found, error) && (!created || is_untouched(lease, gone, error));
     StorePath path = store_path(lease->store, object);
-    if (!lease->written) /* it could not be created, since something has its name */
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s is there and cannot be read as a file: remove it, or give another checkpoint.store", path.text);
-    if (time(NULL) - lease->written > EXPIRED_SECONDS)
-        return error_set(error, ERROR_USAGE, "%s is gone and was not renewed for %lld s: another run may have had the store meanwhile",
-            path.text, (long long)(time(NULL) - lease->written));
-    if (!create_lease(lease, error)) return false;
-    json_auto_t *found = read_lease(lease->store);
-    return is_ours(lease, found, error);
+    error_set(error, ERROR_CHECKPOINT, "%s is there and cannot be read as a file: mend or remove it, or give another checkpoint.store",
+        path.text);
+    return error_find(error, FINDING_UNREADABLE);
 }
 
 bool lease_check(Lease *lease, Error *error) {
-    json_auto_t *found = read_lease(lease->store);
+    json_auto_t *found = read_lease(lease->store, error);
     if (found) return is_ours(lease, found, error);
+    if (error->finding == FINDING_DAMAGED) return write_lease(lease, error);
+    if (error->finding != FINDING_ABSENT) return error_context(error, "the lease of the store, without which nothing is saved");
     if (file_id_same(place_of(lease), lease->place)) return restore_lease(lease, error);
     return error_set(error, ERROR_CHECKPOINT,
-        "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there",
-        store_path(lease->store, object).text);
+               "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there",
+               store_path(lease->store, object).text) ||
+           error_find(error, FINDING_ABSENT);
 }
 
+void lease_note_saved(Lease *lease, int64_t step) {
+    if (step > lease->saved) lease->saved = step;
+}
+
+/* What fails is tried again soon: a lease that is renewed in time is one that nobody takes for ended. */
 static void *renew(void *context) {
     Lease *lease = context;
+    double pause = RENEW_SECONDS, failing = 1;
     pthread_mutex_lock(&lease->lock);
     while (!lease->ended) {
         Error ignored = {0}; /* the next save finds out what is wrong */
-        if (!thread_wait_until(&lease->changed, &lease->lock, log_seconds() + RENEW_SECONDS) && lease_check(lease, &ignored))
-            write_lease(lease, &ignored);
+        if (thread_wait_until(&lease->changed, &lease->lock, log_seconds() + pause)) continue;
+        bool renewed = lease_check(lease, &ignored) && write_lease(lease, &ignored);
+        failing = renewed ? 1 : fmin(2 * failing, RENEW_SECONDS);
+        pause = renewed ? RENEW_SECONDS : failing;
     }
     pthread_mutex_unlock(&lease->lock);
     return NULL;
@@ -162,42 +206,91 @@ static void *renew(void *context) {
 
 /* -- Taking and giving back ---------------------------------------------------------------------------------------- */
 
-static bool is_free(const Lease *lease, const json_t *found, Error *error) {
-    const char *holder = field(found, "holder");
-    double age = (double)time(NULL) - (double)json_integer_value(json_object_get(found, "renewed"));
-    if (!found || fabs(age) > EXPIRED_SECONDS || !may_live(holder)) return true;
+static bool refuse_living(const Lease *lease, const json_t *found, const char *sign, Error *error) {
     return error_set(error, ERROR_USAGE,
-        "%s is used by run %s in %s (host, process and its start: %s), which was alive %.0f s ago: wait for it, stop it, or give another "
-        "checkpoint.store",
-        store_path(lease->store, "").text, field(found, "run"), field(found, "folder"), holder, age > 0 ? age : 0);
+               "%s is used by run %s in %s (host, process and its start: %s), which %s: wait for it, stop it, or give another "
+               "checkpoint.store",
+               store_path(lease->store, "").text, field(found, "run"), field(found, "folder"), field(found, "holder"), sign) ||
+           error_find(error, FINDING_FOREIGN);
 }
 
+/* How often the holder renews its lease, as it says itself. */
+static double interval_of(const json_t *found) {
+    const json_t *every = json_object_get(found, "every");
+    double seconds = json_is_number(every) ? json_number_value(every) : RENEW_SECONDS;
+    return seconds > 0 && seconds < RENEW_SECONDS ? seconds : RENEW_SECONDS;
+}
+
+/* Whether a holder of which nothing is known has missed three beats: its lease did not change meanwhile, by this
+ * process's clock. What a clock of another machine says is not looked at. */
+static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *error) {
+    const double every = interval_of(found), until = log_seconds() + MISSED_BEATS * every;
+    Error failure = {0};
+    bool seen = true;
+    if (MISSED_BEATS * every >= 1)
+        log_info("%s is of run %s in %s (host, process and its start: %s): waiting up to %.0f s for its next sign of life",
+            store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder"),
+            MISSED_BEATS * every);
+    while (log_seconds() < until) {
+        thread_sleep(every / 20);
+        json_auto_t *now = read_lease(lease->store, &failure);
+        seen = now || failure.finding != FINDING_UNREADABLE;
+        if (!now && seen) return true; /* it was given back */
+        if (now && !json_equal(now, found)) return refuse_living(lease, now, "has just shown that it lives", error);
+    }
+    if (!seen) *error = failure;
+    return seen;
+}
+
+static bool is_free(const Lease *lease, const json_t *found, Error *error) {
+    Life life = found ? life_of(field(found, "holder")) : LIFE_ENDED;
+    if (life == LIFE_GOES_ON) return refuse_living(lease, found, "lives", error);
+    return life == LIFE_ENDED || has_fallen_silent(lease, found, error);
+}
+
+/* The run's own lease, from the folder whose lock the caller holds. */
 static bool is_own_run(const Lease *lease, const json_t *found) {
-    return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
+    return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder) &&
+           life_of(field(found, "holder")) != LIFE_GOES_ON;
 }
 
-/* In place of a lease that has ended. In a folder, who holds the lock of its file removes it, after another look: it
- * may be a new one by then. In a bucket the one whose lease is there a moment later has it. */
+/* Whether the lease is still the one that was judged, or gone. */
+static bool is_unchanged(const Lease *lease, const json_t *judged, bool *there, Error *error) {
+    json_auto_t *now = read_lease_patiently(lease->store, error);
+    *there = now || error->finding == FINDING_DAMAGED;
+    if (!now && error->finding == FINDING_UNREADABLE) return false;
+    return !now || json_equal(now, judged) || refuse_living(lease, now, "has just taken it over", error);
+}
+
+/* In place of a lease that has ended; NULL: there is none. In a folder, who holds the lock of its file removes it, after
+ * another look: it may be a new one by then. In a bucket the one whose lease is there a moment later has it. */
 static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
     int lock = -1;
-    bool folder = store_renames(lease->store), alone = !ended || !folder || file_lock(store_path(lease->store, object).text, &lock);
-    json_auto_t *found = ended ? read_lease(lease->store) : NULL;
-    bool good = alone ? is_free(lease, found, error)
-                      : error_set(error, ERROR_USAGE, "%s is being taken over by another run: give another checkpoint.store",
-                            store_path(lease->store, object).text);
-    good = good && (!found || store_remove(lease->store, object, error)) && create_lease(lease, error);
+    bool folder = store_renames(lease->store), there, exists = false;
+    if (folder && !file_lock(store_path(lease->store, object).text, &lock))
+        return error_set(error, ERROR_USAGE, "%s is being taken over by another run: give another checkpoint.store",
+            store_path(lease->store, object).text);
+    bool good = is_unchanged(lease, ended, &there, error) && (!there || store_remove(lease->store, object, error)) &&
+                (create_lease(lease, &exists, error) || exists); /* the look that follows tells whose it is */
     if (lock >= 0) close(lock);
     if (good && !folder) thread_sleep(SETTLE_SECONDS);
     return good;
 }
 
 static bool take(Lease *lease, Error *error) {
+    SCOPED(folder_listing_free) FolderListing listing = {0};
     if (!store_make(lease->store, error)) return false;
-    json_auto_t *found = read_lease(lease->store);
+    json_auto_t *found = read_lease_patiently(lease->store, error);
+    if (!found && error->finding == FINDING_UNREADABLE) return false;
     if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
         return false;
     lease->place = place_of(lease);
-    return lease_check(lease, error);
+    for (int attempts = 0; !lease_check(lease, error);)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+    for (int attempts = 0; !folder_list(lease->store, &listing, error);)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+    lease->saved = newest_step(&listing);
+    return true;
 }
 
 Lease *lease_take(const char *where, const char *number, const char *folder, Error *error) {
@@ -205,7 +298,11 @@ Lease *lease_take(const char *where, const char *number, const char *folder, Err
     if (!store) return NULL;
     char *real = realpath(folder, NULL);
     Lease *lease = memory_allocate(sizeof *lease);
-    *lease = (Lease){.store = store, .number = memory_copy_string(number), .folder = real ? real : memory_copy_string(folder)};
+    *lease = (Lease){.store = store,
+        .number = memory_copy_string(number),
+        .folder = real ? real : memory_copy_string(folder),
+        .written = -1,
+        .saved = -1};
     name_holder(lease->holder);
     pthread_mutex_init(&lease->lock, NULL);
     pthread_cond_init(&lease->changed, NULL);
@@ -241,11 +338,17 @@ void lease_release(Lease *lease) {
 bool lease_await(const char *where, const char *holder, double seconds, Error *error) {
     SCOPED(store_release) Store *store = store_open(where, error);
     double until = log_seconds() + seconds;
+    Error failure = {0};
     if (!store) return false;
     for (;; thread_sleep(0.1)) {
-        json_auto_t *found = read_lease(store);
+        json_auto_t *found = read_lease(store, &failure);
+        if (found) failure = (Error){0};
         if (!strcmp(field(found, "holder"), holder)) return true;
         if (log_seconds() > until) break;
+    }
+    if (failure.code && failure.finding == FINDING_UNREADABLE) {
+        *error = failure;
+        return error_context(error, "the lease of rank 0 cannot be read here");
     }
     return error_set(error, ERROR_USAGE,
         "%s, which rank 0 (host, process and its start: %s) has written, is not seen here after %.0f s: the run folder or checkpoint.store "

@@ -7,6 +7,8 @@
  * whose server knows If-None-Match; with another server both write, wait for a second and look whose it is. */
 #pragma once
 
+#include <stdint.h>
+
 #include "base/error.h"
 
 typedef struct Lease Lease;
@@ -14,15 +16,18 @@ typedef struct Lease Lease;
 enum { LEASE_HOLDER_BYTES = 320 };
 
 /* Takes the lease of the store at `where` for the run `number` in `folder`, and renews it in a thread. A lease is taken
- * over when its process has ended on this machine, when it was not renewed for 90 seconds (or its clock is as far
- * ahead), or when the same run has it from the same folder, whose lock the caller holds. ERROR_USAGE when another
- * living run has it; ERROR_CHECKPOINT. */
+ * over when its process has ended on this machine, when the same run has it from the same folder, whose lock the caller
+ * holds, or when it was watched for 90 seconds, three intervals of its holder, and did not change. Clocks of two machines
+ * are never compared. ERROR_USAGE when another living run has it; ERROR_CHECKPOINT, also when it cannot be read. */
 Lease *lease_take(const char *where, const char *number, const char *folder, Error *error);
 /* "HOST PID START", which is equal for no two processes. */
 const char *lease_holder(const Lease *lease);
-/* Whether the lease is still this process's; one that was removed from a folder that is still there, or from a bucket,
- * is written again. ERROR_USAGE: another run has it. ERROR_CHECKPOINT: nothing can be saved. From any thread. */
+/* Whether the lease is still this process's; one that is damaged, or was removed from a folder that is still there, or from
+ * a bucket, is written again. ERROR_USAGE, FINDING_FOREIGN: another run has it, or has saved while it was gone.
+ * ERROR_CHECKPOINT: nothing can be saved now. From any thread. */
 bool lease_check(Lease *lease, Error *error);
+/* Takes note of a step that this process has saved. From any thread. */
+void lease_note_saved(Lease *lease, int64_t step);
 /* Gives the lease back, if it still is this process's. NULL is fine. */
 void lease_release(Lease *lease);
 

@@ -11,6 +11,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/thread.h"
 #include "ckpt/ckpt_internal.h"
 
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
@@ -87,7 +88,8 @@ static bool chunk_read(
     }
     if (good && XXH3_64bits_digest(hash) != chunk->range.hash)
         good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path.text,
-            (long long)chunk->range.begin, (long long)chunk->range.end, interval->name);
+                   (long long)chunk->range.begin, (long long)chunk->range.end, interval->name) ||
+               error_find(error, FINDING_DAMAGED);
     XXH3_freeState(hash);
     return good;
 }
@@ -126,12 +128,24 @@ static bool shard_header_check(const StoreObject *shard, const ManifestFile *lis
     return chunk_read(shard, &header, NULL, 0, scratch, error);
 }
 
+/* Settles what it means that an object of a checkpoint is not found: absence is known only where the listing of the
+ * folder agrees, and a folder that has others of its objects is damaged. Returns false. */
+static bool settle_absence(Store *store, const char *folder, const char *name, Error *error) {
+    SCOPED(file_list_free) FileList objects = {0};
+    Error unlisted = {0};
+    if (error->finding != FINDING_ABSENT) return false;
+    bool sure = store_list(store, folder, &objects, &unlisted) && !file_list_has(&objects, name);
+    return error_find(error, !sure ? FINDING_UNREADABLE : objects.count ? FINDING_DAMAGED : FINDING_ABSENT);
+}
+
 /* Opens a shard and checks its size. store_object_close afterwards, also after a failure. */
 static bool shard_open(StoreObject *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
-    return store_object_open(store, store_format("%s/%s", folder, listed->name).text, shard, error) &&
-           (shard->bytes == listed->bytes ||
-               error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path.text,
-                   (long long)shard->bytes, (long long)listed->bytes));
+    if (!store_object_open(store, store_format("%s/%s", folder, listed->name).text, shard, error))
+        return settle_absence(store, folder, listed->name, error);
+    return shard->bytes == listed->bytes ||
+           error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path.text,
+               (long long)shard->bytes, (long long)listed->bytes) ||
+           error_find(error, FINDING_DAMAGED);
 }
 
 static bool shard_read(const Reading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
@@ -164,11 +178,11 @@ static bool shards_read(const Reading *reading, Error *error) {
 
 /* The manifest of a step, unless it belongs to another one. */
 static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error) {
-    if (!manifest_read(manifest, store, folder_manifest(folder).text, error)) return false;
+    if (!manifest_read(manifest, store, folder_manifest(folder).text, error)) return settle_absence(store, folder, FOLDER_MANIFEST, error);
     if (manifest->step == step) return true;
     error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", store_path(store, folder).text, (long long)manifest->step);
     manifest_free(manifest);
-    return false;
+    return error_find(error, FINDING_DAMAGED);
 }
 
 bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error) {
@@ -180,6 +194,16 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     }
     if (!good) manifest_free(manifest);
     return good;
+}
+
+/* Settles what it means that a checkpoint cannot be read: it is absent once its step is listed no more, since the run has
+ * removed it meanwhile, and only then. Returns false. */
+static bool settle_failure(Store *store, int64_t step, Error *error) {
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    Error unlisted = {0};
+    if (!folder_list(store, &listing, &unlisted)) return error_find(error, FINDING_UNREADABLE);
+    if (!folder_has(&listing, step)) return error_find(error, FINDING_ABSENT);
+    return error_find(error, error->finding == FINDING_DAMAGED ? FINDING_DAMAGED : FINDING_UNREADABLE);
 }
 
 void checkpoint_report_leftovers(const char *where) {
@@ -194,7 +218,9 @@ void checkpoint_report_leftovers(const char *where) {
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error) {
     SCOPED(store_release) Store *store = store_open(where, error);
     SCOPED(folder_listing_free) FolderListing listing = {0};
-    if (!store || !folder_list(store, &listing, error)) return false;
+    if (!store) return false;
+    for (int attempts = 0; !folder_list(store, &listing, error);)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
     *steps = listing.steps;
     *count = listing.count;
     listing.steps = NULL; /* the caller's */
@@ -268,11 +294,13 @@ bool checkpoint_load(const char *where, int64_t step, const Interval *intervals,
     SCOPED(manifest_free) Manifest manifest = {0};
     SCOPED_FREE Interval *wanted = memory_allocate((count + 1) * sizeof *wanted);
     StorePath folder = folder_step(step);
-    if (!store || !step_manifest_read(&manifest, store, folder.text, step, error)) return false;
+    if (!store) return false;
+    if (!step_manifest_read(&manifest, store, folder.text, step, error)) return settle_failure(store, step, error);
     if (count > 0) memcpy(wanted, intervals, count * sizeof *wanted);
     qsort(wanted, count, sizeof *wanted, interval_compare);
     Reading reading = {.store = store, .folder = folder.text, .manifest = &manifest, .wanted = wanted, .wanted_count = count};
-    if (!coverages_check(&reading, error) || !shards_read(&reading, error)) return false;
+    if (!coverages_check(&reading, error)) return error_find(error, FINDING_DAMAGED);
+    if (!shards_read(&reading, error)) return settle_failure(store, step, error);
     if (metadata) *metadata = json_incref(manifest.metadata);
     return true;
 }
@@ -290,11 +318,10 @@ bool checkpoint_annotate(const char *where, int64_t step, json_t *members, Error
 }
 
 json_t *checkpoint_metadata(const char *where, int64_t step, Error *error) {
-    Manifest manifest;
-    Store *store = store_open(where, error);
-    bool good = store && checkpoint_open(&manifest, store, step, error);
-    json_t *metadata = good ? json_deep_copy(manifest.metadata) : NULL;
-    if (good) manifest_free(&manifest);
-    store_close(store);
-    return good && !metadata ? json_object() : metadata;
+    SCOPED(store_release) Store *store = store_open(where, error);
+    SCOPED(manifest_free) Manifest manifest = {0};
+    if (!store) return NULL;
+    if (checkpoint_open(&manifest, store, step, error)) return manifest.metadata ? json_deep_copy(manifest.metadata) : json_object();
+    settle_failure(store, step, error);
+    return NULL;
 }

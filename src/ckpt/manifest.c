@@ -161,7 +161,8 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
     SCOPED_FREE char *text = store_get(store, name, MANIFEST_MAX_BYTES, &length, error);
     bool good = text != NULL;
     if (good && !checksum_check(text, length))
-        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path.text);
+        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path.text) ||
+               error_find(error, FINDING_DAMAGED);
     if (good) {
         json_error_t reason;
         manifest->json = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);

@@ -18,10 +18,23 @@
 #include "base/thread.h"
 #include "ckpt/ckpt_internal.h"
 
+struct CheckpointJob {
+    CheckpointPlan plan;
+    CheckpointStats stats;
+    Error error;
+    bool saved;
+    atomic_bool done;
+    atomic_bool given_up; /* rank 0 waits no longer, for the reason, which is written before this is set */
+    char reason[1024];
+    bool threaded;
+    pthread_t thread;
+};
+
 /* A save under way: its names, and what it needs everywhere. */
 typedef struct Save {
     const CheckpointPlan *plan;
     Store *store;
+    CheckpointJob *job;            /* NULL: none, which cannot be given up */
     StorePath draft, final, aside; /* folders; draft is final where nothing can be renamed */
     char suffix[24];               /* of the names of an attempt, where two attempts could share a folder; else "" */
     int64_t bytes, shared;
@@ -83,22 +96,21 @@ static bool shard_write(Save *save, Error *error) {
     return manifest_put(save, &manifest, alone ? store_format("manifest.json") : rank_manifest_name(save, plan->rank), error);
 }
 
-/* Lets rank 0 know that there is nothing to wait for. */
-static void failure_write(Save *save, const Error *reason) {
-    Error ignored = {0};
-    json_auto_t *metadata = json_pack("{s:s}", "failure", reason->message);
-    Manifest manifest = {.step = save->plan->step, .metadata = metadata};
-    manifest_put(save, &manifest, rank_manifest_name(save, save->plan->rank), &ignored);
-}
-
 /* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
-static bool is_ours(const Save *save, Error *error) { return !save->plan->lease || lease_check(save->plan->lease, error); }
+/* A lease that cannot be read now may be in a moment. */
+static bool is_ours(const Save *save, Error *error) {
+    Lease *lease = save->plan->lease;
+    for (int attempts = 0; lease && !lease_check(lease, error);)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+    return true;
+}
 
 /* How many of the rank manifests are there; `missing` is the first rank whose is not. */
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     SCOPED(file_list_free) FileList listing = {0};
-    if (!store_list(save->store, save->draft.text, &listing, error)) return false;
+    for (int attempts = 0; !store_list(save->store, save->draft.text, &listing, error);)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
     *there = 0;
     *missing = -1;
     for (int rank = 0; rank < save->plan->ranks; rank++) {
@@ -113,6 +125,7 @@ static bool ranks_wait(const Save *save, Error *error) {
     const double longest_pause = 1, start = log_seconds();
     for (double pause = 0.01;; pause = pause * 2 < longest_pause ? pause * 2 : longest_pause) {
         int there, missing;
+        if (save->job && atomic_load(&save->job->given_up)) return error_set(error, ERROR_CHECKPOINT, "%s", save->job->reason);
         if (!ranks_count(save, &there, &missing, error) || !is_ours(save, error)) return false;
         if (there == save->plan->ranks) return true;
         if (log_seconds() - start > save->plan->timeout)
@@ -140,12 +153,12 @@ static void manifest_join(Manifest *joined, const Manifest *one) {
     }
 }
 
-/* Reads the manifest of a rank; fails with the rank's reason if it failed there. */
+/* Reads the manifest of a rank, which is listed. */
 static bool rank_manifest_read(const Save *save, int rank, Manifest *manifest, Error *error) {
-    bool good = manifest_read(manifest, save->store, draft_path(save, rank_manifest_name(save, rank).text).text, error);
-    const char *failure = good ? json_string_value(json_object_get(manifest->metadata, "failure")) : NULL;
-    if (!failure) return good || error_context(error, "rank %d", rank);
-    return error_set(error, ERROR_CHECKPOINT, "rank %d: %s", rank, failure);
+    StorePath name = draft_path(save, rank_manifest_name(save, rank).text);
+    for (int attempts = 0; !manifest_read(manifest, save->store, name.text, error);)
+        if (error->finding == FINDING_DAMAGED || !thread_pause(&attempts)) return error_context(error, "rank %d", rank);
+    return true;
 }
 
 static bool ranks_join(Save *save, Error *error) {
@@ -177,13 +190,23 @@ static bool list_or_warn(const Save *save, FolderListing *listing) {
     return false;
 }
 
+/* Whether a folder holds no manifest for sure: a bucket's checkpoint has its final name from its first object on. */
+static bool is_unfinished(Store *store, const char *folder) {
+    SCOPED(store_object_close) StoreObject manifest = {0};
+    Error error = {0};
+    return store_renames(store) ||
+           (!store_object_open(store, folder_manifest(folder).text, &manifest, &error) && error.finding == FINDING_ABSENT);
+}
+
 static void leftovers_remove(const Save *save) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     Error error = {0};
     if (!list_or_warn(save, &listing)) return;
-    for (size_t i = 0; i < listing.leftover_count; i++)
-        if (strcmp(listing.leftovers[i].text, save->draft.text) != 0) /* other ranks may have begun */
-            remove_or_warn(save->store, listing.leftovers[i].text);
+    for (size_t i = 0; i < listing.leftover_count; i++) {
+        const char *folder = listing.leftovers[i].text;
+        if (strcmp(folder, save->draft.text) != 0 /* other ranks may have begun */ && is_unfinished(save->store, folder))
+            remove_or_warn(save->store, folder);
+    }
     if (!store_clean(save->store, "checkpoints", save->suffix, &error)) log_warn("%s", error.message);
 }
 
@@ -204,40 +227,93 @@ static void draft_sweep(const Save *save) {
             if (!is_listed(&manifest, listing.entries[i].name)) remove_or_warn(save->store, draft_path(save, listing.entries[i].name).text);
 }
 
-/* Removes a checkpoint so that an interruption does not leave what looks like a damaged one. */
-static void checkpoint_discard(const Save *save, int64_t step) {
-    StorePath final = folder_step(step), draft = folder_draft(step, save->plan->attempt);
+/* -- Older checkpoints, on rank 0 ---------------------------------------------------------------------------------- */
+
+/* That a checkpoint was read back from the store after it was written: what every removal of another one demands. Made
+ * by read_back alone. */
+typedef struct Proof {
+    bool good;
+    StorePath folder;
+    char reason[256]; /* why it could not be read, where it is not good */
+} Proof;
+
+/* The only function that removes checkpoints: one more, whole and just read back, stays. An interruption does not leave
+ * what looks like a damaged one. */
+static void checkpoint_discard(const Save *save, StorePath folder, const Proof *other) {
+    assert(other->good && strcmp(other->folder.text, folder.text) != 0);
+    StorePath draft = folder_draft(save->plan->step, save->plan->attempt);
     Error error = {0};
     if (!store_renames(save->store)) {
-        remove_or_warn(save->store, folder_manifest(final.text).text);
-        remove_or_warn(save->store, final.text);
-    } else if (store_rename(save->store, final.text, draft.text, draft.text, &error)) {
+        remove_or_warn(save->store, folder_manifest(folder.text).text);
+        remove_or_warn(save->store, folder.text);
+    } else if (store_rename(save->store, folder.text, draft.text, draft.text, &error)) {
         remove_or_warn(save->store, draft.text);
     } else {
         log_warn("an old checkpoint stays: %s", error.message);
     }
 }
 
+/* Gives a damaged checkpoint a name that no start and no save looks at; a bucket, which has no other names, keeps it. */
+static void set_aside(const Save *save, int64_t step, const char *reason) {
+    StorePath final = folder_step(step), aside = folder_damaged(step, save->plan->attempt);
+    Error error = {0};
+    bool moved = store_renames(save->store) && store_rename(save->store, final.text, aside.text, aside.text, &error);
+    log_warn("the checkpoint of step %lld is damaged and %s%s: %s", (long long)step,
+        moved ? "has the name " : "stays, without being counted", moved ? store_path(save->store, aside.text).text : "", reason);
+}
+
+/* Reads the new checkpoint. False where it is known to be damaged or gone; one that cannot be read now is saved, and no
+ * proof. */
+static bool read_back(const Save *save, Proof *proof, Error *error) {
+    SCOPED(manifest_free) Manifest manifest = {0};
+    int64_t step = save->plan->step;
+    *proof = (Proof){.folder = folder_step(step)};
+    for (int attempts = 0; !proof->good;) {
+        proof->good = checkpoint_open(&manifest, save->store, step, error);
+        if (!proof->good && (error->finding == FINDING_DAMAGED || !is_ours(save, error) || !thread_pause(&attempts))) break;
+    }
+    if (proof->good) return true;
+    if (error->finding == FINDING_DAMAGED) set_aside(save, step, error->message);
+    snprintf(proof->reason, sizeof proof->reason, "%.250s", error->message);
+    return error->finding == FINDING_UNREADABLE || error_context(error, "it was written, but reads back otherwise");
+}
+
 static bool stays(const CheckpointPlan *plan, int64_t step) {
     return step > plan->step || step == plan->protect[0] || step == plan->protect[1] || (plan->keep_every && step % plan->keep_every == 0);
 }
 
-static void checkpoints_prune(const Save *save) {
-    SCOPED(folder_listing_free) FolderListing listing = {0};
+/* Whether a checkpoint is one of the `keep` that stay: it is good. One that is damaged is set aside, and one that cannot
+ * be read now stays beside these. */
+static bool is_good(const Save *save, int64_t step, bool *known) {
+    SCOPED(manifest_free) Manifest manifest = {0};
     Error error = {0};
-    if (!list_or_warn(save, &listing)) return;
-    int kept = 0;
-    for (size_t i = 0; i < listing.count; i++) {
-        SCOPED(manifest_free) Manifest manifest = {0};
-        bool newer = listing.steps[i] > save->plan->step;
-        if (!newer && kept < save->plan->keep && checkpoint_open(&manifest, save->store, listing.steps[i], &error)) kept++;
-        else if (!stays(save->plan, listing.steps[i])) checkpoint_discard(save, listing.steps[i]);
-    }
+    bool good = checkpoint_open(&manifest, save->store, step, &error);
+    *known = good || error.finding == FINDING_DAMAGED;
+    if (!good && *known) set_aside(save, step, error.message);
+    if (!*known) log_warn("the checkpoint of step %lld cannot be read now, and stays: %s", (long long)step, error.message);
+    return good;
 }
 
-static bool publish(const Save *save, Error *error) {
-    if (save->plan->ranks > 1 || save->plan->share || !store_renames(save->store)) draft_sweep(save);
-    return !store_renames(save->store) || store_rename(save->store, save->draft.text, save->final.text, save->aside.text, error);
+/* Removes what checkpoint.keep leaves out, once the new checkpoint is proven; else the next save does. */
+static void checkpoints_prune(const Save *save, const Proof *proof) {
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    const CheckpointPlan *plan = save->plan;
+    if (!proof->good) {
+        log_warn("the checkpoint of step %lld was written and cannot be read back now: no older one is removed before a later save: %s",
+            (long long)plan->step, proof->reason);
+        return;
+    }
+    if (!list_or_warn(save, &listing)) return;
+    int kept = 1;
+    for (size_t i = 0; i < listing.count; i++) {
+        int64_t step = listing.steps[i];
+        bool known = true;
+        if (step >= plan->step) continue;
+        if (kept < plan->keep) kept += is_good(save, step, &known);
+        else if (!stays(plan, step)) checkpoint_discard(save, folder_step(step), proof);
+    }
+    for (size_t i = 0; i < listing.replaced_count; i++)
+        if (folder_has(&listing, listing.replaced[i])) checkpoint_discard(save, folder_aside(listing.replaced[i]), proof);
 }
 
 /* -- A whole save ------------------------------------------------------------------------------------------------- */
@@ -254,64 +330,66 @@ static void failure_explain(const Save *save, Error *error) {
     error_context(error, "the checkpoint of step %lld was not saved (%s; older ones are untouched)", (long long)save->plan->step, room);
 }
 
+static bool publish(const Save *save, Error *error) {
+    if (!store_renames(save->store)) return true; /* its manifest is there */
+    if (save->plan->ranks > 1 || save->plan->share) draft_sweep(save);
+    return store_rename(save->store, save->draft.text, save->final.text, save->aside.text, error);
+}
+
 static bool save_first_rank(Save *save, Error *error) {
+    Proof proof;
     if (!is_ours(save, error)) return false;
     leftovers_remove(save);
-    bool good =
-        shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && is_ours(save, error) && publish(save, error);
-    if (store_renames(save->store)) {
-        remove_or_warn(save->store, save->draft.text); /* what failed, or what was replaced */
-        if (good) remove_or_warn(save->store, save->aside.text);
+    bool written = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && is_ours(save, error);
+    bool good = written && publish(save, error) && read_back(save, &proof, error);
+    if (!written && store_renames(save->store)) remove_or_warn(save->store, save->draft.text);
+    if (good) {
+        if (proof.good && !store_renames(save->store)) draft_sweep(save);
+        if (save->plan->lease) lease_note_saved(save->plan->lease, save->plan->step);
+        checkpoints_prune(save, &proof);
+    } else {
+        is_ours(save, error); /* where the folder was moved away, that is the reason of what failed */
     }
-    if (good) checkpoints_prune(save);
-    else is_ours(save, error); /* where the folder was moved away, that is the reason of what failed */
     return good;
 }
 
-static bool save_other_rank(Save *save, Error *error) {
-    bool good = shard_write(save, error);
-    if (!good) failure_write(save, error);
-    return good;
-}
-
-bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error) {
+static bool save_run(const CheckpointPlan *plan, CheckpointJob *job, CheckpointStats *stats, Error *error) {
     assert(plan->step >= 0 && plan->keep >= 1 && plan->rank >= 0 && plan->rank < plan->ranks);
     double start = log_seconds();
-    Save save = {.plan = plan, .store = store_open(plan->where, error)};
+    Save save = {.plan = plan, .job = job, .store = store_open(plan->where, error)};
     if (!save.store) return false;
     if (!store_renames(save.store)) snprintf(save.suffix, sizeof save.suffix, "-%llx", (unsigned long long)plan->attempt);
     save.final = folder_step(plan->step);
     save.draft = store_renames(save.store) ? folder_draft(plan->step, plan->attempt) : save.final;
     save.aside = folder_aside(plan->step);
-    bool good = plan->rank == 0 ? save_first_rank(&save, error) : save_other_rank(&save, error);
+    bool good = plan->rank == 0 ? save_first_rank(&save, error) : shard_write(&save, error);
     if (!good) failure_explain(&save, error);
     else if (stats) *stats = (CheckpointStats){.seconds = log_seconds() - start, .bytes = save.bytes, .shared = save.shared};
     store_close(save.store);
     return good;
 }
 
-bool checkpoint_probe(const char *where, Error *error) {
-    static const char name[] = "checkpoints/probe";
+bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error) { return save_run(plan, NULL, stats, error); }
+
+bool checkpoint_probe(const char *where, int rank, Error *error) {
     SCOPED(store_release) Store *store = store_open(where, error);
-    StoreSpan span = {.data = name, .bytes = sizeof name};
-    return store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
+    StorePath name = folder_probe(rank);
+    StoreSpan span = {.data = name.text, .bytes = (int64_t)strlen(name.text)};
+    int64_t length;
+    if (!store || !store_put(store, name.text, &span, 1, error)) return false;
+    SCOPED_FREE char *text = store_get(store, name.text, span.bytes, &length, error);
+    if (!text) return error_context(error, "what was just written there cannot be read");
+    if (length != span.bytes || memcmp(text, span.data, (size_t)length) != 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s does not hold what was just written there: the store cannot be used",
+            store_path(store, name.text).text);
+    return store_remove(store, name.text, error);
 }
 
 /* -- In a thread -------------------------------------------------------------------------------------------------- */
 
-struct CheckpointJob {
-    CheckpointPlan plan;
-    CheckpointStats stats;
-    Error error;
-    bool saved;
-    atomic_bool done;
-    bool threaded;
-    pthread_t thread;
-};
-
 static void *job_run(void *context) {
     CheckpointJob *job = context;
-    job->saved = checkpoint_write(&job->plan, &job->stats, &job->error);
+    job->saved = save_run(&job->plan, job, &job->stats, &job->error);
     atomic_store(&job->done, true);
     return NULL;
 }
@@ -325,6 +403,14 @@ CheckpointJob *checkpoint_start(const CheckpointPlan *plan) {
 }
 
 bool checkpoint_is_done(const CheckpointJob *job) { return atomic_load(&job->done); }
+
+const Error *checkpoint_failure(const CheckpointJob *job) { return checkpoint_is_done(job) && !job->saved ? &job->error : NULL; }
+
+void checkpoint_give_up(CheckpointJob *job, const char *reason) {
+    if (atomic_load(&job->given_up)) return;
+    snprintf(job->reason, sizeof job->reason, "%s", reason);
+    atomic_store(&job->given_up, true);
+}
 
 bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error) {
     if (job->threaded) pthread_join(job->thread, NULL);

@@ -72,6 +72,7 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
     if (object.bytes > limit) {
         error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path.text, (long long)object.bytes,
             (long long)limit);
+        error_find(error, FINDING_DAMAGED);
         return NULL;
     }
     char *text = memory_allocate((size_t)object.bytes + 1);

@@ -125,7 +125,7 @@ static bool object_read(const StoreObject *object, void *data, int64_t bytes, in
 
 static bool list(Store *store, const char *folder, FileList *list, Error *error) {
     (void)store;
-    return file_list(folder, list, error) || errno == ENOENT;
+    return file_list(folder, list, error) || error->finding == FINDING_ABSENT;
 }
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {

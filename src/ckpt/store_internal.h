@@ -1,8 +1,8 @@
 /* Stores: where checkpoints lie. A store is a folder (local disk or NFS) or a prefix of an S3 bucket, behind one set of
  * functions. Objects have names with slashes, relative to the store, and appear whole or not at all: what store_put
  * acknowledged is on disk, or in the bucket, and what was interrupted has no name. Functions may be called from several
- * threads at once. Failures are ERROR_CHECKPOINT with the full name and the reason; an object or folder that does not
- * exist is named as such.
+ * threads at once. Failures are ERROR_CHECKPOINT with the full name and the reason. Only where the file system or the
+ * server says that an object does not exist the failure is FINDING_ABSENT (base/error.h).
  *
  * S3 stores are reached through store/s3.h, which says where their credentials come from. */
 #pragma once
@@ -56,7 +56,7 @@ int store_parallelism(const Store *store);
 /* A whole object of at most `limit` bytes with a NUL behind it; the caller frees. NULL on failure. */
 char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error);
 
-/* What lies directly in a folder, for file_list_free; an absent folder is empty. */
+/* What lies directly in a folder, for file_list_free; an absent folder is empty. False: it cannot be known now. */
 bool store_list(Store *store, const char *folder, FileList *list, Error *error);
 
 /* Makes `to` another name of the object `from` (hard link) or a copy made by the server; an existing `to` stays. */
@@ -68,8 +68,8 @@ bool store_clean(Store *store, const char *folder, const char *except, Error *er
 
 /* Whether folders can be renamed: then a folder becomes complete by its name, else by the object that is put last. */
 bool store_renames(const Store *store);
-/* Renames a folder, making way for it: what had the name `to` has the name `from` or `aside` afterwards, or is back in
- * its place after a failure. Synced. */
+/* Renames a folder, making way for it: what had the name `to` has the name `aside` afterwards, or is back in its place
+ * after a failure. Synced. */
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error);
 /* Appends ", 1.50 GiB free" where the store knows what its disk has left. */
 void store_append_free(const Store *store, char *text, size_t size);

@@ -268,8 +268,8 @@ static const Option rows[] = {
         "fp64 always fp64; bf16 halves the traffic of fp32",
         CHANGES),
 
-    STRING_OPTION(
-        resume.accept, "", "", "differences to the newest checkpoint that are wanted: names of settings or groups, run, version", ONCE),
+    STRING_OPTION(resume.accept, "", "",
+        "differences to the newest checkpoint that are wanted: names of settings or groups, run, version, checkpoints", ONCE),
 };
 
 const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);

@@ -197,7 +197,9 @@ static bool open_folder(Packer *packer, Error *error) {
     SCOPED_FREE char *difference = NULL, *record = record_path(packer), *hashes = part_path(&packer->train, "hashes");
     if (!file_make_folder(packer->train.name, error)) return error_recode(error, ERROR_USAGE);
     if (!file_lock(packer->train.name, &packer->lock))
-        return error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT", packer->train.name);
+        return errno != EWOULDBLOCK ? file_fail(error, "lock", packer->train.name)
+                                    : error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT",
+                                          packer->train.name);
     if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error) && !packer->options.overwrite)
         return false;
     if (found == PACK_FOUND_PART && !difference && !same_tokenizer(packer)) difference = memory_copy_string("the tokenizer");

@@ -3,6 +3,7 @@
  * everything else it is a folder of shards (shard_set.c). A file is fetched again when its ETag is another one. The
  * folder is made under a lock by the first process of the node that asks, and the others find it done; one that was
  * made before serves when the store does not answer. */
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -210,7 +211,10 @@ bool remote_mirror(const RemoteOptions *options, const char *path, Error *error)
     SCOPED_FREE char *url = memory_format("%.*s", (int)path_length(path), path);
     int lock;
     if (!file_make_folder(options->cache, error)) return false;
-    while (!file_lock(options->cache, &lock)) thread_sleep(moment);
+    while (!file_lock(options->cache, &lock)) {
+        if (errno != EWOULDBLOCK) return file_fail(error, "lock", options->cache) || error_recode(error, ERROR_DATA);
+        thread_sleep(moment);
+    }
     bool made = mirror_make(options, url, error);
     if (lock >= 0) close(lock);
     return made || error->code == ERROR_USAGE || error->code == ERROR_MEMORY ? made : error_recode(error, ERROR_DATA);

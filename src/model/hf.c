@@ -4,7 +4,6 @@
 #include "base/bf16.h"
 #include "model/hf.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,7 +177,7 @@ static bool is_ours(const char *name) {
 /* Whether `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
     FileList list;
-    bool good = file_list(folder, &list, error) || errno == ENOENT;
+    bool good = file_list(folder, &list, error) || error->finding == FINDING_ABSENT;
     for (size_t i = 0; good && i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)

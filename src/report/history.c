@@ -1,7 +1,6 @@
 /* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not
  * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size and
  * are thinned. A History owns its path and the columns of its LoadMap. Called by view.c. */
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -335,7 +334,7 @@ static bool read_on(History *history, FileReader *reader, bool *changed, Error *
 bool history_update(History *history, bool *changed, Error *error) {
     FileReader reader;
     if (!file_reader_open(&reader, history->path, error)) {
-        if (errno == ENOENT || errno == ENOTDIR)
+        if (error->finding == FINDING_ABSENT)
             return error_set(
                 error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
         return error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */

@@ -2,7 +2,6 @@
  * are printed. A RunView owns all that it points to. Called by report.c. */
 #include "report/view_internal.h"
 
-#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,9 @@ bool view_open(RunView *view, const char *folder, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     if (point.step != RUN_NEWEST && source_is_run(point.run))
         return error_set(error, ERROR_USAGE, "%s is a checkpoint, and the page is that of a whole run: give %s", folder, point.run);
-    return file_kind(folder, NULL) == FILE_FOLDER ||
+    FileKind kind = file_kind(folder, NULL);
+    if (kind == FILE_UNREADABLE) return file_fail(error, "look at", folder);
+    return kind == FILE_FOLDER ||
            error_set(error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
 }
 
@@ -44,7 +45,7 @@ static bool update_config(RunView *view, bool *changed, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/config.yaml", view->folder);
     int64_t bytes = 0;
     char *text = file_read(path, CONFIG_LIMIT, &bytes, error);
-    if (!text && errno != ENOENT) return error_recode(error, ERROR_INTERNAL);
+    if (!text && error->finding != FINDING_ABSENT) return error_recode(error, ERROR_INTERNAL);
     *error = (Error){0};
     bool same = text && view->config && strcmp(text, view->config) == 0;
     if (same || (!text && !view->config)) {
@@ -63,9 +64,12 @@ bool view_update(RunView *view) {
     if (strcmp(error.message, view->trouble.message) != 0) changed = true;
     view->trouble = error;
     if (changed) {
-        Error ignored = {0}; /* a run that was not trained by this version has none */
-        json_decref(view->record);
-        view->record = lineage_read(view->folder, &ignored);
+        Error unread = {0}; /* a run that was not trained by this version has no record */
+        json_t *record = lineage_read(view->folder, &unread);
+        if (record || unread.finding != FINDING_UNREADABLE) {
+            json_decref(view->record);
+            view->record = record;
+        }
     }
     return changed;
 }

@@ -1,6 +1,6 @@
 /* A client of S3 servers: requests (s3_request.c), listings (s3_list.c), and which server and credentials they use
  * (s3_settings.c). Checkpoints and training data lie behind it. Failures are ERROR_CHECKPOINT, which readers of data
- * change with error_recode.
+ * change with error_recode. An answer of 404 is FINDING_ABSENT (base/error.h), any other failure tells nothing.
  *
  * It uses libcurl, opened at run time, so that the program starts where it is missing, and signs with AWS Signature 4. As
  * with Amazon's own tools: credentials are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the

@@ -357,8 +357,9 @@ static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3
     SCOPED_FREE char *name = s3_next_tag(&at, "Code"), *message = s3_next_tag(&also, "Message");
     sanitize(name, s3->settings.key);
     sanitize(message, s3->settings.key);
-    return error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%.80s%s%.200s", request->method, request->path,
-        reply->status, name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
+    error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%.80s%s%.200s", request->method, request->path, reply->status,
+        name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
+    return error_find(error, reply->status == 404 ? FINDING_ABSENT : FINDING_UNREADABLE);
 }
 
 static char *request_url(const S3 *s3, const S3Request *request) {

@@ -4,7 +4,6 @@
 #include "train/adapter.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -380,7 +379,7 @@ static bool is_ours(const char *name) { return !strcmp(name, "adapter_config.jso
 /* Whether `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
-    if (!file_list(folder, &list, error)) return errno == ENOENT;
+    if (!file_list(folder, &list, error)) return error->finding == FINDING_ABSENT;
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)

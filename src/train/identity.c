@@ -292,7 +292,7 @@ static bool is_accepted(const char *list, const char *name) {
 bool identity_check_words(const char *accepted, Error *error) {
     json_auto_t *names = identity_saved_settings(NULL);
     static const char *const others[] = {"run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content",
-        "init.content", "data.train.text", "data.valid.text", "preference.reference"};
+        "init.content", "data.train.text", "data.valid.text", "preference.reference", "checkpoints"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) json_object_set_new(names, others[i], json_null());
     for (const char *word = accepted; *word; word += strcspn(word, ","), word += *word == ',') {
         const char *name;
@@ -301,8 +301,8 @@ bool identity_check_words(const char *accepted, Error *error) {
         SCOPED_FREE char *alone = memory_format("%.*s", (int)strcspn(word, ","), word);
         json_object_foreach(names, name, value) known |= identity_accepts(alone, name);
         if (!known)
-            return error_set(error, ERROR_USAGE, "resume.accept=%s: '%s' decides no results; give settings or groups of them, run, version",
-                accepted, alone);
+            return error_set(error, ERROR_USAGE,
+                "resume.accept=%s: '%s' decides no results; give settings or groups of them, run, version, checkpoints", accepted, alone);
     }
     return true;
 }

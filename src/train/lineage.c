@@ -14,25 +14,60 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/thread.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
 #include "optim/optim.h"
 #include "train/identity_internal.h"
 #include "train/adapter.h"
+#include "train/metrics_internal.h"
 #include "train/run.h"
 #include "train/source.h"
 
 enum { RECORD_LIMIT = 64 << 20 };
 
-/* *newest: the first of the list, 0 when there is none. */
+json_t *lineage_read(const char *run, Error *error) {
+    json_error_t reason;
+    SCOPED_FREE char *path = memory_format("%s/run.json", run);
+    SCOPED_FREE char *text = file_read(path, RECORD_LIMIT, NULL, error);
+    json_t *record = text ? json_loads(text, JSON_REJECT_DUPLICATES, &reason) : NULL;
+    if (!text || record) return record;
+    error_set(error, ERROR_CHECKPOINT, "%s:%d: %s; remove it, and a new one is written when the run continues", path, reason.line,
+        one_line(reason.text));
+    error_find(error, FINDING_DAMAGED);
+    return NULL;
+}
+
+/* {} where there is no record; NULL only where it is damaged or cannot be read now. */
+static json_t *read_record(const char *run, Error *error) {
+    json_t *record;
+    for (int attempts = 0; !(record = lineage_read(run, error)) && error->finding == FINDING_UNREADABLE && thread_pause(&attempts);) {}
+    if (record || error->finding != FINDING_ABSENT) return record;
+    *error = (Error){0};
+    return json_object();
+}
+
+/* The metadata of a checkpoint that is listed. What cannot be read now is tried again; then the failure says so. */
+static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
+    json_t *metadata;
+    for (int attempts = 0; !(metadata = checkpoint_metadata(where, step, error));)
+        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) break;
+    if (!metadata && error->finding == FINDING_UNREADABLE)
+        error_context(error, "the checkpoint of step %lld cannot be read now", (long long)step);
+    return metadata;
+}
+
+/* Of the newest one that is neither damaged nor removed meanwhile. *newest: the first of the list, 0 when there is none. */
 static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
     *newest = *step = 0;
     if (!checkpoint_list(where, &steps, &count, error)) return NULL;
     json_t *metadata = count ? NULL : json_object();
-    for (size_t i = 0; i < count && !metadata; i++) {
-        metadata = checkpoint_metadata(where, steps[i], error);
+    bool going = true;
+    for (size_t i = 0; i < count && !metadata && going; i++) {
+        metadata = read_checkpoint(where, steps[i], error);
+        going = error->finding != FINDING_UNREADABLE;
         *step = steps[i];
     }
     if (count) *newest = steps[0];
@@ -43,7 +78,8 @@ static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Er
 json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
     int64_t newest, before = 0;
     json_t *metadata = read_newest(where, &newest, step, error);
-    for (; !metadata && newest > before; metadata = read_newest(where, &newest, step, error)) before = newest;
+    for (; !metadata && newest > before && error->finding != FINDING_UNREADABLE; metadata = read_newest(where, &newest, step, error))
+        before = newest;
     return metadata;
 }
 
@@ -56,6 +92,31 @@ Position lineage_position(const json_t *metadata, const Config *config) {
     return (Position){.step = json_integer_value(json_object_get(metadata, "step")),
         .samples = samples,
         .phase_step = json_integer_value(json_object_get(phase, "step"))};
+}
+
+/* -- Checkpoints that are gone ------------------------------------------------------------------------------------- */
+
+/* The newest step that the run's own records say was saved: a checkpoint's record, or a start that went on from one; 0:
+ * none. */
+static bool known_step(const char *run, int64_t *step, Error *error) {
+    json_auto_t *record = read_record(run, error);
+    const json_t *history = json_object_get(record, "history");
+    if (!record || !metrics_last_checkpoint(run, step, error)) return false;
+    for (size_t i = 0; i < json_array_size(history); i++) {
+        int64_t start = json_integer_value(json_object_get(json_array_get(history, i), "step"));
+        if (start > *step) *step = start;
+    }
+    return true;
+}
+
+bool lineage_check_never_saved(const char *run, const Config *config, Error *error) {
+    int64_t step = 0;
+    if (!known_step(run, &step, error)) return false;
+    return !step ||
+           error_set(error, ERROR_CHECKPOINT,
+               "%s has saved step %lld, as its records say, and there is no checkpoint in %s now: mount its disk, or bring the folder back",
+               run, (long long)step, run_checkpoints(run, config)) ||
+           error_find(error, FINDING_ABSENT);
 }
 
 /* -- Choosing a checkpoint ----------------------------------------------------------------------------------------- */
@@ -75,12 +136,16 @@ static bool is_comparable(const json_t *a, const json_t *b) {
            json_equal(json_object_get(json_object_get(a, "identity"), content), json_object_get(json_object_get(b, "identity"), content));
 }
 
-static json_t *find_best(const char *where, const int64_t *steps, size_t count, int64_t *step) {
+/* NULL with FINDING_UNREADABLE where one cannot be read now, which may be the best. */
+static json_t *find_best(const char *where, const int64_t *steps, size_t count, int64_t *step, Error *error) {
     json_t *best = NULL;
     json_auto_t *first = NULL;
     for (size_t i = 0; i < count; i++) {
-        Error damaged = {0};
-        json_auto_t *metadata = checkpoint_metadata(where, steps[i], &damaged);
+        json_auto_t *metadata = read_checkpoint(where, steps[i], error);
+        if (!metadata && error->finding == FINDING_UNREADABLE) {
+            json_decref(best);
+            return NULL;
+        }
         if (isnan(lineage_loss(metadata)) || (first && !is_comparable(first, metadata))) continue;
         if (!first) first = json_incref(metadata);
         if (best && lineage_loss(metadata) > lineage_loss(best)) continue;
@@ -93,8 +158,9 @@ static json_t *find_best(const char *where, const int64_t *steps, size_t count, 
 
 static json_t *find_step(const char *where, const int64_t *steps, size_t count, int64_t step, Error *error) {
     for (size_t i = 0; i < count; i++)
-        if (steps[i] == step) return checkpoint_metadata(where, step, error);
+        if (steps[i] == step) return read_checkpoint(where, step, error);
     error_set(error, ERROR_CHECKPOINT, "no checkpoint of step %lld is there", (long long)step);
+    error_find(error, FINDING_ABSENT);
     return NULL;
 }
 
@@ -113,8 +179,9 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
     if (point->step == RUN_NEWEST) return lineage_newest(where, step, error);
     if (!checkpoint_list(where, &steps, &count, error)) return NULL;
     *step = point->step;
-    json_t *metadata = point->step == RUN_BEST ? find_best(where, steps, count, step) : find_step(where, steps, count, *step, error);
-    if (metadata) return metadata;
+    if (!count && !lineage_check_never_saved(point->run, config, error)) return NULL;
+    json_t *metadata = point->step == RUN_BEST ? find_best(where, steps, count, step, error) : find_step(where, steps, count, *step, error);
+    if (metadata || (error->code && error->finding == FINDING_UNREADABLE)) return metadata;
     list_steps(steps, count, known, sizeof known);
     if (point->step == RUN_BEST)
         error_set(error, ERROR_CHECKPOINT,
@@ -129,8 +196,7 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
 
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error) {
     int64_t step;
-    Error absent = {0};
-    json_auto_t *record = lineage_read(point->run, &absent), *chosen = lineage_at(point, config, &step, error);
+    json_auto_t *record = read_record(point->run, error), *chosen = record ? lineage_at(point, config, &step, error) : NULL;
     return chosen && identity_restore(json_object_get(chosen, "identity"), json_object_get(record, "identity"), config, strings, error);
 }
 
@@ -144,17 +210,6 @@ bool lineage_phase(const RunPoint *point, Config *config, OptionStrings *strings
         if (!options_set(&config_table, config, strings, setting, error)) return false;
     }
     return chosen && config_check(config, error);
-}
-
-json_t *lineage_read(const char *run, Error *error) {
-    json_error_t reason;
-    SCOPED_FREE char *path = memory_format("%s/run.json", run);
-    SCOPED_FREE char *text = file_read(path, RECORD_LIMIT, NULL, error);
-    json_t *record = text ? json_loads(text, JSON_REJECT_DUPLICATES, &reason) : NULL;
-    if (text && !record)
-        error_set(error, ERROR_CHECKPOINT, "%s:%d: %s; remove it, and a new one is written when the run continues", path, reason.line,
-            one_line(reason.text));
-    return record;
 }
 
 const char *lineage_number(const json_t *identity) {
@@ -172,9 +227,15 @@ static bool draw_number(char number[RUN_NUMBER_DIGITS + 1], Error *error) {
     return true;
 }
 
-static bool compare_settings(const Config *config, const json_t *newest, Error *error) {
-    json_auto_t *saved = identity_saved_settings(json_object_get(newest, "identity")), *changes = json_array();
+/* Before the lease of the store is taken, so that a start of another run never does. */
+static bool compare_settings(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
+    const json_t *identity = json_object_get(newest, "identity");
+    json_auto_t *saved = identity_saved_settings(identity), *changes = json_array();
     json_auto_t *now = identity_settings(config, false);
+    if (!origin->forked && json_object_get(identity, "run")) {
+        json_object_set(saved, "run", json_object_get(identity, "run"));
+        json_object_set_new(now, "run", json_string(origin->number));
+    }
     return identity_check(config->run, saved, now, config->resume.accept, changes, error);
 }
 
@@ -198,7 +259,6 @@ static json_t *find_start(const Config *config, Origin *origin, Error *error) {
 
 /* A run that has started is continued by the command that forked it, and by no other fork=. */
 static bool check_fork(const Config *config, const json_t *record, const Origin *origin, Error *error) {
-    Error absent = {0};
     const json_t *fork = json_object_get(record, "fork");
     const char *folder = json_string_value(json_object_get(fork, "folder")), *number = json_string_value(json_object_get(fork, "run"));
     int64_t from = json_integer_value(json_object_get(fork, "step"));
@@ -206,7 +266,8 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
         return error_set(error, ERROR_USAGE, "%s was forked and has no checkpoint yet: smelt train %s fork=%s from=%lld does it again",
             config->run, folder, config->run, (long long)from);
     if (!config->fork[0] || origin->forked) return true;
-    json_auto_t *base = lineage_read(config->fork, &absent);
+    json_auto_t *base = read_record(config->fork, error);
+    if (!base) return false;
     bool same = number && !strcmp(number, lineage_number(json_object_get(base, "identity"))) && (config->from <= 0 || config->from == from);
     return same || error_set(error, ERROR_USAGE,
                        "%s is a run already, and no fork of %s at that step: smelt train %s continues it, and fork= takes a new folder",
@@ -242,9 +303,9 @@ static bool is_there(const char *path) { return file_exists(path) || source_is_r
 /* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
  * go on with its copy as if it were used. */
 static bool check_given(const Config *config, const Origin *origin, const json_t *saved, Error *error) {
-    Error absent = {0};
     json_auto_t *now = identity_settings(config, false);
-    json_auto_t *record = lineage_read(origin->forked ? config->fork : config->run, &absent);
+    json_auto_t *record = read_record(origin->forked ? config->fork : config->run, error);
+    if (!record) return false;
     const json_t *last = json_object_get(record, "identity");
     for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
         const json_t *path = option->path ? json_object_get(now, option->name) : NULL;
@@ -257,23 +318,29 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
     return true;
 }
 
+/* Whether a start without a checkpoint takes nothing from the run: it never had one. */
+static bool may_begin(const Config *config, Error *error) {
+    if (identity_accepts(config->resume.accept, "checkpoints") || lineage_check_never_saved(config->run, config, error)) return true;
+    return error->finding == FINDING_ABSENT &&
+           error_set(error, error->code, "%s; resume.accept=checkpoints begins again at step 0, and another run=FOLDER begins another run",
+               error->message);
+}
+
 /* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be
  * another run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
-    Error absent = {0};
     json_auto_t *newest = find_start(config, origin, error);
-    json_auto_t *record = lineage_read(config->run, &absent);
+    json_auto_t *record = newest ? read_record(config->run, error) : NULL;
     const char *known = lineage_number(json_object_get(record, "identity"));
-    if (!newest || !check_fork(config, record, origin, error)) return false;
+    if (!record || !check_fork(config, record, origin, error)) return false;
+    if (!origin->step && !may_begin(config, error)) return false;
     const json_t *saved = json_object_get(newest, "identity");
     origin->at = lineage_position(newest, config);
-    if (origin->step && !(compare_settings(config, newest, error) && check_given(config, origin, saved, error) &&
-                            check_copies(config, origin, newest, error)))
-        return false;
-    if (!*known && !config->checkpoint.store[0] && !origin->forked) known = lineage_number(json_object_get(newest, "identity"));
-    if (strlen(known) != RUN_NUMBER_DIGITS) return draw_number(origin->number, error);
-    memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);
-    return true;
+    if (!*known && !config->checkpoint.store[0] && !origin->forked) known = lineage_number(saved);
+    if (strlen(known) == RUN_NUMBER_DIGITS) memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);
+    else if (!draw_number(origin->number, error)) return false;
+    return !origin->step || (compare_settings(config, origin, newest, error) && check_given(config, origin, saved, error) &&
+                                check_copies(config, origin, newest, error));
 }
 
 char *lineage_store(const Config *config, const Origin *origin, Error *error) {
@@ -311,8 +378,11 @@ static void warn_of_other_bits(const json_t *before, const json_t *start) {
 }
 
 static bool write_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
-    Error absent = {0};
-    json_auto_t *record = lineage_read(config->run, &absent);
+    json_auto_t *record = read_record(config->run, error);
+    if (!record) {
+        json_decref(start);
+        return false;
+    }
     json_t *known = json_object_get(record, "history"), *history = json_is_array(known) ? json_incref(known) : json_array();
     size_t count = json_array_size(history);
     if (count > 0) warn_of_other_bits(json_array_get(history, count - 1), start);
@@ -445,11 +515,11 @@ bool lineage_write(
 
 /* What phases change of the settings is no difference. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error) {
-    Error absent = {0};
     const char *name;
     json_t *value;
-    json_auto_t *record = lineage_read(run, &absent), *saved = json_copy(json_object_get(metadata, "identity"));
+    json_auto_t *record = read_record(run, error), *saved = json_copy(json_object_get(metadata, "identity"));
     json_object_foreach(json_object_get(json_object_get(metadata, "phase"), "settings"), name, value) json_object_del(saved, name);
+    if (!record) return false;
     const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);
     if (*own && *theirs && strcmp(own, theirs))
         return error_set(error, ERROR_CHECKPOINT, "%s is run %s, but the newest checkpoint in %s is of run %s: give the folder of that run",

@@ -49,16 +49,21 @@ bool lineage_write(
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error);
 /* Whether init= of a run with adapters still holds the weights beside which they trained: ERROR_CHECKPOINT. */
 bool lineage_check_base(const char *run, const Config *config, Error *error);
-/* The content of RUN/run.json; NULL on failure, also when it is absent. The caller owns the reference. */
+/* The content of RUN/run.json; NULL on failure: FINDING_ABSENT, FINDING_DAMAGED, or it cannot be read now. The caller owns
+ * the reference. */
 json_t *lineage_read(const char *run, Error *error);
+/* Of a run in whose store there is no checkpoint: whether it never saved one, as its records say. ERROR_CHECKPOINT names
+ * the newest step that it saved, and where. */
+bool lineage_check_never_saved(const char *run, const Config *config, Error *error);
 /* The run's number in an identity, 32 hexadecimal digits; "" when it has none. */
 const char *lineage_number(const json_t *identity);
 /* The metadata of the newest checkpoint at `where` that has an intact manifest, and its step; {} and 0 when there is no
- * checkpoint. The caller owns the reference. NULL on failure. */
+ * checkpoint. Damaged ones are passed over, and one that cannot be read now is not. The caller owns the reference. NULL
+ * on failure. */
 json_t *lineage_newest(const char *where, int64_t *step, Error *error);
 /* The metadata of a checkpoint of a run configured so, and its step. Of RUN_NEWEST lineage_newest; RUN_BEST: of those
  * that were evaluated over the newest one's targets, that with the lowest loss, the oldest of equals. ERROR_CHECKPOINT
- * when there is none such, naming those that there are. */
+ * when there is none such, naming those that there are, or when one cannot be read now. */
 json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error);
 /* Gives `config`, read from the config.yaml of a run, the settings that decide results as this checkpoint of it was saved
  * with them; what has moved since is where the last start found it. */

@@ -4,7 +4,6 @@
  * number that is not finite is null, and "finite": false then marks the record. Null alone means unknown. Called by
  * the training loop. */
 #include <assert.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,17 +96,24 @@ static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
     return file_replace_begin(&copy, to, error) && filter(from, cut, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
 }
 
-static bool is_absent(const char *path) { return !file_exists(path) && errno == ENOENT; }
-
 static bool drop_later_records(const char *path, Cut cut, Kept *kept, Error *error) {
     bool dropped = false;
     *kept = (Kept){.checkpoint = -1};
-    return is_absent(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
+    return !file_exists(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
+}
+
+bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run);
+    Kept kept = {.checkpoint = -1};
+    bool dropped;
+    if (file_exists(path) && !filter(path, (Cut){.step = INT64_MAX}, NULL, &dropped, &kept, error)) return false;
+    *step = kept.checkpoint > 0 ? kept.checkpoint : 0;
+    return true;
 }
 
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error) {
     SCOPED_FREE char *from = memory_format("%s/metrics.jsonl", base), *to = memory_format("%s/metrics.jsonl", run);
-    return is_absent(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
+    return !file_exists(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
 }
 
 /* Reports draw no line where records are missing. */

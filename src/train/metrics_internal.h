@@ -34,6 +34,8 @@ StepRates metrics_rates(const StepMetrics *step);
 
 typedef struct Metrics Metrics;
 
+/* The newest step of a checkpoint that the records of a run know; 0: none. */
+bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error);
 /* Before metrics_open of a fork: gives `run` the records of `base` until after `step`, in place of any that it has. */
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after

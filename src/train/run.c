@@ -22,8 +22,10 @@ static const char mark[] = "# Written by smelt train; it changes with the comman
 bool run_lock(const char *run, int *lock, Error *error) {
     if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
     if (!file_make_folder(run, error)) return false;
-    return file_lock(run, lock) ||
-           error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
+    if (file_lock(run, lock)) return true;
+    return errno != EWOULDBLOCK
+               ? file_fail(error, "lock", run)
+               : error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
 }
 
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
@@ -119,7 +121,7 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
     options_defaults(&config_table, config, strings);
     SCOPED(run_point_free) RunPoint point = run_point(run);
     if (point.step != RUN_NEWEST) return error_set(error, ERROR_CHECKPOINT, "%s is a checkpoint: give its run, %s", run, point.run);
-    if (access(path, R_OK)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
+    if (!file_exists(path)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
     options_remember(&config_table, config, strings);
     return config_check(config, error);

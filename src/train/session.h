@@ -138,6 +138,11 @@ typedef struct SaveReport {
  * no step may run yet. */
 bool session_is_saving(const Session *session);
 bool session_save_holds(const Session *session);
+/* Why this rank's shard could not be written in the newest save; NULL: it could, or all ranks know of one that failed. */
+const Error *session_failed_shard(const Session *session);
+/* On all ranks, once one of them has told the others: rank 0 waits for the shards no longer, and its save fails with the
+ * reason. */
+void session_give_up_shard(Session *session, const char *reason);
 /* Whether a save has ended since the last call; *report says how. */
 bool session_save_end(Session *session, SaveReport *report);
 

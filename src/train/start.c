@@ -160,6 +160,16 @@ static bool take_store(Loop *loop, const char *number, Error *error) {
     return loop->lease || config->profile;
 }
 
+/* A node may see the store and not be able to write it. */
+static bool probe_store(const Loop *loop, Error *error) {
+    const Config *config = &loop->settings;
+    const int rank = comm_rank(loop->comm);
+    char host[256] = "";
+    if (checkpoint_probe(run_checkpoints(config->run, config), rank, error)) return true;
+    gethostname(host, sizeof host - 1);
+    return error_context(error, "rank %d on %s cannot save checkpoints", rank, host);
+}
+
 /* All ranks save into one store. */
 static bool see_store(Loop *loop, Error *error) {
     const double limit = 20; /* seconds */
@@ -168,7 +178,7 @@ static bool see_store(Loop *loop, Error *error) {
     if (config->profile) return true;
     if (loop_leads(loop)) snprintf(holder, sizeof holder, "%s", lease_holder(loop->lease));
     return comm_host_broadcast(loop->comm, "store", holder, sizeof holder, COMM_U8, 0, error) &&
-           (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
+           (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error)) && probe_store(loop, error);
 }
 
 /* `done`: steps that the run has done, or the one that it is forked from. */
@@ -302,7 +312,6 @@ static void record_checkpoint(Loop *loop) {
 static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !loop_leads(loop)) return true;
     const Config *config = &loop->settings;
-    if (!checkpoint_probe(run_checkpoints(config->run, config), error)) return false;
     if (loop->origin.forked && !metrics_fork(config->fork, config->run, loop->session.step, error)) return false;
     bool again = loop_owes_evaluation(loop) && loop->session.evaluated != loop->session.step;
     loop->metrics = metrics_open(config->run, loop->session.step, again, config->tensorboard, error);
@@ -491,6 +500,9 @@ static bool start(Loop *loop, Error *error) {
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!open_phase(loop, loop->origin.at.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
+    if (!session->step && loop->origin.step)
+        return error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld was there a moment ago, and none is now: start again",
+            (long long)loop->origin.step);
     if (loop_leads(loop)) {
         summary_start(loop);
         warn_of_settings_without_effect(loop);

@@ -8,7 +8,6 @@
  * it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
  * belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
 #include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,7 @@
 #include "base/math.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/thread.h"
 #include "ckpt/ckpt.h"
 #include "train/lineage.h"
 #include "train/phases.h"
@@ -150,6 +150,8 @@ struct Saver {
     bool touching;    /* there is one to join */
     atomic_bool enough;
     CheckpointJob *job;
+    Error failure; /* of this rank in the newest save, once it has ended */
+    bool told;     /* all ranks know that a shard of the newest save has failed */
     json_t *metadata;
     double stall;
     int64_t step; /* of the save under way */
@@ -339,6 +341,8 @@ bool session_save_start(Session *session, Error *error) {
     Saver *saver = session->saver;
     finish_touching(saver);
     saver->step = session->step;
+    saver->failure = (Error){0};
+    saver->told = false;
     saver->sound = session->skips.row == 0;
     saver->kept = session->validation.best_step == session->step ? session->step : session->validation.kept;
     json_decref(saver->metadata);
@@ -348,6 +352,19 @@ bool session_save_start(Session *session, Error *error) {
     if (held) saver->job = checkpoint_start(&plan);
     saver->stall = log_seconds() - start;
     return held;
+}
+
+const Error *session_failed_shard(const Session *session) {
+    const Saver *saver = session->saver;
+    if (!saver || saver->told || comm_rank(session->comm) == 0) return NULL;
+    return saver->job ? checkpoint_failure(saver->job) : saver->failure.code ? &saver->failure : NULL;
+}
+
+void session_give_up_shard(Session *session, const char *reason) {
+    Saver *saver = session->saver;
+    if (!saver) return;
+    saver->told = true;
+    if (saver->job && comm_rank(session->comm) == 0) checkpoint_give_up(saver->job, reason);
 }
 
 bool session_is_saving(const Session *session) {
@@ -364,6 +381,7 @@ bool session_save_end(Session *session, SaveReport *report) {
     *report = (SaveReport){.step = saver->step};
     report->saved = checkpoint_finish(saver->job, &report->files, &report->error);
     saver->job = NULL;
+    saver->failure = report->error;
     if (report->saved) session->parent = saver->step;
     if (report->saved && saver->sound) session->skips.sound = saver->step;
     if (report->saved) session->validation.kept = saver->kept;
@@ -439,7 +457,8 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
     if (!history || !length) return true;
     if (length < 1 || length > MOST_STEPS)
         return error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld has %s=%lld: another program wrote it", (long long)step,
-            history_length, (long long)length);
+                   history_length, (long long)length) ||
+               error_find(error, FINDING_DAMAGED);
     for (int i = 0; i < amax_history_tensors(history); i++) {
         AmaxTensor tensor = amax_history_tensor(history, i);
         Interval interval = history_interval(&tensor, length);
@@ -457,32 +476,61 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
     return loaded;
 }
 
+/* How a rank fared with a checkpoint; the largest of all ranks is the run's. */
+typedef enum LoadResult { LOAD_GOOD, LOAD_ABSENT, LOAD_DAMAGED, LOAD_UNREADABLE } LoadResult;
+
+/* *reason: why this rank could not load it. */
+static LoadResult load_one(
+    const char *where, int64_t step, const IntervalList *list, AmaxHistory *history, json_t **metadata, Error *reason) {
+    json_decref(*metadata);
+    *metadata = NULL;
+    *reason = (Error){0};
+    if (checkpoint_load(where, step, list->items, list->count, metadata, reason) && load_history(where, step, *metadata, history, reason))
+        return LOAD_GOOD;
+    return reason->finding == FINDING_ABSENT ? LOAD_ABSENT : reason->finding == FINDING_DAMAGED ? LOAD_DAMAGED : LOAD_UNREADABLE;
+}
+
+/* Loads a checkpoint on all ranks, and tries again together what one of them cannot read now. */
+static bool load_together(const char *where, int64_t step, Comm *comm, const IntervalList *list, AmaxHistory *history, json_t **metadata,
+    int64_t *result, Error *reason, Error *error) {
+    int attempts = 0;
+    do {
+        *result = load_one(where, step, list, history, metadata, reason);
+        if (*result == LOAD_DAMAGED) log_warn("checkpoint of step %lld is skipped: %s", (long long)step, reason->message);
+        if (!comm_host_all_reduce(comm, "checkpoint loaded", result, 1, COMM_I64, COMM_MAX, error)) return false;
+    } while (*result == LOAD_UNREADABLE && thread_pause(&attempts));
+    return true;
+}
+
 /* Loads the newest checkpoint that is good in all that any rank needs of it, with `history` unless that is NULL; what is
- * damaged is reported and passed over. *step is 0 when there is none, else the caller owns *metadata. False when there are
- * some and none is good. */
+ * damaged is reported and passed over, and what was removed meanwhile passed over. One that cannot be read now is not:
+ * the run would go on from an older one and save others in its place. *step is 0 when there is none, else the caller owns
+ * *metadata. False when there are some and none is good. */
 static bool load_newest(const char *where, int64_t only, Comm *comm, const IntervalList *list, AmaxHistory *history, int64_t *step,
     json_t **metadata, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
     int count = list_steps(where, only, comm, steps, error), i = 0;
-    bool good = count >= 0;
+    int64_t result = LOAD_ABSENT;
     Error reason = {0};
-    for (int64_t loaded = 0; good && i < count && !loaded; i += !loaded) {
-        json_decref(*metadata);
-        *metadata = NULL;
-        loaded = checkpoint_load(where, steps[i], list->items, list->count, metadata, &reason) &&
-                 load_history(where, steps[i], *metadata, history, &reason);
-        if (!loaded && newest_step(where, steps[i]) == steps[i])
-            log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
-        good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
+    *step = 0;
+    for (; i < count; i++) {
+        if (!load_together(where, steps[i], comm, list, history, metadata, &result, &reason, error)) return false;
+        if (result == LOAD_GOOD || result == LOAD_UNREADABLE) break;
     }
-    *step = good && i < count ? steps[i] : 0;
-    if (good && i == count && only)
-        good = error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld in %s cannot be loaded: %s; choose another one, from=STEP",
-            (long long)only, where, reason.code ? reason.message : "another rank cannot read it");
-    else if (good && i == count && count > 0)
-        good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
-            plural(count), reason.code ? reason.message : "another rank cannot read it");
-    return good;
+    const char *why = reason.code ? reason.message : "another rank cannot read it";
+    if (count > 0 && result == LOAD_GOOD) *step = steps[i];
+    else if (count > 0 && only)
+        error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld in %s cannot be loaded: %s; choose another one, from=STEP",
+            (long long)only, where, why);
+    else if (count > 0 && result == LOAD_UNREADABLE)
+        error_set(error, ERROR_CHECKPOINT,
+            "the checkpoint of step %lld in %s cannot be read now: %s. Nothing was changed: start again once it can be read, or move its "
+            "folder away to go on from an older one",
+            (long long)steps[i], where, why);
+    else if (count > 0)
+        error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
+            plural(count), why);
+    return count == 0 || *step;
 }
 
 bool session_resume(Session *session, const char *where, int64_t only, Error *error) {
@@ -550,5 +598,6 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
                                    : load_chosen(&point, config, &list, step, &metadata, error)))
         return false;
     if (*step && !lineage_check_weights(point.run, metadata, config, error)) return false;
+    if (!*step && !lineage_check_never_saved(point.run, config, error)) return false;
     return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/thread.h"
 #include "device/gemm.h"
 #include "train/loop_internal.h"
 #include "train/summary_internal.h"
@@ -40,10 +41,35 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error) {
         comm_size(loop->comm));
 }
 
+/* What ranks tell one another between steps and while they wait for a save: the largest number of all ranks. */
+typedef struct News {
+    int64_t signal; /* that asked a rank to stop; 0: none */
+    int64_t busy;   /* whether a rank waits for its save */
+    int64_t failed; /* 1 + the rank whose shard could not be written; 0: none */
+} News;
+
+/* Tells rank 0, which waits for all shards in the store, why one will not come: the rank's way to the store may be what
+ * failed. */
+static bool pass_failure(Loop *loop, int rank, Error *error) {
+    char reason[1024] = "";
+    const Error *own = session_failed_shard(&loop->session);
+    if (own && rank == comm_rank(loop->comm)) snprintf(reason, sizeof reason, "rank %d: %.960s", rank, own->message);
+    if (!comm_host_broadcast(loop->comm, "failed shard", reason, sizeof reason, COMM_U8, rank, error)) return false;
+    session_give_up_shard(&loop->session, reason);
+    return true;
+}
+
+static bool share_news(Loop *loop, bool busy, News *news, Error *error) {
+    const bool failed = session_failed_shard(&loop->session);
+    *news = (News){loop->host->stop->signal, busy, failed ? comm_rank(loop->comm) + 1 : 0};
+    return comm_host_all_reduce(loop->comm, "news", news, sizeof *news / sizeof(int64_t), COMM_I64, COMM_MAX, error) &&
+           (!news->failed || pass_failure(loop, (int)news->failed - 1, error));
+}
+
 /* The signal that asked any rank to stop, or 0; -1 after a failure. */
-static int agree_on_signal(const Loop *loop, Error *error) {
-    int64_t signal = loop->host->stop->signal;
-    return comm_host_all_reduce(loop->comm, "signal", &signal, 1, COMM_I64, COMM_MAX, error) ? (int)signal : -1;
+static int agree_on_signal(Loop *loop, Error *error) {
+    News news;
+    return share_news(loop, false, &news, error) ? (int)news.signal : -1;
 }
 
 /* -- Records, saves, evaluations ----------------------------------------------------------------------------------- */
@@ -59,13 +85,12 @@ void loop_note_record(Loop *loop, bool written, Error *error) {
  * is no hang. */
 static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
     double start = log_seconds();
-    int64_t saving = 1;
+    News news = {.busy = true};
     bool heard = true;
-    while (saving && heard) {
-        saving = busy(&loop->session);
+    while (news.busy && heard) {
         watchdog_alive(loop->watchdog, loop->session.step);
-        heard = comm_host_all_reduce(loop->comm, "saving", &saving, 1, COMM_I64, COMM_SUM, error);
-        if (saving && heard) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        heard = share_news(loop, busy(&loop->session), &news, error);
+        if (news.busy && heard) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     }
     loop->save_wait += log_seconds() - start;
     return heard;
@@ -137,10 +162,24 @@ static bool save(Loop *loop, Error *error) {
     return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
-/* Waits for the last save, which must not fail. */
+/* Whether the last save that ended has failed, on any rank. */
+static bool agree_on_failure(const Loop *loop, bool *failed, Error *error) {
+    int64_t code = loop->save_failure.code;
+    bool heard = comm_host_all_reduce(loop->comm, "failed save", &code, 1, COMM_I64, COMM_MAX, error);
+    *failed = code != ERROR_NONE;
+    return heard;
+}
+
+/* Waits for the last save, which must not fail: it is tried again for a while. */
 static bool finish_saves(Loop *loop, Error *error) {
     const Session *session = &loop->session;
-    bool saved = end_save(loop, true, error);
+    const int first = 2; /* pauses from 0.4 s on */
+    int attempts = first;
+    bool failed = false, saved = end_save(loop, true, error) && agree_on_failure(loop, &failed, error);
+    while (saved && failed && thread_pause(&attempts)) {
+        if (loop_leads(loop) && attempts == first + 1) log_warn("%s; it is tried again for a while", loop->save_failure.message);
+        saved = save(loop, error) && end_save(loop, true, error) && agree_on_failure(loop, &failed, error);
+    }
     if (saved && loop->save_failure.code != ERROR_NONE)
         saved = error_set(error, loop->save_failure.code,
             "%s; training ended after step %lld, and the newest checkpoint is of step %lld: the same command continues from there",

@@ -19,8 +19,36 @@ static struct {
     const char *folder, *elsewhere;
     bool short_transfers; /* at most 1000 bytes at a time, and every other attempt is interrupted */
     bool no_exchange;     /* the file system cannot exchange two names */
+    bool garbles;         /* what is written of manifests is not what was given */
+    bool hurries;         /* pauses take no time */
     atomic_int interruptions;
 } fault;
+
+/* Files whose path ends so fail to open for reading, so many times; -1: always. */
+static struct {
+    const char *ends[8];
+    int code;
+    atomic_int times;
+} unreadable;
+
+static bool is_unreadable(const char *path) {
+    for (const char *const *end = unreadable.ends; *end; end++)
+        if (strlen(path) > strlen(*end) && !strcmp(path + strlen(path) - strlen(*end), *end)) {
+            errno = unreadable.code;
+            return unreadable.times < 0 || atomic_fetch_sub(&unreadable.times, 1) > 0;
+        }
+    return false;
+}
+
+int open(const char *path, int flags, ...) {
+    va_list values;
+    va_start(values, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(values, mode_t) : 0;
+    va_end(values);
+    return (flags & O_ACCMODE) == O_RDONLY && is_unreadable(path) ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+int nanosleep(const struct timespec *time, struct timespec *left) { return fault.hurries ? 0 : (int)syscall(SYS_nanosleep, time, left); }
 
 static bool fault_hits(void) {
     if ((fault.code == 0 && !fault.folder) || atomic_fetch_sub(&fault.countdown, 1) != 1) return false;
@@ -35,7 +63,18 @@ static bool fault_shortens(size_t *bytes) {
     return fault.short_transfers && atomic_fetch_add(&fault.interruptions, 1) % 2 == 0;
 }
 
+/* A disk that keeps other bytes. */
+static ssize_t write_garbled(int file, const void *data, size_t bytes, off_t offset) {
+    char *copy = memory_allocate(bytes);
+    memcpy(copy, data, bytes);
+    copy[bytes / 2] ^= 1;
+    ssize_t written = syscall(SYS_pwrite64, file, copy, bytes, offset);
+    free(copy);
+    return written;
+}
+
 ssize_t pwrite(int file, const void *data, size_t bytes, off_t offset) {
+    if (fault.garbles && memmem(data, bytes, "manifest_xxh3", 13)) return write_garbled(file, data, bytes, offset);
     return fault_hits() || fault_shortens(&bytes) ? -1 : syscall(SYS_pwrite64, file, data, bytes, offset);
 }
 
@@ -289,21 +328,161 @@ static void the_newest_ones_are_kept_and_later_steps_are_left_alone(void **state
     assert_int_equal(entries_count(fixture->run), 2);
 }
 
+static void assert_steps(const char *run, const int64_t *expected, size_t count) {
+    Error error = {0};
+    int64_t *steps;
+    size_t found;
+    assert_true(checkpoint_list(run, &steps, &found, &error));
+    assert_int_equal(found, count);
+    assert_memory_equal(steps, expected, count * sizeof *expected);
+    free(steps);
+}
+
 static void damaged_checkpoints_do_not_count_among_the_kept(void **state) {
     Fixture *fixture = *state;
-    Error error = {0};
     for (int64_t step = 1; step <= 3; step++) save_good(fixture->run, step, 3);
     char *path = memory_format("%s/checkpoints/step-00000003/manifest.json", fixture->run);
     assert_int_equal(unlink(path), 0);
     save_good(fixture->run, 4, 2);
-    int64_t *steps;
-    size_t count;
-    assert_true(checkpoint_list(fixture->run, &steps, &count, &error));
     static const int64_t expected[] = {4, 2};
-    assert_int_equal(count, 2);
-    assert_memory_equal(steps, expected, sizeof expected);
-    free(steps);
+    assert_steps(fixture->run, expected, 2);
+    assert_true(warned(fixture, "the checkpoint of step 3 is damaged and has the name "));
+    assert_int_equal(entries_count(fixture->run), 3); /* it is set aside, not removed */
     free(path);
+}
+
+/* -- What cannot be read now --------------------------------------------------------------------------------------- */
+
+/* Every error of a read that says nothing of the file, and two that say that it is gone although it is listed. */
+static const int read_errors[] = {
+    EIO, ESTALE, EACCES, EPERM, EAGAIN, ENOTCONN, ETIMEDOUT, EHOSTDOWN, ENODEV, EMFILE, ENOMEM, ELOOP, ENOENT, ENOTDIR};
+enum { READ_ERRORS = sizeof read_errors / sizeof *read_errors };
+
+static int reads_are_good(void **state) {
+    memset(&unreadable, 0, sizeof unreadable);
+    fault.garbles = fault.hurries = false;
+    return fixture_teardown(state);
+}
+
+#define READ_TEST(test) cmocka_unit_test_setup_teardown(test, fixture_setup, reads_are_good)
+
+static void a_checkpoint_that_cannot_be_read_now_stays_and_is_not_counted(void **state) {
+    Fixture *fixture = *state;
+    static const int64_t all[] = {5, 4, 3, 2, 1}, newest[] = {6, 5};
+    for (int i = 0; i < READ_ERRORS; i++) {
+        Error error = {0};
+        assert_true(file_remove(fixture->run, &error) && file_make_folder(fixture->run, &error));
+        for (int64_t step = 1; step <= 4; step++) save_good(fixture->run, step, 9);
+        unreadable.ends[0] = "step-00000001/manifest.json";
+        unreadable.ends[1] = "step-00000002/manifest.json";
+        unreadable.ends[2] = "step-00000003/manifest.json";
+        unreadable.ends[3] = "step-00000004/manifest.json";
+        unreadable.code = read_errors[i];
+        unreadable.times = -1;
+        save_good(fixture->run, 5, 2);
+        assert_true(warned(fixture, "the checkpoint of step 4 cannot be read now, and stays"));
+        assert_steps(fixture->run, all, 5);
+        memset(&unreadable, 0, sizeof unreadable);
+        save_good(fixture->run, 6, 2);
+        assert_steps(fixture->run, newest, 2);
+    }
+}
+
+/* Also with keep=1, where the new one is all that would be left. */
+static void nothing_is_removed_before_the_new_checkpoint_was_read_back(void **state) {
+    Fixture *fixture = *state;
+    static const int64_t both[] = {2, 1}, last[] = {3};
+    fault.hurries = true;
+    for (int i = 0; i < READ_ERRORS; i++) {
+        Error error = {0};
+        assert_true(file_remove(fixture->run, &error) && file_make_folder(fixture->run, &error));
+        save_good(fixture->run, 1, 1);
+        unreadable.ends[0] = i % 2 ? "step-00000002/manifest.json" : "step-00000002/shard-00000-of-00001.safetensors";
+        unreadable.code = read_errors[i];
+        unreadable.times = -1;
+        save_good(fixture->run, 2, 1);
+        assert_true(warned(fixture, "the checkpoint of step 2 was written and cannot be read back now: no older one is removed"));
+        assert_steps(fixture->run, both, 2);
+        memset(&unreadable, 0, sizeof unreadable);
+        assert_int_equal(model_load(fixture->run, 1, SMALL), 1);
+        save_good(fixture->run, 3, 1);
+        assert_steps(fixture->run, last, 1);
+    }
+}
+
+static void a_read_back_that_fails_for_a_moment_is_made_again(void **state) {
+    Fixture *fixture = *state;
+    static const int64_t last[] = {2};
+    fault.hurries = true;
+    for (int i = 0; i < READ_ERRORS; i++)
+        for (int times = 1; times <= 4; times++) {
+            Error error = {0};
+            assert_true(file_remove(fixture->run, &error) && file_make_folder(fixture->run, &error));
+            save_good(fixture->run, 1, 1);
+            unreadable.ends[0] = "step-00000002/manifest.json";
+            unreadable.code = read_errors[i];
+            unreadable.times = times;
+            save_good(fixture->run, 2, 1);
+            assert_false(warned(fixture, "cannot be read"));
+            assert_steps(fixture->run, last, 1);
+        }
+}
+
+static void a_save_that_reads_back_damaged_has_failed_and_costs_no_other(void **state) {
+    Fixture *fixture = *state;
+    Error error = {0};
+    static const int64_t first[] = {1};
+    save_good(fixture->run, 1, 1);
+    fault.garbles = true;
+    assert_false(model_save(fixture->run, 2, SMALL, 2, 1, &error));
+    assert_message(&error, "step 2 was not saved");
+    assert_message(&error, "it was written, but reads back otherwise");
+    assert_true(warned(fixture, "step-00000002.damaged-"));
+    assert_steps(fixture->run, first, 1);
+    assert_int_equal(model_load(fixture->run, 1, SMALL), 1);
+}
+
+/* What a failed read tells: absence is known only once the step is listed no more. */
+static void a_failed_read_tells_what_is_known(void **state) {
+    Fixture *fixture = *state;
+    Error error = {0};
+    save_good(fixture->run, 1, 2);
+    save_good(fixture->run, 2, 2);
+    unreadable.ends[0] = "step-00000002/manifest.json";
+    unreadable.times = -1;
+    for (int i = 0; i < READ_ERRORS; i++) {
+        unreadable.code = read_errors[i];
+        assert_null(checkpoint_metadata(fixture->run, 2, &error));
+        assert_int_equal(error.finding, FINDING_UNREADABLE);
+    }
+    memset(&unreadable, 0, sizeof unreadable);
+    assert_null(checkpoint_metadata(fixture->run, 3, &error));
+    assert_int_equal(error.finding, FINDING_ABSENT);
+    char *path = memory_format("%s/checkpoints/step-00000002/manifest.json", fixture->run);
+    fixture_write(path, "{}\n", 3);
+    assert_null(checkpoint_metadata(fixture->run, 2, &error));
+    assert_int_equal(error.finding, FINDING_DAMAGED);
+    assert_int_equal(unlink(path), 0);
+    assert_null(checkpoint_metadata(fixture->run, 2, &error));
+    assert_int_equal(error.finding, FINDING_DAMAGED);
+    free(path);
+}
+
+static void a_store_whose_writes_cannot_be_read_fails_the_probe(void **state) {
+    Fixture *fixture = *state;
+    Error error = {0};
+    assert_true(checkpoint_probe(fixture->run, 1, &error));
+    assert_int_equal(entries_count(fixture->run), 0);
+    unreadable.ends[0] = "checkpoints/probe-00001";
+    unreadable.code = EACCES;
+    unreadable.times = -1;
+    assert_false(checkpoint_probe(fixture->run, 1, &error));
+    assert_message(&error, "what was just written there cannot be read");
+    char *left = memory_format("%s/checkpoints/probe-00001.partial-7", fixture->run);
+    fixture_write(left, "left by a kill", 14);
+    save_good(fixture->run, 1, 1);
+    assert_int_equal(entries_count(fixture->run), 1);
+    free(left);
 }
 
 /* -- Damage -------------------------------------------------------------------------------------------------------- */
@@ -544,7 +723,8 @@ static bool save_while_moved(const Fixture *fixture, const char *elsewhere, int 
     if (!saved) assert_message(&error, "lease.json, which this run wrote, is gone");
     assert_int_equal(access(fixture->run, F_OK) == 0, !reached);
     if (reached) assert_int_equal(rename(elsewhere, fixture->run), 0);
-    assert_int_equal(latest_good(fixture->run), saved ? 2 : 1);
+    int64_t latest = latest_good(fixture->run); /* it may have been complete when the folder went */
+    assert_true(latest == 2 || (latest == 1 && !saved));
     lease_release(lease);
     model_free(model);
     return reached;
@@ -685,6 +865,12 @@ int main(int argc, char **argv) {
         TEST(the_list_is_newest_first_and_ignores_foreign_names),
         TEST(the_newest_ones_are_kept_and_later_steps_are_left_alone),
         TEST(damaged_checkpoints_do_not_count_among_the_kept),
+        READ_TEST(a_checkpoint_that_cannot_be_read_now_stays_and_is_not_counted),
+        READ_TEST(nothing_is_removed_before_the_new_checkpoint_was_read_back),
+        READ_TEST(a_read_back_that_fails_for_a_moment_is_made_again),
+        READ_TEST(a_save_that_reads_back_damaged_has_failed_and_costs_no_other),
+        READ_TEST(a_failed_read_tells_what_is_known),
+        READ_TEST(a_store_whose_writes_cannot_be_read_fails_the_probe),
         TEST(a_flipped_bit_anywhere_is_noticed_and_the_older_checkpoint_chosen),
         TEST(a_truncated_file_is_noticed_and_the_older_checkpoint_chosen),
         TEST(loading_a_damaged_checkpoint_fails_and_names_the_tensor),

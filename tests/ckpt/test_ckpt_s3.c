@@ -2,6 +2,7 @@
  * where its packages are missing the tests are skipped. What is tested is what a bucket does differently from a
  * folder: signed requests, parts, listings, copies, and a server that dies. */
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -185,6 +186,59 @@ static void a_server_that_comes_back_in_time_costs_nothing(void **state) {
     free(tensor.values);
 }
 
+/* Pauses between attempts take no time while a test says so. */
+static bool hurries;
+int nanosleep(const struct timespec *time, struct timespec *left) { return hurries ? 0 : (int)syscall(SYS_nanosleep, time, left); }
+
+/* What a server may answer, of which nothing says that a checkpoint is bad. 404 is of objects that its listing names. */
+static void objects_that_the_server_does_not_give_now_are_kept(void **state) {
+    Fixture *fixture = *state;
+    static const char *const objects[] = {"manifest.json", "shard-*"}, *const answers[] = {"404", "403", "503", "500", "400"};
+    Tensor tensor = tensor_new("v", SMALL, 1);
+    hurries = true;
+    setenv("AWS_MAX_ATTEMPTS", "1", 1);
+    for (size_t i = 0; i < 10; i++) {
+        char faults[256];
+        Error error = {0};
+        bool failed;
+        for (int64_t step = 1; step <= 2; step++) save_good(step, &tensor.interval, 1, 9);
+        snprintf(faults, sizeof faults, "GET,HEAD */%s %s\n", objects[i / 5], answers[i % 5]);
+        server_refuse(faults);
+        save_good(3, &tensor.interval, 1, 1);
+        assert_true(warned(fixture, "the checkpoint of step 3 was written and cannot be read back now"));
+        server_refuse("");
+        assert_int_equal(object_count("checkpoints"), 3);
+        for (int64_t step = 1; step <= 3; step++) assert_loads(step, &tensor, 0, SMALL);
+        snprintf(faults, sizeof faults, "GET,HEAD */step-0000000[123]/%s %s\n", objects[i / 5], answers[i % 5]);
+        server_refuse(faults);
+        save_good(4, &tensor.interval, 1, 2);
+        assert_true(warned(fixture, "cannot be read now, and stays"));
+        server_refuse("");
+        assert_int_equal(object_count("checkpoints"), 4);
+        assert_int_equal(checkpoint_latest(WHERE, &failed, &error), 4);
+        save_good(5, &tensor.interval, 1, 1);
+        assert_int_equal(object_count("checkpoints"), 1);
+        Store *store = store_open(WHERE, &error);
+        assert_true(store_remove(store, "checkpoints", &error));
+        store_close(store);
+    }
+    unsetenv("AWS_MAX_ATTEMPTS");
+    hurries = false;
+    free(tensor.values);
+}
+
+static void a_bucket_that_may_not_be_read_is_refused_before_the_first_step(void **state) {
+    (void)state;
+    Error error = {0};
+    setenv("AWS_MAX_ATTEMPTS", "1", 1);
+    server_refuse("GET,HEAD *probe* 403\n");
+    assert_false(checkpoint_probe(WHERE, 0, &error));
+    assert_message(&error, "what was just written there cannot be read");
+    server_refuse("");
+    assert_true(checkpoint_probe(WHERE, 0, &error));
+    unsetenv("AWS_MAX_ATTEMPTS");
+}
+
 static void wrong_secrets_are_refused_and_not_printed(void **state) {
     Fixture *fixture = *state;
     Error error = {0};
@@ -287,6 +341,8 @@ int main(void) {
         TEST(several_ranks_write_one_checkpoint),
         TEST(a_server_that_dies_in_mid_upload_costs_only_the_new_checkpoint),
         TEST(a_server_that_comes_back_in_time_costs_nothing),
+        TEST(objects_that_the_server_does_not_give_now_are_kept),
+        TEST(a_bucket_that_may_not_be_read_is_refused_before_the_first_step),
         TEST(wrong_secrets_are_refused_and_not_printed),
         TEST(credentials_come_from_the_files_of_the_profile),
         TEST(a_missing_bucket_is_named),

@@ -1,11 +1,17 @@
 /* Leases of stores: who gets one, and what becomes of it while it is held. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
+#include "base/file.h"
 #include "ckpt/lease.h"
 #include "support/files.h"
 #include "support/process.h"
+
+/* A lease of another machine's process, whose clock is decades behind, without its interval and its end. */
+#define ELSEWHERE "{\"run\": \"other\", \"folder\": \"there\", \"holder\": \"elsewhere 1 1\", \"renewed\": 1"
 
 /* -- Several processes ----------------------------------------------------------------------------------------------- */
 
@@ -62,10 +68,10 @@ static void one_of_the_runs_that_start_at_once_gets_the_lease(void **state) {
 
 static void one_of_them_takes_over_a_lease_that_has_ended(void **state) {
     (void)state;
-    enum { ROUNDS = 100 };
+    enum { ROUNDS = 50 };
     assert_int_equal(mkdir("store", 0777), 0);
     for (int i = 0; i < ROUNDS; i++) {
-        write_text("store/lease.json", "{\"run\": \"other\", \"folder\": \"there\", \"holder\": \"elsewhere 1 1\", \"renewed\": 1}");
+        write_text("store/lease.json", ELSEWHERE ", \"every\": 0.02}");
         assert_int_equal(winners(), 1);
     }
 }
@@ -114,6 +120,67 @@ static void a_lease_that_another_run_has_taken_is_lost_and_stays_as_it_is(void *
     free(text);
 }
 
+static void *beat(void *context) {
+    const atomic_bool *ended = context;
+    for (int i = 0; !atomic_load(ended); i++) {
+        char text[256];
+        Error error = {0};
+        snprintf(text, sizeof text, ELSEWHERE ", \"every\": 20, \"beat\": %d}", i);
+        assert_true(file_write("store/lease.json", text, (int64_t)strlen(text), &error));
+        process_sleep(0.005);
+    }
+    return NULL;
+}
+
+/* Another's clock may be 200 s ahead: only what is seen to change counts. */
+static void a_holder_that_beats_keeps_its_lease_whatever_its_clock_says(void **state) {
+    (void)state;
+    pthread_t thread;
+    atomic_bool ended = false;
+    Error error = {0};
+    assert_int_equal(mkdir("store", 0777), 0);
+    assert_int_equal(pthread_create(&thread, NULL, beat, &ended), 0);
+    WAIT_UNTIL(access("store/lease.json", F_OK) == 0, "no beat came");
+    assert_null(lease_take("store", "run", ".", &error));
+    atomic_store(&ended, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_int_equal(error.finding, FINDING_FOREIGN);
+    assert_non_null(strstr(error.message, "(host, process and its start: elsewhere 1 1), which has just shown that it lives"));
+    write_text("store/lease.json", ELSEWHERE ", \"every\": 0.02}"); /* and does not change again */
+    lease_release(taken());
+}
+
+/* A link to itself: there, and not to be read. */
+static void a_lease_that_cannot_be_read_is_neither_absent_nor_anothers(void **state) {
+    (void)state;
+    Error error = {0};
+    Lease *lease = taken();
+    assert_int_equal(rename("store/lease.json", "kept"), 0);
+    assert_int_equal(symlink("lease.json", "store/lease.json"), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_false(lease_check(lease, &error));
+        assert_int_equal(error.code, ERROR_CHECKPOINT);
+        assert_int_equal(error.finding, FINDING_UNREADABLE);
+    }
+    assert_int_equal(rename("kept", "store/lease.json"), 0);
+    assert_true(lease_check(lease, &error));
+    lease_release(lease);
+}
+
+static void a_lease_that_is_damaged_while_it_is_held_is_written_again(void **state) {
+    (void)state;
+    static const char *const damages[] = {"", "{", "[1]", "\"text\"", "{\"run\": 1, \"run\": 2}"};
+    Error error = {0};
+    Lease *lease = taken();
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        write_text("store/lease.json", damages[i]);
+        assert_true(lease_check(lease, &error));
+        assert_true(lease_check(lease, &error));
+    }
+    lease_release(lease);
+}
+
 static void a_store_that_was_moved_away_is_not_made_anew(void **state) {
     (void)state;
     Error error = {0};
@@ -132,6 +199,9 @@ int main(void) {
         IN_FOLDER(a_lease_that_was_removed_by_hand_is_written_again),
         IN_FOLDER(a_damaged_lease_is_replaced),
         IN_FOLDER(a_lease_that_another_run_has_taken_is_lost_and_stays_as_it_is),
+        IN_FOLDER(a_holder_that_beats_keeps_its_lease_whatever_its_clock_says),
+        IN_FOLDER(a_lease_that_cannot_be_read_is_neither_absent_nor_anothers),
+        IN_FOLDER(a_lease_that_is_damaged_while_it_is_held_is_written_again),
         IN_FOLDER(a_store_that_was_moved_away_is_not_made_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* A libFuzzer entry for lease.json: whatever it holds, a lease that is held is lost to it, unless it names the holder,
- * and is not waited for. Owns a lease in the entries' folder as long as the program lives. */
+/* A libFuzzer entry for lease.json: whatever it holds, it names its holder, or is damaged and written again by who holds it,
+ * or it is another's. Owns a lease in the entries' folder as long as the program lives. */
 #include "ckpt/lease.h"
 #include "fuzz.h"
 

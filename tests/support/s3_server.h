@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,6 +72,14 @@ static inline int server_setup(void **state) {
     unsetenv("AWS_SESSION_TOKEN");
     unsetenv("AWS_ENDPOINT_URL_S3");
     return 0;
+}
+
+/* Answers some requests with a status (s3_server.py), "METHODS PATH STATUS\n..."; "": none. */
+static inline void server_refuse(const char *refusals) {
+    char path[PATH_MAX];
+    Error error = {0};
+    snprintf(path, sizeof path, "%s/refusals", server.folder);
+    assert_true(*refusals ? file_write(path, refusals, (int64_t)strlen(refusals), &error) : file_remove(path, &error));
 }
 
 static inline int server_teardown(void **state) {

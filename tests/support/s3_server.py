@@ -13,7 +13,11 @@ lists the requests since then: kind, key and whether it failed.
 
 Access key test:tester, secret testing, region us-east-1. Needs Debian's swift-proxy, swift-account, swift-container and swift-object, and a FOLDER
 on a file system with extended attributes. What FOLDER holds outlives the server: a second start on it serves the same objects.
+
+While FOLDER/refusals exists, each of its lines "METHODS PATH STATUS" answers requests by one of these methods ("GET,HEAD"), to a path that matches
+PATH, in which * is anything, with that status.
 """
+import fnmatch
 import json
 import logging
 import os
@@ -176,6 +180,17 @@ class Faults:
         raise ConnectionResetError
 
 
+def with_refusals(app, path):
+    def call(environ, start_response):
+        lines = open(path).read().splitlines() if os.path.exists(path) else []
+        for methods, name, status in map(str.split, lines):
+            if environ["REQUEST_METHOD"] in methods.split(",") and fnmatch.fnmatch(environ["PATH_INFO"], name):
+                start_response(status + " Fault", [("Content-Length", "0")])
+                return []
+        return app(environ, start_response)
+    return call
+
+
 def listen(port=0):
     listener = eventlet.listen(("127.0.0.1", port), backlog=200)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -220,7 +235,7 @@ def main():
         eventlet.spawn(eventlet.wsgi.server, listener, app, silent, debug=False)
     listener = listen(port)
     app = loadapp(write(os.path.join(folder, "proxy.conf"), PROXY.format(folder=folder)), global_conf={"log_level": "CRITICAL"})
-    app = with_cache(app)
+    app = with_refusals(with_cache(app), os.path.join(folder, "refusals"))
     make_bucket(app, bucket)
     app = Faults(app)
     print("ready", listener.getsockname()[1], flush=True)

@@ -313,7 +313,8 @@ static void a_run_that_has_lost_its_store_ends_before_it_saves_again(void **stat
     Process first = train_start("run=first checkpoint.store=store checkpoint.every=5 steps=1000000");
     process_await_text(&first, "checkpoint of step 5:", 1);
     kill(first.id, SIGSTOP);
-    write_text("store/lease.json", "{\"run\": \"r\", \"folder\": \"first\", \"holder\": \"elsewhere 1 1\", \"renewed\": 1}");
+    write_text(
+        "store/lease.json", "{\"run\": \"r\", \"folder\": \"first\", \"holder\": \"elsewhere 1 1\", \"renewed\": 1, \"every\": 0.1}");
     Process second = train_start("run=second checkpoint.store=store checkpoint.every=1000000 steps=1000000 resume.accept=run");
     process_await_steps(&second, 1);
     kill(first.id, SIGCONT);

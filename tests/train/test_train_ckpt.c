@@ -95,6 +95,83 @@ static void a_checkpoint_without_a_record_gets_one_when_the_run_goes_on(void **s
     assert_int_equal(count_records("run", "checkpoint"), 3);
 }
 
+/* A run folder whose store was removed, or is not mounted. */
+static void a_run_whose_checkpoints_vanished_does_not_begin_again_by_itself(void **state) {
+    (void)state;
+    static const char *const gone[] = {"run", "elsewhere"}, *const stores[] = {"", "checkpoint.store=elsewhere"};
+    for (int i = 0; i < 2; i++) {
+        Error error = {0};
+        train_good("run=run %s stop_at=4 checkpoint.every=2", stores[i]);
+        char *records = read_text("run/metrics.jsonl"), *folder = memory_format("%s/checkpoints", gone[i]);
+        assert_true(file_remove(folder, &error));
+        train_says(ERROR_CHECKPOINT, "run has saved step 4, as its records say, and there is no checkpoint in", "run=run %s", stores[i]);
+        train_says(ERROR_CHECKPOINT, "resume.accept=checkpoints begins again at step 0", "run=run %s", stores[i]);
+        char *after = read_text("run/metrics.jsonl");
+        assert_string_equal(after, records);
+        static const char *const readers[] = {"generate run the tokens=1", "generate run@best the tokens=1", "generate run@4 the tokens=1",
+            "convert run out", "eval run text"};
+        for (size_t j = 0; j < sizeof readers / sizeof *readers; j++)
+            smelt_says(ERROR_CHECKPOINT, "run has saved step 4", "%s", readers[j]);
+        smelt_says(ERROR_NONE, "none: run has saved step 4", "show run");
+        train_good("run=run %s stop_at=2 resume.accept=checkpoints", stores[i]);
+        assert_int_equal(count_records("run", "checkpoint"), 1);
+        assert_true(file_remove("run", &error) && file_remove("elsewhere", &error));
+        free(folder);
+        free(records);
+        free(after);
+    }
+}
+
+/* A link to itself stands for a disk that fails: the manifest is there and cannot be read. */
+static void a_start_does_not_pass_over_a_checkpoint_that_cannot_be_read_now(void **state) {
+    (void)state;
+    static const char manifest[] = "run/checkpoints/step-00000004/manifest.json";
+    train_good("run=run stop_at=4 checkpoint.every=2");
+    assert_int_equal(rename(manifest, "kept"), 0);
+    assert_int_equal(symlink("manifest.json", manifest), 0);
+    train_says(ERROR_CHECKPOINT, "the checkpoint of step 4 cannot be read now", "run=run stop_at=6");
+    assert_int_equal(rename("kept", manifest), 0);
+    train_says(ERROR_NONE, "after step 4", "run=run stop_at=6");
+}
+
+/* Two ranks, of which the second may write files of so many bytes at most; its messages go through a pipe, so that they
+ * are whole. */
+static void train_pair(const char *limit, const char *settings, ProcessResult results[2]) {
+    int port = process_free_port();
+    Process ranks[2] = {rank_start(0, port, settings)};
+    write_text("limited", "set -o pipefail; prlimit --fsize=$1 \"${@:2}\" 2>&1 | cat >&2\n");
+    char *words =
+        memory_format("limited %s /usr/bin/env RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s", limit,
+            port, getenv("SMELT"), TINY, settings);
+    ranks[1] = words_start("/bin/bash", words);
+    for (int i = 0; i < 2; i++) results[i] = process_finish(&ranks[i]);
+    free(words);
+}
+
+/* Its way to rank 0 is not the store, which it cannot write: nobody waits for checkpoint.timeout, half an hour. */
+static void a_rank_that_cannot_write_its_shard_is_known_to_rank_0_at_once(void **state) {
+    (void)state;
+    ProcessResult results[2];
+    train_pair("4096", "run=run steps=6 checkpoint.every=3", results);
+    expect_code(&results[0], ERROR_CHECKPOINT, "rank 0");
+    expect_code(&results[1], ERROR_CHECKPOINT, "rank 1");
+    assert_non_null(strstr(results[0].errors, "the checkpoint of step 3 was not saved"));
+    assert_non_null(strstr(results[0].errors, "rank 1: "));
+    assert_non_null(strstr(results[0].errors, "File too large"));
+    for (int i = 0; i < 2; i++) process_free(&results[i]);
+}
+
+static void a_rank_that_cannot_write_at_all_is_named_before_the_first_step(void **state) {
+    (void)state;
+    ProcessResult results[2];
+    train_pair("0", "run=run steps=6 checkpoint.every=3", results);
+    expect_code(&results[0], ERROR_CHECKPOINT, "rank 0");
+    expect_code(&results[1], ERROR_CHECKPOINT, "rank 1");
+    assert_non_null(strstr(results[1].errors, "rank 1 on "));
+    assert_non_null(strstr(results[1].errors, "cannot save checkpoints: "));
+    for (int i = 0; i < 2; i++) process_free(&results[i]);
+}
+
 static void a_store_that_cannot_be_is_refused_before_the_first_step(void **state) {
     (void)state;
     unsetenv("AWS_ACCESS_KEY_ID");
@@ -115,6 +192,10 @@ int main(void) {
         TRAIN_TEST(readers_follow_a_run_whose_checkpoints_vanish),
         TRAIN_TEST(only_the_training_calls_a_save_half_written),
         TRAIN_TEST(a_checkpoint_without_a_record_gets_one_when_the_run_goes_on),
+        TRAIN_TEST(a_run_whose_checkpoints_vanished_does_not_begin_again_by_itself),
+        TRAIN_TEST(a_start_does_not_pass_over_a_checkpoint_that_cannot_be_read_now),
+        TRAIN_TEST(a_rank_that_cannot_write_its_shard_is_known_to_rank_0_at_once),
+        TRAIN_TEST(a_rank_that_cannot_write_at_all_is_named_before_the_first_step),
         TRAIN_TEST(a_store_that_cannot_be_is_refused_before_the_first_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

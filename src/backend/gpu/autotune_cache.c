@@ -1,7 +1,6 @@
 /* See autotune_cache_internal.h. Owns a copy of its device and library's lines. Used by vendor_gemm.c. */
 #include "backend/gpu/autotune_cache_internal.h"
 
-#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,7 +98,7 @@ static void append_line(const char *path, const char *line) {
     File file;
     Error ignored;
     if (!file_open_append(&file, path, false, &ignored) &&
-        !(errno == ENOENT && file_make_parents(path, &ignored) && file_open_append(&file, path, false, &ignored)))
+        !(ignored.finding == FINDING_ABSENT && file_make_parents(path, &ignored) && file_open_append(&file, path, false, &ignored)))
         return;
     if (file.bytes < AUTOTUNE_CACHE_MOST_BYTES) file_append(&file, line, (int64_t)strlen(line), &ignored);
     file_close(&file);
