@@ -14,6 +14,7 @@
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
+#include "train/grow.h"
 #include "train/run.h"
 #include "train/source.h"
 
@@ -23,6 +24,7 @@ typedef struct ConvertOptions {
     int dtype, tokenizer;
     int64_t shard_bytes;
     bool overwrite, adapter;
+    struct { const char *add; } tokens;
 } ConvertOptions;
 
 #define FIELD(name) offsetof(ConvertOptions, name)
@@ -33,6 +35,9 @@ static const Option rows[] = {
     CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file of a folder, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
+    STRING_OPTION(tokens.add, "", "",
+        "new special tokens, with commas between: OUT, a folder, has them in its tokenizer, and rows for them that are the mean of the "
+        "others"),
     BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
 };
 #undef FIELD
@@ -111,6 +116,38 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     return written;
 }
 
+/* The model with rows for new tokens, and the tokenizer with them. */
+static bool write_grown(
+    const char *in, const char *out, const Config *config, HfExport export, const ConvertOptions *options, Error *error) {
+    if (out_kind(out) != OUT_FOLDER) return error_set(error, ERROR_USAGE, "tokens.add writes a folder: convert that to %s then", out);
+    if (export.bytes || !export.source)
+        return error_set(
+            error, ERROR_USAGE, "tokens.add=%s, and %s has no tokenizer.json for them: a model of bytes has none", options->tokens.add, in);
+    Tokenizer *tokenizer = tokenizer_open(export.source, error);
+    int32_t added = 0;
+    bool good = tokenizer && tokenizer_check_new(tokenizer, options->tokens.add, &added, error);
+    export.first_new = tokenizer ? tokenizer_vocabulary(tokenizer) : 0;
+    tokenizer_free(tokenizer);
+    if (!good) return error_context(error, "tokens.add");
+    ModelConfig grown = config->model;
+    VocabularyGrowth growth = vocabulary_growth(grown.vocabulary, export.first_new, added);
+    grown.vocabulary = growth.grown_rows;
+    SCOPED(model_free) Model model = model_describe(&grown, NULL, export.precision);
+    size_t bytes = (size_t)model.graph->parameter_bytes;
+    if (!memory_check(2 * (int64_t)bytes, "the model before and after", "use a machine with more memory", error)) return false;
+    float *master = memory_map(bytes, error);
+    export.config = &grown;
+    export.master = master;
+    export.keep = false;
+    export.new_tokens = options->tokens.add;
+    good = master && vocabulary_grow(in, config, &growth, model.graph, master, error) && hf_write(&export, out, options->overwrite, error);
+    memory_unmap(master, bytes);
+    if (good)
+        log_info("%s has %d new tokens from %d on, and %" PRId64 " rows where %s had %" PRId64, out, added, export.first_new,
+            growth.grown_rows, in, growth.rows);
+    return good;
+}
+
 /* The token that ends an answer in the run's chat template; -1: it has none. */
 static int32_t answer_end(const char *file, const Tokenizer *tokenizer) {
     ChatOptions options = {.source = file, .template = "", .end_token = -1};
@@ -168,7 +205,7 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
 
 /* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
-    static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", NULL};
+    static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", "tokens.add", NULL};
     if (out_kind(out) != OUT_FOLDER)
         return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
     return command_refuse_idle(
@@ -238,6 +275,7 @@ static bool run(Invocation *invocation, Error *error) {
         .origin = folder ? origin.content : own.origin,
         .fp8 = options->dtype == CONVERT_FP8,
         .keep = folder && same && base == in};
+    if (*options->tokens.add) return write_grown(in, out, &config, export, options, error);
     SCOPED(model_free) Model model = model_describe(&config.model, NULL, export.precision);
     if (folder && base == in && out_kind(out) != OUT_LLMC) return write_from_folder(in, out, model.graph, export, options, error);
     return write_from_memory(in, out, &config, model.graph, export, options, error);

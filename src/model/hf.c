@@ -308,6 +308,7 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
     return write_json(folder, "config.json", hf_config(export), error) && write_tokenizer(export, folder, error) &&
+           (!export->new_tokens || tokenizer_add_new(folder, export->new_tokens, export->first_new, error)) &&
            write_weights(export, graph, folder, error);
 }
 

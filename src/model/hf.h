@@ -52,8 +52,10 @@ typedef struct HfExport {
     bool keep;              /* with a reader: tensors keep their types; what must be rearranged and is not bf16 becomes fp32 */
     bool fp8;               /* linear layers in FP8 (hf_fp8.c), as they would round from these types; the rest as it would be */
     bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
-    int64_t shard_bytes;    /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
-    const char *source;     /* a folder whose tokenizer's files are copied, and ... */
+    const char *new_tokens; /* texts with commas between, which the tokenizer gets as special tokens from `first_new` on; NULL: none */
+    int32_t first_new;
+    int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
+    const char *source;   /* a folder whose tokenizer's files are copied, and ... */
     const json_t *origin; /* ... its config.json, which is kept, or an object of eos_token_id and eos_token; both NULL when there is none */
 } HfExport;
 

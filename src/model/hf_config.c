@@ -651,12 +651,13 @@ static json_t *describe(const HfExport *export, HfClass class) {
 }
 
 /* A folder's own description holds for its copy, in its own class. The scale of logits has gone into the weights; the
- * types of tensors may have changed. */
+ * types of tensors may have changed, and new tokens have rows. */
 static json_t *describe_copy(const HfExport *export) {
     json_t *object = json_deep_copy(export->origin);
     if (!object) memory_refused(sizeof *object);
     if (json_object_get(object, "logit_scale")) hf_put(object, "logit_scale", json_null());
     json_object_del(object, "torch_dtype");
+    if (export->new_tokens) hf_put_integer(object, "vocab_size", export->config->vocabulary);
     if (hf_class(export->config) != HF_FLUX) hf_put(object, "dtype", dtype(export));
     return object;
 }

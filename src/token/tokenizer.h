@@ -107,6 +107,14 @@ const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *leng
  * its bytes. */
 size_t tokenizer_spell_byte(int byte, char out[5]);
 
+/* -- New special tokens (add_tokens.c) ----------------------------------------------------------------------------- */
+
+/* How many texts a list with commas between has. ERROR_USAGE: one of them is empty, not UTF-8, there twice or a token already, or the
+ * tokenizer is no tokenizer.json. */
+bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *count, Error *error);
+/* Writes them into the tokenizer.json and tokenizer_config.json of a folder, with ids from `first` on. ERROR_DATA. */
+bool tokenizer_add_new(const char *folder, const char *list, int32_t first, Error *error);
+
 /* -- GGUF (gguf_tokenizer.c) --------------------------------------------------------------------------------------- */
 
 /* Whether `path` is a GGUF file that has tokens. */

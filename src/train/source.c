@@ -103,8 +103,9 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
     enum { MOST_ROWS = 2 /* for each token: a power of two above them is below that */ };
     long long tokens = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
     if (rows >= tokens && rows <= MOST_ROWS * tokens) return true;
-    return error_set(error, ERROR_USAGE, "model.vocabulary=%lld is %s the %lld tokens of %s: %s", (long long)rows,
-        rows < tokens ? "below" : "more than twice", tokens, name, cure);
+    return error_set(error, ERROR_USAGE, "model.vocabulary=%lld is %s the %lld tokens of %s: %s%s", (long long)rows,
+        rows < tokens ? "below" : "more than twice", tokens, name, cure,
+        rows < tokens ? "; smelt convert MODEL FOLDER tokens.add=A,B makes rows for tokens that are new" : "");
 }
 
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error) {

@@ -1,5 +1,8 @@
 /* End to end: the tokenizer travels with the tokens that it made, from shards to runs to model folders, and is never
  * guessed. */
+#include <math.h>
+
+#include "ckpt/ckpt.h"
 #include "support/train_run.h"
 
 static char *gpt2, *llama3; /* tokenizers of 700 tokens and of others */
@@ -211,6 +214,76 @@ static void a_run_that_began_without_a_setting_for_it_stays_without(void **state
     assert_setting("fork", "  bos: false");
 }
 
+/* The rows of a table of a folder in fp32, [rows][width] of which *width is told; the caller frees. */
+static float *read_table(const char *folder, const char *name, int64_t rows, int64_t *width) {
+    Error error = {0};
+    Safetensors file;
+    char *path = memory_format("%s/model.safetensors", folder);
+    assert_true(safetensors_open(&file, path, &error));
+    const StoredTensor *tensor = safetensors_find(&file, name);
+    assert_non_null(tensor);
+    assert_int_equal(tensor->type, STORED_F32);
+    assert_int_equal(tensor->shape[0], rows);
+    *width = tensor->shape[1];
+    float *values = memory_allocate((size_t)(rows * *width) * sizeof *values);
+    memcpy(values, tensor->data, (size_t)(rows * *width) * sizeof *values);
+    safetensors_close(&file);
+    free(path);
+    return values;
+}
+
+/* Rows [0, 700) are those of the model, [700, 700 + added) and padding that is new the mean of those. */
+static void check_grown(const char *name, int64_t added, int64_t rows) {
+    int64_t width;
+    float *old = read_table("folder", name, 704, &width), *grown = read_table("grown", name, rows, &width);
+    assert_memory_equal(old, grown, (size_t)(700 * width) * sizeof *old);
+    for (int64_t c = 0; c < width; c++) {
+        double mean = 0;
+        for (int64_t row = 0; row < 700; row++) mean += old[row * width + c] / 700;
+        for (int64_t row = 700; row < rows; row++) {
+            bool stays = row >= 700 + added && row < 704;
+            assert_true(fabs(grown[row * width + c] - (stays ? old[row * width + c] : mean)) < 1e-6);
+        }
+    }
+    free(old);
+    free(grown);
+}
+
+static void new_tokens_get_rows_that_are_the_mean_of_the_others(void **state) {
+    (void)state;
+    static const struct {
+        const char *list;
+        int64_t added, rows;
+    } rows[] = {{"<|a|>,<|b|>", 2, 704}, {"<|a|>,<|b|>,<|c|>,<|d|>,<|e|>", 5, 768}};
+    train_good("run=run data.tokenizer=%s model.family=llama model.experts=0 precision=fp32 steps=3 schedule.warmup=0", gpt2);
+    smelt_good("convert run folder");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *size = memory_format("\"vocab_size\": %d,", (int)rows[i].rows);
+        char *words = memory_format("convert %s grown tokens.add=%s overwrite=true", i ? "folder" : "run", rows[i].list);
+        smelt_good(words);
+        check_grown("model.embed_tokens.weight", rows[i].added, rows[i].rows);
+        char *config = read_text("grown/config.json"), *tokenizer = read_text("grown/tokenizer.json");
+        assert_holds(config, size);
+        assert_holds(tokenizer, "<|b|>");
+        free(config);
+        free(tokenizer);
+        free(words);
+        free(size);
+    }
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate grown <|a|> tokens=1");
+#define SMALL "data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=1 schedule.warmup=0 device=cpu"
+    smelt_good("train init=grown run=next " SMALL);
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate next <|a|> tokens=1");
+    smelt_good("convert next next.gguf");
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate next.gguf <|a|> tokens=1");
+    smelt_says(ERROR_USAGE, "tokens.add: <|a|> is token 700 already", "convert grown more tokens.add=<|a|>");
+    smelt_says(ERROR_USAGE, "is given twice", "convert grown more tokens.add=x1,x1");
+    smelt_says(ERROR_USAGE, "is empty", "convert grown more tokens.add=x1,,x2");
+    smelt_says(ERROR_USAGE, "tokens.add writes a folder", "convert grown more.gguf tokens.add=x1");
+    smelt_says(ERROR_USAGE, "tokens.add=A,B makes rows", "train run=short init=folder data.tokenizer=grown " SMALL);
+#undef SMALL
+}
+
 static void a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported(void **state) {
     (void)state;
     train_good("run=run data.tokenizer=%s steps=1 schedule.warmup=0", llama3);
@@ -297,6 +370,7 @@ int main(void) {
         TRAIN_TEST(tokens_of_two_tokenizers_do_not_meet),
         TRAIN_TEST(texts_begin_alike_in_training_evaluation_and_generation),
         TRAIN_TEST(a_run_that_began_without_a_setting_for_it_stays_without),
+        TRAIN_TEST(new_tokens_get_rows_that_are_the_mean_of_the_others),
         TRAIN_TEST(a_tokenizer_with_more_tokens_than_the_model_has_rows_is_not_exported),
         TRAIN_TEST(a_model_and_a_tokenizer_that_do_not_belong_together_are_refused),
         TRAIN_TEST(text_is_not_bytes_to_a_model_folder_without_a_tokenizer),

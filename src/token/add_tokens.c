@@ -1,0 +1,95 @@
+/* New special tokens: a list of their texts, with commas between, takes the ids behind those of a tokenizer. Called when a model folder is
+ * written with a larger vocabulary. Owns nothing beyond a call. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "token/token_internal.h"
+
+enum { FILE_LIMIT = 256 << 20 };
+
+/* The next text of a list, for free(); NULL behind the last one. */
+static char *next_text(const char **rest) {
+    if (!*rest) return NULL;
+    const char *text = *rest, *comma = strchr(text, ',');
+    *rest = comma ? comma + 1 : NULL;
+    return memory_format("%.*s", (int)(comma ? comma - text : (ptrdiff_t)strlen(text)), text);
+}
+
+static bool check_text(const Tokenizer *tokenizer, const char *list, const char *text, int32_t before, Error *error) {
+    const char *rest = list;
+    if (!*text || text_well_formed(text, strlen(text)) != strlen(text))
+        return error_set(error, ERROR_USAGE, "token %d of '%s' is %s: give texts with commas between", before + 1, list,
+            *text ? "not UTF-8" : "empty");
+    if (tokenizer_id(tokenizer, text) != TOKEN_NONE)
+        return error_set(error, ERROR_USAGE, "%s is token %d already: leave it out", text, tokenizer_id(tokenizer, text));
+    for (int32_t i = 0; i < before; i++) {
+        SCOPED_FREE char *other = next_text(&rest);
+        if (!strcmp(other, text)) return error_set(error, ERROR_USAGE, "%s is given twice: leave one out", text);
+    }
+    return true;
+}
+
+bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *count, Error *error) {
+    const char *rest = list;
+    *count = 0;
+    if (!ends_with(tokenizer->path, "tokenizer.json") && !gguf_is_file(tokenizer->path))
+        return error_set(error, ERROR_USAGE,
+            "%s takes no new tokens: give a folder with a tokenizer.json, which AutoTokenizer of transformers writes with save_pretrained",
+            tokenizer->path);
+    for (;; ++*count) {
+        SCOPED_FREE char *text = next_text(&rest);
+        if (!text) return true;
+        if (!check_text(tokenizer, list, text, *count, error)) return false;
+    }
+}
+
+/* As `tokenizers` writes an added token, with its id where it has one as a member. */
+static json_t *describe(const char *text, int32_t id) {
+    json_t *token = json_object();
+    if (id >= 0) json_object_set_new(token, "id", json_integer(id));
+    json_object_set_new(token, "content", json_string(text));
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) json_object_set_new(token, flags[i], json_false());
+    json_object_set_new(token, "special", json_true());
+    return token;
+}
+
+/* Gives each text to the list of a tokenizer.json, or to the object by ids that older folders have in tokenizer_config.json. */
+static void put_tokens(json_t *into, const char *list, int32_t first) {
+    const char *rest = list;
+    for (int32_t id = first;; id++) {
+        SCOPED_FREE char *text = next_text(&rest);
+        if (!text) return;
+        SCOPED_FREE char *key = memory_format("%d", id);
+        if (json_is_array(into)) json_array_append_new(into, describe(text, id));
+        else json_object_set_new(into, key, describe(text, -1));
+    }
+}
+
+/* Adds the tokens to a member of a file; a file without it stays as it is. */
+static bool add_to_file(const char *folder, const char *name, const char *member, const char *list, int32_t first, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+    if (!file_exists(path)) return true;
+    int64_t size;
+    SCOPED_FREE char *old = file_read(path, FILE_LIMIT, &size, error);
+    if (!old) return error_recode(error, ERROR_DATA);
+    json_auto_t *content = json_loadb(old, (size_t)size, 0, NULL);
+    if (!content) return error_set(error, ERROR_DATA, "%s is not JSON", path);
+    json_t *into = json_object_get(content, member);
+    if (!json_is_array(into) && !json_is_object(into)) return true;
+    put_tokens(into, list, first);
+    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    if (!text) memory_refused(1 << 20);
+    return file_write(path, text, (int64_t)strlen(text), error);
+}
+
+bool tokenizer_add_new(const char *folder, const char *list, int32_t first, Error *error) {
+    return add_to_file(folder, "tokenizer.json", "added_tokens", list, first, error) &&
+           add_to_file(folder, "tokenizer_config.json", "added_tokens_decoder", list, first, error);
+}

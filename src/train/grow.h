@@ -1,0 +1,18 @@
+/* A model with a larger vocabulary: rows of the token table and of the head for new tokens. A new row is the mean of the rows of the
+ * tokens that there were, sum(row(i), i < tokens) / tokens, as the mean of transformers' resize_token_embeddings, which adds noise of a
+ * deviation of 1e-9 of theirs. Called by `smelt convert`. */
+#pragma once
+
+#include "config/config.h"
+#include "graph/graph.h"
+
+/* What grows: rows of a table below `tokens` are those of tokens, the others padding. */
+typedef struct VocabularyGrowth {
+    int64_t tokens, added;     /* of the tokenizer, and new ones behind them */
+    int64_t rows, grown_rows;  /* of the tables, before and after: padding is used first, and multiples of 64 are made */
+} VocabularyGrowth;
+VocabularyGrowth vocabulary_growth(int64_t rows, int64_t tokens, int64_t added);
+/* Fills `master`, the MASTER arena of `graph`, which has the grown rows, with the weights of `folder`, a model of `config` that has the rows
+ * before. ERROR_CHECKPOINT; ERROR_MEMORY. */
+bool vocabulary_grow(
+    const char *folder, const Config *config, const VocabularyGrowth *growth, const Graph *graph, float *master, Error *error);
