@@ -120,7 +120,7 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
     }
     if (!executor_finish(executor, error) || !amax_history_agree(session->history, executor, error)) return false;
     amax_history_note(session->history, session->step, true);
-    double executed = log_seconds(), norm = session_gradient_norm(session);
+    double executed = log_seconds(), norm = sqrt(precise_value(session_gradient_squares(session)));
     if (!isfinite(norm))
         return error_set(error, ERROR_NUMERICS, "the gradient's norm is %g in step %lld on random tokens", norm, (long long)session->step);
     session_update(session, norm);

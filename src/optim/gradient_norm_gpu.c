@@ -56,11 +56,11 @@ void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double 
     launch_sums(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(SumsArguments){partials, sums, each});
 }
 
-void gpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum) {
+void gpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum) {
     LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
     SquaresArguments arguments = {optimizer->device_chunks + segment->first, arena, optimizer->partials};
     launch_squares(optimizer->device, segment->pure_bf16, shape, &arguments);
-    gpu_sum_partials(optimizer->device, shape.x, 1, optimizer->partials, sum);
+    gpu_sum_partials(optimizer->device, shape.x, 1, optimizer->partials, &sum->high);
 }
 
 #endif

@@ -8,6 +8,7 @@
  * router left in their gradient, in units of its own (ops/router/rule.c). */
 #pragma once
 
+#include "base/precise_sum.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "graph/graph.h"
@@ -46,13 +47,13 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
 
-/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of intervals as holder 0, in fixed
- * blocks and order: independent of threads. NaN or infinity if any gradient is. Waits for a GPU. */
-double optimizer_gradient_norm(Optimizer *optimizer, const void *gradients);
+/* The sum of squares over all gradients but those of load-balancing biases, of intervals as holder 0: independent of
+ * threads, and on a CPU of the shards. NaN or infinity if any gradient is. Waits for a GPU. */
+PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradients);
 /* The same bits in two steps, where gradients are not all there at once: notes the squares of a bucket's, on a GPU without
- * waiting; the norm of those that were noted last of each bucket. */
+ * waiting; the sum of those that were noted last of each bucket. */
 void optimizer_note_squares(Optimizer *optimizer, int bucket, const void *gradients);
-double optimizer_noted_norm(const Optimizer *optimizer);
+PreciseSum optimizer_noted_squares(const Optimizer *optimizer);
 /* Whether all master weights are finite. Waits for a GPU. */
 bool optimizer_is_finite(Optimizer *optimizer, const void *master);
 

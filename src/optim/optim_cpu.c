@@ -57,7 +57,7 @@ static void *current(const Work *work, const Matrix *m) { return scratch_at(work
 static void *next(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->x : m->y); }
 
 /* Runs a pass over chunk `i`. Passes of AdamW and sums of squares have no matrices, and so no x. */
-static double run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
+static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
     const Optimizer *o = work->optimizer;
     const Update *update = work->update;
     const Chunk *c = &o->chunks[i];
@@ -77,13 +77,14 @@ static double run_pass(const Work *work, int64_t i, OptimPass pass, const PassRa
 
 /* ---- Sums of squares and AdamW ---- */
 
-void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum) {
+void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum) {
     Update update = {.gradients = arena};
     Work work = {.optimizer = optimizer, .segment = segment, .update = &update};
+    PreciseSum *partials = optimizer->partials;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = segment->first; i < segment->end; i++) optimizer->partials[i] = run_pass(&work, i, PASS_SQUARES, NULL);
-    *sum = 0;
-    for (int64_t i = segment->first; i < segment->end; i++) *sum += optimizer->partials[i];
+    for (int64_t i = segment->first; i < segment->end; i++) partials[i] = run_pass(&work, i, PASS_SQUARES, NULL);
+    *sum = (PreciseSum){0};
+    for (int64_t i = segment->first; i < segment->end; i++) precise_join(sum, partials[i]);
 }
 
 void cpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {
@@ -164,12 +165,14 @@ static PassRates momentum_rates(const Work *work) {
 void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
     Work work = work_on(o, segment, update, first, end);
     PassRates momentum = momentum_rates(&work);
+    PreciseSum *partials = o->partials;
 #pragma omp parallel for schedule(static)
     for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++)
-        o->partials[i] = run_pass(&work, i, PASS_MOMENTUM, &momentum);
+        partials[i] = run_pass(&work, i, PASS_MOMENTUM, &momentum);
     for (int k = first; k < end; k++) {
-        o->squares[k] = 0;
-        for (int64_t i = o->matrices[k].first_chunk; i < o->matrices[k].end_chunk; i++) o->squares[k] += o->partials[i];
+        PreciseSum sum = {0};
+        for (int64_t i = o->matrices[k].first_chunk; i < o->matrices[k].end_chunk; i++) precise_join(&sum, partials[i]);
+        o->squares[k] = precise_value(sum);
     }
 }
 

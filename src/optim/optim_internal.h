@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/cpu_isa.h"
+#include "base/precise_sum.h"
 #include "device/device.h"
 #include "optim/chunk_internal.h"
 #include "optim/optim.h"
@@ -54,7 +55,7 @@ typedef struct Segment {
 /* The CPU's passes over the elements of a chunk. */
 typedef enum OptimPass {
     PASS_ADAMW,     /* the whole AdamW update, weights included */
-    PASS_SQUARES,   /* the sum of squares of the gradient, in double: no finite fp32 gradient overflows */
+    PASS_SQUARES,   /* the sum of squares of the gradient, in doubles: no finite fp32 gradient overflows */
     PASS_MOMENTUM,  /* m = decay m + scale g; the sum of squares of Muon's direction u = scale g + decay m */
     PASS_DIRECTION, /* x = factor u, with u of the updated momentum */
     PASS_APPLY,     /* p = keep p - rate x, weights included */
@@ -79,7 +80,7 @@ typedef struct PassMemory {
  * that of all arithmetic. */
 typedef struct OptimKernels {
     GemmType compute, wide;
-    double (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
+    PreciseSum (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
     /* Rows `first` to `end` of the lower triangle of gram become a I + b gram + c square. */
     void (*polynomial)(void *gram, const void *square, int64_t order, int64_t first, int64_t end);
     /* Copies the part of these rows that is left of the diagonal to its mirror image. */
@@ -116,14 +117,14 @@ struct Optimizer {
     int exchange_count;
     int64_t busy; /* elements of a matrix whose GEMMs keep a GPU busy by themselves */
 
-    /* In the device's memory. Scratch is Muon's, then `partials`, `squares` and, where the back end reads it,
+    /* In the device's memory. Scratch is Muon's, then `segment_squares`, `partials`, `squares` and, where the back end reads it,
      * `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
-    double *partials;     /* one per chunk */
-    double *squares;      /* sums of squares: of each matrix's direction and, after them, of each segment's gradients, or of what
-                             else was asked for last */
-    Chunk *device_chunks; /* a copy of the list */
+    PreciseSum *segment_squares; /* of each segment's gradients, or of what else was asked for last; a GPU sets `high` alone */
+    void *partials;              /* one per chunk: PreciseSum, on a GPU double */
+    double *squares;             /* of each matrix's direction */
+    Chunk *device_chunks;        /* a copy of the list */
 };
 
 /* The address of an element in an arena; NULL in NULL. */
@@ -149,7 +150,7 @@ typedef struct Update {
 } Update;
 
 /* *sum = the sum of squares of what lies at the offsets of a segment's chunks from `arena`. */
-typedef void SumSquares(const Optimizer *optimizer, const Segment *segment, const void *arena, double *sum);
+typedef void SumSquares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum);
 typedef void AdamwStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
 /* What Muon does with the matrices first .. end - 1, or with this rank's slices of them. On a GPU they have one shape. */
 typedef void MuonPass(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
@@ -213,5 +214,5 @@ Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const 
 
 /* A pass where all of the chunk's memory is bf16, a block of elements at a time: cast to fp32, updated, cast back with
  * stochastic rounding by the noise of `seed` and the chunk's place in its parameter (pure_bf16.c). */
-double bf16_pass(
+PreciseSum bf16_pass(
     const OptimKernels *kernels, OptimPass pass, const PassRates *rates, const PassMemory *memory, uint32_t seed, int64_t first);

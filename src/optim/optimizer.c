@@ -184,8 +184,8 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->adamw_end = optimizer->chunk_count;
     optimizer->adamw_segments = optimizer->segment_count;
     append_muon_chunks(optimizer);
-    optimizer->scratch_bytes = optimizer->muon_bytes +
-                               (optimizer->chunk_count + optimizer->matrix_count + optimizer->segment_count) * (int64_t)sizeof(double) +
+    optimizer->scratch_bytes = optimizer->muon_bytes + (optimizer->segment_count + optimizer->chunk_count) * (int64_t)sizeof(PreciseSum) +
+                               optimizer->matrix_count * (int64_t)sizeof(double) +
                                (backend->chunks_on_device ? chunk_list_bytes(optimizer) : 0);
     return optimizer;
 }
@@ -210,9 +210,10 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
         optimizer_free(optimizer);
         return NULL;
     }
-    optimizer->partials = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
-    optimizer->squares = optimizer->partials + optimizer->chunk_count;
-    optimizer->device_chunks = (Chunk *)(optimizer->squares + optimizer->matrix_count + optimizer->segment_count);
+    optimizer->segment_squares = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
+    optimizer->partials = optimizer->segment_squares + optimizer->segment_count;
+    optimizer->squares = (double *)((PreciseSum *)optimizer->partials + optimizer->chunk_count);
+    optimizer->device_chunks = (Chunk *)(optimizer->squares + optimizer->matrix_count);
     if (optimizer->backend->chunks_on_device)
         device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
     return optimizer;
@@ -249,16 +250,14 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-static double *segment_squares(const Optimizer *optimizer, int segment) { return optimizer->squares + optimizer->matrix_count + segment; }
-
 /* The sum over segments from `first` on, or over the primary ones, of what the back end has summed for each. Waits. */
-static double add_squares(const Optimizer *optimizer, int first, bool primary) {
+static PreciseSum add_squares(const Optimizer *optimizer, int first, bool primary) {
     int count = optimizer->segment_count - first;
-    SCOPED_FREE double *squares = memory_allocate((size_t)count * sizeof *squares);
-    double sum = 0;
-    device_download(optimizer->device, squares, segment_squares(optimizer, first), count * (int64_t)sizeof *squares);
+    SCOPED_FREE PreciseSum *squares = memory_allocate((size_t)count * sizeof *squares);
+    PreciseSum sum = {0};
+    device_download(optimizer->device, squares, optimizer->segment_squares + first, count * (int64_t)sizeof *squares);
     for (int i = 0; i < count; i++)
-        if (!primary || optimizer->segments[first + i].primary) sum += squares[i];
+        if (!primary || optimizer->segments[first + i].primary) precise_join(&sum, squares[i]);
     return sum;
 }
 
@@ -267,21 +266,21 @@ void optimizer_note_squares(Optimizer *optimizer, int bucket, const void *gradie
         const Segment *segment = &optimizer->segments[i];
         if (segment->bucket == bucket)
             optimizer->backend->sum_squares(
-                optimizer, segment, optim_gradients(optimizer, segment, gradients), segment_squares(optimizer, i));
+                optimizer, segment, optim_gradients(optimizer, segment, gradients), &optimizer->segment_squares[i]);
     }
 }
 
-double optimizer_noted_norm(const Optimizer *optimizer) { return sqrt(add_squares(optimizer, optimizer->balance_segments, true)); }
+PreciseSum optimizer_noted_squares(const Optimizer *optimizer) { return add_squares(optimizer, optimizer->balance_segments, true); }
 
-double optimizer_gradient_norm(Optimizer *optimizer, const void *gradients) {
+PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradients) {
     for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) optimizer_note_squares(optimizer, bucket, gradients);
-    return optimizer_noted_norm(optimizer);
+    return optimizer_noted_squares(optimizer);
 }
 
 bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
     for (int i = 0; i < optimizer->segment_count; i++)
-        optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, segment_squares(optimizer, i));
-    return isfinite(add_squares(optimizer, 0, false));
+        optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, &optimizer->segment_squares[i]);
+    return isfinite(precise_value(add_squares(optimizer, 0, false)));
 }
 
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {

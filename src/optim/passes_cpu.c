@@ -32,7 +32,7 @@ static inline void update_adamw(const AdamwRates *rates, int64_t count, W *p_at,
     }
 }
 
-static double adamw(const PassRates *rates, const PassMemory *memory) {
+static PreciseSum adamw(const PassRates *rates, const PassMemory *memory) {
     enum { BLOCK = 1024 };
     W *p = memory->master, *m = memory->momentum, *v = memory->variance;
     const W *g = memory->gradient;
@@ -41,20 +41,30 @@ static double adamw(const PassRates *rates, const PassMemory *memory) {
         update_adamw(rates->adamw, block, p + first, g + first, m + first, v + first);
         cast_weights(block, p + first, (T *)memory->weights + first);
     }
-    return 0;
+    return (PreciseSum){0};
 }
 
-static double sum_squares(const PassRates *rates, const PassMemory *memory) {
+/* Eight sums run side by side, one for each lane of a vector of doubles. */
+static PreciseSum sum_squares(const PassRates *rates, const PassMemory *memory) {
+    enum { LANES = 8 };
     (void)rates;
     const W *g = memory->gradient;
-    int64_t count = memory->count;
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++) sum += (double)g[i] * (double)g[i];
+    int64_t count = memory->count, whole = count / LANES * LANES;
+    double high[LANES] = {0}, low[LANES] = {0};
+    for (int64_t i = 0; i < whole; i += LANES)
+#pragma omp simd
+        for (int lane = 0; lane < LANES; lane++) {
+            PreciseSum sum = {high[lane], low[lane]};
+            precise_add(&sum, (double)g[i + lane] * (double)g[i + lane]);
+            high[lane] = sum.high, low[lane] = sum.low;
+        }
+    PreciseSum sum = {0};
+    for (int lane = 0; lane < LANES; lane++) precise_join(&sum, (PreciseSum){high[lane], low[lane]});
+    for (int64_t i = whole; i < count; i++) precise_add(&sum, (double)g[i] * (double)g[i]);
     return sum;
 }
 
-static double update_momentum(const PassRates *rates, const PassMemory *memory) {
+static PreciseSum update_momentum(const PassRates *rates, const PassMemory *memory) {
     const W *restrict g = memory->gradient;
     W *restrict m = memory->momentum, d = (W)rates->decay, s = (W)rates->scale;
     int64_t count = memory->count;
@@ -66,17 +76,17 @@ static double update_momentum(const PassRates *rates, const PassMemory *memory) 
         double u = (double)(scaled + d * m[i]);
         sum += u * u;
     }
-    return sum;
+    return (PreciseSum){.high = sum};
 }
 
-static double load_direction(const PassRates *rates, const PassMemory *memory) {
+static PreciseSum load_direction(const PassRates *rates, const PassMemory *memory) {
     const W *restrict g = memory->gradient, *restrict m = memory->momentum;
     T *restrict x = memory->x;
     W d = (W)rates->decay, s = (W)rates->scale, f = (W)rates->factor;
     int64_t count = memory->count;
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) x[i] = to_compute((s * g[i] + d * m[i]) * f);
-    return 0;
+    return (PreciseSum){0};
 }
 
 static void polynomial(void *gram, const void *square, int64_t order, int64_t first, int64_t end) {
@@ -108,14 +118,14 @@ static void mirror(void *gram, int64_t order, int64_t first, int64_t end) {
                 mirror_row(matrix + i * order + column, matrix + column * order + i, order, i - column);
 }
 
-static double apply_direction(const PassRates *rates, const PassMemory *memory) {
+static PreciseSum apply_direction(const PassRates *rates, const PassMemory *memory) {
     W *restrict p = memory->master, k = (W)rates->keep, r = (W)rates->rate;
     const T *restrict x = memory->x;
     int64_t count = memory->count;
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) p[i] = k * p[i] - r * to_wide(x[i]);
     cast_weights(count, p, memory->weights);
-    return 0;
+    return (PreciseSum){0};
 }
 
 extern const OptimKernels KERNEL(optim);

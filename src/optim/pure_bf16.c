@@ -33,14 +33,14 @@ static void round_block(uint16_t *restrict to, const float *restrict from, int64
     for (int64_t i = 0; i < count; i++) to[i] = round_one(from[i], optim_noise(seed, element + i) >> shift);
 }
 
-double bf16_pass(
+PreciseSum bf16_pass(
     const OptimKernels *kernels, OptimPass pass, const PassRates *rates, const PassMemory *memory, uint32_t seed, int64_t first) {
     float p[BLOCK], g[BLOCK], m[BLOCK], v[BLOCK];
     uint16_t ignored[BLOCK], *master = memory->master, *weights = memory->weights, *momentum = memory->momentum,
                              *variance = memory->variance;
     const uint16_t *gradient = memory->gradient;
     int reads = touched[pass].reads, writes = touched[pass].writes;
-    double sum = 0;
+    PreciseSum sum = {0};
     for (int64_t at = 0; at < memory->count; at += BLOCK) {
         int64_t count = int_min(BLOCK, memory->count - at), element = first + at;
         PassMemory block = {count, p, ignored, m, v, optim_at(memory->x, at, sizeof(uint16_t)), g};
@@ -48,7 +48,7 @@ double bf16_pass(
         if (reads & GRADIENT) load_block(g, gradient + at, count);
         if (reads & MOMENTUM) load_block(m, momentum + at, count);
         if (reads & VARIANCE) load_block(v, variance + at, count);
-        sum += kernels->pass[pass](rates, &block);
+        precise_join(&sum, kernels->pass[pass](rates, &block));
         if (writes & MASTER) round_block(master + at, p, count, seed, element, 0);
         if (writes & MOMENTUM) round_block(momentum + at, m, count, ~seed, element, 0);
         if (writes & VARIANCE) round_block(variance + at, v, count, ~seed, element, 16);

@@ -110,7 +110,7 @@ static void check_steps(Check *c) {
         if (c->given->losses) compare_loss(c, name, loss, c->given->losses[step - 1]);
         else fprintf(c->report, "%-44s %12.6f\n", name, loss);
         session_begin_step(&c->session, step, optimizer_settings.lr, c->config.batch.tokens);
-        session_update(&c->session, session_gradient_norm(&c->session));
+        session_update(&c->session, sqrt(precise_value(session_gradient_squares(&c->session))));
     }
 }
 

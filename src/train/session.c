@@ -285,10 +285,10 @@ void session_begin_step(Session *session, int64_t step, double lr, int64_t rows)
     optimizer_set_load_unit(session->optimizer, session->update.load_unit);
 }
 
-double session_gradient_norm(Session *session) {
+PreciseSum session_gradient_squares(Session *session) {
     if (!session->layout->in_backward)
-        return optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
-    return session->update.made ? optimizer_noted_norm(session->optimizer) : NAN;
+        return optimizer_gradient_squares(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    return session->update.made ? optimizer_noted_squares(session->optimizer) : (PreciseSum){.high = NAN};
 }
 
 void session_update(Session *session, double norm) {
@@ -340,7 +340,7 @@ static void note_kernels(Session *session) {
     const void *gradients = executor_arena(session->executor, ARENA_GRADIENT);
     if (!device_prepare_begin(device)) return;
     model_initialize_on(session->model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
-    optimizer_gradient_norm(session->optimizer, gradients);
+    optimizer_gradient_squares(session->optimizer, gradients);
     optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
     device_prepare_end(device);
 }

@@ -228,20 +228,21 @@ typedef struct Outcome {
 /* Adds in the order of the ranks, so that all have the same bits. Infinity that casts of fp8 hide shows in the norm. */
 static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
-    enum { LOSS, AUXILIARY, SQUARES, REWARDS, VALUES = REWARDS + REWARD_COUNT };
+    enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, VALUES = REWARDS + REWARD_COUNT };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
     if (!amax_history_agree(session->history, session->executor, error)) return false;
-    double norm = session_gradient_norm(&loop->session);
-    if (!amax_history_is_finite(session->history)) norm = NAN;
+    PreciseSum own = session_gradient_squares(&loop->session), squares = {0};
+    if (!amax_history_is_finite(session->history)) own.high = NAN;
     mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
-    mine[SQUARES] = norm * norm;
+    mine[SQUARES] = own.high, mine[SQUARES_LOW] = own.low;
     pairs_add_rewards(&session->model, session->executor, mine + REWARDS);
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
-    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES]), {0}};
+    for (double *of = values; of < values + size * VALUES; of += VALUES) precise_join(&squares, (PreciseSum){of[SQUARES], of[SQUARES_LOW]});
+    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}};
     memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
     return done;
 }

@@ -125,9 +125,9 @@ static void update(Fixture *f, int64_t step, double lr, double scale) {
 }
 
 static double gradient_norm(Fixture *f) {
-    if (device_info(f->device)->host_memory) return optimizer_gradient_norm(f->optimizer, f->gradients);
+    if (device_info(f->device)->host_memory) return sqrt(precise_value(optimizer_gradient_squares(f->optimizer, f->gradients)));
     device_upload(f->device, f->device_arenas[2], f->gradients, elements_of(f->graph) * 4);
-    return optimizer_gradient_norm(f->optimizer, f->device_arenas[2]);
+    return sqrt(precise_value(optimizer_gradient_squares(f->optimizer, f->device_arenas[2])));
 }
 
 static void set_gradients(Fixture *f, int64_t step) {
