@@ -330,7 +330,7 @@ bool file_sync_name(const char *path, Error *error) {
 
 bool file_replace_begin(File *file, const char *path, Error *error) {
     char *temporary = memory_format("%s%s%ld", path, PARTIAL, (long)getpid());
-    int descriptor = descriptor_open(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    int descriptor = descriptor_open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
     *file = (File){0};
     if (descriptor >= 0) {
         flock(descriptor, LOCK_EX | LOCK_NB); /* for file_remove_partials; where a file system has no locks, none are asked for */
@@ -380,9 +380,19 @@ bool file_create(const char *path, const void *data, int64_t bytes, Error *error
            name_new(file.temporary, path, error) && file_sync_name(path, error);
 }
 
+enum { APPEND = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY };
+
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error) {
-    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | (exclusive ? O_EXCL : 0);
-    return file_take(file, path, descriptor_open(path, flags), "open", error);
+    return file_take(file, path, descriptor_open(path, APPEND | (exclusive ? O_EXCL : 0)), "open", error);
+}
+
+bool file_open_journal(File *file, const char *path, Error *error) {
+    int descriptor = descriptor_open(path, APPEND | O_NOFOLLOW);
+    *file = (File){0};
+    if (descriptor < 0 && errno == ELOOP)
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s is a symbolic link, and a run writes its records through none. Remove the link", path);
+    return file_take(file, path, descriptor, "open", error);
 }
 
 bool file_follow_name(File *file, bool *lost, Error *error) {
@@ -390,7 +400,7 @@ bool file_follow_name(File *file, bool *lost, Error *error) {
     SCOPED(file_close) File fresh = {0};
     *lost = fstat(file->descriptor, &status) == 0 && status.st_nlink == 0;
     if (!*lost) return true;
-    if (!file_open_append(&fresh, file->path, false, error)) return false;
+    if (!file_open_journal(&fresh, file->path, error)) return false;
     File removed = *file;
     *file = fresh;
     fresh = removed;

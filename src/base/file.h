@@ -111,9 +111,11 @@ bool file_create(const char *path, const void *data, int64_t bytes, Error *error
 bool file_replace_begin(File *file, const char *path, Error *error);
 bool file_replace_commit(File *file, Error *error);
 
-/* Appends to a journal, which may be absent. `exclusive`: fails with errno EEXIST unless it is absent. */
+/* Appends to a file, which may be absent. `exclusive`: fails with errno EEXIST unless it is absent. */
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error);
-/* A file that is open for appending and has lost its last name, since it was removed or another was renamed over it,
+/* The same of a journal of a run folder. The folder may be a stranger's: a symbolic link is refused (ERROR_CHECKPOINT). */
+bool file_open_journal(File *file, const char *path, Error *error);
+/* A journal that is open for appending and has lost its last name, since it was removed or another was renamed over it,
  * would be lost with the process: opens what has the name now, or a new file. `*lost`: it had. */
 bool file_follow_name(File *file, bool *lost, Error *error);
 /* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */

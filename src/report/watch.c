@@ -162,13 +162,16 @@ static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connec
     return text ? reply(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
-/* `host` is "NAME", "NAME:PORT" or "[ADDRESS]:PORT". The port is not compared: ssh -L changes it. */
+/* Whether `text` is empty or ":DIGITS". */
+static bool is_port(const char *text) { return *text == '\0' || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0'); }
+
+/* `host` is "NAME", "NAME:PORT", "[ADDRESS]" or "[ADDRESS]:PORT". The port is not compared: ssh -L changes it. */
 static bool host_is_ours(const Watch *watch, const char *host) {
     struct in6_addr address;
     char name[256];
     bool bracket = host && *host == '[';
     size_t length = host ? strcspn(host += bracket, bracket ? "]" : ":") : 0;
-    if (length == 0 || length >= sizeof name) return false;
+    if (length == 0 || length >= sizeof name || (bracket && host[length] != ']') || !is_port(host + length + bracket)) return false;
     memcpy(name, host, length);
     name[length] = '\0';
     return inet_pton(bracket ? AF_INET6 : AF_INET, name, &address) == 1 || strcasecmp(name, "localhost") == 0 ||

@@ -91,7 +91,7 @@ void console_open_log(Console *console, const char *run) {
     Error error = {0};
     SCOPED_FREE char *path = memory_format("%s/log.txt", run);
     pthread_mutex_lock(&console->lock);
-    console->open = file_open_append(&console->log, path, false, &error);
+    console->open = file_open_journal(&console->log, path, &error);
     bool good = console->open && (console->early_bytes == 0 || append(console, console->early, console->early_bytes, &error));
     note_failure(console, !good, &error);
 }

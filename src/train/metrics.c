@@ -130,7 +130,7 @@ Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensor
     Metrics *metrics = memory_allocate(sizeof *metrics);
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
     if (file_make_folder(run, error) && drop_later_records(path, (Cut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
-        file_open_append(&metrics->journal, path, false, error) && file_sync_name(path, error) &&
+        file_open_journal(&metrics->journal, path, error) && file_sync_name(path, error) &&
         (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
         warn_of_gaps(path, step, &metrics->kept);
         return metrics;

@@ -238,7 +238,8 @@ static void only_hosts_that_can_be_this_server_are_answered(void **state) {
         int status;
     } cases[] = {{"127.0.0.1", 200}, {"localhost:99", 200}, {"LocalHost", 200}, {"[::1]:6160", 200}, {"192.0.2.7:80", 200},
         {"attacker.example", 403}, {"127.0.0.1.attacker.example:80", 403}, {"localhost.attacker.example", 403}, {"", 403}, {"[", 403},
-        {"2130706433", 403}};
+        {"2130706433", 403}, {"[::1]", 200}, {"[::1]evil.com", 403}, {"[::1]:80evil.com", 403}, {"[::1]:80:80", 403}, {"[::1", 403},
+        {"localhost:80.evil.com", 403}, {"localhost:evil.com", 403}, {"127.0.0.1:80@evil.com", 403}};
     Served served = serve("run", NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *request = memory_format("GET /changes?from=0 HTTP/1.1$Host: %s$Connection: close$$", cases[i].host);

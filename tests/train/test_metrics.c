@@ -16,6 +16,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "support/files.h"
 #include "support/step_metrics.h"
@@ -330,6 +331,30 @@ static void a_named_pipe_is_refused_instead_of_waited_for(void **state) {
     assert_non_null(strstr(error.message, "run/metrics.jsonl is not a regular file"));
 }
 
+/* A run folder of a stranger holds links: at its journals, and at the name under which a file is written before it gets its own. */
+static void a_run_writes_through_no_link(void **state) {
+    (void)state;
+    static const char *const journals[] = {"run/metrics.jsonl", "run/log.txt"};
+    Error error = {0};
+    File file;
+    assert_int_equal(mkdir("run", 0777), 0);
+    write_text("victim", "mine");
+    for (size_t i = 0; i < sizeof journals / sizeof *journals; i++) {
+        assert_int_equal(symlink("../victim", journals[i]), 0);
+        assert_false(file_open_journal(&file, journals[i], &error));
+        assert_holds(error.message, " is a symbolic link");
+    }
+    metrics_close(metrics_open("run", 0, false, false, &error)); /* what it drops, it drops from a new file */
+    char temporary[64];
+    snprintf(temporary, sizeof temporary, "run/run.json.partial-%ld", (long)getpid());
+    assert_int_equal(symlink("../victim", temporary), 0);
+    assert_false(file_write("run/run.json", "{}", 2, &error));
+    size_t size;
+    char *text = (char *)read_bytes("victim", &size);
+    assert_string_equal(text, "mine");
+    free(text);
+}
+
 /* -- TensorBoard ------------------------------------------------------------------------------------------------- */
 
 static void crc32c_gives_the_published_values(void **state) {
@@ -507,6 +532,7 @@ int main(void) {
         TEST(a_file_with_nothing_to_drop_is_not_rewritten),
         TEST(a_record_that_does_not_fit_on_the_disk_leaves_no_part_behind),
         TEST(a_named_pipe_is_refused_instead_of_waited_for),
+        TEST(a_run_writes_through_no_link),
         TEST(crc32c_gives_the_published_values),
         TEST(an_event_file_opens_with_its_version_and_a_session_start),
         TEST(events_hold_the_scalars_of_steps_and_evaluations),
