@@ -127,9 +127,17 @@ static bool load_initial(Loop *loop, Error *error) {
 
 /* -- Settings, run folder, data ------------------------------------------------------------------------------------ */
 
+/* What a process takes beside the plan, as measured with 1 to 8 threads (tests/train/test_memory.c): the GEMM's scratch of each
+ * thread, and the loader, graphs, records, and the writing of checkpoints. */
+static int64_t process_bytes(void) {
+    enum { PROCESS_MIB = 24, THREAD_MIB = 4 };
+    return (int64_t)(PROCESS_MIB + THREAD_MIB * omp_get_max_threads()) << 20;
+}
+
 int64_t train_memory(const Comm *comm, const Device *device) {
     int64_t available = device_available(device);
-    return available < 0 || !device_info(device)->host_memory ? available : available / comm_local_size(comm);
+    if (available < 0 || !device_info(device)->host_memory) return available;
+    return int_max(0, available / comm_local_size(comm) - process_bytes());
 }
 
 static bool check_settings(const Config *config, int ranks, Error *error) {

@@ -21,7 +21,8 @@ typedef struct TrainHost {
 
 /* Whether all ranks of `comm` have the same settings and program: ERROR_USAGE. Comes before anything that they decide. */
 bool train_settings_agree(const Config *config, Comm *comm, Error *error);
-/* Bytes of the device for this rank (< 0: unknown): the ranks of a node share host memory. */
+/* Bytes of the device for the plan of this rank (< 0: unknown). The ranks of a node share host memory, less what each process
+ * takes beside its plan. */
 int64_t train_memory(const Comm *comm, const Device *device);
 /* Trains as configured on the device with all ranks of `comm`, which agree on the settings (train_settings_agree),
  * resuming the run folder when it holds checkpoints.
