@@ -235,15 +235,17 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     int count = fit_search(session->config, session->backend.device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
+    const char *whose = budget.host ? " beside what the process itself takes" : "";
     if (rank == 0) budget_print(&budget, available, stderr);
     if (rank == 0) fit_print(fits, count, stderr);
     while (first < count && !fits[first].fits) first++;
     if (first < count)
-        return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, fits[first].change);
+        return error_set(
+            error, ERROR_MEMORY, "the plan needs %s and %s are available%s: it fits with %s", needed, have, whose, fits[first].change);
     return error_set(error, ERROR_MEMORY,
-        "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
+        "the plan needs %s and %s are available%s, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
         "machine with more memory, a smaller model, or a shorter data.length",
-        needed, have);
+        needed, have, whose);
 }
 
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
