@@ -24,6 +24,10 @@ static bool asks_version(int argc, char **argv) {
 static int print_version(void) {
     printf("smelt %s%s%s\n", SMELT_VERSION, *SMELT_COMMIT ? ", commit " : "", SMELT_COMMIT);
     printf("GPU targets built in: %s\n", *SMELT_GPU_TARGETS ? SMELT_GPU_TARGETS : "none");
+    printf("CPU instruction sets:");
+    for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++)
+        printf("%s %s%s", isa ? "," : "", cpu_isa_name(isa), isa == cpu_isa() ? " (used here)" : cpu_has(isa) ? "" : " (not on this CPU)");
+    printf("\n");
     return 0;
 }
 

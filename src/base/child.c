@@ -3,10 +3,12 @@
 #include "base/child.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -20,10 +22,16 @@ void child_free_variables(ChildVariables *variables) {
     *variables = (ChildVariables){0};
 }
 
+/* Ends a child that has not become anything else yet. */
+static _Noreturn void fail(const char *reason, int code) {
+    dprintf(STDERR_FILENO, "error: process %d could not start: %s\n", (int)getpid(), reason);
+    _exit(code);
+}
+
 /* Runs in the child, which has one thread. Signals that its parent handles get their default action. */
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1); /* it died before */
+    if (getppid() != parent) fail("its parent has ended", 1);
     setpgid(0, 0);
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
@@ -34,7 +42,7 @@ static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     if (options->kept) fcntl(options->kept, F_SETFD, 0);
     if (options->run) _exit(options->run(options->context));
     execv("/proc/self/exe", options->arguments);
-    _exit(127);
+    fail(strerror(errno), 127);
 }
 
 pid_t child_start(const ChildOptions *options) {

@@ -24,8 +24,8 @@ static char *next_text(const char **rest) {
 static bool check_text(const Tokenizer *tokenizer, const char *list, const char *text, int32_t before, Error *error) {
     const char *rest = list;
     if (!*text || text_well_formed(text, strlen(text)) != strlen(text))
-        return error_set(error, ERROR_USAGE, "token %d of '%s' is %s: give texts with commas between", before + 1, list,
-            *text ? "not UTF-8" : "empty");
+        return error_set(
+            error, ERROR_USAGE, "token %d of '%s' is %s: give texts with commas between", before + 1, list, *text ? "not UTF-8" : "empty");
     if (tokenizer_id(tokenizer, text) != TOKEN_NONE)
         return error_set(error, ERROR_USAGE, "%s is token %d already: leave it out", text, tokenizer_id(tokenizer, text));
     for (int32_t i = 0; i < before; i++) {

@@ -8,8 +8,8 @@
 
 /* What grows: rows of a table below `tokens` are those of tokens, the others padding. */
 typedef struct VocabularyGrowth {
-    int64_t tokens, added;     /* of the tokenizer, and new ones behind them */
-    int64_t rows, grown_rows;  /* of the tables, before and after: padding is used first, and multiples of 64 are made */
+    int64_t tokens, added;    /* of the tokenizer, and new ones behind them */
+    int64_t rows, grown_rows; /* of the tables, before and after: padding is used first, and multiples of 64 are made */
 } VocabularyGrowth;
 VocabularyGrowth vocabulary_growth(int64_t rows, int64_t tokens, int64_t added);
 /* Fills `master`, the MASTER arena of `graph`, which has the grown rows, with the weights of `folder`, a model of `config` that has the rows

@@ -84,6 +84,8 @@ static void the_program_keeps_to_it_and_says_so(void **state) {
         SCOPED_FREE char *path = memory_format("%s/log.txt", cpu_isa_name(isa));
         setenv("SMELT_CPU_ISA", cpu_isa_name(isa), 1);
         train_good("steps=1 schedule.warmup=0 run=%s", cpu_isa_name(isa));
+        SCOPED_FREE char *used = memory_format(" %s (used here)", cpu_isa_name(isa));
+        smelt_says(ERROR_NONE, used, "--version");
         SCOPED_FREE char *log = read_text(path);
         if (!strstr(log, expected)) fail_msg("not \"%s\" in\n%s", expected, log);
     }

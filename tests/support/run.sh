@@ -1,9 +1,11 @@
 #!/bin/sh
 # Runs test programs, several at once: one line for each, the whole output of those that fail, and as the last line the sum over all,
 # "N passed, N failed, N skipped". A program that ends without cmocka's closing lines (a crash, a sanitizer's report) counts as one failure.
-# Usage: run.sh [-j JOBS] [-s SUITE] [PROGRAM...]
-#        run.sh -1 PROGRAM           one program, without the sum
+# Usage: run.sh [-j JOBS] [-s SUITE] [-b PROGRAMS] [PROGRAM...]
+#        run.sh -1 [ISA:]PROGRAM     one program, without the sum
 #   JOBS: how many programs run at once; else one
+#   PROGRAMS: they run again, with SMELT_CPU_ISA, under each instruction set of the CPU that smelt ($SMELT) does not choose by itself; those that the CPU
+#       lacks are named and counted as skipped
 #   SUITE: a command that prints such lines itself; its programs are part of the sum. It fills the processors: until it ends, one program runs beside it
 set -u
 export OMP_WAIT_POLICY=passive # threads that wait must not spin: machines that test are often busy
@@ -13,15 +15,18 @@ report() { printf '%-32s %3d passed, %d failed, %d skipped, %d s\n' "$@"; }
 # The number of tests in cmocka's last line that begins with "[  $1".
 count() { sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$output" | tail -n 1 | grep . || echo 0; }
 
+# Several mpiruns must not share a folder for their sessions: the one that ends removes it while another enters it.
 run_one() {
-    output=$(mktemp)
-    trap 'rm -f "$output"' EXIT
+    folder=$(mktemp -d) output=$folder/output program=${1#*:} name=${1#*/tests/}
+    trap 'rm -rf "$folder"' EXIT
+    export OMPI_MCA_orte_tmpdir_base="$folder"
+    case $1 in *:*) export SMELT_CPU_ISA="${1%%:*}"; name="$name ($SMELT_CPU_ISA)" ;; esac
     start=$(date +%s)
-    "$1" >"$output" 2>&1
+    "$program" >"$output" 2>&1
     status=$?
     failed=$(count FAILED)
     if [ "$failed" -eq 0 ] && { [ "$status" -ne 0 ] || ! grep -q '^\[  PASSED' "$output"; }; then failed=1; fi
-    line=$(report "${1#*/tests/}" "$(count PASSED)" "$failed" "$(count SKIPPED)" $(($(date +%s) - start)))
+    line=$(report "$name" "$(count PASSED)" "$failed" "$(count SKIPPED)" $(($(date +%s) - start)))
     if [ "$failed" -eq 0 ]; then echo "$line"; else echo "$line" | cat - "$output"; fi
 }
 
@@ -30,11 +35,15 @@ if [ "${1:-}" = -1 ]; then
     exit
 fi
 
-jobs=1 suite=
-while getopts j:s: option; do
+# The instruction sets, one a line: "generic", "avx2 (used here)", "avx512 (not on this CPU)".
+isas() { "$SMELT" --version | sed -n 's/^CPU instruction sets: //p' | sed 's/, /\n/g'; }
+
+jobs=1 suite= again=
+while getopts j:s:b: option; do
     case $option in
     j) jobs=$OPTARG ;;
     s) suite=$OPTARG ;;
+    b) again=$OPTARG ;;
     *) exit 2 ;;
     esac
 done
@@ -43,12 +52,16 @@ shift $((OPTIND - 1))
 {
     beside=$jobs
     if [ -n "$suite" ]; then beside=1; fi
-    for program; do echo "$program"; done | xargs -r -d '\n' -P "$beside" -n 1 "$0" -1 &
+    {
+        for program; do echo "$program"; done
+        if [ -n "$again" ]; then for isa in $(isas | grep -v ' '); do for program in $again; do echo "$isa:$program"; done; done; fi
+    } | xargs -r -d '\n' -P "$beside" -n 1 "$0" -1 &
     if [ -n "$suite" ]; then
         sh -c "$suite" || report "$suite" 0 1 0 0
         while [ "$beside" -lt "$jobs" ] && kill -USR1 $! 2>/dev/null; do beside=$((beside + 1)); done # xargs runs one more at once for each
     fi
     wait
+    if [ -n "$again" ]; then isas | sed -n 's/ (not on this CPU)//p' | while read -r isa; do report "under $isa: not on this CPU" 0 0 "$(echo $again | wc -w)" 0; done; fi
 } | awk '
     { print; fflush() }
     match($0, /[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped, [0-9]+ s/) {
