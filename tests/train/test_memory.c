@@ -8,9 +8,11 @@
 enum { MIB = 1 << 20, PROCESS_MIB = 24, THREAD_MIB = 4 }; /* as in src/train/start.c */
 enum { HUGE_MIB = 4 };                                    /* a stack and a heap of each thread, where the system gives huge pages unasked */
 
+static char *smelt;
+
 static ProcessResult train(const char *threads, const char *run, const char *setting) {
-    char *arguments[] = {process_smelt(), "train", "data.train=text", "model.layers=4", "model.width=128", "model.heads=4",
-        "batch.tokens=4096", "data.length=256", "steps=3", "checkpoint.every=2", (char *)run, (char *)setting, NULL};
+    char *arguments[] = {smelt, "train", "data.train=text", "model.layers=4", "model.width=128", "model.heads=4", "batch.tokens=4096",
+        "data.length=256", "steps=3", "checkpoint.every=2", (char *)run, (char *)setting, NULL};
     setenv("OMP_NUM_THREADS", threads, 1);
     Process process = process_start(arguments);
     ProcessResult result = process_finish(&process);
@@ -43,5 +45,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_run_stays_within_its_plan_and_what_the_process_takes, enter_folder, leave_folder),
     };
+    smelt = process_smelt();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
