@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/array.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "config/config.h"
@@ -89,6 +90,14 @@ static int count_optional(const char *words) {
     return count;
 }
 
+/* The words name files and folders, but for a prompt. */
+static bool check_places(const Command *command, const Invocation *invocation, Error *error) {
+    int places = strchr(command->words, '"') ? 1 : invocation->word_count;
+    for (int i = 0; i < places && i < invocation->word_count; i++)
+        if (!file_check_place(invocation->words[i], true, error)) return false;
+    return true;
+}
+
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
     const char *takes = *command->words ? command->words : "only key=value";
     int count = 0, named = count_words(command->words), least = named - count_optional(command->words);
@@ -113,8 +122,9 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
         }
     }
     invocation->word_count = count;
-    return count >= least ||
-           error_set(error, ERROR_USAGE, "smelt %s takes %s, and %d of %d were given", command->name, takes, count, least);
+    if (count < least)
+        return error_set(error, ERROR_USAGE, "smelt %s takes %s, and %d of %d were given", command->name, takes, count, least);
+    return check_places(command, invocation, error);
 }
 
 /* -- Help ---------------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include "base/file.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -499,9 +500,24 @@ bool file_make_parents_below(const char *folder, const char *path, Error *error)
     return true;
 }
 
+size_t file_scheme(const char *path) {
+    size_t length = 0;
+    while (isalnum((unsigned char)path[length]) || (length > 0 && path[length] && strchr("+-.", path[length]))) length++;
+    return starts_with(path + length, "://") ? length : 0;
+}
+
+bool file_check_place(const char *path, bool bucket, Error *error) {
+    size_t scheme = file_scheme(path);
+    bool s3 = scheme == 2 && starts_with(path, "s3");
+    if (!scheme || (s3 && bucket)) return true;
+    return error_set(error, ERROR_USAGE, "%s is in a store of %.*s://, where smelt reads and writes nothing%s: give a path of this machine",
+        path, (int)scheme, path, s3 ? " here" : "");
+}
+
 bool file_make_folder(const char *path, Error *error) {
     size_t length = strlen(path);
-    return file_make_parents(path, error) && ((length > 0 && path[length - 1] == '/') || folder_make_one(path, error));
+    return file_check_place(path, false, error) && file_make_parents(path, error) &&
+           ((length > 0 && path[length - 1] == '/') || folder_make_one(path, error));
 }
 
 char *file_make_temporary_folder(const char *name, Error *error) {

@@ -148,6 +148,10 @@ bool file_open_shared(File *file, const char *path, int64_t bytes, Error *error)
 
 /* -- Folders ------------------------------------------------------------------------------------------------------- */
 
+/* The scheme of SCHEME://PLACE, which is no path of this machine: its bytes; 0: it is a path. */
+size_t file_scheme(const char *path);
+/* Refuses what is in a store (ERROR_USAGE, by name), but for s3:// where `bucket` says that one is read or written. */
+bool file_check_place(const char *path, bool bucket, Error *error);
 bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */
 bool file_make_parents(const char *path, Error *error); /* the folders that `path` is to lie in */
 /* Those of them below `folder`, with which `path` begins, and which must exist. */

@@ -284,7 +284,8 @@ static const char *parse_text(const Option *option, const char *text, size_t len
         break;
     case OPTION_CHOICE: reason = parse_choice(option->choices, text, &value.choice); break;
     case OPTION_STRING:
-        if (option->path && is_for_shell(text)) reason = "a shell expands and smelt does not";
+        if (option->path && file_scheme(text) && !starts_with(text, "s3://")) reason = "names a store that smelt does not know";
+        else if (option->path && is_for_shell(text)) reason = "a shell expands and smelt does not";
         else value.string = text;
         break;
     }

@@ -134,7 +134,9 @@ static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, j
 /* Fills `manifest` from its JSON; returns what is wrong, or NULL. */
 static const char *manifest_parse(Manifest *manifest) {
     const char *format = json_string_value(json_object_get(manifest->json, "format"));
-    if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0)) return "it is of another format version";
+    if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0))
+        return "its format is neither \"smelt checkpoint 1\" nor \"smelt checkpoint 2\", which this build reads: use the build that wrote "
+               "it";
     json_t *files, *intervals;
     json_int_t step;
     if (json_unpack(manifest->json, "{s:I, s:o, s:o}", "step", &step, "files", &files, "intervals", &intervals) != 0 || step < 0 ||

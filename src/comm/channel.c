@@ -125,7 +125,12 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     *channel = (Channel){.socket = socket, .open = true};
     if (!socket_receive(socket, &server, sizeof server, until)) return fail(channel, error, "it is busy, or another program listens there");
     if (server.magic != CHANNEL_MAGIC || server.service != service) return fail(channel, error, "another program listens there");
-    if (server.version != CHANNEL_VERSION) return fail(channel, error, "another version of smelt listens there: use one on all nodes");
+    if (server.version != CHANNEL_VERSION) {
+        channel_close(channel);
+        return error_set(error, ERROR_COMMUNICATION,
+            "a smelt of wire version %d listens there, and this one has wire version %d: use one build on all nodes", server.version,
+            CHANNEL_VERSION);
+    }
     if (!channel_opening(service, &client, error)) {
         channel_close(channel);
         return false;

@@ -387,8 +387,8 @@ static bool write_record(const Config *config, const Origin *origin, const json_
     size_t count = json_array_size(history);
     if (count > 0) warn_of_other_bits(json_array_get(history, count - 1), start);
     json_array_append_new(history, start);
-    json_auto_t *content =
-        json_pack("{s:O, s:o*, s:o}", "identity", identity, "fork", describe_fork(config, origin, record), "history", history);
+    json_auto_t *content = json_pack("{s:i, s:O, s:o*, s:o}", "format", RUN_FORMAT, "identity", identity, "fork",
+        describe_fork(config, origin, record), "history", history);
     SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1)), *path = memory_format("%s/run.json", config->run);
     return file_write(path, text, (int64_t)strlen(text), error);
 }

@@ -1,10 +1,10 @@
 /* RUN/run.json: which run this is, and how it came about:
  *
- *     {"identity": {...}, "fork": {"run": "5f0c...", "folder": "/runs/a", "step": 150},
+ *     {"format": 1, "identity": {...}, "fork": {"run": "5f0c...", "folder": "/runs/a", "step": 150},
  *      "history": [{"time": "2026-01-31T12:00:00Z", "step": 0, "version": "0.9",
  *                                      "machine": "...", "changes": ["optimizer.lr: 0.001 -> 0.0005"]}]}
  *
- * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it
+ * `format` is RUN_FORMAT (run.h). `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it
  * continued from, and the settings that have changed since that checkpoint. `fork` says of a run that was forked from
  * which run, its folder then, and after which step. */
 #pragma once

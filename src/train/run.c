@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "train/identity_internal.h"
+#include "train/lineage.h"
 
 /* The first line of a config.yaml that a start without checkpoints may replace: a file without it was written by somebody
  * else. */
@@ -57,11 +58,46 @@ bool run_write_config(const Config *config, Error *error) {
     return file_write(path, text, (int64_t)length, error);
 }
 
+/* -- Formats -------------------------------------------------------------------------------------------------------- */
+
+/* What RUN/run.json says: builds before the formats had numbers wrote none, so theirs is 0. */
+static int64_t format_of(const json_t *record) { return json_integer_value(json_object_get(record, "format")); }
+
+static bool check_format(const char *run, const json_t *record, Error *error) {
+    int64_t format = format_of(record);
+    return format <= RUN_FORMAT ||
+           error_set(error, ERROR_CHECKPOINT,
+               "%s has run format %lld, of a newer smelt, and this one reads formats up to %d: go on with the build that wrote it", run,
+               (long long)format, RUN_FORMAT);
+}
+
+/* Adds to the error of a config.yaml that an older build wrote what can be done about it. */
+static bool explain_format(const char *run, const json_t *record, Error *error) {
+    const json_t *history = json_object_get(record, "history"), *last = json_array_get(history, json_array_size(history) - 1);
+    const char *version = json_string_value(json_object_get(last, "version")), *time = json_string_value(json_object_get(last, "time"));
+    Error reason = *error;
+    return error_set(error, ERROR_CHECKPOINT,
+        "%s has run format %lld, of smelt %s%s%s, and this build, of run format %d, lacks a setting of it (%s): go on with the build that "
+        "wrote it, or take its weights: smelt convert %s FOLDER by that build, and here init=FOLDER",
+        run, (long long)format_of(record), version ? version : "of an unknown version", time ? ", started at " : "", time ? time : "",
+        RUN_FORMAT, reason.message, run);
+}
+
+/* The settings of RUN/config.yaml, over those that are there. */
+static bool read_settings(const char *run, Config *config, OptionStrings *strings, Error *error) {
+    Error absent = {0};
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
+    json_auto_t *record = lineage_read(run, &absent);
+    if (!check_format(run, record, error)) return false;
+    return options_read_yaml(&config_table, config, strings, path, error) ||
+           (format_of(record) < RUN_FORMAT && explain_format(run, record, error));
+}
+
 static bool same_run(const char *path, const Config *config, Error *error) {
     Config saved;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     options_defaults(&config_table, &saved, &strings);
-    if (!options_read_yaml(&config_table, &saved, &strings, path, error) || !config_check(&saved, error))
+    if (!read_settings(config->run, &saved, &strings, error) || !config_check(&saved, error))
         return error_recode(error, ERROR_CHECKPOINT) || error_context(error, "%s", path);
     json_auto_t *before = identity_settings(&saved, false), *now = identity_settings(config, false), *changes = json_array();
     return identity_check(config->run, before, now, config->resume.accept, changes, error);
@@ -69,12 +105,12 @@ static bool same_run(const char *path, const Config *config, Error *error) {
 
 /* Whether nothing is lost when the run starts anew: there are no checkpoints where its saved configuration stores
  * them, either. */
-static bool may_start_anew(const char *path, const Config *config, Error *error) {
+static bool may_start_anew(const Config *config, Error *error) {
     Config saved;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     bool started;
     options_defaults(&config_table, &saved, &strings);
-    if (!options_read_yaml(&config_table, &saved, &strings, path, error)) return false;
+    if (!read_settings(config->run, &saved, &strings, error)) return false;
     if (!strcmp(saved.checkpoint.store, config->checkpoint.store)) return true;
     saved.run = config->run;
     if (!run_started(&saved, &started, error)) return false;
@@ -113,7 +149,7 @@ bool run_open(const Config *config, Error *error) {
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     if (exists && !replaced) return same_run(path, config, error);
     bool later = started || config->fork[0]; /* a fork is no run of its own before its record says so */
-    return later || ((!replaced || may_start_anew(path, config, error)) && run_write_config(config, error));
+    return later || ((!replaced || may_start_anew(config, error)) && run_write_config(config, error));
 }
 
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {
@@ -122,7 +158,7 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
     SCOPED(run_point_free) RunPoint point = run_point(run);
     if (point.step != RUN_NEWEST) return error_set(error, ERROR_CHECKPOINT, "%s is a checkpoint: give its run, %s", run, point.run);
     if (!file_exists(path)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
-    if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
+    if (!read_settings(run, config, strings, error)) return false;
     options_remember(&config_table, config, strings);
     return config_check(config, error);
 }

@@ -3,6 +3,11 @@
 
 #include "config/config.h"
 
+/* The format of a run folder: which files it has, what they hold, and the settings that config.yaml may name. It is raised
+ * when a build of the format before could not go on with such a folder; docs/checkpoints.md has the history. Every file's
+ * own format comes on top: checkpoints say theirs in the manifest. */
+enum { RUN_FORMAT = 1 };
+
 /* Makes the folder if need be and keeps other processes from training in it until this one ends, however it ends;
  * `*lock` is a descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process
  * trains there. */

@@ -216,7 +216,7 @@ static void another_version_or_service_is_named(void **state) {
     opening.version++;
     assert_true(socket_send(ends[1], &opening, sizeof opening, soon()));
     assert_false(channel_greet(&pair.client, ends[0], &secret, CHANNEL_RANKS, &hello, sizeof hello, soon(), &error));
-    assert_non_null(strstr(error.message, "another version of smelt"));
+    assert_non_null(strstr(error.message, "of wire version"));
     assert_false(channel_may_begin(&opening, sizeof opening, CHANNEL_RANKS, sizeof hello));
     close(ends[1]);
     close(pair.server_socket);

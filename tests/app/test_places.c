@@ -1,0 +1,52 @@
+/* What is in a store that smelt does not know is refused by the name of its scheme wherever a path is given, and no folder
+ * of that name is made here. */
+#include "base/scope.h"
+#include "support/train_run.h"
+
+static void assert_no_folder(void) {
+    static const char *const schemes[] = {"gs:", "s3:", "hdfs:", "https:", "file:", "abfss:", "hf:"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
+        if (access(schemes[i], F_OK) == 0) fail_msg("a folder %s was made", schemes[i]);
+}
+
+static void an_unknown_scheme_is_refused_wherever_a_path_is_given(void **state) {
+    (void)state;
+    static const char *const places[] = {"train " TINY " run=%s", "train " TINY " run=r data.train=%s", "train " TINY " run=r data.valid=%s",
+        "train " TINY " run=r init=%s", "train " TINY " run=r data.tokenizer=%s", "train " TINY " run=r checkpoint.store=%s",
+        "train " TINY " run=r data.cache=%s", "train " TINY " run=r dump=%s stop_at=1", "data pack text %s", "data pack %s out",
+        "data show %s", "data train-tokenizer text %s", "data pack text out tokenizer=%s", "eval %s text", "eval text %s", "generate %s hello",
+        "convert %s out", "convert text %s", "show %s", "report %s"};
+    static const char *const schemes[] = {"gs://bucket/x", "hdfs://host:9000/x", "https://host/x", "file:///tmp/x", "abfss://a@b/x"};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        for (size_t j = 0; j < (i == 0 ? sizeof schemes / sizeof *schemes : 1); j++) {
+            SCOPED_FREE char *words = memory_format(places[i], schemes[j]);
+            ProcessResult result = smelt(words);
+            if (!result.code || !strstr(result.errors, schemes[j])) fail_msg("%s: exit code %d:\n%s", words, result.code, result.errors);
+            process_free(&result);
+        }
+    assert_no_folder();
+}
+
+static void a_bucket_is_refused_where_a_folder_is_wanted(void **state) {
+    (void)state;
+    smelt_says(ERROR_USAGE, "s3://bucket/x is in a store of s3://, where smelt reads and writes nothing here", "train " TINY " run=s3://bucket/x");
+    smelt_says(ERROR_USAGE, "s3://bucket/ is in a store of s3://", "data pack text s3://bucket/x");
+    assert_no_folder();
+}
+
+/* Words that only look like a URL. */
+static void a_prompt_and_a_path_with_a_colon_are_no_urls(void **state) {
+    (void)state;
+    smelt_good("train " TINY " run=a:/b steps=1 schedule.warmup=0");
+    smelt_good("generate a:/b https://example.org tokens=1");
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(an_unknown_scheme_is_refused_wherever_a_path_is_given),
+        TRAIN_TEST(a_bucket_is_refused_where_a_folder_is_wanted),
+        TRAIN_TEST(a_prompt_and_a_path_with_a_colon_are_no_urls),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
