@@ -101,6 +101,15 @@ static bool write_from_folder(
     return written;
 }
 
+/* Adapters that were merged into their base, in export.master: compared with both before they are written and after. */
+static bool write_merged(const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *export,
+    const ConvertOptions *options, Error *error) {
+    SCOPED(adapter_check_end) MergedCheck check = {0};
+    void *master = (void *)export->master;
+    return adapter_check_start(&check, in, config, error) && adapter_check_merged(&check, in, config, master, error) &&
+           write_model(export, out, options, error) && adapter_check_written(&check, out, config, graph, master, error);
+}
+
 static bool write_from_memory(const char *in, const char *out, const Config *config, const Graph *graph, HfExport export,
     const ConvertOptions *options, Error *error) {
     size_t bytes = (size_t)graph->parameter_bytes;
@@ -108,8 +117,9 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     float *master = memory_map(bytes, error);
     int64_t step;
     export.master = master;
-    bool written = master && source_load_weights(in, config, graph, master, &step, error) &&
-                   (!config->lora.rank || adapter_check_merged(in, config, master, error)) && write_model(&export, out, options, error);
+    bool written =
+        master && source_load_weights(in, config, graph, master, &step, error) &&
+        (config->lora.rank ? write_merged(in, out, config, graph, &export, options, error) : write_model(&export, out, options, error));
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);

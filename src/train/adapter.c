@@ -144,15 +144,23 @@ static LoraConfig as_it_was(const LoraConfig *lora) {
     return own;
 }
 
-/* The newest adapters of a run, or those of a folder. Their graph has the base's parameters too, whose pages are never touched. */
-static bool open_adapters(HostModel *adapters, const char *name, const Config *config, int64_t *step, Error *error) {
+/* The newest adapters of a run, in whatever precision it trains them, or those of a folder. Their graph has the base's parameters
+ * too, whose pages are never touched. */
+static bool open_adapters(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
+    SCOPED(host_model_close) HostModel kept = {0};
     const LoraConfig lora = as_it_was(&config->lora);
     *step = 0;
-    if (!host_model_open(adapters, &config->model, &lora, config->precision, error)) return false;
-    if (!adapter_is_folder(name)) return session_load_weights(adapters->model.graph, config, name, adapters->master, step, error);
-    SCOPED_FREE char *base = open_folder(&peft, name, error);
-    return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
+    if (!host_model_open(adapters, &config->model, &lora, precision, error)) return false;
+    if (adapter_is_folder(name)) {
+        SCOPED_FREE char *base = open_folder(&peft, name, error);
+        return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
+    }
+    if (!host_model_open(&kept, &config->model, &lora, config->precision, error) ||
+        !session_load_weights(kept.model.graph, config, name, kept.master, step, error))
+        return false;
+    source_convert(adapters->model.graph, adapters->master, kept.model.graph, kept.master);
+    return true;
 }
 
 /* Whether the last parts of two paths of folders, or of names on Hugging Face, are equal. */
@@ -195,14 +203,6 @@ bool adapter_load_start(Session *session, Error *error) {
     return device_ok(session->backend.device, error);
 }
 
-/* A parameter's values in fp32, for the caller to free. */
-static float *copy_to_fp32(const HostModel *adapters, const Parameter *p) {
-    const void *values = parameter_in(p, adapters->master);
-    float *wide = memory_allocate((size_t)p->count * sizeof *wide);
-    for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)p->element_bytes, values, i);
-    return wide;
-}
-
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
 
 /* The adapter's half that belongs to NAME.weight, or to the experts' matrices NAME; -1: there is none. */
@@ -214,7 +214,7 @@ static int find_half(const Graph *graph, const char *weight, const char *which) 
 
 /* W [out, in] += factor B [out, rank] A [rank, in], in double, a row at a time. */
 static void add_lora_update(
-    void *weights, bool wide, const float *b, const float *a, int64_t out, int64_t in, int64_t rank, double factor) {
+    void *weights, bool wide, const double *b, const double *a, int64_t out, int64_t in, int64_t rank, double factor) {
 #pragma omp parallel
     {
         double *sums = memory_allocate((size_t)in * sizeof *sums);
@@ -222,7 +222,7 @@ static void add_lora_update(
         for (int64_t r = 0; r < out; r++) {
             memset(sums, 0, (size_t)in * sizeof *sums);
             for (int64_t k = 0; k < rank; k++)
-                for (int64_t c = 0; c < in; c++) sums[c] += (double)b[r * rank + k] * a[k * in + c];
+                for (int64_t c = 0; c < in; c++) sums[c] += b[r * rank + k] * a[k * in + c];
             for (int64_t c = 0; c < in; c++)
                 if (wide) ((double *)weights)[r * in + c] += factor * sums[c];
                 else ((float *)weights)[r * in + c] += (float)(factor * sums[c]);
@@ -231,10 +231,10 @@ static void add_lora_update(
     }
 }
 
-/* Adds the adapter (a, b) of each expert, or the one that they share, to the matrices p [out, in] or [E, out, in]. */
+/* Adds the adapter (a, b), in fp64, of each expert, or the one that they share, to the matrices p [out, in] or [E, out, in]. */
 static void merge_parameter(const HostModel *adapters, const Parameter *p, int down, int up, double factor, bool wide, char *weights) {
     const Parameter *a = &adapters->model.graph->parameters[down], *b = &adapters->model.graph->parameters[up];
-    SCOPED_FREE float *a_values = copy_to_fp32(adapters, a), *b_values = copy_to_fp32(adapters, b);
+    const double *a_values = parameter_in(a, adapters->master), *b_values = parameter_in(b, adapters->master);
     int64_t experts = p->rank == 3 ? p->shape[0] : 1, out = p->shape[p->rank - 2], in = p->shape[p->rank - 1], rank = a->shape[a->rank - 2];
     int64_t a_stride = a->rank == 3 ? rank * in : 0, b_stride = b->rank == 3 ? out * rank : 0;
     for (int64_t e = 0; e < experts; e++)
@@ -267,7 +267,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
         return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", name, config->init, name);
     }
     if (!folder && !lineage_check_base(name, config, error)) return false;
-    if (!open_adapters(&adapters, name, config, step, error)) return false;
+    if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error)) return false;
     merge(&adapters, &config->lora, graph, master);
     return true;
 }
@@ -287,7 +287,9 @@ static bool compared_open(Compared *c, const Config *config, const LoraConfig *l
     Backend backend;
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
     int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
-    c->model = model_build_adapted(NULL, &config->model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
+    ModelConfig model = config->model;
+    model.fp8.recipe = FP8_NONE; /* which rounds the merged matrices otherwise than those of the base */
+    c->model = model_build_adapted(NULL, &model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, device_cpu(), PRECISION_FP32, error)) return false;
     c->plan = graph_plan(c->model.graph, &backend);
     c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
@@ -338,37 +340,69 @@ static bool take_base(const HostModel *adapted, const Config *config, Error *err
     return true;
 }
 
-bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error) {
-    const double bound = 1e-3; /* of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
-    Config wide = *config;
+static bool expect(MergedCheck *check, const char *name, const Config *config, Error *error) {
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
-    SCOPED(compared_close) Compared one = {0}, other = {0};
+    SCOPED(compared_close) Compared with = {0};
     const LoraConfig lora = as_it_was(&config->lora);
-    wide.precision = PRECISION_FP32;
+    if (!open_adapters(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, config, error) ||
+        !compared_open(&with, config, &lora, adapted.master, error))
+        return false;
+    check->count = graph_elements(with.model.graph, result_of(&with));
+    check->expected = compute(&with, config);
+    for (int64_t i = 0; i < check->count; i++) check->largest = fmax(check->largest, fabs((double)check->expected[i]));
+    return true;
+}
+
+bool adapter_check_start(MergedCheck *check, const char *name, const Config *config, Error *error) {
+    const LoraConfig lora = as_it_was(&config->lora);
     Model size = model_describe(&config->model, &lora, PRECISION_FP32);
     int64_t bytes = 2 * size.graph->parameter_bytes;
     Error little;
     model_free(&size);
-    if (!memory_check(bytes, "comparing the merged model with base and adapters", "", &little)) {
-        log_warn("not compared with base and adapters: %s", little.message);
-        return true;
+    *check = (MergedCheck){0};
+    if (memory_check(bytes, "comparing the merged model with base and adapters", "", &little)) return expect(check, name, config, error);
+    log_warn("not compared with base and adapters: %s", little.message);
+    return true;
+}
+
+void adapter_check_end(MergedCheck *check) { free(check->expected); }
+
+/* Infinity where the model makes NaN. */
+static bool measure(const MergedCheck *check, const Config *config, void *master, double *difference, Error *error) {
+    SCOPED(compared_close) Compared merged = {0};
+    if (!compared_open(&merged, config, NULL, master, error)) return false;
+    SCOPED_FREE float *result = compute(&merged, config);
+    *difference = 0;
+    for (int64_t i = 0; i < check->count; i++) {
+        double off = fabs((double)result[i] - check->expected[i]);
+        *difference = isnan(off) ? INFINITY : fmax(*difference, off);
     }
-    if (!open_adapters(&adapted, name, &wide, &step, error) || !take_base(&adapted, &wide, error) ||
-        !compared_open(&one, &wide, &lora, adapted.master, error) || !compared_open(&other, &wide, NULL, master, error))
-        return false;
-    SCOPED_FREE float *expected = compute(&one, &wide), *merged = compute(&other, &wide);
-    const char *what = one.model.velocity ? "velocities" : "logits";
-    double difference = 0, largest = 0;
-    for (int64_t i = 0; i < graph_elements(one.model.graph, result_of(&one)); i++) {
-        difference = fmax(difference, fabs((double)merged[i] - expected[i]));
-        largest = fmax(largest, fabs((double)expected[i]));
-    }
-    if (!(difference <= bound * largest))
-        return error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
-            what, difference, name, largest);
-    log_info("merged: %s of %d tokens differ by at most %.1e from those with adapters, of at most %.2g", what, COMPARED_TOKENS, difference,
-        largest);
+    return true;
+}
+
+static const char *results_of(const Config *config) { return model_makes_images(&config->model) ? "velocities" : "logits"; }
+
+bool adapter_check_merged(const MergedCheck *check, const char *name, const Config *config, void *master, Error *error) {
+    const double bound = 1e-3; /* of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
+    double difference;
+    if (!check->expected) return true;
+    if (!measure(check, config, master, &difference, error)) return false;
+    return difference <= bound * check->largest ||
+           error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
+               results_of(config), difference, name, check->largest);
+}
+
+bool adapter_check_written(
+    const MergedCheck *check, const char *out, const Config *config, const Graph *graph, void *master, Error *error) {
+    Config plain = *config;
+    double difference;
+    plain.lora.rank = 0;
+    if (!check->expected) return true;
+    if (!source_load_weights(out, &plain, graph, master, NULL, error) || !measure(check, config, master, &difference, error))
+        return error_context(error, "reading back what was written");
+    log_info("merged: %s of %d tokens differ by at most %.1e, as written, from those with adapters, of at most %.2g", results_of(config),
+        COMPARED_TOKENS, difference, check->largest);
     return true;
 }
 
@@ -393,7 +427,7 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
 bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, step, error)) return false;
+    if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error)) return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     return file_folder_begin(&draft, folder, error) &&
            peft_write(draft.temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&

@@ -20,9 +20,20 @@ bool adapter_load_start(Session *session, Error *error);
 /* The weights of a run with adapters, or of a folder of them, as those of an ordinary model: W + factor B A of the base and the
  * newest adapters, in `master`, host memory of the MASTER arena of `graph`, of config->model in fp32 or fp64. */
 bool adapter_load_merged(const char *name, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Compares the logits that these weights (fp32) give for a few tokens with those of base and adapters, and reports by how much
- * they differ; where memory for both is lacking it says so. ERROR_NUMERICS when they differ by more than rounding. */
-bool adapter_check_merged(const char *name, const Config *config, void *master, Error *error);
+/* The logits, or velocities of images, that base and adapters give in fp32 for a few tokens. */
+typedef struct MergedCheck {
+    float *expected; /* NULL: there is no memory to compare with */
+    int64_t count;
+    double largest;
+} MergedCheck;
+/* Where memory for base and adapters is lacking it warns. adapter_check_end in any case. */
+bool adapter_check_start(MergedCheck *check, const char *name, const Config *config, Error *error);
+void adapter_check_end(MergedCheck *check);
+/* Compares what merged weights, `master` in fp32, give. ERROR_NUMERICS when it differs by more than rounding. */
+bool adapter_check_merged(const MergedCheck *check, const char *name, const Config *config, void *master, Error *error);
+/* Reads the weights back from what was written to `out`, in whatever type, into `master`, the MASTER arena of `graph` in fp32, and
+ * reports by how much they differ. */
+bool adapter_check_written(const MergedCheck *check, const char *out, const Config *config, const Graph *graph, void *master, Error *error);
 /* Writes the newest adapters of a run as PEFT's folder: adapter_config.json and adapter_model.safetensors, in fp32. The
  * folder appears whole or not at all. It must not exist or be empty, or with `overwrite` hold adapters alone. */
 bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error);

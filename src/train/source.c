@@ -162,10 +162,10 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
-/* From the graph of a whole model to one that may have it in another precision, and cut. */
-static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
+void source_convert(const Graph *to, void *target, const Graph *from, const void *source) {
     for (int i = 0; i < to->parameter_count; i++) {
         const Parameter *p = &to->parameters[i], *q = &from->parameters[graph_find_parameter(from, p->name)];
+        if (p->frozen) continue;
         size_t bytes = p->element_bytes, given = q->element_bytes;
         const void *read = parameter_in(q, source);
         for (ParameterInterval rest = {i, 0, p->count}; rest.count > 0;) {
@@ -207,7 +207,7 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
     if (!host_model_open(&kept, &config->model, NULL, given, error) ||
         !load_state(folder, config, kept.model.graph, kept.master, step, error))
         return false;
-    convert(graph, master, kept.model.graph, kept.master);
+    source_convert(graph, master, kept.model.graph, kept.master);
     return true;
 }
 

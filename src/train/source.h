@@ -35,6 +35,9 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
  * whatever the source's is), with its weights. `*step` (`step` may be NULL) receives the step of a run's
  * checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
+/* Copies what is trained from a MASTER arena of a whole model to that of a graph which may have it in another precision, and
+ * cut. Both are host memory. */
+void source_convert(const Graph *to, void *target, const Graph *from, const void *source);
 /* Fills both weight arenas of a planned program, on its device, with its weights. Model folders are read
  * parameter by parameter. */
 bool source_load_arenas(
