@@ -13,3 +13,5 @@ static inline uint64_t hash_bytes(const void *data, size_t bytes) { return XXH3_
 /* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small
  * file. */
 bool hash_file_samples(const char *path, XXH3_state_t *hash, Error *error);
+/* *checksum: XXH3 of the whole content of a file. */
+bool hash_file(const char *path, uint64_t *checksum, Error *error);

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -69,13 +70,16 @@ static bool describe_images(json_t *identity, const char *name, const EncodingSe
                identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
 }
 
-/* The files of a folder that decide what a model or a tokenizer computes, in order of name. */
+/* Whether a file of a folder decides what a model or a tokenizer computes. */
+static bool decides(const char *name) { return ends_with(name, ".safetensors") || ends_with(name, ".json") || ends_with(name, ".model"); }
+
+/* In order of name. */
 static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(folder, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.entries[i].name;
-        if (!ends_with(name, ".safetensors") && !ends_with(name, ".json") && !ends_with(name, ".model")) continue;
+        if (!decides(name)) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
         XXH3_64bits_update(hash, name, strlen(name) + 1);
         if (!hash_file_samples(path, hash, error)) return false;
@@ -154,6 +158,94 @@ json_t *identity_of_source(const char *path, Error *error) {
     return source_is_run(path) ? describe_run(path, error) : sample_files(path, error);
 }
 
+/* -- The whole base of adapters ------------------------------------------------------------------------------------ */
+
+enum { WHOLE_FORMAT = 1, WHOLE_LIMIT = 16 << 20 };
+/* Stands before the checksum of whole files, after that of samples, which older checkpoints have alone. */
+static const char whole_mark[] = ", whole ";
+
+static char *checksum_text(const json_t *files) {
+    SCOPED_FREE char *text = json_dumps(files, JSON_COMPACT | JSON_SORT_KEYS);
+    return memory_format("%016" PRIx64, hash_bytes(text, strlen(text)));
+}
+
+/* {"format": 1, "files": {PATH: {"bytes": ..., "modified": ..., "device": ..., "inode": ..., "xxh3": ...}}, "xxh3": of files}; a file
+ * of another form is as good as none. */
+static json_t *read_checksums(const char *file) {
+    Error absent;
+    SCOPED_FREE char *text = file_read(file, WHOLE_LIMIT, NULL, &absent);
+    json_auto_t *saved = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    json_t *files = json_object_get(saved, "files");
+    SCOPED_FREE char *sum = json_is_object(files) ? checksum_text(files) : memory_copy_string("");
+    const char *written = json_string_value(json_object_get(saved, "xxh3"));
+    bool known = json_integer_value(json_object_get(saved, "format")) == WHOLE_FORMAT && written && !strcmp(written, sum);
+    return known ? json_incref(files) : json_object();
+}
+
+static void write_checksums(const char *file, const json_t *files) {
+    Error failure = {0};
+    SCOPED_FREE char *sum = checksum_text(files);
+    json_auto_t *content = json_pack("{s:i, s:O, s:s}", "format", WHOLE_FORMAT, "files", files, "xxh3", sum);
+    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1));
+    if (!file_write(file, text, (int64_t)strlen(text), &failure))
+        log_warn("the next start reads the base whole again, since its checksums could not be kept: %s", failure.message);
+}
+
+/* What of a file tells that it was written since. */
+static json_t *stamp_of(const char *path) {
+    int64_t bytes;
+    FileId id = file_id(path);
+    file_kind(path, &bytes);
+    return json_pack("{s:I, s:I, s:I, s:I}", "bytes", (json_int_t)bytes, "modified", (json_int_t)file_modified(path), "device",
+        (json_int_t)id.device, "inode", (json_int_t)id.number);
+}
+
+/* Adds a file to `hash` by its name and checksum; *files receives what was not known. */
+static bool add_whole(const char *path, const char *name, json_t *files, bool *news, XXH3_state_t *hash, Error *error) {
+    uint64_t sum;
+    json_auto_t *now = stamp_of(path), *known = json_deep_copy(json_object_get(files, path));
+    const char *kept = json_string_value(json_object_get(known, "xxh3"));
+    SCOPED_FREE char *text = memory_copy_string(kept ? kept : "");
+    json_object_del(known, "xxh3");
+    if (strlen(text) != 16 || !json_equal(known, now)) {
+        if (!hash_file(path, &sum, error)) return false;
+        free(text);
+        text = memory_format("%016" PRIx64, sum);
+        json_object_set_new(now, "xxh3", json_string(text));
+        json_object_set(files, path, now);
+        *news = true;
+    }
+    XXH3_64bits_update(hash, name, strlen(name) + 1);
+    XXH3_64bits_update(hash, text, strlen(text));
+    return true;
+}
+
+static bool add_whole_files(const char *path, json_t *files, bool *news, XXH3_state_t *hash, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (file_kind(path, NULL) != FILE_FOLDER) return add_whole(path, "", files, news, hash, error);
+    if (!file_list(path, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++) {
+        SCOPED_FREE char *file = memory_format("%s/%s", path, list.entries[i].name);
+        if (decides(list.entries[i].name) && !add_whole(file, list.entries[i].name, files, news, hash, error)) return false;
+    }
+    return true;
+}
+
+json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *error) {
+    json_auto_t *sampled = identity_of_source(path, error);
+    if (!sampled || source_is_run(path) || adapter_is_folder(path)) return json_incref(sampled);
+    SCOPED_FREE char *file = memory_format("%s/base.json", run), *absolute = options_absolute_path(path);
+    json_auto_t *files = read_checksums(file);
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
+    XXH3_64bits_reset(hash);
+    bool news = false, read = add_whole_files(absolute, files, &news, hash, error);
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    if (read && news && keeps && file_kind(run, NULL) == FILE_FOLDER) write_checksums(file, files);
+    return read ? json_sprintf("%s%s%016" PRIx64, json_string_value(sampled), whole_mark, sum) : NULL;
+}
+
 json_t *identity_of_tokenizer(const char *run, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
     return sample_files(folder, error);
@@ -209,7 +301,10 @@ json_t *identity_create(const Config *config, const Phases *phases, const Corpus
     bool good = describe_data(identity, config, phases, corpus, error);
     good = (corpus->image_length || describe_tokenizer(identity, config, corpus, error)) && good;
     if (started && reference_is_open(&corpus->reference)) identity_put_reference(identity, &corpus->reference);
-    if (good && init && json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) != 0)
+    json_t *source = !good || !init      ? NULL
+                     : config->lora.rank ? identity_of_base(config->init, config->run, true, error)
+                                         : identity_of_source(config->init, error);
+    if (good && init && json_object_set_new(identity, "init.content", source) != 0)
         good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;
     json_decref(identity);
@@ -229,11 +324,20 @@ static const char *text_of(const json_t *object, const char *name) {
 
 static const char *shown(const char *text) { return *text ? text : "\"\""; }
 
-/* Of contents the checksum decides, where both have one: the words before it have had other forms, "1 documents". */
+/* The checksum decides, where both have one: the words before it have had other forms, "1 documents". That of whole files is not in
+ * older ones. */
+bool identity_same_content(const char *content, const char *other) {
+    const char *sum = strstr(content, "xxh3 "), *second = sum ? strstr(other, "xxh3 ") : NULL;
+    const char *whole = second ? strstr(sum, whole_mark) : NULL, *also = second ? strstr(second, whole_mark) : NULL;
+    if (!second) return !strcmp(content, other);
+    if (whole && also) return !strcmp(sum, second);
+    size_t length = whole ? (size_t)(whole - sum) : strlen(sum), size = also ? (size_t)(also - second) : strlen(second);
+    return length == size && !memcmp(sum, second, size);
+}
+
 static bool differs(const json_t *saved, const json_t *now, const char *name) {
     const char *before = text_of(saved, name), *after = text_of(now, name);
-    const char *old = ends_with(name, ".content") ? strstr(before, "xxh3 ") : NULL, *new = old ? strstr(after, "xxh3 ") : NULL;
-    return strcmp(new ? old : before, new ? new : after) != 0;
+    return ends_with(name, ".content") ? !identity_same_content(before, after) : strcmp(before, after) != 0;
 }
 
 /* A path means what is there: as long as that is the same, so is the setting. One that was not given has not moved. */

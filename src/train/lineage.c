@@ -530,10 +530,11 @@ bool lineage_check_weights(const char *run, const json_t *metadata, const Config
 bool lineage_check_base(const char *run, const Config *config, Error *error) {
     int64_t step;
     SCOPED(run_point_free) RunPoint point = run_point(run);
-    json_auto_t *newest = lineage_at(&point, config, &step, error), *now = newest ? identity_of_source(config->init, error) : NULL;
+    json_auto_t *newest = lineage_at(&point, config, &step, error),
+                *now = newest ? identity_of_base(config->init, point.run, false, error) : NULL;
     const char *then = json_string_value(json_object_get(json_object_get(newest, "identity"), "init.content"));
     if (!now) return false;
-    return !then || !strcmp(then, json_string_value(now)) ||
+    return !then || identity_same_content(then, json_string_value(now)) ||
            error_set(error, ERROR_CHECKPOINT,
                "the adapters of %s were trained beside init=%s as %s, and it is %s now: bring the former back", run, config->init, then,
                json_string_value(now));

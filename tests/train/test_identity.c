@@ -473,6 +473,66 @@ static void the_base_of_adapters_that_trained_on_is_refused(void **state) {
     train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 resume.accept=init");
 }
 
+/* Inverts the lowest bit of a byte, where no sample of a file of more than 4 MiB lies. */
+static void flip_between_samples(const char *path) {
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 70000, SEEK_SET), 0);
+    int byte = fgetc(file);
+    assert_int_equal(fseek(file, 70000, SEEK_SET), 0);
+    assert_int_equal(fputc(byte ^ 1, file), byte ^ 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+#define LARGE "model.experts=0 model.family=llama model.width=128 model.layers=6 model.ffn=512 precision=fp32 "
+static void a_base_that_was_changed_between_samples_is_refused(void **state) {
+    (void)state;
+    static const char *const files[] = {"", "{", "[]", "{\"format\": 2, \"files\": {}}", "{\"format\": 1, \"files\": {}, \"xxh3\": \"1\"}"};
+    static const char weights[] = "base/model.safetensors", on[] = "run=run init=base lora.rank=2 " LARGE "stop_at=%d";
+    train_good("run=first stop_at=1 " LARGE);
+    smelt_good("convert first base");
+    int64_t bytes;
+    assert_true(file_kind(weights, &bytes) == FILE_REGULAR && bytes > 5 << 20);
+    train_good(on, 2);
+    assert_true(file_exists("run/base.json"));
+    train_good(on, 3);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        write_text("run/base.json", files[i]);
+        train_good(on, 4 + (int)i);
+    }
+    flip_between_samples(weights);
+    for (int i = 0; i < 2; i++) {
+        train_says(ERROR_USAGE, "\ninit.content: ", on, 10);
+        smelt_says(ERROR_CHECKPOINT, "were trained beside init=", "eval run text");
+        assert_int_equal(remove("run/base.json"), i ? -1 : 0);
+    }
+    flip_between_samples(weights);
+    train_good(on, 10);
+    smelt_good("eval run text");
+}
+
+/* Checkpoints of older builds have the checksum of samples alone. */
+static void contents_are_compared_by_the_checksums_that_both_have(void **state) {
+    (void)state;
+    static const struct {
+        const char *a, *b;
+        bool same;
+    } cases[] = {
+        {"xxh3 12", "xxh3 12", true},
+        {"xxh3 12", "xxh3 13", false},
+        {"1 documents, xxh3 12", "1 document, xxh3 12", true},
+        {"xxh3 12", "xxh3 12, whole 34", true},
+        {"xxh3 12, whole 34", "xxh3 12", true},
+        {"xxh3 12, whole 34", "xxh3 12, whole 35", false},
+        {"xxh3 12", "xxh3 13, whole 34", false},
+        {"xxh3 1", "xxh3 12, whole 34", false},
+        {"run 5 after step 4", "run 5 after step 5", false},
+        {"run 5 after step 4", "xxh3 12, whole 34", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(identity_same_content(cases[i].a, cases[i].b), cases[i].same);
+}
+
 static void a_configuration_that_is_not_its_checkpoints_is_not_evaluated(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
@@ -547,6 +607,8 @@ int main(void) {
         TRAIN_TEST(a_shard_that_was_packed_again_under_its_name_is_refused),
         TRAIN_TEST(a_text_that_a_shard_of_the_same_name_shadows_is_refused),
         TRAIN_TEST(the_base_of_adapters_that_trained_on_is_refused),
+        TRAIN_TEST(a_base_that_was_changed_between_samples_is_refused),
+        cmocka_unit_test(contents_are_compared_by_the_checksums_that_both_have),
         TRAIN_TEST(a_setting_of_one_rank_alone_is_named_before_anything_is_written),
         TRAIN_TEST(a_configuration_that_is_not_its_checkpoints_is_not_evaluated),
     };
