@@ -60,6 +60,7 @@ GPU_SOURCES := $(shell grep -lE '^(FLAT_|UNIT_)?KERNEL|^ +KERNEL[^_A-Z]' src/*/*
 gpu_module = $(subst /,_,$(patsubst %/gpu,%,$(patsubst %_gpu,%,$(patsubst src/backend/gpu/%.c,%,$(patsubst src/ops/%.c,%,$(patsubst src/bench/%.c,%,$(patsubst src/optim/%.c,%,$1)))))))
 GPU_MODULES := $(foreach s,$(GPU_SOURCES),$(call gpu_module,$s))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
+AMD_OBJECTS := $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
 
 # Everything in src/ but main.c is the library that tests link; CPU kernels are one object per variant.
 KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c) src/optim/passes_cpu.c
@@ -160,7 +161,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-barriers host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -173,14 +174,18 @@ demo: packages ## install what is missing, build, train a small ZAYA1 on real te
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tools/demo.sh $(BUILD)/smelt $(BUILD)/demo
 
-check: packages ## what takes no running program: format, structure, documents, clang as host compiler, clang-tidy (under 3 minutes on 2 cores)
-	@tools/install-packages.sh $(CHECK_PACKAGES)
+check: packages ## what takes no running program: format, structure, documents, clang as host compiler, clang-tidy, barriers of AMD kernels
+	@tools/install-packages.sh $(CHECK_PACKAGES) $(if $(AMD_OBJECTS),$(ROCEMU_PACKAGES))
 	@tools/format.sh --check
 	@tools/check-structure
 	@tools/check-docs
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19 CFLAGS=-O0 KERNEL_FLAGS=-O0 # warnings do not depend on it
 	@echo "clang: every host file compiles without warnings"
 	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) check-barriers
+
+check-barriers: $(AMD_OBJECTS)
+	@$(if $^,tools/check-barriers $(ROCEMU_LLVM)/bin/llvm-objdump $^)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
@@ -247,8 +252,8 @@ run-fuzz: $(FUZZ:%=$(BUILD)/fuzzers/%)
 
 gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
 	@tools/install-packages.sh $(ROCEMU_PACKAGES)
-	@$(MAKE) --no-print-directory -s -j$(JOBS) $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
-	@tools/gpu-report.sh $(ROCEMU_LLVM) $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(AMD_OBJECTS)
+	@tools/gpu-report.sh $(ROCEMU_LLVM) $(AMD_OBJECTS)
 
 clean: ## remove what was built
 	rm -rf $(BUILD)

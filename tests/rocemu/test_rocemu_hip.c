@@ -297,6 +297,7 @@ static const struct {
     {"missing_wait_memory", "a missing wait: register v20 is used before an s_waitcnt vmcnt covers", 0, -1},
     {"weak_wait_memory", "a missing wait: register v21 is used before an s_waitcnt vmcnt covers", 0, -1},
     {"missing_wait_lds", "a missing wait: register v20 is used before an s_waitcnt lgkmcnt covers", 0, -1},
+    {"missing_wait_barrier", "a missing wait: a barrier is reached before an s_waitcnt lgkmcnt covers", 0, -1},
     {"missing_wait_scalar", "a missing wait: register s20 is used before an s_waitcnt lgkmcnt(0) covers", 0, -1},
     {"race_read_after_write", "reads byte 0 that wavefront 0 wrote", 1, 0},
     {"race_write_after_read", "writes byte 256 that wavefront 0 read", 1, 0},

@@ -293,7 +293,15 @@ typedef struct Launch {
 } Launch;
 
 /* What becomes of an instruction's results (waits.c). */
-typedef enum WaitKind { WAIT_NONE, WAIT_MEMORY_ACCESS, WAIT_LDS_ACCESS, WAIT_SCALAR_LOAD, WAIT_FOR } WaitKind;
+typedef enum WaitKind {
+    WAIT_NONE,
+    WAIT_MEMORY_ACCESS,
+    WAIT_LDS_READ, /* also lane exchanges of the LDS unit */
+    WAIT_LDS_WRITE,
+    WAIT_SCALAR_LOAD,
+    WAIT_FOR,
+    WAIT_AT_BARRIER
+} WaitKind;
 enum { WAIT_COUNTERS = 3, NO_WAIT = 255 };
 /* The load that a register waits for: its number among those of its counter, and where it is. */
 typedef struct Due {
@@ -302,8 +310,9 @@ typedef struct Due {
 } Due;
 typedef struct Outstanding {
     uint32_t issued[WAIT_COUNTERS], done[WAIT_COUNTERS];
-    bool open;                      /* any that is not done */
-    uint64_t loads[REGISTER_WORDS]; /* registers of which `due` is valid; those of loads that are done may be among them */
+    uint32_t lds_write, lds_write_slot; /* the youngest write to LDS: its number among accesses to LDS, and where it is */
+    bool open;                          /* any that is not done */
+    uint64_t loads[REGISTER_WORDS];     /* registers of which `due` is valid; those of loads that are done may be among them */
     Due due[REGISTERS];
 } Outstanding;
 

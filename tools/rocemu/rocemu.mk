@@ -83,7 +83,7 @@ amd-model: $(CYCLES_READY) ## model the hot kernels at the shapes of Llama and Z
 	@$(CYCLES_COMPILERS) tools/rocemu/cycles.sh $(BUILD)/amd-model.csv "$(MODEL_CASES)" $(BUILD)/rocemu $< $(CYCLES_TARGETS)
 	@column -s , -t $(BUILD)/amd-model.csv
 
-ROCEMU_SUITE = $(CYCLES_COMPILERS) ROCEMU_MCA=$(ROCEMU_LLVM)/bin/llvm-mca tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump $(filter %.gfx942 %.gfx90a %.gfx950,$(GPU_OBJECTS)) $(ROCEMU_TESTS)
+ROCEMU_SUITE = $(CYCLES_COMPILERS) ROCEMU_MCA=$(ROCEMU_LLVM)/bin/llvm-mca tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump $(AMD_OBJECTS) $(ROCEMU_TESTS)
 ROCEMU_READY := $(ROCEMU_TESTS) $(ROCEMU_LIBRARY) $(ROCEMU_ABOVE_LIBRARIES) $(ROCEMU_KERNELS) $(BUILD)/smelt
 
 run-test-amd: $(ROCEMU_READY)

@@ -33,7 +33,7 @@ long='/test_(attention|train_gpu|model_gpu|gpu_gemm_fp8|rocm_libraries|cycles)$'
 xargs -P "$jobs" -n 2 sh -c 'ROCEMU_GPU=$1 ROCEMU_KERNELS=$0/$1 tests/support/run.sh -1 "$2" | sed "1s/\$/, $1/"' "$emulator" <"$work/runs"
 
 # Kernels of the code objects that no line of the ledger has, by the checksum of their object.
-touch "$work/ledger"
+touch "$work/ledger" "$work/planted"
 while read -r object; do
     readelf --wide --dyn-syms "$object" |
         awk -v object="$(cksum <"$object" | cut -d ' ' -f 1)" -v module="$(basename "$object")" 'sub(/\.kd$/, "", $8) { print object, module, $8 }'
@@ -49,12 +49,17 @@ grep -v 'gfx90a$' "$work/objects" | instructions >"$work/used"
 printf '%s\n' "$emulator"/gfx*/*.co | instructions >"$work/tested"
 comm -23 "$work/used" "$work/tested" | sed 's/^/no test of the emulator has: /' >"$work/untested"
 
-cat "$work/missing" "$work/untested"
-awk -v kernels="$(wc -l <"$work/kernels")" -v missing="$(wc -l <"$work/missing")" -v used="$(wc -l <"$work/used")" -v untested="$(wc -l <"$work/untested")" '
+# The check of `make check` finds the one kernel that lacks a wait at its barrier.
+found=$(tools/check-barriers "$objdump" "$emulator"/gfx*/faults.co | sed -n 's/.*: \(.*\) reaches .*/\1/p' | sort -u)
+[ "$found" = missing_wait_barrier ] || echo "tools/check-barriers finds \"$found\" in faults.co, not missing_wait_barrier" >"$work/planted"
+
+cat "$work/missing" "$work/untested" "$work/planted"
+awk -v kernels="$(wc -l <"$work/kernels")" -v missing="$(wc -l <"$work/missing")" -v used="$(wc -l <"$work/used")" -v untested="$(wc -l <"$work/untested")" \
+    -v planted="$(wc -l <"$work/planted")" '
     { executed += $4; seconds += $5 }
     END {
         printf "%d of %d kernels ran, of %d different instructions; %.0f million executed, %.1f million/s on a core\n", kernels - missing, kernels, used,
             executed / 1e6, seconds ? executed / seconds / 1e6 : 0
-        failed = (!kernels || missing) + (!used || untested)
-        printf "%-32s %3d passed, %d failed, 0 skipped, 0 s\n", "rocemu/coverage", 2 - failed, failed
+        failed = (!kernels || missing) + (!used || untested) + planted
+        printf "%-32s %3d passed, %d failed, 0 skipped, 0 s\n", "rocemu/coverage", 3 - failed, failed
     }' "$work/ledger"

@@ -54,9 +54,13 @@ INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
 INLINE int block_z(void) { return __builtin_amdgcn_workgroup_id_z(); }
 INLINE int lane_id(void) { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
-/* Barrier of the block; what a thread wrote to shared and global memory before is visible to all after. */
+/* Barrier of the block; what a thread wrote to shared and global memory before is visible to all after. The release fence
+ * alone is not enough: at back edges of loops clang 19 and 22 leave out its wait for the wave's own LDS writes. They never remove
+ * the wait that is written here, s_waitcnt lgkmcnt(0). tools/check-barriers proves it for every barrier. */
 INLINE void barrier(void) {
+    enum { NO_LIMIT_BUT_LDS = 0xc07f }; /* vmcnt 63, expcnt 7, lgkmcnt 0 in the encoding of gfx9 */
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_waitcnt(NO_LIMIT_BUT_LDS);
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }

@@ -75,6 +75,17 @@ KERNEL missing_wait_lds(GLOBAL u32 *buffer) {
         : "v"((u32)(LOCAL char *)&local[thread_id()])
         : "v20", "v21");
 }
+/* As clang leaves the wait out: the first pass of the loop is right, and its back edge reaches the barrier with a write outstanding. */
+KERNEL missing_wait_barrier(GLOBAL u32 *buffer) {
+    static SHARED u32 local[128];
+    __asm__ volatile("s_mov_b32 s20, 2\n"
+                     "0: s_barrier\n ds_write_b32 %0, %0\n s_sub_u32 s20, s20, 1\n s_cmp_lg_u32 s20, 0\n s_cbranch_scc1 0b\n"
+                     "s_waitcnt lgkmcnt(0)"
+        :
+        : "v"((u32)(LOCAL char *)&local[thread_id()])
+        : "s20", "scc", "memory");
+    buffer[thread_id()] = 1;
+}
 KERNEL missing_wait_scalar(GLOBAL u32 *buffer) {
     __asm__ volatile(
         "s_load_dword s20, %0, 0x0\n s_load_dword s21, %0, 0x4\n s_waitcnt lgkmcnt(1)\n s_add_u32 s22, s20, 1\n s_waitcnt lgkmcnt(0)"
@@ -112,8 +123,11 @@ KERNEL barriers_in_turns(GLOBAL u32 *buffer) {
     static SHARED volatile u32 local[64];
     __asm__ volatile("s_setprio 0");
     if (__builtin_amdgcn_readfirstlane(thread_id()) >= 64) __asm__ volatile("s_barrier");
-    else local[thread_id()] = thread_id() + 1;
-    __asm__ volatile("s_waitcnt lgkmcnt(0)\n s_barrier" : : : "memory");
+    else {
+        local[thread_id()] = thread_id() + 1;
+        __asm__ volatile("s_waitcnt lgkmcnt(0)" : : : "memory");
+    }
+    __asm__ volatile("s_barrier" : : : "memory");
     if (__builtin_amdgcn_readfirstlane(thread_id()) < 64) __asm__ volatile("s_barrier");
     else buffer[thread_id()] = local[thread_id() - 64];
 }
