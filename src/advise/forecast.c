@@ -73,8 +73,11 @@ double forecast_update(const Graph *graph, const Parameter *p, const OptimizerCo
     if (p->frozen) return 0;
     if (optimizer_uses_muon(config, p)) {
         double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
-        flops = stack * steps * newton_schulz_flops(rows, columns);
-        bytes += stack * steps * compute * (4 * rows * columns + 6 * pow(fmin(rows, columns), 2));
+        for (int i = 0; i < p->projections; i++) {
+            double own = rows * (double)p->projection_rows[i] / (double)p->whole[p->rank - 2];
+            flops += stack * steps * newton_schulz_flops(own, columns);
+            bytes += stack * steps * compute * (4 * own * columns + 6 * pow(fmin(own, columns), 2));
+        }
     }
     return flops / rates->muon + bytes / rates->optimizer;
 }

@@ -174,7 +174,8 @@ static const Option rows[] = {
         flow.shift, "3", 1e-3, 1e3, "", "shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all", CHANGES),
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "the guidance scale that training tells the model", CHANGES),
 
-    CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon", "muon: Newton-Schulz on hidden matrices, AdamW on all other parameters", STATE),
+    CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon",
+        "muon: Newton-Schulz on each hidden projection by itself, AdamW on all other parameters", STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment", CHANGES),
     REAL_OPTION(optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment", CHANGES),

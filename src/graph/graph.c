@@ -162,8 +162,21 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
         shape);
     if (graph->frozen && kind == PARAMETER_MATRIX) quantize_parameter(graph, &parameter);
     array_append(graph->parameters, graph->parameter_count, parameter);
+    if (rank >= 2) {
+        bool blocks = cut->blocks && cut->dimension == rank - 2;
+        graph_set_projections(graph, parameter.tensor, blocks ? cut->rows : &whole[rank - 2], blocks ? cut->blocks : 1);
+    }
     graph->parameter_bytes = graph->trained_bytes = graph->stored_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
+}
+
+void graph_set_projections(Graph *graph, TensorId parameter, const int64_t *rows, int count) {
+    Parameter *p = &graph->parameters[graph_find_parameter(graph, graph_get(graph, parameter)->name)];
+    int64_t sum = 0;
+    assert(p->rank >= 2 && count >= 1 && count <= CUT_MAX_BLOCKS);
+    p->projections = count;
+    for (int i = 0; i < count; i++) sum += p->projection_rows[i] = rows[i];
+    assert(sum == p->whole[p->rank - 2]);
 }
 
 Slice graph_take_slice(const Graph *graph, ParameterInterval *rest) {

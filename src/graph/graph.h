@@ -139,6 +139,8 @@ typedef struct Parameter {
     int64_t shape[TENSOR_MAX_RANK]; /* of what this rank has of it */
     int64_t whole[TENSOR_MAX_RANK]; /* of the whole one, which names, files and initial values are about */
     Cut cut;
+    int projections; /* that a matrix stacks along its rows, such as q, k and v, or gate and up; 1: it is one */
+    int64_t projection_rows[CUT_MAX_BLOCKS];
     int64_t offset;        /* in the MASTER arena */
     int64_t count;         /* elements */
     int64_t element_bytes; /* of the state dtype */
@@ -244,6 +246,9 @@ TensorId graph_parameter(
 /* The same, of which this rank has the share that `cut` gives it in graph->mesh; `whole` is the shape of all of it. */
 TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
     double init_mean, double init_std, bool fused);
+/* Says that a matrix, or each of a stack, holds projections of so many rows one after another. One that is cut along its rows has
+ * the blocks of its cut. */
+void graph_set_projections(Graph *graph, TensorId parameter, const int64_t *rows, int count);
 /* The axes over which a parameter's gradient is summed: it is partial on each rank of those that do not cut it. Stages of
  * a pipeline have parameters of their own. */
 static inline MeshAxes parameter_sum_axes(const Parameter *parameter) { return AXES_ALL & ~MESH(AXIS_PP) & ~parameter->cut.axes; }

@@ -141,13 +141,13 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
         const Parameter *p = &cutting->graph->parameters[i];
         int64_t offset = cutting->layout->offsets[i];
         if (offset < bucket->begin || offset >= bucket->end) continue;
-        int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], matrices = p->count / (rows * columns);
-        int64_t whole_rows = p->whole[p->rank - 2], whole_columns = p->whole[p->rank - 1];
-        int sharers = rows * columns < whole_rows * whole_columns ? mesh_size(cutting->layout->mesh, p->cut.axes) : 1;
-        for (int64_t k = 0; k < matrices; k++)
+        for (int64_t k = 0; k < optimizer_matrices(p); k++) {
+            MuonMatrix m = optimizer_matrix(cutting->layout->mesh, p, k);
+            int sharers = m.held < m.rows * m.columns ? mesh_size(cutting->layout->mesh, p->cut.axes) : 1;
             array_append(atoms, *count,
-                (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
-                    .cost = (double)whole_rows * whole_columns * int_min(whole_rows, whole_columns) / sharers});
+                (Atom){.first = (offset - bucket->begin) / p->element_bytes + m.first,
+                    .cost = (double)m.rows * m.columns * int_min(m.rows, m.columns) / sharers});
+        }
     }
     return atoms;
 }

@@ -247,6 +247,7 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     const Cut by_output = {.axes = AXES_TENSOR, .dimension = 1, .blocks = 2, .rows = {c->ffn, c->ffn}},
               by_input = {.axes = AXES_TENSOR, .dimension = 2, .blocks = 1, .rows = {c->ffn}};
     TensorId gate_up = declare_experts(b, prefix, ".gate_up_proj", 2 * c->ffn, c->width, &by_output);
+    graph_set_projections(graph, gate_up, by_output.rows, by_output.blocks);
     TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn, &by_input);
     Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
     TensorId slots = op_moe_permute(graph, x, &dispatch);

@@ -210,15 +210,18 @@ TensorId builder_adapt_experts(Builder *b, const char *name, TensorId x, TensorI
     Graph *graph = b->graph;
     if (!lora_selects(b->lora, name, LORA_EXPERTS)) return y;
     int64_t experts = b->config->experts, rank = b->lora->rank, in = graph_columns(graph, x), out = graph_columns(graph, y);
+    const Parameter layer = graph->parameters[graph_find_parameter(graph, name)];
     if (b->lora->experts == LORA_SHARED) {
         TensorId down = declare_half(b, name, true, 2, (int64_t[]){rank, in}, &(Cut){0});
         TensorId up = declare_half(b, name, false, 2, (int64_t[]){out, rank}, &(Cut){0});
+        graph_set_projections(graph, up, layer.projection_rows, layer.projections);
         TensorId u = scaled(b, op_linear(graph, x, down, TENSOR_NONE, false));
         return op_lora(graph, y, u, up, &(LoraColumns){0, out}, 1);
     }
     Cut cut = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {experts}};
     TensorId down = declare_half(b, name, true, 3, (int64_t[]){experts, rank, in}, &cut);
     TensorId up = declare_half(b, name, false, 3, (int64_t[]){experts, out, rank}, &cut);
+    graph_set_projections(graph, up, layer.projection_rows, layer.projections);
     return op_grouped_linear_add(graph, y, scaled(b, op_grouped_linear(graph, x, down, dispatch)), up, dispatch);
 }
 

@@ -7,10 +7,14 @@
  * mirrored, which costs little over half. aI + bA + cA^2 is rounded once, so that the last GEMM is the whole update of
  * X.
  *
+ * Each projection is a matrix by itself, as in folders that hold q, k, v, gate and up as tensors of their own, and as
+ * Megatron has them: gate and up of an expert, or q, k and v, that lie in one parameter are two matrices, or three.
+ *
  * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. Of matrices that
  * ranks share out along rows or columns (graph.h's Cut), directions are exchanged so that each is whole on one rank, its
  * owner, which iterates it and sends every rank its slice. This file says which matrices, groups, exchanges and GEMMs
  * there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
+#include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -22,26 +26,27 @@ static int64_t aligned(int64_t bytes) { return round_up(bytes, 64); }
 
 /* ---- The list of matrices ---- */
 
-static const Cut *cut_of(const Optimizer *o, const Matrix *matrix) {
-    return &o->graph->parameters[o->shard.intervals[matrix->interval].elements.parameter].cut;
+static MeshAxes axes_of(const Optimizer *o, const Matrix *matrix) {
+    return o->graph->parameters[o->shard.intervals[matrix->interval].elements.parameter].cut.axes;
 }
 
 static void append_matrices(Optimizer *o, int index) {
     const ShardInterval *interval = &o->shard.intervals[index];
     const Parameter *p = &o->graph->parameters[interval->elements.parameter];
-    int64_t rows = p->whole[p->rank - 2], columns = p->whole[p->rank - 1], held = p->shape[p->rank - 2] * p->shape[p->rank - 1];
-    int64_t stack = interval->elements.count / held;
-    bool cut = held < rows * columns;
-    o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
-    for (int64_t k = 0; k < stack; k++)
-        o->matrices[o->matrix_count++] = (Matrix){.offset = interval->offset + k * held * p->element_bytes,
+    int64_t begin = interval->elements.first, end = begin + interval->elements.count;
+    for (int64_t k = 0; k < optimizer_matrices(p); k++) {
+        MuonMatrix matrix = optimizer_matrix(o->graph->mesh, p, k);
+        if (matrix.first < begin || matrix.first >= end) continue;
+        Matrix listed = {.offset = interval->offset + (matrix.first - begin) * p->element_bytes,
             .interval = index,
-            .rows = rows,
-            .columns = columns,
-            .order = int_min(rows, columns),
-            .held = held,
-            .exchange = cut ? 0 : -1,
-            .by_columns = cut && p->cut.dimension == p->rank - 1};
+            .rows = matrix.rows,
+            .columns = matrix.columns,
+            .order = int_min(matrix.rows, matrix.columns),
+            .held = matrix.held,
+            .exchange = matrix.held < matrix.rows * matrix.columns ? 0 : -1,
+            .by_columns = matrix.by_columns};
+        array_append(o->matrices, o->matrix_count, listed);
+    }
 }
 
 static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
@@ -65,7 +70,7 @@ static int by_shape(const void *first, const void *second, void *optimizer) {
 
 /* The rows, or columns, of a cut matrix that a rank has. */
 static int64_t share_of(const Optimizer *o, const Matrix *matrix, int rank) {
-    return cut_rows(cut_of(o, matrix), rank, o->exchanges[matrix->exchange].size);
+    return cut_share(matrix->by_columns ? matrix->columns : matrix->rows, rank, o->exchanges[matrix->exchange].size).count;
 }
 
 /* Elements from the slice of one matrix that a rank has to the next one. */
@@ -91,7 +96,7 @@ static void choose_owners(const Optimizer *o, MuonExchange *exchange, int first,
 
 /* The slices of matrices first .. end - 1 are brought together. */
 static void append_exchange(Optimizer *o, int first, int end) {
-    MeshAxes axes = cut_of(o, &o->matrices[first])->axes;
+    MeshAxes axes = axes_of(o, &o->matrices[first]);
     int size = mesh_size(o->graph->mesh, axes), rank = mesh_index(o->graph->mesh, axes), index = o->exchange_count++;
     o->exchanges = memory_resize(o->exchanges, (size_t)o->exchange_count * sizeof *o->exchanges);
     MuonExchange *exchange = &o->exchanges[index];

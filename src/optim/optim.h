@@ -3,7 +3,7 @@
  * other.
  *
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024;
- * scaling and decay of arXiv 2502.16982) for matrices, each matrix of a fused or stacked parameter by itself, AdamW for
+ * scaling and decay of arXiv 2502.16982) for matrices, each projection of a fused or stacked parameter by itself, AdamW for
  * everything else. The routers' balancing biases are AdamW without decay at their own rate, on the load error that the
  * router left in their gradient, in units of its own (ops/router/rule.c). */
 #pragma once
@@ -17,8 +17,18 @@ typedef struct Optimizer Optimizer;
 
 bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
 
+/* A matrix that Muon takes by itself: one projection of a parameter, of one expert. */
+typedef struct MuonMatrix {
+    int64_t first, held;   /* elements of the parameter that this rank has of it */
+    int64_t rows, columns; /* of the whole matrix; it is cut where these are more than `held` */
+    bool by_columns;       /* a cut one is cut along its columns, else along its rows */
+} MuonMatrix;
+/* How many a parameter has, and number `index` in the order of memory. */
+int64_t optimizer_matrices(const Parameter *parameter);
+MuonMatrix optimizer_matrix(const Mesh *mesh, const Parameter *parameter, int64_t index);
+
 /* Elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates,
- * intervals are whole matrices. */
+ * intervals are whole ones (MuonMatrix). */
 typedef struct ShardInterval {
     ParameterInterval elements;
     int64_t offset;      /* of the first one in the rank's own MASTER arena, and in its momentum */

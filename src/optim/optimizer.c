@@ -28,6 +28,29 @@ bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *paramet
     return config->name == OPTIMIZER_MUON && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
 }
 
+/* Elements that this rank has of one expert, or of the one matrix, with all its projections. */
+static int64_t stacked_elements(const Parameter *p) { return p->shape[p->rank - 2] * p->shape[p->rank - 1]; }
+
+int64_t optimizer_matrices(const Parameter *p) { return p->count / stacked_elements(p) * p->projections; }
+
+MuonMatrix optimizer_matrix(const Mesh *mesh, const Parameter *p, int64_t index) {
+    const Cut *cut = &p->cut;
+    int size = mesh_size(mesh, cut->axes), number = mesh_index(mesh, cut->axes);
+    bool by_rows = cut->axes && cut->dimension == p->rank - 2, by_columns = cut->axes && cut->dimension == p->rank - 1;
+    int64_t projection = index % p->projections, row = 0, share = 0;
+    assert(!by_columns || cut->blocks == 1);
+    for (int64_t i = 0; i <= projection; i++) {
+        row += share;
+        share = by_rows ? cut_share(p->projection_rows[i], number, size).count : p->projection_rows[i];
+    }
+    int64_t width = p->shape[p->rank - 1];
+    return (MuonMatrix){.first = index / p->projections * stacked_elements(p) + row * width,
+        .held = share * width,
+        .rows = p->projection_rows[projection],
+        .columns = p->whole[p->rank - 1],
+        .by_columns = by_columns};
+}
+
 static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     switch (kind) {
     case PARAMETER_MATRIX:

@@ -64,21 +64,32 @@ def is_table(name):
     return "embed" in name or "lm_head" in name or ".wte." in name or ".wpe." in name
 
 
+def projections_of(name, tensor):
+    """Views of a matrix, or of each of a stack, one for each projection that it holds."""
+    if tensor.dim() == 3:
+        return [part for matrix in tensor for part in projections_of(name, matrix)]
+    if "gate_up_proj" in name:
+        return list(tensor.chunk(2))
+    if "c_attn" in name:  # [in, out]
+        return list(tensor.chunk(3, dim=1))
+    return list(tensor.chunk(3)) if "Wqkv" in name else [tensor]
+
+
 def optimizers(model, muon):
-    """AdamW in two groups, and Muon on each matrix of the stacks, which share their memory with the parameters."""
+    """AdamW in two groups, and Muon on each projection, which share their memory with the parameters."""
     decayed, plain, matrices = [], [], []
     for name, p in model.named_parameters():
         if muon and p.dim() >= 2 and not is_table(name) and "conv" not in name:
-            matrices += [(p, i) for i in range(len(p))] if p.dim() == 3 else [(p, None)]
+            matrices.append((name, p))
         else:
             (decayed if p.dim() >= 2 else plain).append(p)
     adamw = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.95), eps=1e-8)
-    views = [torch.nn.Parameter(p.data if i is None else p.data[i]) for p, i in matrices]
+    views = [torch.nn.Parameter(view) for name, p in matrices for view in projections_of(name, p.data)]
     orthogonal = torch.optim.Muon(views, lr=LR, weight_decay=DECAY, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw") if views else None
 
     def step():
-        for view, (p, i) in zip(views, matrices):
-            view.grad = p.grad if i is None else p.grad[i]
+        for view, gradient in zip(views, [part for name, p in matrices for part in projections_of(name, p.grad)]):
+            view.grad = gradient
         adamw.step()
         if orthogonal:
             orthogonal.step()

@@ -24,6 +24,20 @@ def run(make, rows, columns):
     return parameter.detach().flatten().tolist()
 
 
+def run_projections(make, stack, projections, columns):
+    """Projections of so many rows, one after another in each matrix of a stack, each of which is a parameter of its own."""
+    rows = sum(projections)
+    whole = values(0, stack * rows * columns).view(stack * rows, columns)
+    cuts = list(projections) * stack
+    parts = [torch.nn.Parameter(part.clone()) for part in whole.split(cuts)]
+    optimizer = make(parts)
+    for step in range(1, STEPS + 1):
+        for part, gradient in zip(parts, values(step, stack * rows * columns).view(stack * rows, columns).split(cuts)):
+            part.grad = gradient.clone()
+        optimizer.step()
+    return torch.cat([part.detach() for part in parts]).flatten().tolist()
+
+
 def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY)
 
@@ -48,3 +62,7 @@ for rows, columns in (8, 5), (5, 8):
     torch.bfloat16 = torch.float64
     write("muon_fp64_" + shape, run(muon, rows, columns))
     torch.bfloat16 = bfloat16
+write("muon_bf16_projections", run_projections(muon, 2, (8, 4), 5))
+torch.bfloat16 = torch.float64
+write("muon_fp64_projections", run_projections(muon, 2, (8, 4), 5))
+torch.bfloat16 = bfloat16

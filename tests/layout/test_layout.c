@@ -97,9 +97,14 @@ static void check_matrices(const Session *ranks, int size) {
             const ParameterInterval *elements = &ranks[r].layout->shard.intervals[i].elements;
             const Parameter *p = &ranks[r].model.graph->parameters[elements->parameter];
             if (!optimizer_uses_muon(&ranks[r].config->optimizer, p)) continue;
-            int64_t matrix = p->shape[p->rank - 2] * p->shape[p->rank - 1];
-            assert_int_equal(elements->first % matrix, 0);
-            assert_int_equal(elements->count % matrix, 0);
+            int64_t end = elements->first + elements->count, held = 0;
+            for (int64_t k = 0; k < optimizer_matrices(p); k++) {
+                MuonMatrix m = optimizer_matrix(ranks[r].mesh, p, k);
+                bool inside = m.first >= elements->first && m.first + m.held <= end;
+                assert_true(inside || m.first + m.held <= elements->first || m.first >= end);
+                held += inside ? m.held : 0;
+            }
+            assert_int_equal(held, elements->count);
         }
 }
 

@@ -16,6 +16,7 @@ typedef struct Shape {
     int rank;
     int64_t whole[3];
     Cut cut;
+    int64_t gate; /* rows of the first of two projections that whole experts stack; 0: they are one */
 } Shape;
 
 /* Cut by rows, in blocks and unevenly; by columns; stacks of both; experts, which are whole where they are; and whole. */
@@ -30,6 +31,8 @@ static const Shape shapes[] = {
     {3, {3, 24, 16}, {MESH(AXIS_TP), 1, 2, {12, 12}}},
     {3, {3, 16, 12}, {MESH(AXIS_TP), 2, 1, {12}}},
     {3, {4, 24, 16}, {MESH(AXIS_TP), 0, 1, {4}}},
+    {3, {4, 24, 16}, {MESH(AXIS_TP), 0, 1, {4}}, .gate = 12},
+    {2, {24, 16}, {MESH(AXIS_TP), 1, 1, {16}}, .gate = 16},
     {2, {24, 40}, {0}},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -54,7 +57,10 @@ static Model make(const Mesh *mesh, Device *device, Precision precision) {
     for (int i = 0; i < SHAPES; i++) {
         char name[16];
         snprintf(name, sizeof name, "p%d", i);
-        graph_cut_parameter(m.graph, name, PARAMETER_MATRIX, shapes[i].rank, shapes[i].whole, &shapes[i].cut, 0, 1, false);
+        const Shape *shape = &shapes[i];
+        TensorId p = graph_cut_parameter(m.graph, name, PARAMETER_MATRIX, shape->rank, shape->whole, &shape->cut, 0, 1, false);
+        int64_t up = shape->whole[shape->rank - 2] - shape->gate;
+        if (shape->gate) graph_set_projections(m.graph, p, (int64_t[]){shape->gate, up}, 2);
     }
     m.optimizer = optimizer_create(m.graph, &config, NULL, device, &error);
     if (!m.optimizer) fail_msg("%s", error.message);

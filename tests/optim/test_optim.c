@@ -45,6 +45,7 @@ typedef struct Shape {
     int rank;
     int64_t shape[3];
     bool fused;
+    int64_t projections[2]; /* rows of both, of a matrix that holds two */
 } Shape;
 
 static void put(void *arena, size_t wide, int64_t i, double value) {
@@ -79,7 +80,8 @@ static Fixture make_on(Device *device, Precision precision, const OptimizerConfi
     for (int i = 0; i < count; i++) {
         char name[16];
         snprintf(name, sizeof name, "p%d", i);
-        graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, shapes[i].fused);
+        TensorId p = graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, shapes[i].fused);
+        if (shapes[i].projections[0]) graph_set_projections(f.graph, p, shapes[i].projections, 2);
     }
     Error error;
     f.optimizer = optimizer_create(f.graph, config, NULL, device, &error);
@@ -306,6 +308,25 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
 }
 
 /* ---- Muon ---- */
+
+/* Gate and up of two experts in one parameter, and of one layer: each is orthogonalised, and scaled by its size, by itself. */
+static void check_projections(Precision precision, const double *golden, double tolerance) {
+    OptimizerConfig config = muon_config();
+    const Shape shapes[] = {
+        {PARAMETER_MATRIX, 3, {2, 12, 5}, .projections = {8, 4}}, {PARAMETER_MATRIX, 2, {12, 5}, .projections = {8, 4}}};
+    Fixture f = make(precision, &config, shapes, 2);
+    run_steps(&f, 10, 0.02, 1);
+    for (int64_t i = 0; i < 120; i++) assert_close(parameter(&f, 0, i), golden[i], tolerance);
+    for (int64_t i = 0; i < 60; i++) assert_close(parameter(&f, 1, i), golden[i], tolerance);
+    drop(&f);
+}
+
+static void muon_takes_each_projection_by_itself_as_pytorch_does(void **state) {
+    (void)state;
+    check_projections(PRECISION_FP64, golden_muon_fp64_projections, 1e-8);
+    check_projections(PRECISION_FP32, golden_muon_fp64_projections, 1e-5);
+    check_projections(PRECISION_BF16, golden_muon_bf16_projections, 2e-3);
+}
 
 /* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram
  * matrix is near I: the quintic leaves singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of
@@ -883,6 +904,7 @@ int main(void) {
         cmocka_unit_test(vectors_decay_when_asked),
         cmocka_unit_test(balance_biases_stay_where_their_rate_is_zero),
         cmocka_unit_test(every_instruction_set_computes_the_same_adamw),
+        cmocka_unit_test(muon_takes_each_projection_by_itself_as_pytorch_does),
         cmocka_unit_test(muon_makes_every_matrix_of_a_stack_nearly_orthogonal),
         cmocka_unit_test(muon_agrees_with_the_plain_formula_across_tiles),
         cmocka_unit_test(muon_leaves_all_but_matrices_to_adamw),
