@@ -79,8 +79,8 @@ static bool explain_format(const char *run, const json_t *record, Error *error) 
     return error_set(error, ERROR_CHECKPOINT,
         "%s has run format %lld, of smelt %s%s%s, and this build, of run format %d, lacks a setting of it (%s): go on with the build that "
         "wrote it, or take its weights: smelt convert %s FOLDER by that build, and here init=FOLDER",
-        run, (long long)format_of(record), version ? version : "of an unknown version", time ? ", started at " : "", time ? time : "",
-        RUN_FORMAT, reason.message, run);
+        run, (long long)format_of(record), version ? version : "before it wrote down its version", time ? ", started at " : "",
+        time ? time : "", RUN_FORMAT, reason.message, run);
 }
 
 /* The settings of RUN/config.yaml, over those that are there. */

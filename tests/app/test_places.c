@@ -11,11 +11,11 @@ static void assert_no_folder(void) {
 
 static void an_unknown_scheme_is_refused_wherever_a_path_is_given(void **state) {
     (void)state;
-    static const char *const places[] = {"train " TINY " run=%s", "train " TINY " run=r data.train=%s", "train " TINY " run=r data.valid=%s",
-        "train " TINY " run=r init=%s", "train " TINY " run=r data.tokenizer=%s", "train " TINY " run=r checkpoint.store=%s",
-        "train " TINY " run=r data.cache=%s", "train " TINY " run=r dump=%s stop_at=1", "data pack text %s", "data pack %s out",
-        "data show %s", "data train-tokenizer text %s", "data pack text out tokenizer=%s", "eval %s text", "eval text %s", "generate %s hello",
-        "convert %s out", "convert text %s", "show %s", "report %s"};
+    static const char *const places[] = {"train " TINY " run=%s", "train " TINY " run=r data.train=%s",
+        "train " TINY " run=r data.valid=%s", "train " TINY " run=r init=%s", "train " TINY " run=r data.tokenizer=%s",
+        "train " TINY " run=r checkpoint.store=%s", "train " TINY " run=r data.cache=%s", "train " TINY " run=r dump=%s stop_at=1",
+        "data pack text %s", "data pack %s out", "data show %s", "data train-tokenizer text %s", "data pack text out tokenizer=%s",
+        "eval %s text", "eval text %s", "generate %s hello", "convert %s out", "convert text %s", "show %s", "report %s"};
     static const char *const schemes[] = {"gs://bucket/x", "hdfs://host:9000/x", "https://host/x", "file:///tmp/x", "abfss://a@b/x"};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         for (size_t j = 0; j < (i == 0 ? sizeof schemes / sizeof *schemes : 1); j++) {
@@ -29,7 +29,8 @@ static void an_unknown_scheme_is_refused_wherever_a_path_is_given(void **state) 
 
 static void a_bucket_is_refused_where_a_folder_is_wanted(void **state) {
     (void)state;
-    smelt_says(ERROR_USAGE, "s3://bucket/x is in a store of s3://, where smelt reads and writes nothing here", "train " TINY " run=s3://bucket/x");
+    smelt_says(
+        ERROR_USAGE, "s3://bucket/x is in a store of s3://, where smelt reads and writes nothing here", "train " TINY " run=s3://bucket/x");
     smelt_says(ERROR_USAGE, "s3://bucket/ is in a store of s3://", "data pack text s3://bucket/x");
     assert_no_folder();
 }

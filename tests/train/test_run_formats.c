@@ -15,7 +15,9 @@ static void a_run_of_each_older_build_continues_or_is_refused_by_its_format(void
     (void)state;
     static const struct {
         const char *name, *refused; /* NULL: it continues after step 3 */
-    } folders[] = {{"at-16b61191", NULL}};
+    } folders[] = {{"format-1", NULL}, {"at-16b61191", NULL},
+        {"at-3c94abe3",
+            "run has run format 0, of smelt before it wrote down its version, and this build, of run format 1, lacks a setting"}};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         take_run(folders[i].name);
         if (folders[i].refused) {
