@@ -140,7 +140,7 @@ static int setup(void **state) {
     if (enter_folder(state) != 0) return -1;
     write_corpus("text", 300);
     write_pairs();
-    train_good("run=base model.family=llama model.experts=0 precision=fp32 steps=3");
+    train_good("run=base model.family=llama model.experts=0 precision=fp32 steps=5");
     return 0;
 }
 
