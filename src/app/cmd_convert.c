@@ -14,6 +14,7 @@
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
+#include "train/generation_settings.h"
 #include "train/grow.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -158,40 +159,31 @@ static bool write_grown(
     return good;
 }
 
-/* The token that ends an answer in the run's chat template; -1: it has none. */
-static int32_t answer_end(const char *file, const Tokenizer *tokenizer) {
-    ChatOptions options = {.source = file, .template = "", .end_token = -1};
-    Error ignored;
-    Chat *chat = chat_open(&options, tokenizer, &ignored);
-    ChatEncoder *encoder = chat ? chat_encoder_open(chat) : NULL;
-    int32_t end = encoder ? chat_answer_end(encoder) : -1;
-    chat_encoder_free(encoder);
-    chat_free(chat);
-    return end;
-}
-
-/* The tokens that end documents, and answers: eos_token_id; and eos_token, the former where its bytes are a text. */
-static json_t *describe_end(const char *file, const Tokenizer *tokenizer) {
-    int32_t id = tokenizer_end_of_text(tokenizer);
-    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
+/* What config.json says of tokens: those of `generation`, and eos_token, the end of documents where its bytes are a text. */
+static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokenizer) {
+    static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    json_t *tokens = json_object();
+    for (int i = 0; i < 3; i++)
+        if (json_object_get(generation, names[i])) json_object_set(tokens, names[i], json_object_get(generation, names[i]));
+    int32_t id = tokenizer ? tokenizer_end_of_text(tokenizer) : -1;
     size_t length;
+    if (id < 0) return tokens;
+    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
     const char *text = tokenizer_decode(&decoder, id, &length);
-    int32_t answer = answer_end(file, tokenizer);
-    bool both = answer >= 0 && answer != id;
-    json_t *end = both ? json_pack("{s:[i, i]}", "eos_token_id", (int)id, (int)answer) : json_pack("{s:i}", "eos_token_id", (int)id);
-    json_object_set_new(end, "eos_token", json_stringn(text, length));
-    return end;
+    json_object_set_new(tokens, "eos_token", json_stringn(text, length));
+    return tokens;
 }
 
 /* What belongs to a run's model beside its weights. */
 typedef struct RunTokenizer {
     bool bytes;
-    char *folder;   /* of its files; NULL with `bytes` */
-    json_t *origin; /* describe_end, or NULL */
+    char *folder;                /* of its files; NULL with `bytes` */
+    json_t *generation, *origin; /* generation_settings, describe_tokens; or NULL */
 } RunTokenizer;
 
 static void run_tokenizer_free(RunTokenizer *tokenizer) {
     free(tokenizer->folder);
+    json_decref(tokenizer->generation);
     json_decref(tokenizer->origin);
 }
 
@@ -206,9 +198,10 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
-    if (tokenizer && tokenizer_end_of_text(tokenizer) >= 0) found->origin = describe_end(file, tokenizer);
-    bool fits = source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
-        "it is another model's tokenizer; give tokenizer=none", error);
+    found->generation = generation_settings(run, config, error);
+    if (found->generation) found->origin = describe_tokens(found->generation, tokenizer);
+    bool fits = found->generation && source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
+                                         "it is another model's tokenizer; give tokenizer=none", error);
     tokenizer_free(tokenizer);
     return fits || error_context(error, "%s", run);
 }
@@ -275,6 +268,7 @@ static bool run(Invocation *invocation, Error *error) {
     if (folder && !hf_read(base, &origin, error)) return false;
     bool text = !model_makes_images(&config.model);
     if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
+    if (folder && given && text && !(own.generation = generation_settings(base, &config, error))) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
@@ -283,6 +277,7 @@ static bool run(Invocation *invocation, Error *error) {
         .shard_bytes = options->shard_bytes,
         .source = folder && given ? base : own.folder,
         .origin = folder ? origin.content : own.origin,
+        .generation = own.generation,
         .fp8 = options->dtype == CONVERT_FP8,
         .keep = folder && same && base == in};
     if (*options->tokens.add) return write_grown(in, out, &config, export, options, error);

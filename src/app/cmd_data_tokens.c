@@ -12,6 +12,7 @@
 #include "app/cmd_data_internal.h"
 #include "base/array.h"
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -121,11 +122,11 @@ static bool print_ids(Encoding *encoding, const char *bytes, size_t size, bool l
 
 /* The text of a line of JSON: a text, or the field of an object. */
 static bool print_json(Encoding *encoding, Error *error) {
-    json_error_t problem;
-    json_auto_t *value = json_loadb(encoding->bytes, encoding->size, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
+    Error problem;
+    json_auto_t *value = json_parse(encoding->bytes, encoding->size, JSON_DECODE_ANY, &problem);
     const char *field = encoding->options->field;
     const json_t *text = json_is_object(value) ? json_object_get(value, field) : value;
-    if (!value) return error_set(error, ERROR_DATA, "it is not JSON: %s", problem.text);
+    if (!value) return error_set(error, ERROR_DATA, "it is not JSON: %s", problem.message);
     if (!json_is_string(text))
         return error_set(
             error, ERROR_DATA, "it is neither a text nor an object with the text in \"%s\"; name its field with field=", field);

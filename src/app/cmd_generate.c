@@ -19,6 +19,7 @@
 #include "app/generation.h"
 #include "data/data.h"
 #include "images/images.h"
+#include "train/generation_settings.h"
 #include "train/source.h"
 
 #define FIELD(name) offsetof(GenerationOptions, name)
@@ -203,8 +204,8 @@ static bool run_rank(Inference *inference, Invocation *invocation, Error *error)
     if (!check_idle(options, &config.model, error)) return false;
     if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);
     if (!check_prompt(invocation->words[1], folder, error)) return false;
-    if (text.numbers) source_end_tokens(folder, NULL, &text.ends);
-    else if (!model_text_open(&text, folder, &config, error)) return false;
+    if (text.numbers ? !generation_end_tokens(folder, &config, NULL, &text.ends, error) : !model_text_open(&text, folder, &config, error))
+        return false;
     return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
            run_model(inference, folder, &config, options, &prompt, &text, error);
 }

@@ -12,6 +12,7 @@
 #include "base/strings.h"
 #include "config/layout_rules.h"
 #include "data/data.h"
+#include "train/generation_settings.h"
 #include "train/source.h"
 
 /* -- Tokens to text ------------------------------------------------------------------------------------------------ */
@@ -35,13 +36,9 @@ bool model_text_open(ModelText *text, const char *folder, const Config *config, 
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
             "it is another model's tokenizer; give text=false and numbers of tokens as the prompt", error))
         return error_context(error, "%s", folder);
-    if (!*path) {
-        token_ids_append(&text->ends, BYTE_SEPARATOR);
-        return true;
-    }
-    text->decoder = tokenizer_decoder(text->tokenizer, true);
-    source_end_tokens(folder, text->tokenizer, &text->ends);
-    return true;
+    if (*path) text->decoder = tokenizer_decoder(text->tokenizer, true);
+    else token_ids_append(&text->ends, BYTE_SEPARATOR);
+    return generation_end_tokens(folder, config, text->tokenizer, &text->ends, error);
 }
 
 void model_text_close(ModelText *text) {

@@ -67,15 +67,11 @@ static void take_tokens(Chat *chat, const json_t *config) {
 }
 
 static bool take_source(Chat *chat, const ChatOptions *options, Error *error) {
-    int64_t size = 0;
-    SCOPED_FREE char *text = tokenizer_read(options->source, TOKENIZER_CONFIG, &size, error);
-    if (!text) return false;
-    json_auto_t *config = size ? json_loadb(text, (size_t)size, 0, NULL) : json_object();
-    if (!json_is_object(config)) return error_set(error, ERROR_DATA, "the tokenizer_config.json of %s is not JSON", options->source);
+    json_auto_t *config = tokenizer_config(options->source, error);
+    SCOPED_FREE char *name = memory_format("the chat_template of %s", options->source);
+    if (!config) return false;
     take_tokens(chat, config);
-    SCOPED_FREE char *file = tokenizer_chat_template(options->source), *name = memory_format("the chat_template of %s", options->source);
-    if (*options->template) return true;
-    return file ? read_template(chat, file, error) : take_templates(chat, json_object_get(config, "chat_template"), name, error);
+    return *options->template || take_templates(chat, json_object_get(config, "chat_template"), name, error);
 }
 
 Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *error) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "chat/chat_internal.h"
@@ -31,7 +32,8 @@ static json_t *text_of_parts(const json_t *parts, const char **kind) {
 
 /* The object that a JSON text holds, for the caller to release; NULL: it holds none. */
 static json_t *decode_object(const json_t *text) {
-    json_t *value = json_loadb(json_string_value(text), json_string_length(text), JSON_ALLOW_NUL, NULL);
+    Error ignored;
+    json_t *value = json_parse(json_string_value(text), json_string_length(text), 0, &ignored);
     if (json_is_object(value)) return value;
     json_decref(value);
     return NULL;

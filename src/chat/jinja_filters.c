@@ -384,9 +384,9 @@ TEST(none) { return UNUSED, value.kind == VALUE_NONE; }
 TEST(boolean) { return UNUSED, value.kind == VALUE_BOOL; }
 TEST(true) { return UNUSED, value.kind == VALUE_BOOL && value.truth; }
 TEST(false) { return UNUSED, value.kind == VALUE_BOOL && !value.truth; }
-TEST(integer) { return UNUSED, value.kind == VALUE_INT; }
+TEST(integer) { return UNUSED, value.kind == VALUE_INT || value.kind == VALUE_WIDE; }
 TEST(float) { return UNUSED, value.kind == VALUE_REAL; }
-TEST(number) { return UNUSED, value_is_number(value); }
+TEST(number) { return UNUSED, value_is_number(value) || value.kind == VALUE_WIDE; }
 TEST(string) { return UNUSED, value_is_text(value); }
 TEST(mapping) { return UNUSED, value.kind == VALUE_DICT; }
 TEST(iterable) { return UNUSED, value_can_iterate(value); }

@@ -45,6 +45,7 @@ typedef enum ValueKind {
     VALUE_BOOL,
     VALUE_INT,
     VALUE_REAL,
+    VALUE_WIDE, /* an integer of data that 64 bits do not hold, by its digits: compared and written, and no more */
     VALUE_TEXT,
     VALUE_LIST,
     VALUE_TUPLE,
@@ -84,7 +85,7 @@ struct Value {
         bool truth;
         int64_t integer;
         double real;
-        Text text;    /* also the name of what is undefined */
+        Text text;    /* also the name of what is undefined, and digits */
         Items *items; /* from lists to generators */
         Map *map;     /* of dicts and namespaces */
         const Function *function;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "chat/jinja_internal.h"
 
 /* -- Reading ----------------------------------------------------------------------------------------------------------- */
@@ -36,11 +37,16 @@ static Value from_object(Render *render, const json_t *json, int depth) {
     return dict;
 }
 
+static Value from_wide(Render *render, const char *number) {
+    if (number[strspn(number, "-0123456789")]) return value_real(strtod(number, NULL)); /* NaN, an infinity */
+    return (Value){.kind = VALUE_WIDE, .text = copy_text(render, number, strlen(number))};
+}
+
 Value value_from_json(Render *render, const json_t *json, int depth) {
     if (depth > JINJA_DEPTH / 2) return jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH / 2);
     if (!jinja_step(render, 1)) return value_none();
     switch (json_typeof(json)) {
-    case JSON_OBJECT: return from_object(render, json, depth);
+    case JSON_OBJECT: return json_wide_number(json) ? from_wide(render, json_wide_number(json)) : from_object(render, json, depth);
     case JSON_ARRAY: return from_array(render, json, depth);
     case JSON_STRING: return value_text(copy_text(render, json_string_value(json), json_string_length(json)));
     case JSON_INTEGER: return value_int(json_integer_value(json));
@@ -143,7 +149,7 @@ static void build_json(Builder *builder, Value value, const JsonStyle *style, in
     if (!jinja_step(builder->render, 1)) return;
     if (value.kind == VALUE_NONE) build(builder, TEXT("null"));
     else if (value.kind == VALUE_BOOL) build(builder, value.truth ? TEXT("true") : TEXT("false"));
-    else if (value_is_number(value)) build_number(builder, value);
+    else if (value_is_number(value) || value.kind == VALUE_WIDE) build_number(builder, value);
     else if (value_is_text(value)) build_string(builder, value.text, style->ascii);
     else if (value_is_sequence(value)) build_array(builder, value.items, style, level);
     else if (value.kind == VALUE_DICT) build_object(builder, value.map, style, level);

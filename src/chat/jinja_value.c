@@ -91,8 +91,8 @@ void map_set(Render *render, Map *map, Value key, Value value) {
 /* -- Kinds ------------------------------------------------------------------------------------------------------------- */
 
 const char *value_kind_name(Value value) {
-    static const char *const names[] = {"what is undefined", "None", "a bool", "an int", "a float", "a text", "a list", "a tuple",
-        "a view of a dict", "a generator", "a dict", "a namespace", "a function", "a method", "a macro", "a loop"};
+    static const char *const names[] = {"what is undefined", "None", "a bool", "an int", "a float", "an int beyond 64 bits", "a text",
+        "a list", "a tuple", "a view of a dict", "a generator", "a dict", "a namespace", "a function", "a method", "a macro", "a loop"};
     return names[value.kind];
 }
 
@@ -149,7 +149,7 @@ bool value_equal(Render *render, Value a, Value b) {
     if (a.kind != b.kind) return false;
     bool equal = false;
     if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH);
-    else if (a.kind == VALUE_TEXT) equal = str_equal(a.text, b.text);
+    else if (a.kind == VALUE_TEXT || a.kind == VALUE_WIDE) equal = str_equal(a.text, b.text);
     else if (value_is_sequence(a)) equal = items_equal(render, a.items, b.items);
     else if (a.kind == VALUE_DICT) equal = maps_equal(render, a.map, b.map);
     else equal = a.kind == VALUE_NONE || a.kind == VALUE_UNDEFINED || a.items == b.items;
@@ -283,6 +283,7 @@ static void build_repr(Builder *builder, Value value) {
     else if (value.kind == VALUE_BOOL) build(builder, value.truth ? TEXT("True") : TEXT("False"));
     else if (value.kind == VALUE_INT) build_format(builder, "%" PRId64, value.integer);
     else if (value.kind == VALUE_REAL) build_real(builder, value.real);
+    else if (value.kind == VALUE_WIDE) build(builder, value.text);
     else if (value.kind == VALUE_TEXT) build_quoted(builder, value.text);
     else if (value_is_sequence(value)) build_items(builder, value);
     else if (value.kind == VALUE_DICT) build_dict(builder, value.map);

@@ -27,8 +27,7 @@ bool byte_tokenizer_is(const char *folder) {
     Error ignored = {0};
     int64_t bytes;
     SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
-    SCOPED_FREE char *text =
-        gguf_is_file(folder) ? tokenizer_read(folder, TOKENIZER_TOKENS, &bytes, &ignored) : file_read(path, LIMIT, NULL, &ignored);
+    SCOPED_FREE char *text = gguf_is_file(folder) ? tokenizer_read(folder, &bytes, &ignored) : file_read(path, LIMIT, NULL, &ignored);
     json_auto_t *theirs = text ? json_loads(text, 0, NULL) : NULL, *ours = byte_tokenizer();
     return json_equal(theirs, ours);
 }

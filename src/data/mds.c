@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 
+#include "base/json_reader.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -32,7 +33,7 @@ static json_t *read_index(const char *folder, size_t length) {
     Error ignored = {0};
     SCOPED_FREE char *path = memory_format("%.*s/index.json", (int)length, folder);
     SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
-    return text ? json_loads(text, 0, NULL) : NULL;
+    return text ? json_parse(text, strlen(text), 0, &ignored) : NULL;
 }
 
 bool mds_list(const char *folder, FileList *shards) {
@@ -199,7 +200,8 @@ bool mds_open(Shard *shard, Error *error) {
     size_t size = (size_t)(rows->first - table);
     SCOPED_FREE char *text = memory_allocate(size + 1);
     if (!file_read_at(&shard->file, text, (int64_t)size, table, error)) return error_recode(error, ERROR_DATA);
-    json_auto_t *columns = json_loadb(text, size, 0, NULL);
+    Error ignored; /* without columns the message is that of bad ones */
+    json_auto_t *columns = json_parse(text, size, 0, &ignored);
     if (!read_columns(shard, columns, error) || !read_offsets(shard, rows->samples - 1, offsets, error)) return false;
     bool fits = rows->varies || rows->samples <= shard->file.bytes / (rows->tokens * shard->token_bytes);
     if (!fits || offsets[1] != shard->file.bytes) return refuse_offsets(shard, rows->samples - 1, error);

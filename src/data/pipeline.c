@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "base/array.h"
+#include "base/json_reader.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/thread.h"
@@ -133,11 +134,10 @@ static void drop_tokens(Block *block, Record *record) {
 
 /* The tokens of a line of JSON that is a conversation or a pair of them; none where it is bad. */
 static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
-    json_error_t fault;
     Error error = {0};
-    json_auto_t *json = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
+    json_auto_t *json = json_parse(record->text, record->text_size, 0, &error);
     bool object = json_is_object(json);
-    if (!object) record_mark_json(record, json ? "not an object" : fault.text);
+    if (!object) record_mark_json(record, json ? "not an object" : error.message);
     record->text_size = 0;
     record->ids = block->ids.count;
     if (!object) return;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/strings.h"
 #include "data/pack_internal.h"
@@ -113,10 +114,10 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
 
 /* The text lies where the line lay: it is never longer. */
 static bool take_field(Record *record, char *place, const char *field) {
-    json_error_t fault;
-    json_auto_t *object = json_loadb(record->text, record->text_size, JSON_ALLOW_NUL, &fault);
+    Error fault;
+    json_auto_t *object = json_parse(record->text, record->text_size, 0, &fault);
     const json_t *text = json_object_get(object, field);
-    if (!json_is_object(object)) return record_mark_json(record, object ? "not an object" : fault.text);
+    if (!json_is_object(object)) return record_mark_json(record, object ? "not an object" : fault.message);
     if (!text) return mark_missing(record, object, field);
     if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is no text");
     record->text_size = json_string_length(text);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -324,8 +325,8 @@ static bool read_integer(const json_t *config, const char *folder, const char *f
 static bool read_number(const json_t *config, const char *folder, const char *field, double other, double *value, Error *error) {
     const json_t *json = json_object_get(config, field);
     bool given = json && !json_is_null(json);
-    *value = given ? json_number_value(json) : other;
-    return (json_is_number(json) || !given) || refuse_config(folder, field, "a number", error);
+    *value = given ? json_finite_value(json) : other;
+    return (json_is_finite(json) || !given) || refuse_config(folder, field, "a number", error);
 }
 
 /* Fields that change what a decoder computes, with the value that it is written for. */
@@ -345,12 +346,11 @@ static bool check_fixed(const json_t *config, const char *folder, Error *error) 
 }
 
 static bool read_config(Vae *vae, Error *error) {
-    enum { JSON_LIMIT = 1 << 20, MOST = 65536 };
-    SCOPED_FREE char *path = memory_format("%s/config.json", vae->folder), *text = file_read(path, JSON_LIMIT, NULL, error);
-    json_auto_t *config = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    enum { MOST = 65536 };
+    SCOPED_FREE char *path = memory_format("%s/config.json", vae->folder);
+    json_auto_t *config = json_read(path, ERROR_CHECKPOINT, error);
     const char *folder = vae->folder;
-    if (text && !json_is_object(config)) error_set(error, ERROR_CHECKPOINT, "%s is no JSON object", path);
-    if (!json_is_object(config) || !check_fixed(config, folder, error)) return false;
+    if (!config || !check_fixed(config, folder, error)) return false;
     vae->blocks = (int64_t)json_array_size(json_object_get(config, "block_out_channels"));
     const json_t *post = json_object_get(config, "use_post_quant_conv");
     vae->post_convolution = !json_is_false(post);

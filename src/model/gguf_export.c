@@ -2,6 +2,7 @@
  * them. Tensors are encoded and written one part of a parameter after another, so that the most that is needed besides
  * the weights is the largest parameter. Called by `smelt convert`. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,32 +82,39 @@ static bool write_rope_factors(GgufWriter *writer, const ModelConfig *config, Er
 
 /* -- Tokenizer ----------------------------------------------------------------------------------------------------- */
 
-/* Adds the chat_template.jinja of a folder, where newer ones have it. */
-static bool add_chat_template(const char *folder, json_t *config, Error *error) {
-    enum { LIMIT = 16 << 20 };
-    int64_t length;
-    SCOPED_FREE char *path = memory_format("%s/chat_template.jinja", folder);
-    if (!file_exists(path)) return true;
-    SCOPED_FREE char *text = file_read(path, LIMIT, &length, error);
-    json_t *template = text ? json_stringn(text, (size_t)length) : NULL;
-    if (template) hf_put(config, "chat_template", template);
-    return !text || template ? text != NULL : error_set(error, ERROR_CHECKPOINT, "%s is not UTF-8", path);
+/* The special tokens of a model by id: those of generation_config.json go before those of config.json. */
+static json_t *token_ids(const HfExport *export) {
+    static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    json_t *ids = export->origin ? json_copy((json_t *)export->origin) : json_object();
+    for (int i = 0; i < 3; i++) {
+        json_t *id = json_object_get(export->generation, names[i]);
+        if (id && !json_is_null(id)) hf_put(ids, names[i], json_incref(id));
+    }
+    return ids;
+}
+
+/* llama.cpp takes these from its user. */
+static void warn_of_sampling(const HfExport *export) {
+    static const char *const fields[] = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"};
+    char list[120] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (json_object_get(export->generation, fields[i]))
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", fields[i]);
+    if (used) log_warn("the GGUF file does not hold the sampling settings of generation_config.json (%s): give them to llama.cpp", list);
 }
 
 /* The tokenizer of `source`, which was opened before, so that it is known to be whole. */
 static bool put_source(GgufWriter *writer, const HfExport *export, Error *error) {
-    int64_t length = 0, config_length = 0;
-    SCOPED_FREE char *text = tokenizer_read(export->source, TOKENIZER_TOKENS, &length, error);
-    SCOPED_FREE char *config_text = text ? tokenizer_read(export->source, TOKENIZER_CONFIG, &config_length, error) : NULL;
-    if (!config_text) return false;
-    json_auto_t *tokenizer = json_loadb(text, (size_t)length, 0, NULL);
-    json_auto_t *config = json_loadb(config_text, (size_t)config_length, 0, NULL);
-    if (!config) config = json_object();
+    SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
+    if (!tokenizer_files(&files, export->source, error)) return false;
+    json_auto_t *tokenizer = json_loadb(files.tokens, (size_t)files.bytes, JSON_ALLOW_NUL, NULL);
     if (!tokenizer)
         return error_set(error, ERROR_USAGE,
             "%s has no tokenizer.json, of which GGUF's tokenizer is made: put one there, or give tokenizer=none", export->source);
-    return add_chat_template(export->source, config, error) &&
-           gguf_put_tokenizer(writer, tokenizer, config, export->origin, export->config->vocabulary, error);
+    json_auto_t *ids = token_ids(export);
+    return (files.made || tokenizer_add_side_tokens(tokenizer, files.config, error)) &&
+           gguf_put_tokenizer(writer, tokenizer, files.config, ids, export->config->vocabulary, error);
 }
 
 static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *error) {
@@ -136,6 +144,7 @@ static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType 
     gguf_put_text(writer, "general.type", "model", strlen("model"));
     gguf_put_integer(writer, "general.file_type", GGUF_U32, type->file_type);
     if (type->elements > 1) gguf_put_integer(writer, "general.quantization_version", GGUF_U32, 2);
+    warn_of_sampling(export);
     return put_tokenizer(writer, export, error);
 }
 

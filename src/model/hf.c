@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -155,8 +156,8 @@ void hf_writer_end(HfWriter *w) { memory_unmap(w->values, (size_t)w->capacity * 
 /* -- The folder ---------------------------------------------------------------------------------------------------- */
 
 /* What makes text to tokens, and what concerns generation, in the folders of others. */
-static const char *const copied_files[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"};
+static const char *const copied_files[] = {
+    "tokenizer.json", "generation_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt"};
 enum { COPIED_FILES = sizeof copied_files / sizeof *copied_files, COPY_LIMIT = 1 << 30 };
 
 /* STEM.safetensors, its shards and their index, STEM as of hf_stem. */
@@ -171,7 +172,7 @@ static bool is_weights(const char *name) {
 static bool is_ours(const char *name) {
     for (int i = 0; i < COPIED_FILES; i++)
         if (!strcmp(name, copied_files[i])) return true;
-    return is_weights(name) || !strcmp(name, "config.json");
+    return is_weights(name) || tokenizer_copies(name) || !strcmp(name, "config.json");
 }
 
 /* Whether `folder` may be replaced. */
@@ -189,21 +190,9 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
     return good;
 }
 
-/* With the fewest digits that read back as the same numbers: 1e-5, not 1.0000000000000001e-5. NULL without memory. */
-static char *format_json(const json_t *content) {
-    char *text = NULL;
-    for (int digits = 15; digits <= 17; digits++) {
-        free(text);
-        text = json_dumps(content, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
-        json_auto_t *again = text ? json_loads(text, 0, NULL) : NULL;
-        if (json_equal(again, content)) break;
-    }
-    return text;
-}
-
 /* Takes over `content`. */
 static bool write_json(const char *folder, const char *name, json_t *content, Error *error) {
-    char *path = memory_format("%s/%s", folder, name), *text = format_json(content);
+    char *path = memory_format("%s/%s", folder, name), *text = json_format(content);
     json_decref(content);
     bool written = text ? file_write(path, text, (int64_t)strlen(text), error) : error_set(error, ERROR_INTERNAL, "%s: no memory", path);
     free(text);
@@ -213,13 +202,14 @@ static bool write_json(const char *folder, const char *name, json_t *content, Er
 
 /* Stops at a document's end; padding is masked by its user, so any token serves. */
 static json_t *generation_config(const HfExport *export) {
-    json_t *object = json_object();
-    json_t *end = export->bytes ? json_integer(BYTE_SEPARATOR) : json_incref(json_object_get(export->origin, "eos_token_id"));
-    if (end) {
-        hf_put(object, "eos_token_id", json_incref(end));
-        hf_put(object, "pad_token_id", json_is_array(end) ? json_incref(json_array_get(end, 0)) : json_incref(end));
-        json_decref(end);
-    }
+    json_t *object = export->generation ? json_copy((json_t *)export->generation) : json_object();
+    json_t *end = json_object_get(object, "eos_token_id");
+    if (!end && export->bytes) hf_put(object, "eos_token_id", json_integer(BYTE_SEPARATOR));
+    else if (!end && json_object_get(export->origin, "eos_token_id"))
+        hf_put(object, "eos_token_id", json_incref(json_object_get(export->origin, "eos_token_id")));
+    end = json_object_get(object, "eos_token_id");
+    if (end && !json_object_get(object, "pad_token_id"))
+        hf_put(object, "pad_token_id", json_incref(json_is_array(end) ? json_array_get(end, 0) : end));
     return object;
 }
 
@@ -297,6 +287,7 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
     bool file = export->source && gguf_is_file(export->source), written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
         written = copy_file(export->source, folder, copied_files[i], error);
+    if (export->source && !file && written) written = tokenizer_copy_side_files(export->source, folder, error);
     if (file && !export->bytes && gguf_has_tokenizer(export->source)) written = tokenizer_copy(export->source, folder, error);
     if ((export->reader && !file) || !written || model_makes_images(export->config)) return written;
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));

@@ -57,6 +57,7 @@ typedef struct HfExport {
     int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
     const char *source;   /* a folder whose tokenizer's files are copied, and ... */
     const json_t *origin; /* ... its config.json, which is kept, or an object of eos_token_id and eos_token; both NULL when there is none */
+    const json_t *generation; /* generation_config.json, where `source` has none; NULL: it is made of `origin` */
 } HfExport;
 
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express, or llama.cpp cannot compute. */

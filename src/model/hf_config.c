@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "data/data.h"
@@ -160,8 +161,8 @@ void hf_read_qwen_layers(HfFieldReader *r, const char *name, const json_t *value
 /* load_balancing_loss_func of transformers' Mixtral: one loss over the tokens of all layers, E sum over e of f_e P_e
  * with f the choices per token, k in all; ours has their shares, 1 in all. */
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !json_is_number(value)) hf_refuse(r, name, "is not a number");
-    double weight = value ? json_number_value(value) : 0.001;
+    if (value && !json_is_finite(value)) hf_refuse(r, name, "is not a number");
+    double weight = value ? json_finite_value(value) : 0.001;
     r->model->auxiliary_scope = AUXILIARY_MODEL;
     r->model->auxiliary_loss = boolean_or(r, "output_router_logits", false) ? weight * r->model->experts_per_token : 0;
     if (r->model->auxiliary_loss < 0) hf_refuse(r, name, "is below 0");
@@ -198,7 +199,7 @@ static bool read_window_layers(HfFieldReader *r, const char *name, const json_t 
 static void read_window_theta(HfFieldReader *r, const json_t *sliding, const json_t *full, bool absent) {
     const char *key;
     json_t *value;
-    r->model->window_rope_theta = absent ? 1e4 : json_number_value(json_object_get(sliding, "rope_theta"));
+    r->model->window_rope_theta = absent ? 1e4 : json_finite_value(json_object_get(sliding, "rope_theta"));
     if (absent) return;
     if (!json_is_object(sliding) || !(r->model->window_rope_theta > 0)) {
         hf_refuse(r, "rope_parameters", "has no rope_theta for \"hybrid_sliding\"");
@@ -283,8 +284,8 @@ void hf_read_first_zaya(HfFieldReader *r, const char *name, const json_t *value)
         hf_refuse(r, "swa_layers", "is set, which smelt reads in the layout of transformers only");
     if (!field(r, "rope_theta")) hf_refuse(r, "rope_theta", "is missing");
     const json_t *fraction = field(r, "partial_rotary_factor");
-    hf_read_rope_object(r, "rope_scaling.", field(r, "rope_scaling"), json_number_value(field(r, "rope_theta")),
-        fraction ? json_number_value(fraction) : 0.5);
+    hf_read_rope_object(r, "rope_scaling.", field(r, "rope_scaling"), json_finite_value(field(r, "rope_theta")),
+        fraction ? json_finite_value(fraction) : 0.5);
 }
 
 void hf_read_mpt_expansion(HfFieldReader *r, const char *name, const json_t *value) {
@@ -295,7 +296,7 @@ void hf_read_mpt_expansion(HfFieldReader *r, const char *name, const json_t *val
 double hf_logit_scale(const json_t *object, const ModelConfig *c) {
     const json_t *value = json_object_get(object, "logit_scale");
     if (!value || json_is_null(value)) return 1;
-    if (json_is_number(value)) return json_number_value(value);
+    if (json_is_finite(value)) return json_finite_value(value);
     return json_is_string(value) && !strcmp(json_string_value(value), "inv_sqrt_d_model") ? 1 / sqrt((double)c->width) : NAN;
 }
 
@@ -310,15 +311,15 @@ void hf_read_mpt_logit_scale(HfFieldReader *r, const char *name, const json_t *v
 }
 
 void hf_read_mpt_alibi(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !(json_number_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
-    r->model->alibi_max = value ? json_number_value(value) : 8;
+    if (value && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    r->model->alibi_max = value ? json_finite_value(value) : 8;
     if (r->model->alibi_max != 8) hf_warn(r, "%s%s %s", r->path, name, mpt_own);
 }
 
 void hf_read_mpt_scale(HfFieldReader *r, const char *name, const json_t *value) {
     bool given = value && !json_is_null(value);
-    if (given && !(json_number_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
-    r->model->softmax_scale = given ? json_number_value(value) : 0;
+    if (given && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    r->model->softmax_scale = given ? json_finite_value(value) : 0;
 }
 
 void hf_read_mpt_key_heads(HfFieldReader *r, const char *name, const json_t *value) {
@@ -620,7 +621,9 @@ static void put_token_ids(json_t *object, const HfExport *export) {
         json_t *value = json_object_get(export->origin, keys[i]);
         hf_put(object, keys[i], value ? json_incref(value) : json_null());
     }
-    hf_put(object, "pad_token_id", export->config->padding >= 0 ? json_integer(export->config->padding) : json_null());
+    json_t *padding = json_object_get(export->origin, "pad_token_id");
+    if (export->config->padding >= 0) hf_put_integer(object, "pad_token_id", export->config->padding);
+    else hf_put(object, "pad_token_id", padding ? json_incref(padding) : json_null());
     if (export->bytes) hf_put_integer(object, "eos_token_id", BYTE_SEPARATOR);
 }
 

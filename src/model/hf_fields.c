@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/scope.h"
@@ -442,8 +443,8 @@ static bool has_word(const char *values, const char *word) {
 
 static void read_number(HfFieldReader *r, const HfField *f, const json_t *value) {
     bool whole = f->use == FIELD_INTEGER, absent = !value || (json_is_null(value) && has_word(f->values, "null"));
-    double number = !value ? strtod(f->values, NULL) : absent ? 0 : json_number_value(value);
-    if (!absent && (whole ? !json_is_integer(value) : !json_is_number(value)))
+    double number = !value ? strtod(f->values, NULL) : absent ? 0 : json_finite_value(value);
+    if (!absent && (whole ? !json_is_integer(value) : !json_is_finite(value)))
         hf_refuse(r, f->name, whole ? "is not an integer" : "is not a number");
     else if (!absent && whole && json_integer_value(value) < 1) hf_refuse(r, f->name, "is less than 1");
     else if (whole) *(int64_t *)((char *)r->model + f->offset) = absent ? (int64_t)number : json_integer_value(value);

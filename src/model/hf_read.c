@@ -12,6 +12,7 @@
 #include "base/bf16.h"
 #include "base/file.h"
 #include "base/element.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -19,10 +20,7 @@
 #include "data/data.h"
 #include "model/hf_internal.h"
 
-enum {
-    JSON_LIMIT = 256 << 20, /* bytes of a JSON file */
-    FILE_LIMIT = 10000,     /* files of a folder */
-};
+enum { FILE_LIMIT = 10000 }; /* files of a folder */
 
 static bool exists(const char *folder, const char *name) {
     char *path = memory_format("%s/%s", folder, name);
@@ -31,17 +29,9 @@ static bool exists(const char *folder, const char *name) {
     return there;
 }
 
-/* NULL with ERROR_CHECKPOINT. */
 static json_t *read_json(const char *folder, const char *name, Error *error) {
-    json_error_t reason;
-    int64_t length;
-    char *path = memory_format("%s/%s", folder, name), *text = file_read(path, JSON_LIMIT, &length, error);
-    json_t *content = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason) : NULL;
-    if (text && !content)
-        error_set(error, ERROR_CHECKPOINT, "%s is not valid JSON at line %d: %s", path, reason.line, one_line(reason.text));
-    free(text);
-    free(path);
-    return content;
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+    return json_read(path, ERROR_CHECKPOINT, error);
 }
 
 bool hf_is_model(const char *folder) { return exists(folder, "config.json") || gguf_is_file(folder); }

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "model/hf_fields_internal.h"
 
 /* By RopeScaling. */
@@ -27,8 +28,8 @@ static int read_type(HfFieldReader *r, const json_t *rope) {
 
 static double real(HfFieldReader *r, const json_t *rope, const char *name) {
     const json_t *value = json_object_get(rope, name);
-    if (!json_is_number(value)) hf_refuse(r, name, value ? "is not a number" : "is missing");
-    return json_number_value(value);
+    if (!json_is_finite(value)) hf_refuse(r, name, value ? "is not a number" : "is missing");
+    return json_finite_value(value);
 }
 
 /* yarn's options are what they would be without them where they are null, or 0. */
@@ -108,9 +109,9 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     ModelConfig *c = r->model;
     int scaling = read_type(r, rope);
     const json_t *given = json_object_get(rope, "partial_rotary_factor");
-    double rotated = given ? json_number_value(given) : fraction;
+    double rotated = given ? json_finite_value(given) : fraction;
     check_fields(r, rope);
-    if (given && !json_is_number(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
+    if (given && !json_is_finite(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
     if (c->family == FAMILY_ZAYA) c->rope_fraction = rotated;
@@ -134,7 +135,7 @@ static bool is_empty(const json_t *value) {
 
 static double number_or(const json_t *value, double fallback) {
     if (!value) return fallback;
-    return json_is_number(value) ? json_number_value(value) : NAN;
+    return json_is_finite(value) ? json_finite_value(value) : NAN;
 }
 
 /* Without scaling these classes rotate whole heads whatever partial_rotary_factor says. */

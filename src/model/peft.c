@@ -15,6 +15,7 @@
 #include "base/array.h"
 #include "base/element.h"
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -105,8 +106,8 @@ static bool check_fields(const json_t *content, const char *path, Error *error) 
 static bool read_number(
     const json_t *content, const char *field, const char *path, double least, double most, double *number, Error *error) {
     const json_t *value = json_object_get(content, field);
-    *number = json_number_value(value);
-    return (json_is_number(value) && *number >= least && *number <= most) ||
+    *number = json_finite_value(value);
+    return (json_is_finite(value) && *number >= least && *number <= most) ||
            error_set(error, ERROR_CHECKPOINT, "%s: %s is no number from %g to %g", path, field, least, most);
 }
 
@@ -201,16 +202,10 @@ bool peft_is_folder(const char *folder) {
 }
 
 bool peft_open(PeftFolder *peft, const char *folder, Error *error) {
-    enum { CONFIG_LIMIT = 1 << 20 };
     SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder),
                      *tensors = memory_format("%s/adapter_model.safetensors", folder);
-    SCOPED_FREE char *text = file_read(path, CONFIG_LIMIT, NULL, error);
-    if (!text) return false;
-    json_error_t place;
-    json_auto_t *content = json_loads(text, JSON_REJECT_DUPLICATES, &place);
-    if (!json_is_object(content))
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s: line %d: %s", path, content ? 1 : place.line, content ? "not an object" : one_line(place.text));
+    json_auto_t *content = json_read(path, ERROR_CHECKPOINT, error);
+    if (!content) return false;
     *peft = (PeftFolder){.path = memory_copy_string(folder), .content = json_incref(content)};
     if (take_config(peft, content, path, error) && safetensors_open(&peft->file, tensors, error) && list_targets(peft, content, error) &&
         lora_check_list(&peft->lora, error))

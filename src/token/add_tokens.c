@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -79,12 +80,12 @@ static bool add_to_file(const char *folder, const char *name, const char *member
     int64_t size;
     SCOPED_FREE char *old = file_read(path, FILE_LIMIT, &size, error);
     if (!old) return error_recode(error, ERROR_DATA);
-    json_auto_t *content = json_loadb(old, (size_t)size, 0, NULL);
-    if (!content) return error_set(error, ERROR_DATA, "%s is not JSON", path);
+    json_auto_t *content = json_parse(old, (size_t)size, 0, error);
+    if (!content) return error_context(error, "%s is not JSON at", path);
     json_t *into = json_object_get(content, member);
     if (!json_is_array(into) && !json_is_object(into)) return true;
     put_tokens(into, list, first);
-    SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    SCOPED_FREE char *text = json_format(content);
     if (!text) memory_refused(1 << 20);
     return file_write(path, text, (int64_t)strlen(text), error);
 }

@@ -1,30 +1,40 @@
-/* The files of a tokenizer: where they are in a folder, and copies of them, which travel with what they made. Owns
- * nothing beyond a call. Called when shards are packed, when a run starts, and by whoever reads either. */
+/* The files of a tokenizer: where they are in a folder, what the side files say together, and copies of all of them, which
+ * travel with what they made. A side file is absent, read or an error, and an error is never absence. Owns nothing beyond
+ * a call. Called when shards are packed, when a run starts, and by whoever reads either. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "token/token_internal.h"
 
-enum { FILE_LIMIT = 256 << 20, TOKENIZER_NAMES = 3 };
-static const char *const names[] = {
-    "tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "chat_template.jinja"}; /* the first three hold tokens */
+enum { FILE_LIMIT = 256 << 20 };
+/* The first of these in a folder holds its tokens. */
+static const char *const token_files[] = {"tokenizer.json", "tokenizer.model", "tekken.json"};
+#define CONFIG_FILE "tokenizer_config.json"
+#define TEMPLATE_FILE "chat_template.jinja"
+#define TEMPLATE_FOLDER "additional_chat_templates" /* with NAME.jinja for each further template */
+static const char *const side_files[] = {CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"};
+enum { TOKEN_FILES = sizeof token_files / sizeof *token_files, SIDE_FILES = sizeof side_files / sizeof *side_files };
 
 char *tokenizer_find(const char *folder) {
-    for (int i = 0; i < TOKENIZER_NAMES; i++) {
-        char *path = memory_format("%s/%s", folder, names[i]);
+    for (int i = 0; i < TOKEN_FILES; i++) {
+        char *path = memory_format("%s/%s", folder, token_files[i]);
         if (file_exists(path)) return path;
         free(path);
     }
     return NULL;
 }
 
-/* The file that a path or a folder means; the caller frees. */
+/* The file that a path or a folder means, which need not be there; the caller frees. */
 static char *file_of(const char *path) {
     char *found = tokenizer_find(path);
-    return found ? found : memory_copy_string(path);
+    if (found) return found;
+    return file_kind(path, NULL) == FILE_FOLDER ? memory_format("%s/%s", path, token_files[0]) : memory_copy_string(path);
 }
 
 /* A file in the folder of another one; the caller frees. */
@@ -33,87 +43,252 @@ static char *beside(const char *file, const char *name) {
     return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
 }
 
-/* The name that other programs look for. */
-static const char *name_of(const char *content, size_t size) {
-    static const char tekken[] = "\"default_num_special_tokens\"";
-    bool json = content[strspn(content, " \t\r\n")] == '{';
-    return names[!json ? 1 : memmem(content, size, tekken, sizeof tekken - 1) ? 2 : 0];
+/* A file that may be absent: then *content is NULL. */
+static bool read_optional(const char *path, char **content, int64_t *bytes, Error *error) {
+    *content = file_read(path, FILE_LIMIT, bytes, error);
+    return *content || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA);
 }
 
-char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error) {
+/* -- Side files ---------------------------------------------------------------------------------------------------- */
+
+static bool read_beside(const char *file, const char *name, json_t **object, Error *error) {
+    SCOPED_FREE char *path = beside(file, name);
+    return json_read_optional(path, object, ERROR_DATA, error);
+}
+
+/* The two files of old folders count where tokenizer_config.json has no added_tokens_decoder: the special tokens of one go
+ * before those of tokenizer_config.json, the texts and ids of the other are added tokens. */
+static bool add_old_files(const char *file, json_t *config, Error *error) {
+    json_t *special = NULL, *added = NULL;
+    bool good = read_beside(file, "special_tokens_map.json", &special, error) && read_beside(file, "added_tokens.json", &added, error);
+    bool counts = good && !json_object_get(config, "added_tokens_decoder");
+    if (counts && special) json_object_update(config, special);
+    good = good && (!counts || !added || side_tokens_from_old(config, added, error));
+    json_decref(special);
+    json_decref(added);
+    return good;
+}
+
+static bool add_template(json_t *list, const char *name, const char *path, Error *error) {
+    int64_t bytes;
+    char *source;
+    if (!read_optional(path, &source, &bytes, error)) return false;
+    json_t *text = source ? json_stringn(source, (size_t)bytes) : NULL;
+    if (text) json_array_append_new(list, json_pack("{s:s, s:o}", "name", name, "template", text));
+    bool good = !source || text || error_set(error, ERROR_DATA, "%s is not UTF-8: a chat template must be", path);
+    free(source);
+    return good;
+}
+
+/* Templates in files take the place of those in tokenizer_config.json, and have the form of several there. */
+static bool add_templates(const char *file, json_t *config, Error *error) {
+    static const char ending[] = ".jinja";
+    SCOPED(file_list_free) FileList files = {0};
+    SCOPED_FREE char *plain = beside(file, TEMPLATE_FILE), *folder = beside(file, TEMPLATE_FOLDER);
+    json_auto_t *list = json_array();
+    if (!add_template(list, "default", plain, error)) return false;
+    bool good = file_list(folder, &files, error) || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA);
+    for (size_t i = 0; good && i < files.count; i++) {
+        const char *name = files.entries[i].name;
+        if (!ends_with(name, ending)) continue;
+        SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+        SCOPED_FREE char *called = memory_format("%.*s", (int)(strlen(name) - strlen(ending)), name);
+        good = add_template(list, called, path, error);
+    }
+    if (json_array_size(list)) json_object_set(config, "chat_template", list);
+    return good;
+}
+
+static json_t *read_side_files(const char *file, Error *error) {
+    json_t *config = NULL;
+    if (!read_beside(file, CONFIG_FILE, &config, error)) return NULL;
+    if (!config) config = json_object();
+    if (add_old_files(file, config, error) && add_templates(file, config, error)) return config;
+    json_decref(config);
+    return NULL;
+}
+
+/* -- All files ------------------------------------------------------------------------------------------------------- */
+
+/* The class of transformers' tokenizers depends on the class of models. */
+static bool read_model_type(const char *file, char **type, Error *error) {
+    json_t *model = NULL;
+    bool good = read_beside(file, "config.json", &model, error);
+    const char *given = json_string_value(json_object_get(model, "model_type"));
+    *type = memory_copy_string(given ? given : "");
+    json_decref(model);
+    return good;
+}
+
+static bool take_made(TokenizerFiles *files, const json_t *made, size_t flags, Error *error) {
+    char *text = json_dumps(made, flags);
+    if (!text) return error_set(error, ERROR_DATA, "a token is not UTF-8, which a tokenizer.json cannot hold");
+    free(files->tokens);
+    files->tokens = text;
+    files->bytes = (int64_t)strlen(text);
+    return files->made = true;
+}
+
+static bool read_gguf(TokenizerFiles *files, const char *file, Error *error) {
+    json_auto_t *made = gguf_tokenizer(file, false, error);
+    files->config = made ? gguf_tokenizer(file, true, error) : NULL;
+    return files->config && take_made(files, made, JSON_INDENT(1), error);
+}
+
+/* A SentencePiece model with side files is what transformers makes of them. */
+static bool use_side_files(TokenizerFiles *files, const char *file, Error *error) {
+    SCOPED_FREE char *type = NULL;
+    if (!memchr(files->tokens, 0, (size_t)files->bytes) || !json_object_size(files->config)) return true;
+    if (!read_model_type(file, &type, error)) return false;
+    json_auto_t *made = sentencepiece_json(files->tokens, (size_t)files->bytes, files->config, type, error);
+    return (made && take_made(files, made, JSON_COMPACT, error)) || error_context(error, "%s", file);
+}
+
+bool tokenizer_files(TokenizerFiles *files, const char *path, Error *error) {
     SCOPED_FREE char *file = file_of(path);
-    SCOPED_FREE char *config = beside(file, names[TOKENIZER_NAMES]);
-    if (gguf_is_file(file)) return gguf_tokenizer(file, part == TOKENIZER_CONFIG, bytes, error);
+    *files = (TokenizerFiles){0};
+    if (gguf_is_file(file) ? read_gguf(files, file, error)
+                           : read_optional(file, &files->tokens, &files->bytes, error) && (files->config = read_side_files(file, error)) &&
+                                 (!files->tokens || use_side_files(files, file, error)))
+        return true;
+    tokenizer_files_free(files);
+    return false;
+}
+
+void tokenizer_files_free(TokenizerFiles *files) {
+    free(files->tokens);
+    json_decref(files->config);
+    *files = (TokenizerFiles){0};
+}
+
+json_t *tokenizer_config(const char *path, Error *error) {
+    TokenizerFiles files;
+    if (!tokenizer_files(&files, path, error)) return NULL;
+    free(files.tokens);
+    return files.config;
+}
+
+char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
+    TokenizerFiles files;
     *bytes = 0;
-    if (part == TOKENIZER_TOKENS && !file_exists(file)) {
+    if (!tokenizer_files(&files, path, error)) return NULL;
+    json_decref(files.config);
+    *bytes = files.bytes;
+    if (!files.tokens) {
+        SCOPED_FREE char *file = file_of(path);
         error_set(error, ERROR_DATA,
             "cannot open %s: No such file or directory; smelt downloads nothing: give a " TOKENIZER_FILES
             ", or a folder with one, such as 'hf download "
             "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes",
             file);
-        return NULL;
     }
-    if (part == TOKENIZER_CONFIG && !file_exists(config)) return memory_copy_string("");
-    char *content = file_read(part == TOKENIZER_CONFIG ? config : file, FILE_LIMIT, bytes, error);
-    if (!content) error_recode(error, ERROR_DATA);
-    return content;
+    return files.tokens;
+}
+
+/* -- Copies ---------------------------------------------------------------------------------------------------------- */
+
+/* The name that other programs look for. */
+static const char *name_of(const char *content, size_t size) {
+    static const char tekken[] = "\"default_num_special_tokens\"";
+    bool json = content[strspn(content, " \t\r\n")] == '{';
+    return token_files[!json ? 1 : memmem(content, size, tekken, sizeof tekken - 1) ? 2 : 0];
 }
 
 char *tokenizer_chat_template(const char *path) {
     SCOPED_FREE char *file = file_of(path);
-    char *template = gguf_is_file(file) ? NULL : beside(file, names[TOKENIZER_NAMES + 1]);
+    char *template = gguf_is_file(file) ? NULL : beside(file, TEMPLATE_FILE);
     if (template && file_exists(template)) return template;
     free(template);
     return NULL;
 }
 
 bool tokenizer_put_template(const char *folder, const char *source, Error *error) {
-    SCOPED_FREE char *to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES + 1]);
-    return file_write(to, source, (int64_t)strlen(source), error);
+    SCOPED_FREE char *to = memory_format("%s/" TEMPLATE_FILE, folder),
+                     *tools = memory_format("%s/" TEMPLATE_FOLDER "/tool_use.jinja", folder);
+    return file_remove(tools, error) && file_write(to, source, (int64_t)strlen(source), error);
 }
 
-/* Newer folders have the chat template in a file of its own. */
-static bool copy_template(const char *path, const char *folder, Error *error) {
-    SCOPED_FREE char *template = tokenizer_chat_template(path), *content = template ? file_read(template, FILE_LIMIT, NULL, error) : NULL;
-    if (template && !content) return error_recode(error, ERROR_DATA);
-    return !content || tokenizer_put_template(folder, content, error);
+static bool copy_optional(const char *from, const char *to, Error *error) {
+    int64_t bytes;
+    char *content;
+    if (!read_optional(from, &content, &bytes, error)) return false;
+    bool copied = !content || file_write(to, content, bytes, error);
+    free(content);
+    return copied;
+}
+
+bool tokenizer_copy_templates(const char *path, const char *folder, Error *error) {
+    SCOPED(file_list_free) FileList files = {0};
+    SCOPED_FREE char *file = file_of(path), *plain = beside(file, TEMPLATE_FILE), *from = beside(file, TEMPLATE_FOLDER);
+    SCOPED_FREE char *to = memory_format("%s/" TEMPLATE_FILE, folder), *to_folder = memory_format("%s/" TEMPLATE_FOLDER, folder);
+    bool good = file_remove(to, error) && file_remove(to_folder, error) && copy_optional(plain, to, error) &&
+                (file_list(from, &files, error) || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA));
+    for (size_t i = 0; good && i < files.count; i++) {
+        if (!ends_with(files.entries[i].name, ".jinja")) continue;
+        SCOPED_FREE char *source = memory_format("%s/%s", from, files.entries[i].name),
+                         *target = memory_format("%s/%s", to_folder, files.entries[i].name);
+        good = file_make_folder(to_folder, error) && copy_optional(source, target, error);
+    }
+    return good;
+}
+
+bool tokenizer_copy_side_files(const char *path, const char *folder, Error *error) {
+    SCOPED_FREE char *file = file_of(path);
+    bool good = true;
+    for (int i = 0; good && i < SIDE_FILES; i++) {
+        SCOPED_FREE char *source = beside(file, side_files[i]), *target = memory_format("%s/%s", folder, side_files[i]);
+        good = copy_optional(source, target, error);
+    }
+    return good && tokenizer_copy_templates(path, folder, error);
+}
+
+/* The configuration of a tokenizer that was made; templates that are files beside it are copied. */
+static bool write_config(const TokenizerFiles *files, const char *path, const char *folder, Error *error) {
+    SCOPED_FREE char *to = memory_format("%s/" CONFIG_FILE, folder), *template = memory_format("%s/" TEMPLATE_FILE, folder);
+    if (!gguf_is_file(path) && !tokenizer_copy_templates(path, folder, error)) return false;
+    if (file_exists(template)) json_object_del(files->config, "chat_template");
+    SCOPED_FREE char *text = json_format(files->config);
+    return text && file_write(to, text, (int64_t)strlen(text), error);
 }
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {
-    int64_t length = 0, config_length = 0;
-    SCOPED_FREE char *content = tokenizer_read(path, TOKENIZER_TOKENS, &length, error);
-    SCOPED_FREE char *config = content ? tokenizer_read(path, TOKENIZER_CONFIG, &config_length, error) : NULL;
-    if (!config) return false;
-    SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(content, (size_t)length));
-    SCOPED_FREE char *config_to = memory_format("%s/%s", folder, names[TOKENIZER_NAMES]);
-    return file_make_folder(folder, error) && file_write(to, content, length, error) &&
-           (config_length == 0 || file_write(config_to, config, config_length, error)) && copy_template(path, folder, error);
+    SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
+    int64_t bytes;
+    if (!tokenizer_files(&files, path, error)) return false;
+    if (!files.tokens) return tokenizer_read(path, &bytes, error); /* which says what is missing */
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(files.tokens, (size_t)files.bytes));
+    return file_make_folder(folder, error) && file_write(to, files.tokens, files.bytes, error) &&
+           (files.made ? write_config(&files, path, folder, error) : tokenizer_copy_side_files(path, folder, error));
 }
 
 bool tokenizer_copies(const char *name) {
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(name, names[i])) return true;
-    return false;
+    for (int i = 0; i < TOKEN_FILES; i++)
+        if (!strcmp(name, token_files[i])) return true;
+    for (int i = 0; i < SIDE_FILES; i++)
+        if (!strcmp(name, side_files[i])) return true;
+    return !strcmp(name, TEMPLATE_FILE) || !strcmp(name, TEMPLATE_FOLDER);
 }
 
-/* What the tokenizer_config.json beside a file says of its regular expression; "" when nothing. The caller frees. */
-static char *pattern_beside(const char *path) {
+/* What decides ids besides the tokens' file. */
+static bool same_side_tokens(const char *path, const char *other, bool ranks) {
+    static const char *const decide[] = {"pattern", "added_tokens_decoder"};
     Error ignored;
-    int64_t length;
-    SCOPED_FREE char *config = tokenizer_read(path, TOKENIZER_CONFIG, &length, &ignored);
-    char *pattern = config ? read_config_text(config, (size_t)length, "pattern") : NULL;
-    return pattern ? pattern : memory_copy_string("");
+    json_auto_t *config = tokenizer_config(path, &ignored), *other_config = tokenizer_config(other, &ignored);
+    bool same = true;
+    for (int i = 0; ranks && i < 2; i++) {
+        const json_t *own = json_object_get(config, decide[i]), *theirs = json_object_get(other_config, decide[i]);
+        same = same && (own || theirs ? json_equal(own, theirs) : true);
+    }
+    return same;
 }
 
 bool tokenizer_differs(const char *path, const char *other) {
     Error ignored = {0};
     if (!*path || !*other) return *path != *other;
     int64_t length, other_length;
-    SCOPED_FREE char *content = tokenizer_read(path, TOKENIZER_TOKENS, &length, &ignored);
-    SCOPED_FREE char *other_content = content ? tokenizer_read(other, TOKENIZER_TOKENS, &other_length, &ignored) : NULL;
+    SCOPED_FREE char *content = tokenizer_read(path, &length, &ignored);
+    SCOPED_FREE char *other_content = content ? tokenizer_read(other, &other_length, &ignored) : NULL;
     if (!other_content) return false;
     if (length != other_length || memcmp(content, other_content, (size_t)length) != 0) return true;
-    if (content[0] == '{') return false;
-    SCOPED_FREE char *pattern = pattern_beside(path), *other_pattern = pattern_beside(other);
-    return strcmp(pattern, other_pattern) != 0;
+    return !same_side_tokens(path, other, content[0] != '{');
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -21,6 +22,8 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
 enum { TOKEN_LIMIT = 512, /* bytes of a token of the kind "llama", whose divisions are all tried */ SPLITS = 2 };
 #define META_SPACE "\xE2\x96\x81"
 #define KEY "tokenizer.ggml."
+#define TEMPLATE "tokenizer.chat_template"
+#define TEMPLATES "tokenizer.chat_templates" /* names of further ones, each at TEMPLATE.NAME */
 
 /* -- Pre-tokenizers ------------------------------------------------------------------------------------------------ */
 
@@ -193,16 +196,20 @@ static json_t *text_json(const Source *source, size_t id) {
     return text;
 }
 
-/* Special tokens behind all others are added tokens alone, as `tokenizers` writes them. Unused ones are padding. */
+/* Special tokens behind all others are added tokens alone, as `tokenizers` writes them. Unused ones behind all others are
+ * padding; one before them is a word without merges, because `tokenizers` counts added tokens without gaps behind the words. */
 static bool put_vocabulary(const Source *source, json_t *vocabulary, json_t *added) {
     const Tokens *tokens = &source->tokens;
-    size_t ordinary = 0;
-    for (size_t id = 0; id < tokens->count; id++)
+    size_t ordinary = 0, unused = 0;
+    for (size_t id = 0; id < tokens->count; id++) {
+        if (tokens->items[id].type == TYPE_UNUSED) unused = id + 1;
+        else if (unused == id && id > 0) ordinary = id;
         if (tokens->items[id].type == TYPE_NORMAL || tokens->items[id].type == TYPE_BYTE) ordinary = id + 1;
+    }
     for (size_t id = 0; id < tokens->count; id++) {
         const Token *token = &tokens->items[id];
         bool extra = token->type == TYPE_CONTROL || token->type == TYPE_USER || token->type == TYPE_UNKNOWN;
-        if (token->type == TYPE_UNUSED) continue;
+        if (token->type == TYPE_UNUSED && id >= ordinary) continue;
         json_t *text = text_json(source, id);
         if (!text) return false;
         if (id < ordinary || !extra) {
@@ -358,11 +365,31 @@ static json_t *tokenizer_json(Source *source) {
     return (listed ? byte_level_tokenizer : scored_tokenizer)(source, added, vocabulary, merges);
 }
 
-/* The tokenizer_config.json: the special tokens, and the template of chats. */
+static void put_template(const Gguf *file, const char *key, const char *name, json_t *list) {
+    GgufText text;
+    json_t *template = gguf_text(gguf_find(file, key), &text) ? json_stringn(text.bytes, text.size) : NULL;
+    if (template) json_array_append_new(list, json_pack("{s:s, s:o}", "name", name, "template", template));
+}
+
+/* The templates of chats: the usual one, and others by name. */
+static void put_templates(const Gguf *file, json_t *config) {
+    const GgufValue *names = gguf_find(file, TEMPLATES);
+    json_auto_t *list = json_array();
+    GgufText name;
+    size_t at = 0;
+    put_template(file, TEMPLATE, "default", list);
+    while (names && names->array && names->kind == GGUF_TEXT && gguf_next_text(names, &at, &name)) {
+        SCOPED_FREE char *called = memory_format("%.*s", (int)name.size, name.bytes), *key = memory_format(TEMPLATE ".%s", called);
+        put_template(file, key, called, list);
+    }
+    if (json_array_size(list) > 1) json_object_set(config, "chat_template", list);
+    else if (json_array_size(list)) json_object_set(config, "chat_template", json_object_get(json_array_get(list, 0), "template"));
+}
+
+/* The tokenizer_config.json: the special tokens, and the templates of chats. */
 static json_t *config_json(Source *source) {
     static const char *const tokens[][2] = {
         {"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"}, {"pad_token", "padding_token_id"}};
-    GgufText chat;
     int64_t id;
     if (!read_tokens(source)) return NULL;
     json_t *config = json_pack("{s:s, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0);
@@ -371,8 +398,7 @@ static json_t *config_json(Source *source) {
         json_t *text = token ? json_stringn(token->bytes, token->size) : NULL;
         if (text) put(config, tokens[i][0], text);
     }
-    json_t *template = gguf_text(gguf_find(source->file, "tokenizer.chat_template"), &chat) ? json_stringn(chat.bytes, chat.size) : NULL;
-    if (template) put(config, "chat_template", template);
+    put_templates(source->file, config);
     return config;
 }
 
@@ -382,16 +408,13 @@ bool gguf_has_tokenizer(const char *path) {
     return gguf_is_file(path) && gguf_open(&file, path, &ignored) && value_of(&file, "tokens");
 }
 
-char *gguf_tokenizer(const char *path, bool config, int64_t *bytes, Error *error) {
+json_t *gguf_tokenizer(const char *path, bool config, Error *error) {
     SCOPED(gguf_close) Gguf file = {0};
     if (!gguf_open(&file, path, error)) return error_recode(error, ERROR_DATA), NULL;
     Source source = {.file = &file, .error = error};
-    json_auto_t *content = (config ? config_json : tokenizer_json)(&source);
-    char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
-    if (content && !text) memory_refused(0);
-    if (text) *bytes = (int64_t)strlen(text);
+    json_t *content = (config ? config_json : tokenizer_json)(&source);
     tokens_free(&source.tokens);
-    return text;
+    return content;
 }
 
 /* -- From a tokenizer.json to keys --------------------------------------------------------------------------------- */
@@ -619,22 +642,40 @@ static bool read_template(const Target *target, int64_t around[2]) {
     return true;
 }
 
+/* Of the tokens that end a text, but for the one that is written, llama.cpp's files hold two more. */
+static void put_further_ends(const Target *target, int64_t written) {
+    static const char *const keys[] = {KEY "eot_token_id", KEY "eom_token_id"};
+    const json_t *ends = json_object_get(target->origin, "eos_token_id");
+    size_t used = 0, left = 0;
+    for (size_t i = 0; i < json_array_size(ends); i++) {
+        int64_t id = json_integer_value(json_array_get(ends, i));
+        if (id == written || id < 0 || (size_t)id >= target->tokens.count) continue;
+        if (used < 2) gguf_put_integer(target->writer, keys[used++], GGUF_U32, id);
+        else left++;
+    }
+    if (left) log_warn("%zu of the tokens that end a text are left out: a GGUF file holds three of them", left);
+}
+
 static bool put_special(const Target *target) {
+    enum { ENDS = 1, PUT = 2, NAMES = 7 }; /* the first two may be put around a text */
     static const struct {
         const char *text, *id, *key;
-    } names[] = {{"bos_token", "bos_token_id", KEY "bos_token_id"}, {"eos_token", "eos_token_id", KEY "eos_token_id"},
-        {"unk_token", "unk_token_id", KEY "unknown_token_id"}, {"pad_token", "pad_token_id", KEY "padding_token_id"}};
+    } names[NAMES] = {{"bos_token", "bos_token_id", KEY "bos_token_id"}, {"eos_token", "eos_token_id", KEY "eos_token_id"},
+        {"unk_token", "unk_token_id", KEY "unknown_token_id"}, {"pad_token", "pad_token_id", KEY "padding_token_id"},
+        {"sep_token", "sep_token_id", KEY "seperator_token_id"}, {"cls_token", "cls_token_id", KEY "cls_token_id"},
+        {"mask_token", "mask_token_id", KEY "mask_token_id"}};
     static const char *const adds[] = {KEY "add_bos_token", KEY "add_eos_token"};
     int64_t around[2];
     if (!read_template(target, around)) return false;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < NAMES; i++) {
         int64_t id = special_id(target, names[i].text, names[i].id);
-        if (i < 2 && id < 0) id = around[i];
-        if (i < 2 && around[i] >= 0 && around[i] != id)
+        if (i < PUT && id < 0) id = around[i];
+        if (i < PUT && around[i] >= 0 && around[i] != id)
             return refuse(target, "puts another token around a text than those that begin and end one");
-        if (i == 1 && id < 0) return refuse(target, "names no token that ends a text, for which llama.cpp would take token 11");
+        if (i == ENDS && id < 0) return refuse(target, "names no token that ends a text, for which llama.cpp would take token 11");
         if (id >= 0) gguf_put_integer(target->writer, names[i].key, GGUF_U32, id);
-        if (i < 2) gguf_put_boolean(target->writer, adds[i], around[i] >= 0);
+        if (i < PUT) gguf_put_boolean(target->writer, adds[i], around[i] >= 0);
+        if (i == ENDS) put_further_ends(target, id);
     }
     return true;
 }
@@ -647,13 +688,40 @@ static void put_tokens(const Target *target) {
     for (size_t i = 0; i < tokens->count; i++) gguf_append_integer(target->writer, GGUF_I32, tokens->items[i].type);
 }
 
-/* The template is a text, or the one of several that is called default. */
-static void put_chat_template(const Target *target) {
-    const json_t *given = json_object_get(target->config, "chat_template"), *item;
+/* A template is a text, or there are several by name, of which the usual one is called default. */
+static void put_chat_templates(const Target *target) {
+    json_t *given = json_object_get(target->config, "chat_template"), *item;
+    json_auto_t *names = json_array();
     size_t index;
-    json_array_foreach(given, index, item) if (!strcmp(string_of(item, "name"), "default")) given = json_object_get(item, "template");
-    if (json_is_string(given))
-        gguf_put_text(target->writer, "tokenizer.chat_template", json_string_value(given), json_string_length(given));
+    if (json_is_string(given)) gguf_put_text(target->writer, TEMPLATE, json_string_value(given), json_string_length(given));
+    json_array_foreach(given, index, item) {
+        const json_t *text = json_object_get(item, "template"), *name = json_object_get(item, "name");
+        if (!json_is_string(text) || !json_is_string(name)) continue;
+        bool usual = !strcmp(json_string_value(name), "default");
+        SCOPED_FREE char *key = usual ? memory_copy_string(TEMPLATE) : memory_format(TEMPLATE ".%s", json_string_value(name));
+        gguf_put_text(target->writer, key, json_string_value(text), json_string_length(text));
+        if (!usual) json_array_append(names, (json_t *)name);
+    }
+    if (!json_array_size(names)) return;
+    gguf_put_array(target->writer, TEMPLATES, GGUF_TEXT, json_array_size(names));
+    json_array_foreach(names, index, item) gguf_append_text(target->writer, json_string_value(item), json_string_length(item));
+}
+
+/* llama.cpp matches added tokens as they are: it leaves spaces beside them, and finds them within words. */
+static void warn_of_flags(const Target *target) {
+    static const char *const flags[] = {"lstrip", "rstrip", "single_word"};
+    const json_t *list = json_object_get(target->tokenizer, "added_tokens"), *token, *first = NULL;
+    size_t index, count = 0;
+    json_array_foreach(list, index, token) {
+        bool flagged = false;
+        for (int i = 0; i < 3; i++) flagged = flagged || is_true(token, flags[i], false);
+        if (flagged && !count++) first = token;
+    }
+    if (count)
+        log_warn(
+            "a GGUF file does not hold lstrip, rstrip and single_word of added tokens, which %zu token%s ha%s, the first being '%.40s': "
+            "llama.cpp may divide text beside them otherwise",
+            count, plural((int64_t)count), count == 1 ? "s" : "ve", string_of(first, "content"));
 }
 
 bool gguf_put_tokenizer(
@@ -665,7 +733,8 @@ bool gguf_put_tokenizer(
     for (size_t i = 0; (step = step_of(pre, "pretokenizers", i)) != NULL; i++) level = level || is_type(step, "ByteLevel");
     bool good = collect_tokens(&target, rows, !level) && (level ? put_byte_level : put_scored)(&target) && put_special(&target);
     if (good) put_tokens(&target);
-    if (good) put_chat_template(&target);
+    if (good) put_chat_templates(&target);
+    if (good) warn_of_flags(&target);
     tokens_free(&target.tokens);
     free(target.padding);
     return good;

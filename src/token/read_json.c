@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/strings.h"
 #include "token/json_keys_internal.h"
@@ -342,9 +343,23 @@ static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) 
 
 /* -- Added tokens -------------------------------------------------------------------------------------------------- */
 
+/* `tokenizers` gives ids by this rule, whatever the file says (AddedVocabulary::add_tokens); where it would give another one
+ * than the file, nothing tells which the model was trained with. */
+static bool check_added_id(const Tokenizer *tokenizer, const AddedToken *token, int32_t words, int32_t most, Error *error) {
+    int32_t known = token_map_get(&tokenizer->contents, token->content.bytes, token->content.size), given = known != TOKEN_NONE ? known
+                                                                                                            : most >= words     ? most + 1
+                                                                                                                                : words;
+    return token->id == given ||
+           error_set(error, ERROR_DATA,
+               "'%.*s' has the id %d, and `tokenizers` gives it %d, since it counts added tokens without gaps behind the %d tokens of the "
+               "vocabulary: save the tokenizer again with transformers",
+               token->content.size < 80 ? (int)token->content.size : 80, token->content.bytes, token->id, given, words);
+}
+
 static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
     size_t index;
     json_t *object;
+    int32_t words = (int32_t)tokenizer->contents.count, most = TOKEN_NONE;
     if (list && !json_is_null(list) && !json_is_array(list)) return refuse(error, "added_tokens", "are no list");
     json_array_foreach(list, index, object) {
         AddedToken token = {.special = flag_of(object, "special", false),
@@ -353,8 +368,12 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
             .right_strip = flag_of(object, "rstrip", false)};
         token.match = flag_of(object, "normalized", !token.special) ? MATCH_NORMALIZED : MATCH_RAW;
         if (!read_id(json_object_get(object, "id"), &token.id, error) ||
-            !copy_text(&token.content, json_object_get(object, "content"), "added token", error))
+            !copy_text(&token.content, json_object_get(object, "content"), "added token", error) ||
+            !check_added_id(tokenizer, &token, words, most, error)) {
+            buffer_free(&token.content);
             return error_context(error, "added token %zu", index);
+        }
+        if (token.id > most) most = token.id;
         tokenizer_add_added(tokenizer, &token);
     }
     return true;
@@ -475,18 +494,12 @@ static char *without_zero_keys(const char *bytes, size_t size, char stand_in[4])
     return copy;
 }
 
-static json_t *parse(const char *bytes, size_t size, Error *error) {
-    json_error_t problem;
-    json_t *root = json_loadb(bytes, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &problem);
-    if (!root) error_set(error, ERROR_DATA, "line %d: %s", problem.line, one_line(problem.text));
-    return root;
-}
-
-bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
+bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error) {
     SCOPED_FREE char *changed = without_zero_keys(bytes, size, tokenizer->zero_key);
-    json_auto_t *root = parse(changed ? changed : bytes, size, error);
-    if (!root) return false;
+    json_auto_t *root = json_parse(changed ? changed : bytes, size, JSON_REJECT_DUPLICATES, error);
+    if (!root) return error_context(error, "it is not JSON at");
     if (!json_object_get(root, "model") && json_object_get(root, "config")) return read_tekken(tokenizer, root, error);
+    if (!tokenizer_add_side_tokens(root, config, error)) return false;
     const json_t *decoder = json_object_get(root, "decoder");
     tokenizer->decoding.spaced = !decoder || json_is_null(decoder);
     bool good = read_steps(tokenizer, json_object_get(root, "normalizer"), "normalizers", read_normal, error) &&
@@ -497,35 +510,4 @@ bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *erro
                 read_steps(tokenizer, decoder, "decoders", read_decoder, error);
     if (good) decoding_build(tokenizer);
     return good;
-}
-
-char *read_config_text(const char *bytes, size_t size, const char *key) {
-    Error ignored;
-    json_auto_t *root = parse(bytes, size, &ignored);
-    const char *text = json_string_value(json_object_get(root, key));
-    return text ? memory_copy_string(text) : NULL;
-}
-
-bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
-    Error ignored;
-    json_auto_t *root = parse(bytes, size, &ignored);
-    const char *key;
-    char *end_of_key;
-    json_t *object;
-    json_object_foreach(json_object_get(root, "added_tokens_decoder"), key, object) {
-        long id = strtol(key, &end_of_key, 10);
-        const char *text = json_string_value(json_object_get(object, "content"));
-        if (*end_of_key || end_of_key == key || id < 0 || id >= MAXIMUM_ID || !text || !*text)
-            return error_set(error, ERROR_DATA, "its tokenizer_config.json has a token '%.80s' without a number or a text", key);
-        if (tokenizer_id(tokenizer, text) == TOKEN_NONE) ranks_add_special(tokenizer, text, (int32_t)id);
-    }
-    return true;
-}
-
-int32_t read_config_token(const Tokenizer *tokenizer, const char *bytes, size_t size, const char *key) {
-    Error ignored;
-    json_auto_t *root = parse(bytes, size, &ignored);
-    const json_t *token = json_object_get(root, key);
-    Span text = text_of(json_is_object(token) ? json_object_get(token, "content") : token);
-    return text.bytes ? token_map_get(&tokenizer->contents, text.bytes, text.size) : TOKEN_NONE;
 }

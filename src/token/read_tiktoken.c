@@ -169,9 +169,23 @@ static bool is_word(const char *pattern) {
     return pattern[strspn(pattern, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] == '\0';
 }
 
-bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *config, size_t config_size, Error *error) {
-    SCOPED_FREE char *given = read_config_text(config, config_size, "pattern");
-    const char *pattern = given ? given : "";
+/* Adds the tokens of added_tokens_decoder, if there are any. */
+static bool add_config_tokens(Tokenizer *tokenizer, const json_t *config, Error *error) {
+    const char *key;
+    char *end;
+    json_t *object;
+    json_object_foreach(json_object_get(config, "added_tokens_decoder"), key, object) {
+        long id = strtol(key, &end, 10);
+        const char *text = json_string_value(json_object_get(object, "content"));
+        if (*end || end == key || id < 0 || id >= MAXIMUM_ID || !text || !*text)
+            return error_set(error, ERROR_DATA, "its tokenizer_config.json has a token '%.80s' without a number or a text", key);
+        if (tokenizer_id(tokenizer, text) == TOKEN_NONE) ranks_add_special(tokenizer, text, (int32_t)id);
+    }
+    return true;
+}
+
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error) {
+    const char *given = json_string_value(json_object_get(config, "pattern")), *pattern = given ? given : "";
     if (!read_lines(tokenizer, bytes, size, error) || !ranks_complete(tokenizer, error)) return false;
     int32_t ranks = (int32_t)tokenizer->contents.count;
     const Family *family = find_family(pattern, ranks);
@@ -183,7 +197,7 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
             *pattern ? "the pattern '" : "the pattern", pattern, *pattern ? "'" : "", ranks);
     const KnownPattern *known = family ? known_pattern(family->pattern) : NULL;
     if (known) pattern = known->tiktoken ? known->tiktoken : known->json;
-    if (!read_config_added(tokenizer, config, config_size, error)) return false;
+    if (!add_config_tokens(tokenizer, config, error)) return false;
     if (tokenizer->added_count == 0) add_specials(tokenizer, family, ranks);
     return ranks_finish(tokenizer, (Span){pattern, strlen(pattern)}, error);
 }

@@ -288,22 +288,24 @@ struct Tokenizer {
     Buffer decoded; /* what all tokens add, end to end */
 };
 
-/* The text of the tokenizer.json, or with `config` of the tokenizer_config.json, that say what a GGUF file does; for
- * free(). In gguf_tokenizer.c. */
-char *gguf_tokenizer(const char *path, bool config, int64_t *bytes, Error *error);
-bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
+/* The tokenizer.json, or with `config` the tokenizer_config.json, that say what a GGUF file does; the caller owns the
+ * reference. In gguf_tokenizer.c. */
+json_t *gguf_tokenizer(const char *path, bool config, Error *error);
+/* `config`: of tokenizer_files. */
+bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error);
 bool read_sentencepiece(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
-/* `config`: of the tokenizer_config.json beside the file; "": there is none. */
-bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *config, size_t config_size, Error *error);
-struct json_t;
-bool read_tekken(Tokenizer *tokenizer, const struct json_t *root, Error *error); /* an object without "model" */
+/* The tokenizer.json that transformers makes of a SentencePiece model, side files and the model_type of config.json ("":
+ * there is none). `config` receives the names of tokens that the class adds, and loses added_tokens_decoder, whose tokens
+ * the result has. The caller owns the reference. NULL with ERROR_DATA naming what smelt does not make. */
+json_t *sentencepiece_json(const char *bytes, size_t size, json_t *config, const char *model_type, Error *error);
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error);
+bool read_tekken(Tokenizer *tokenizer, const json_t *root, Error *error); /* an object without "model" */
 
-/* What a tokenizer_config.json says. A text of its own: the caller frees; NULL: there is none. */
-char *read_config_text(const char *bytes, size_t size, const char *key);
-/* Adds the tokens of added_tokens_decoder, if there are any. */
-bool read_config_added(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
-/* The id of "eos_token" or the like, or TOKEN_NONE. */
-int32_t read_config_token(const Tokenizer *tokenizer, const char *bytes, size_t size, const char *key);
+/* Side files (side_tokens.c). Sets added_tokens_decoder of a configuration to the tokens of an added_tokens.json. */
+bool side_tokens_from_old(json_t *config, const json_t *added, Error *error);
+/* The id of a token of a configuration by its name, such as eos_token; TOKEN_NONE: it has none of the name. ERROR_DATA where
+ * its value is none of the tokenizer's tokens. */
+bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char *name, int32_t *id, Error *error);
 
 /* Vocabularies of ranks, where two tokens merge when their bytes together are a token (read_tiktoken.c). The rank orders
  * tokens as their id does. */

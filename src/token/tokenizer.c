@@ -104,45 +104,43 @@ static bool fail_in_one_line(Error *error, const char *path) {
     return error_context(error, "%s", path);
 }
 
-static bool read_any(Tokenizer *tokenizer, const char *config, size_t config_size, Error *error) {
-    int64_t length;
-    SCOPED_FREE char *bytes = tokenizer_read(tokenizer->path, TOKENIZER_TOKENS, &length, error);
-    if (!bytes) return false;
-    size_t size = (size_t)length;
+static bool read_any(Tokenizer *tokenizer, const TokenizerFiles *files, Error *error) {
+    const char *bytes = files->tokens;
+    size_t size = (size_t)files->bytes;
     bool good;
     if (memchr(bytes, 0, size)) good = read_sentencepiece(tokenizer, bytes, size, error);
-    else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, config, config_size, error);
-    else good = read_json(tokenizer, bytes, size, error);
+    else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, files->config, error);
+    else good = read_json(tokenizer, bytes, size, files->made ? NULL : files->config, error);
     good = good && finish(tokenizer, error);
     return good || fail_in_one_line(error, tokenizer->path);
 }
 
-/* Also for a tokenizer.json without a tokenizer_config.json, or with a broken one: the usual names. */
-static int32_t find_end_of_text(const Tokenizer *tokenizer, const char *config, size_t config_size) {
+/* eos_token of the side files, which must be a token; the usual names where they name none. */
+static bool find_end_of_text(Tokenizer *tokenizer, const json_t *config, Error *error) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
-    int32_t id = read_config_token(tokenizer, config, config_size, "eos_token");
+    int32_t id;
+    if (!side_token_id(tokenizer, config, "eos_token", &id, error)) return fail_in_one_line(error, tokenizer->path);
     if (id == TOKEN_NONE) id = tokenizer->end_of_text;
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
-    return id;
+    tokenizer->end_of_text = id;
+    return true;
 }
 
 Tokenizer *tokenizer_open(const char *path, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
-    int64_t length = 0;
-    Error ignored;
     if (file_kind(path, NULL) != FILE_FOLDER) tokenizer->path = memory_copy_string(path);
     else if (!(tokenizer->path = tokenizer_find(path))) tokenizer->path = memory_format("%s/tokenizer.json", path);
     tokenizer->unknown = tokenizer->end_of_text = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
-    SCOPED_FREE char *config = tokenizer_read(tokenizer->path, TOKENIZER_CONFIG, &length, &ignored);
-    size_t config_size = config ? (size_t)length : 0; /* none that can be read is none */
-    if (!read_any(tokenizer, config, config_size, error)) {
-        tokenizer_free(tokenizer);
-        return NULL;
-    }
-    tokenizer->end_of_text = find_end_of_text(tokenizer, config, config_size);
-    tokenizer->bos_token = read_config_token(tokenizer, config, config_size, "bos_token");
-    return tokenizer;
+    SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
+    int64_t bytes;
+    bool good = tokenizer_files(&files, tokenizer->path, error);
+    if (good && !files.tokens) good = tokenizer_read(tokenizer->path, &bytes, error); /* which says what is missing */
+    if (good && read_any(tokenizer, &files, error) && find_end_of_text(tokenizer, files.config, error) &&
+        (side_token_id(tokenizer, files.config, "bos_token", &tokenizer->bos_token, error) || fail_in_one_line(error, tokenizer->path)))
+        return tokenizer;
+    tokenizer_free(tokenizer);
+    return NULL;
 }
 
 static void free_trie(Trie *trie) {

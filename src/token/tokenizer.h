@@ -41,16 +41,38 @@ Tokenizer *tokenizer_open(const char *path, Error *error);
 /* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller
  * frees. */
 char *tokenizer_find(const char *folder);
-/* The bytes of one of a tokenizer's two files, for free(), with a NUL behind them: the one that `path` names as for
- * tokenizer_open, or the tokenizer_config.json beside it, which may be absent: then they are none. Of a GGUF file, what
- * a tokenizer.json and a tokenizer_config.json with the same meaning hold. NULL with ERROR_DATA. */
-typedef enum TokenizerPart { TOKENIZER_TOKENS, TOKENIZER_CONFIG } TokenizerPart;
-char *tokenizer_read(const char *path, TokenizerPart part, int64_t *bytes, Error *error);
+/* The files of a tokenizer. */
+typedef struct TokenizerFiles {
+    char *tokens; /* the file that `path` names as for tokenizer_open, with a NUL behind; NULL: there is none */
+    int64_t bytes;
+    /* What the side files say, in the form of one tokenizer_config.json, as transformers reads them: tokenizer_config.json,
+     * special_tokens_map.json and added_tokens.json of old folders, chat_template.jinja and additional_chat_templates. An
+     * empty object where there are none. */
+    json_t *config;
+    /* `tokens` is a tokenizer.json that was made: of a GGUF file, or of a SentencePiece model with side files, whose added
+     * tokens it has. */
+    bool made;
+} TokenizerFiles;
+/* A side file that is there and cannot be read is an error, never absent. ERROR_DATA. */
+bool tokenizer_files(TokenizerFiles *files, const char *path, Error *error);
+void tokenizer_files_free(TokenizerFiles *files);
+/* Of these the tokens, for free(), which must be there; the configuration, whose reference the caller owns. NULL with
+ * ERROR_DATA. */
+char *tokenizer_read(const char *path, int64_t *bytes, Error *error);
+json_t *tokenizer_config(const char *path, Error *error);
+/* Adds the tokens that a configuration of tokenizer_config names to the added_tokens of a tokenizer.json that lacks them,
+ * with transformers' ids. ERROR_DATA where the configuration gives other ids. */
+bool tokenizer_add_side_tokens(json_t *tokenizer, const json_t *config, Error *error);
 /* The chat_template.jinja beside a tokenizer; NULL without one. The caller frees. */
 char *tokenizer_chat_template(const char *path);
-/* Copies all of them into a folder, which is made: the first as tokenizer.json, tokenizer.model or tekken.json. */
+/* Copies all of them into a folder, which is made: the tokens as tokenizer.json, tokenizer.model or tekken.json, and the
+ * side files. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
-/* Makes a text the chat template of a tokenizer's folder. */
+/* Those alone, of a file or of a folder, which may have no tokens. */
+bool tokenizer_copy_side_files(const char *path, const char *folder, Error *error);
+/* Gives a tokenizer's folder the chat templates that are files beside another tokenizer, and no others. */
+bool tokenizer_copy_templates(const char *path, const char *folder, Error *error);
+/* Makes a text the chat template of a tokenizer's folder, also of conversations with tools. */
 bool tokenizer_put_template(const char *folder, const char *source, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
 /* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */

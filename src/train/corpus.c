@@ -14,6 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/pack.h"
+#include "train/generation_settings.h"
 #include "train/identity_internal.h"
 #include "train/lineage.h"
 #include "train/phases.h"
@@ -85,7 +86,7 @@ static bool take_template(const Config *config, const char *path, const char *fo
     if (own && strcmp(own, template) != 0)
         log_info("the chat template is that of data.train=%s, by which it was packed, and not that of data.tokenizer", path);
     *taken = memory_copy_string(template);
-    return tokenizer_put_template(folder, template, error);
+    return tokenizer_copy_templates(record, folder, error);
 }
 
 static bool take_templates(const Config *config, const char *folder, Error *error) {
@@ -110,7 +111,7 @@ static bool keep_tokenizer(const Config *config, const char *folder, Error *erro
 /* `*path` receives that of the copy, for the caller to free; "" without one. */
 static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = made || keep_tokenizer(config, folder, error), given = names_tokenizer(config);
+    bool kept = made || (keep_tokenizer(config, folder, error) && generation_keep(config, error)), given = names_tokenizer(config);
     *path = memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
     if (!kept || (given && !corpus->tokenizer)) return kept && error_context(error, "data.tokenizer=%s", config->data.tokenizer);

@@ -131,35 +131,6 @@ bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tok
     return true;
 }
 
-static void append_token(const json_t *value, TokenIds *ends) {
-    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
-    if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);
-}
-
-/* Appends the tokens of eos_token_id, a number or a list. */
-static void append_ends(const json_t *content, TokenIds *ends) {
-    const json_t *value = json_object_get(content, "eos_token_id");
-    append_token(value, ends);
-    for (size_t i = 0; i < json_array_size(value); i++) append_token(json_array_get(value, i), ends);
-}
-
-void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends) {
-    enum { JSON_LIMIT = 256 << 20 };
-    static const char *const names[] = {"generation_config.json", "config.json"};
-    SCOPED(hf_release) HfModel model = {0};
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    Config config;
-    Error ignored;
-    if (adapter_is_folder(folder) && adapter_read_config(folder, &config, &strings, &ignored)) folder = config.init;
-    if (gguf_is_file(folder) && hf_read(folder, &model, &ignored)) append_ends(model.content, ends);
-    for (int i = 0; i < 2 && !ends->count; i++) {
-        SCOPED_FREE char *path = memory_format("%s/%s", folder, names[i]), *text = file_read(path, JSON_LIMIT, NULL, &ignored);
-        json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
-        append_ends(content, ends);
-    }
-    if (!ends->count && tokenizer && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
-}
-
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 void source_convert(const Graph *to, void *target, const Graph *from, const void *source) {

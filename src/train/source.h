@@ -28,9 +28,6 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
 bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error);
 /* Whether a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
-/* Appends the tokens that end a text: those of generation_config.json, else of config.json, or of a GGUF file, else the
- * tokenizer's own. */
-void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
  * whatever the source's is), with its weights. `*step` (`step` may be NULL) receives the step of a run's
  * checkpoint, 0 for other folders. ERROR_CHECKPOINT. */

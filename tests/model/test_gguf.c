@@ -12,6 +12,7 @@
 #include "model/hf_internal.h"
 #include "support/hf_fixture.h"
 #include "token/tokenizer.h"
+#include "train/generation_settings.h"
 #include "train/source.h"
 
 static char *root; /* the repository */
@@ -265,7 +266,7 @@ static void a_file_is_a_source_like_a_folder(void **state) {
     assert_int_equal(config.precision, PRECISION_BF16);
     SCOPED_FREE char *tokenizer = source_tokenizer("model.gguf", &config);
     assert_string_equal(tokenizer, "");
-    source_end_tokens("model.gguf", NULL, &ends);
+    assert_true(generation_end_tokens("model.gguf", &config, NULL, &ends, &error));
     assert_int_equal(ends.count, 1);
     assert_int_equal(ends.items[0], 256);
     token_ids_free(&ends);
