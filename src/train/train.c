@@ -162,23 +162,26 @@ static bool save(Loop *loop, Error *error) {
     return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
-/* Whether the last save that ended has failed, on any rank. */
-static bool agree_on_failure(const Loop *loop, bool *failed, Error *error) {
-    int64_t code = loop->save_failure.code;
+/* Whether the last save that ended has failed on some rank, at a time `until` which it is tried again. */
+static bool agree_on_retry(const Loop *loop, double until, bool *again, Error *error) {
+    int64_t code = log_seconds() < until ? loop->save_failure.code : ERROR_NONE;
     bool heard = comm_host_all_reduce(loop->comm, "failed save", &code, 1, COMM_I64, COMM_MAX, error);
-    *failed = code != ERROR_NONE;
+    *again = code != ERROR_NONE;
     return heard;
 }
 
 /* Waits for the last save, which must not fail: it is tried again for a while. */
 static bool finish_saves(Loop *loop, Error *error) {
     const Session *session = &loop->session;
-    const int first = 2; /* pauses from 0.4 s on */
+    const int first = 2;        /* pauses from 0.4 s on */
+    const double patience = 12; /* seconds: an attempt may take long itself */
     int attempts = first;
-    bool failed = false, saved = end_save(loop, true, error) && agree_on_failure(loop, &failed, error);
-    while (saved && failed && thread_pause(&attempts)) {
+    bool again = false, saved = end_save(loop, true, error);
+    double until = log_seconds() + patience;
+    saved = saved && agree_on_retry(loop, until, &again, error);
+    while (saved && again && thread_pause(&attempts)) {
         if (loop_leads(loop) && attempts == first + 1) log_warn("%s; it is tried again for a while", loop->save_failure.message);
-        saved = save(loop, error) && end_save(loop, true, error) && agree_on_failure(loop, &failed, error);
+        saved = save(loop, error) && end_save(loop, true, error) && agree_on_retry(loop, until, &again, error);
     }
     if (saved && loop->save_failure.code != ERROR_NONE)
         saved = error_set(error, loop->save_failure.code,
