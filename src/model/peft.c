@@ -28,6 +28,7 @@
 #define UP ".lora_B.weight"
 #define GATE_UP ".experts.gate_up_proj"
 #define DOWN_PROJ ".experts.down_proj"
+#define ROWS ".token_adapter.trainable_tokens_delta"
 #define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
@@ -55,8 +56,9 @@ static char *stored_name(const Graph *graph, const Parameter *p) {
 /* Fields that say nothing about what the adapters compute, or are read elsewhere. */
 static const char *const known[] = {"auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
-    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size",
-    "r", "revision", "target_modules", "target_parameters", "task_type", "use_rslora", "velora_config"};
+    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version",
+    "qalora_group_size", "r", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_rslora",
+    "velora_config"};
 
 static bool is_known(const char *field) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -176,6 +178,12 @@ static bool check_named(const PeftFolder *peft, const PeftModules *modules, cons
                         peft->path, name);
 }
 
+/* Whether a tensor is none of an adapter, but a parameter of the base or rows of one. */
+static bool is_of_base(const char *name) {
+    SCOPED_FREE char *half = module_of(name);
+    return !half && starts_with(name, PREFIX) && (ends_with(name, ".weight") || ends_with(name, ".bias") || ends_with(name, ROWS));
+}
+
 /* Sets the targets to all modules that have an A. */
 static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) {
     SCOPED(peft_modules_close) PeftModules modules = {0};
@@ -183,6 +191,8 @@ static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) 
     peft->targets = memory_copy_string("");
     for (size_t i = 0; i < peft->file.count; i++) {
         const char *name = peft->file.tensors[i].name;
+        peft->replaces = peft->replaces || is_of_base(name);
+        if (is_of_base(name)) continue;
         SCOPED_FREE char *stem = starts_with(name, PREFIX) ? module_of(name + strlen(PREFIX)) : NULL;
         if (!stem || strchr(stem, ','))
             return error_set(
@@ -289,7 +299,7 @@ bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *
     }
     if (count == peft->file.count) return true;
     for (size_t i = 0; i < peft->file.count; i++) {
-        bool used = false;
+        bool used = is_of_base(peft->file.tensors[i].name); /* peft_replace reads it */
         for (int j = 0; j < graph->parameter_count && !used; j++) {
             SCOPED_FREE char *name = graph->parameters[j].frozen ? NULL : stored_name(graph, &graph->parameters[j]);
             used = name && !strcmp(name, peft->file.tensors[i].name);
@@ -298,6 +308,93 @@ bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *
             return error_set(error, ERROR_CHECKPOINT, "%s: %s belongs to no layer of the model that has an adapter", peft->path,
                 peft->file.tensors[i].name);
     }
+    return true;
+}
+
+/* -- Parts of the base ------------------------------------------------------------------------------------------------ */
+
+/* The ids whose rows of a module's table a folder holds, a list of them, or an object of lists by the ends of modules' names. */
+static const json_t *find_rows(const PeftFolder *peft, const char *module) {
+    const json_t *indices = json_object_get(peft->content, "trainable_token_indices"), *list;
+    const char *name;
+    json_object_foreach((json_t *)indices, name, list) {
+        size_t length = strlen(name), size = strlen(module);
+        if (length <= size && !strcmp(module + size - length, name) && (length == size || module[size - length - 1] == '.')) return list;
+    }
+    return json_is_array(indices) ? indices : NULL;
+}
+
+static bool refuse_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
+    return error_set(error, ERROR_CHECKPOINT, "%s: %s %s", peft->path, tensor->name, why);
+}
+
+/* Values [count, width] in place of rows of a table. */
+static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p, const float *values,
+    void *master, Error *error) {
+    const json_t *rows = find_rows(peft, module);
+    if (p->rank != 2 || tensor->rank != 2 || tensor->shape[1] != p->shape[1] || json_array_size(rows) != (size_t)tensor->shape[0])
+        return refuse_tensor(peft, tensor, "does not have a row for each id of trainable_token_indices", error);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *id = json_array_get(rows, i);
+        int64_t row = json_is_integer(id) ? json_integer_value(id) : -1;
+        if (row < 0 || row >= p->shape[0]) return refuse_tensor(peft, tensor, "is of ids that the base has no rows for", error);
+        for (int64_t c = 0; c < p->shape[1]; c++)
+            element_set((size_t)p->element_bytes, parameter_in(p, master), row * p->shape[1] + c, values[(int64_t)i * p->shape[1] + c]);
+    }
+    return true;
+}
+
+static bool put_whole(
+    const PeftFolder *peft, const StoredTensor *tensor, const Parameter *p, bool tied, const float *values, void *master, Error *error) {
+    bool fits = tensor->rank == p->rank && !p->transposed;
+    for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
+    if (!fits)
+        return refuse_tensor(peft, tensor,
+            "does not have the shape that the base has; for new tokens give a base with rows for them, which smelt convert BASE FOLDER "
+            "tokens.add=A,B makes, as ADAPTER@FOLDER",
+            error);
+    if (tied && p->kind == PARAMETER_EMBEDDING && !json_is_true(json_object_get(peft->content, "ensure_weight_tying")))
+        return refuse_tensor(peft, tensor,
+            "was trained apart from the head, which is the same table in this base: train it with ensure_weight_tying", error);
+    for (int64_t i = 0; i < p->count; i++) element_set((size_t)p->element_bytes, parameter_in(p, master), i, values[i]);
+    return true;
+}
+
+static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, void *master, Error *error) {
+    const char *name = tensor->name + strlen(PREFIX);
+    bool rows = ends_with(name, ROWS), tied = graph_find_parameter(graph, "lm_head.weight") < 0;
+    SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - (rows ? strlen(ROWS) : 0)), name);
+    SCOPED_FREE char *full = memory_format("%s%s", module, rows ? ".weight" : "");
+    int index = graph_find_parameter(graph, full);
+    if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
+    if (tensor->type > STORED_F16) return refuse_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
+    int64_t count = 1;
+    for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
+    SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
+    hf_convert(sizeof *values, values, tensor->type, tensor->data, count);
+    const Parameter *p = &graph->parameters[index];
+    return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, tied, values, master, error);
+}
+
+/* Whether the folder has a tensor of each module of modules_to_save: PEFT would take the base's without a word. */
+static bool check_saved(const PeftFolder *peft, Error *error) {
+    const json_t *modules = json_object_get(peft->content, "modules_to_save");
+    for (size_t i = 0; i < json_array_size(modules); i++) {
+        const char *name = json_string_value(json_array_get(modules, i));
+        SCOPED_FREE char *end = memory_format("%s.weight", name ? name : "");
+        bool there = false;
+        for (size_t j = 0; j < peft->file.count; j++) there = there || ends_with(peft->file.tensors[j].name, end);
+        if (!there)
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s has no %s, which modules_to_save of its adapter_config.json names", peft->path, end);
+    }
+    return true;
+}
+
+bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
+    if (!check_saved(peft, error)) return false;
+    for (size_t i = 0; i < peft->file.count; i++)
+        if (is_of_base(peft->file.tensors[i].name) && !replace_one(peft, &peft->file.tensors[i], graph, master, error)) return false;
     return true;
 }
 

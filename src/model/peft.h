@@ -15,6 +15,7 @@ typedef struct PeftFolder {
     double dropout;   /* lora_dropout, which only training uses */
     LoraConfig lora;  /* its targets are the names of all modules that have adapters */
     char *targets;    /* of `lora` */
+    bool replaces;    /* it holds parameters of the base too, for peft_replace */
     json_t *content;  /* of adapter_config.json */
     Safetensors file; /* maps adapter_model.safetensors */
 } PeftFolder;
@@ -28,6 +29,11 @@ void peft_close(PeftFolder *peft);
 /* Fills the adapters of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of them
  * must be in the folder in their shapes, and nothing else, nor may it lack one that its target_modules name. ERROR_CHECKPOINT. */
 bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
+
+/* Puts what the folder holds of the base in its place in `master`, the MASTER arena of a graph of the whole model: modules that were trained
+ * whole (modules_to_save) or saved for their new rows, and rows of tokens (trainable_token_indices). ERROR_CHECKPOINT names what has
+ * another shape, or no place. */
+bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
 
 /* Writes the adapters of `graph`, whose MASTER arena is `master`, in fp32 into an existing folder; `base` is the name of the
  * base. An adapter that experts share is written for each of them. ERROR_NUMERICS when a value is not finite. */

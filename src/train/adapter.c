@@ -144,6 +144,14 @@ static LoraConfig as_it_was(const LoraConfig *lora) {
     return own;
 }
 
+/* Puts what a folder of adapters holds of the base in place of that in `master`; a run's adapters hold none of it. */
+static bool replace_parts(const char *name, const Graph *graph, void *master, Error *error) {
+    SCOPED(peft_close) PeftFolder peft = {0};
+    if (!adapter_is_folder(name)) return true;
+    SCOPED_FREE char *base = open_folder(&peft, name, error);
+    return base && peft_replace(&peft, graph, master, error);
+}
+
 /* The newest adapters of a run, in whatever precision it trains them, or those of a folder. Their graph has the base's parameters
  * too, whose pages are never touched. */
 static bool open_adapters(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
@@ -186,6 +194,10 @@ bool adapter_load_start(Session *session, Error *error) {
     SCOPED(host_model_close) HostModel start = {0};
     SCOPED(peft_close) PeftFolder peft = {0};
     if (!peft_open(&peft, lora->start, error)) return false;
+    if (peft.replaces)
+        return error_set(error, ERROR_USAGE,
+            "%s holds parts of the base too, which a run with adapters does not train: smelt convert %s merged makes a base with them",
+            lora->start, lora->start);
     if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
         return error_set(error, ERROR_USAGE,
             "%s has adapters of lora.rank=%lld lora.alpha=%g%s, and given are lora.rank=%lld lora.alpha=%g: give the former", lora->start,
@@ -267,7 +279,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
         return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", name, config->init, name);
     }
     if (!folder && !lineage_check_base(name, config, error)) return false;
-    if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error)) return false;
+    if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error) || !replace_parts(name, graph, master, error)) return false;
     merge(&adapters, &config->lora, graph, master);
     return true;
 }
@@ -323,13 +335,14 @@ static float *compute(const Compared *c, const Config *config) {
 }
 
 /* Fills the base's parameters of the adapted model. */
-static bool take_base(const HostModel *adapted, const Config *config, Error *error) {
+static bool take_base(const HostModel *adapted, const char *name, const Config *config, Error *error) {
     Config origin;
     SCOPED(options_free_strings) OptionStrings strings = {0};
     SCOPED(host_model_close) HostModel base = {0};
     if (!source_read_config(config->init, &origin, &strings, error) ||
         !host_model_open(&base, &config->model, NULL, PRECISION_FP32, error) ||
-        !source_load_weights(config->init, &origin, base.model.graph, base.master, NULL, error))
+        !source_load_weights(config->init, &origin, base.model.graph, base.master, NULL, error) ||
+        !replace_parts(name, base.model.graph, base.master, error))
         return false;
     for (int i = 0; i < base.model.graph->parameter_count; i++) {
         const Parameter *p = &base.model.graph->parameters[i];
@@ -345,7 +358,7 @@ static bool expect(MergedCheck *check, const char *name, const Config *config, E
     SCOPED(host_model_close) HostModel adapted = {0};
     SCOPED(compared_close) Compared with = {0};
     const LoraConfig lora = as_it_was(&config->lora);
-    if (!open_adapters(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, config, error) ||
+    if (!open_adapters(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, name, config, error) ||
         !compared_open(&with, config, &lora, adapted.master, error))
         return false;
     check->count = graph_elements(with.model.graph, result_of(&with));

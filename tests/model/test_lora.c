@@ -641,6 +641,74 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
     }
 }
 
+#define EMBEDDING "model.embed_tokens.weight"
+#define ROWS "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+
+/* Adds a tensor to the folder `adapter`, and sets a field of its configuration to JSON. */
+static void extend_adapter(const char *name, int64_t rows, int64_t width, const float *values, const char *field, const char *value) {
+    Safetensors file;
+    Error error = {0};
+    good("convert adapted %s adapter=true overwrite=true", "adapter");
+    assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
+    SCOPED_FREE StoredTensor *all = memory_allocate((file.count + 1) * sizeof *all);
+    memcpy(all, file.tensors, file.count * sizeof *all);
+    all[file.count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
+    assert_true(safetensors_write("more.safetensors", all, file.count + 1, NULL, &error));
+    safetensors_close(&file);
+    assert_int_equal(rename("more.safetensors", "adapter/adapter_model.safetensors"), 0);
+    json_auto_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
+    json_object_set_new(fields, "ensure_weight_tying", json_true());
+    json_object_set_new(fields, field, json_loads(value, 0, NULL));
+    assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+}
+
+/* Whether row `row` of the merged embedding is 0.5, or else as in the base. */
+static void check_row(const Safetensors *merged, int64_t row, bool replaced) {
+    Safetensors base;
+    Error error = {0};
+    assert_true(safetensors_open(&base, "plain/model.safetensors", &error));
+    const StoredTensor *now = safetensors_find(merged, EMBEDDING), *before = safetensors_find(&base, EMBEDDING);
+    int64_t width = now->shape[1];
+    for (int64_t c = 0; c < width; c++)
+        assert_true(((const float *)now->data)[row * width + c] == (replaced ? 0.5F : ((const float *)before->data)[row * width + c]));
+    safetensors_close(&base);
+}
+
+/* PEFT saves modules that were trained whole (modules_to_save), and rows of tokens (trainable_token_indices). */
+static void parts_of_the_base_in_a_folder_of_peft_take_their_place(void **state) {
+    (void)state;
+    Safetensors base, merged;
+    Error error = {0};
+    good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
+    good("convert base %s dtype=fp32", "plain");
+    assert_true(safetensors_open(&base, "plain/model.safetensors", &error));
+    const int64_t *shape = safetensors_find(&base, EMBEDDING)->shape, rows = shape[0], width = shape[1];
+    safetensors_close(&base);
+    SCOPED_FREE float *values = memory_allocate((size_t)(rows * width) * sizeof *values);
+    for (int64_t i = 0; i < rows * width; i++) values[i] = 0.5F;
+    for (int whole = 0; whole < 2; whole++) {
+        extend_adapter(whole ? "base_model.model." EMBEDDING : ROWS, whole ? rows : 2, width, values,
+            whole ? "modules_to_save" : "trainable_token_indices", whole ? "[\"embed_tokens\"]" : "[5, 7]");
+        good("convert adapter %s dtype=fp32 overwrite=true", "merged");
+        assert_true(safetensors_open(&merged, "merged/model.safetensors", &error));
+        for (int64_t row = 0; row < 10; row++) check_row(&merged, row, whole || row == 5 || row == 7);
+        safetensors_close(&merged);
+        says(ERROR_USAGE, "adapter holds parts of the base too", ADAPT, "run=other lora.start=adapter lora.targets=q_proj,v_proj");
+    }
+    extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "{\"embed_tokens\": [5, 7]}");
+    good("eval %s text", "adapter");
+    extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "[5]");
+    says(ERROR_CHECKPOINT, "does not have a row for each id", "eval %s text", "adapter");
+    extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "[5, 100000]");
+    says(ERROR_CHECKPOINT, "is of ids that the base has no rows for", "eval %s text", "adapter");
+    extend_adapter("base_model.model." EMBEDDING, rows - 1, width, values, "modules_to_save", "[\"embed_tokens\"]");
+    says(ERROR_CHECKPOINT, "does not have the shape that the base has", "eval %s text", "adapter");
+    extend_adapter(ROWS, 2, width, values, "modules_to_save", "[\"norm\"]");
+    says(ERROR_CHECKPOINT, "adapter has no norm.weight, which modules_to_save", "eval %s text", "adapter");
+    extend_adapter("base_model.model.model.other.weight", 2, width, values, "modules_to_save", "[\"other\"]");
+    says(ERROR_CHECKPOINT, "other.weight belongs to no layer of the model", "eval %s text", "adapter");
+}
+
 /* The base in 8 or 4 bits: rounding moves its loss by a little, training goes on with the same bits, on any number of ranks,
  * and what is merged is the base as it was. */
 static void a_quantized_base_trains_the_same_adapters_but_for_rounding(void **state) {
@@ -729,6 +797,7 @@ int main(void) {
         LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
         LORA_TEST(the_layers_of_a_configuration_are_those_of_its_tensors),
         LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
+        LORA_TEST(parts_of_the_base_in_a_folder_of_peft_take_their_place),
         LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
         LORA_TEST(a_quantized_base_of_experts_trains),
         LORA_TEST(what_cannot_be_adapted_is_refused),
