@@ -23,6 +23,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "base/thread.h"
 
 static const char PARTIAL[] = ".partial-"; /* and the process id */
 
@@ -50,16 +51,29 @@ static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RE
 
 static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
 
+/* stat, again where the system cannot tell: a file system over a network often can a moment later, and a caller that asks
+ * twice should not get two answers. */
+static int status_of(const char *path, struct stat *status) {
+    enum { TRIES = 5 };
+    double pause = 1e-3;
+    int result = stat(path, status);
+    for (int i = 1; i < TRIES && result != 0 && !is_absence(errno); i++, pause *= 2) {
+        thread_sleep(pause);
+        result = stat(path, status);
+    }
+    return result;
+}
+
 FileKind file_kind(const char *path, int64_t *bytes) {
     struct stat status = {0};
-    FileKind kind = stat(path, &status) == 0 ? kind_of(status.st_mode) : is_absence(errno) ? FILE_ABSENT : FILE_UNREADABLE;
+    FileKind kind = status_of(path, &status) == 0 ? kind_of(status.st_mode) : is_absence(errno) ? FILE_ABSENT : FILE_UNREADABLE;
     if (bytes) *bytes = kind == FILE_REGULAR ? status.st_size : 0;
     return kind;
 }
 
 int64_t file_modified(const char *path) {
     struct stat status;
-    return stat(path, &status) == 0 ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : 0;
+    return status_of(path, &status) == 0 ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : 0;
 }
 
 bool file_exists(const char *path) { return file_kind(path, NULL) != FILE_ABSENT; }

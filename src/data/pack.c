@@ -244,16 +244,17 @@ static const char *file_name(const Packer *packer, int64_t file) {
     return strcmp(path, "-") ? path : "standard input";
 }
 
-static void count_file(Packer *packer, const Record *record) {
+static bool count_file(Packer *packer, const Record *record, Error *error) {
     int64_t bytes = 0;
     const char *path = packer->files.list.entries[record->file].name;
     if (!strcmp(path, "-")) packer->report.result.bytes += (int64_t)record->size;
-    if (record->file == packer->last_file) return;
+    if (record->file == packer->last_file) return true;
     packer->last_file = record->file;
     packer->report.result.files++;
     pack_files_take(&packer->files, path);
-    if (strcmp(path, "-")) file_kind(path, &bytes);
+    if (strcmp(path, "-") && file_kind(path, &bytes) == FILE_UNREADABLE) return file_fail(error, "read", path);
     packer->report.result.bytes += bytes;
+    return true;
 }
 
 /* Counts a bad record; false when it ends the job. */
@@ -419,7 +420,7 @@ static bool take_block(void *context, Block *block, Error *error) {
         packer->long_bad = packer->long_bad && !record->first;
         bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad(packer, record, error);
         packer->long_bad = packer->long_bad || record->bad != PACK_GOOD;
-        count_file(packer, record);
+        good = good && count_file(packer, record, error);
         if (good && packer->trainer) good = train_on(packer, record, error);
         else if (good && record->first && record->last) good = take_whole(packer, block, record, error);
         else if (good) good = take_piece(packer, block, record, error);
@@ -733,8 +734,7 @@ static bool list_inputs(Packer *packer, Error *error) {
     if (!pack_files_list(&packer->files, packer->options.inputs, packer->options.held_out, error)) return false;
     for (const char *const *input = packer->options.inputs; *input; input++)
         if (!refuse_output(packer, *input, error)) return false;
-    pack_report_open(&packer->report, &packer->options, &packer->files);
-    return true;
+    return pack_report_open(&packer->report, &packer->options, &packer->files, error);
 }
 
 static bool pack_all(Packer *packer, Error *error) {

@@ -227,7 +227,8 @@ typedef struct PackReport {
     bool bos;                 /* texts begin with the tokenizer's bos_token */
     Position position;        /* where a packing that was interrupted goes on */
 } PackReport;
-void pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files);
+/* ERROR_DATA: an input cannot be read any more. */
+bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error);
 /* Counts a bad record, and keeps it if it is one of the first of its kind. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
 /* The text of the record; the caller frees. */

@@ -64,14 +64,17 @@ static json_t *json_text(const char *text) {
 
 /* -- Making one ---------------------------------------------------------------------------------------------------- */
 
-/* An input as it was when the packing began: another size, name or time of any of its files is another input. */
-static json_t *describe_input(const char *input, const PackFiles *files, size_t *at) {
+/* An input as it was when the packing began: another size, name or time of any of its files is another input. NULL: it
+ * cannot be read. */
+static json_t *describe_input(const char *input, const PackFiles *files, size_t *at, Error *error) {
     int64_t bytes = 0, size = 0;
     size_t first = *at;
     uint64_t sum = 0;
     do {
         const char *path = files->list.entries[*at].name;
-        bool file = strcmp(path, "-") && file_kind(path, &size) == FILE_REGULAR;
+        FileKind kind = strcmp(path, "-") ? file_kind(path, &size) : FILE_OTHER;
+        if (kind == FILE_UNREADABLE || kind == FILE_ABSENT) return file_fail(error, "read", path), NULL;
+        bool file = kind == FILE_REGULAR;
         int64_t facts[] = {(int64_t)sum, file ? size : 0, file ? file_modified(path) : 0, (int64_t)XXH3_64bits(path, strlen(path))};
         sum = XXH3_64bits(facts, sizeof facts);
         bytes += file ? size : 0;
@@ -81,10 +84,14 @@ static json_t *describe_input(const char *input, const PackFiles *files, size_t 
         json_sprintf("xxh3 %016" PRIx64, sum));
 }
 
-void pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files) {
+bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error) {
     *report = (PackReport){.files = files, .inputs = json_array(), .samples = json_array(), .position = {.line = 1}};
-    for (size_t i = 0, at = 0; options->inputs[i] && at < files->list.count; i++)
-        json_array_append_new(report->inputs, describe_input(options->inputs[i], files, &at));
+    for (size_t i = 0, at = 0; options->inputs[i] && at < files->list.count; i++) {
+        json_t *input = describe_input(options->inputs[i], files, &at, error);
+        if (!input) return error_recode(error, ERROR_DATA);
+        json_array_append_new(report->inputs, input);
+    }
+    return true;
 }
 
 void pack_report_bad(PackReport *report, const Record *record, const char *file) {

@@ -3,7 +3,6 @@
  * packing as RECORD.next. From there on the packing is whole, and whoever finds that file gives the others their names:
  * the packing itself, or the next one after a kill. An older index goes first and the new one comes last, so that an
  * index belongs to the tokens beside it at any moment. Called by shard_writer.c and pack.c. */
-#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -16,8 +15,9 @@ char *shard_next(const char *name) { return memory_format("%s.next", name); }
 
 /* Absent is one answer, and "cannot be told" another one, which is a failure. */
 static bool find(const char *path, bool *there, Error *error) {
-    *there = file_kind(path, NULL) != FILE_ABSENT;
-    return *there || errno == ENOENT || file_fail(error, "look for", path);
+    FileKind kind = file_kind(path, NULL);
+    *there = kind != FILE_ABSENT;
+    return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
 }
 
 static bool find_next(const char *name, bool *there, Error *error) {

@@ -276,9 +276,10 @@ static bool copy_file(const char *from, const char *to, const char *name, Error 
 /* Unless it was copied. Takes over `content`. */
 static bool write_missing(const char *folder, const char *name, json_t *content, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
-    if (!file_exists(path)) return write_json(folder, name, content, error);
+    FileKind kind = file_kind(path, NULL);
+    if (kind == FILE_ABSENT) return write_json(folder, name, content, error);
     json_decref(content);
-    return true;
+    return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
 }
 
 /* The copy of a folder has what the folder has; a GGUF file's tokenizer is made into files. A run's tokenizer may lack
