@@ -149,7 +149,7 @@ class Scenario:
         """Makes the template and runs the command undisturbed. Returns its calls."""
         os.makedirs(os.path.join(self.template, "root"))
         for words in self.before:
-            result = self.table.smelt(self.template, words)
+            result = self.table.execute(self.template, words) if words[0] == "cp" else self.table.smelt(self.template, words)
             if result.code:
                 sys.exit("%s: %s" % (" ".join(words), result.text))
         shutil.copytree(self.template, self.whole, symlinks=True)
@@ -373,10 +373,14 @@ def scenarios(table):
         Product(table, "pack-jsonl", ["data", "pack", lines, "root/out", "dedup=near"]),
         Product(table, "pack-over", ["data", "pack", text, "root/out", "overwrite=true"], [["data", "pack", other, "root/out"]]),
         Product(table, "pack-folder", ["data", "pack", lines, "root/out", "shard_tokens=2000", "valid=0.1", "tokenizer=" + tokenizer]),
+        Product(table, "pack-inputs", ["data", "pack", "root/in", "root/out", "tokenizer=root/tokenizer"],
+                [["cp", "-r", shared + "/in", "root/in"], ["cp", "-r", shared + "/tokenizer", "root/tokenizer"]]),
         Product(table, "tokenizer", ["data", "train-tokenizer", text, "root/tokenizer.json", "vocabulary=300"]),
         Product(table, "tokenizer-over", ["data", "train-tokenizer", text, "root/tokenizer.json", "vocabulary=300", "overwrite=true"],
                 [["data", "train-tokenizer", other, "root/tokenizer.json", "vocabulary=290"]]),
         Product(table, "convert", ["convert", shared + "/model", "root/out"]),
+        Product(table, "convert-inputs", ["convert", "root/model", "root/out"], [["cp", "-r", shared + "/hf", "root/model"]]),
+        Product(table, "convert-gguf-inputs", ["convert", "root/model", "root/out.gguf"], [["cp", "-r", shared + "/hf", "root/model"]]),
         Product(table, "convert-over", ["convert", shared + "/model", "root/out", "overwrite=true"], [["convert", shared + "/older", "root/out"]]),
         Product(table, "convert-gguf", ["convert", shared + "/model", "root/out.gguf"]),
         Product(table, "convert-gguf-over", ["convert", shared + "/model", "root/out.gguf", "overwrite=true"], [["convert", shared + "/older", "root/out.gguf"]]),
@@ -402,12 +406,14 @@ class Table:
         for name, text in (("text", "\n".join(lines)), ("other", "\n".join(reversed(lines))), ("lines.jsonl", "\n".join(json.dumps({"text": x}) for x in lines))):
             with open(os.path.join(self.folder, name), "w") as file:
                 file.write(text + "\n")
+        os.mkdir(os.path.join(self.folder, "in"))
         train = [*TRAIN, "data.train=data-train", "data.valid=data-valid", "data.tokenizer=tokenizer.json"]
         for command in (["data", "train-tokenizer", "text", "tokenizer.json", "vocabulary=300"], ["data", "pack", "text", "data", "valid=0.1"],
                         ["data", "pack", "text", "model-data", "tokenizer=tokenizer.json"],
                         ["train", *train[:-3], "data.train=model-data", "eval.every=0", "run=model"],
-                        ["train", *train[:-3], "data.train=model-data", "eval.every=0", "run=older", "seed=2"]):
-            result = self.smelt(self.folder, command)
+                        ["train", *train[:-3], "data.train=model-data", "eval.every=0", "run=older", "seed=2"], ["convert", "model", "hf"],
+                        ["cp", "-r", "hf", "tokenizer"], ["cp", "text", "lines.jsonl", "in"]):
+            result = self.execute(self.folder, command) if command[0] == "cp" else self.smelt(self.folder, command)
             if result.code:
                 sys.exit("%s: %s" % (" ".join(command), result.text))
 
