@@ -440,7 +440,8 @@ class Table:
         log = os.path.join(folder, "calls")
         result = self.execute(folder, [self.supervisor, os.path.join(folder, "root"), log, *fault, "--", self.program, *words])
         with open(log) as file:
-            return result, [line.rstrip("\n").split(" ", 2)[:2] + line.rstrip("\n").split(" ", 2)[2].rsplit(" ", 1) for line in file]
+            calls = [line[:-1].split(" ", 2) for line in file if line.endswith("\n")]  # the last line of one that was killed is torn
+            return result, [[seconds, kind, *rest.rsplit(" ", 1)] for seconds, kind, rest in calls]
 
     def cell(self, scenario, cell, number):
         folder = os.path.join(self.folder, "%s.%d" % (scenario.name, number))
