@@ -118,7 +118,7 @@ def read_tree(folder):
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
-            if not re.search(r"\.partial|\.smelt-|\.next\b|/hashes$", path):
+            if not re.search(r"\.partial|\.smelt-|\.next\b|\.replaced\b|/hashes$", path):
                 with open(path, "rb") as file:
                     tree[os.path.relpath(path, folder)] = file.read()
     return tree
