@@ -12,8 +12,6 @@
 #include "base/strings.h"
 #include "token/token_internal.h"
 
-enum { FILE_LIMIT = 256 << 20 };
-
 /* The next text of a list, for free(); NULL behind the last one. */
 static char *next_text(const char **rest) {
     if (!*rest) return NULL;
@@ -77,11 +75,8 @@ static void put_tokens(json_t *into, const char *list, int32_t first) {
 static bool add_to_file(const char *folder, const char *name, const char *member, const char *list, int32_t first, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     if (!file_exists(path)) return true;
-    int64_t size;
-    SCOPED_FREE char *old = file_read(path, FILE_LIMIT, &size, error);
-    if (!old) return error_recode(error, ERROR_DATA);
-    json_auto_t *content = json_parse(old, (size_t)size, 0, error);
-    if (!content) return error_context(error, "%s is not JSON at", path);
+    json_auto_t *content = json_read(path, ERROR_DATA, error);
+    if (!content) return false;
     json_t *into = json_object_get(content, member);
     if (!json_is_array(into) && !json_is_object(into)) return true;
     put_tokens(into, list, first);
