@@ -128,6 +128,14 @@ static void quantize_parameter(Graph *graph, Parameter *p) {
     p->scales = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &scales, "scales");
 }
 
+static void set_projections(Parameter *parameter, const int64_t *rows, int count) {
+    int64_t sum = 0;
+    assert(parameter->rank >= 2 && count >= 1 && count <= CUT_MAX_BLOCKS);
+    parameter->projections = count;
+    for (int i = 0; i < count; i++) sum += parameter->projection_rows[i] = rows[i];
+    assert(sum == parameter->whole[parameter->rank - 2]);
+}
+
 TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
     double init_mean, double init_std, bool fused) {
     int64_t shape[TENSOR_MAX_RANK];
@@ -161,22 +169,17 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
             .frozen = graph->frozen},
         shape);
     if (graph->frozen && kind == PARAMETER_MATRIX) quantize_parameter(graph, &parameter);
-    array_append(graph->parameters, graph->parameter_count, parameter);
     if (rank >= 2) {
         bool blocks = cut->blocks && cut->dimension == rank - 2;
-        graph_set_projections(graph, parameter.tensor, blocks ? cut->rows : &whole[rank - 2], blocks ? cut->blocks : 1);
+        set_projections(&parameter, blocks ? cut->rows : &whole[rank - 2], blocks ? cut->blocks : 1);
     }
+    array_append(graph->parameters, graph->parameter_count, parameter);
     graph->parameter_bytes = graph->trained_bytes = graph->stored_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
 }
 
 void graph_set_projections(Graph *graph, TensorId parameter, const int64_t *rows, int count) {
-    Parameter *p = &graph->parameters[graph_find_parameter(graph, graph_get(graph, parameter)->name)];
-    int64_t sum = 0;
-    assert(p->rank >= 2 && count >= 1 && count <= CUT_MAX_BLOCKS);
-    p->projections = count;
-    for (int i = 0; i < count; i++) sum += p->projection_rows[i] = rows[i];
-    assert(sum == p->whole[p->rank - 2]);
+    set_projections(&graph->parameters[graph_find_parameter(graph, graph_get(graph, parameter)->name)], rows, count);
 }
 
 Slice graph_take_slice(const Graph *graph, ParameterInterval *rest) {

@@ -177,7 +177,7 @@ static void a_reference_of_other_weights_is_computed_again(void **state) {
     train_good(PREFER LLAMA "run=one steps=1 seed=2");
     train_good(PREFER LLAMA "run=again steps=1 seed=1");
     assert_int_equal(system("rm -r again/checkpoints again/run.json"), 0); /* as if it had died before its first checkpoint */
-    train_good(PREFER LLAMA "run=again steps=1 seed=2");
+    train_good(PREFER LLAMA "run=again steps=1 seed=2 resume.accept=checkpoints");
     assert_true(same_bytes("again/data/reference-train", "one/data/reference-train"));
     assert_true(fabs(recorded("again", "step", -1, "loss") - log(2)) < 1e-12);
 }
