@@ -20,12 +20,13 @@ static const char *const recipes[] = {
     [FP8_TENSOR] = "tensor", [FP8_ROW] = "row", [FP8_ROW_GW_HP] = "row_gw_hp", [FP8_BLOCK] = "block", [FP8_MXFP8] = "mxfp8"};
 enum { FAMILIES = sizeof families / sizeof *families, RECIPES = sizeof recipes / sizeof *recipes };
 
-/* One code of 4 significant bits of the 1,536 of a row more or less, 1/16 of an element: less than 1/16 / sqrt(1536) of a
- * tensor. A wrong scale, format or operand is off by 1e-2 and more. */
+/* Where the order of a sum puts one element on the other side of a rounding to fp8, it moves by 1/16, and the gradients that
+ * depend on it move with it: by 4.4e-3 of their norm with AVX2, by 2e-4 with the generic kernels. A wrong scale, format or
+ * operand is off by 1e-2 and more. */
 static void check_gradient(const Golden *g, const char *name, const GoldenComparison *sums) {
     double error = sqrt(sums->difference / sums->theirs);
     if (getenv("SMELT_TEST_PRINT")) printf("%s %s %g\n", g->folder, name, error);
-    if (!(error <= 2e-3)) fail_msg("%s: gradient of %s differs by %g of its norm", g->folder, name, error);
+    if (!(error <= 7e-3)) fail_msg("%s: gradient of %s differs by %g of its norm", g->folder, name, error);
 }
 
 static void check_pass(const char *family, const Fp8Config *fp8, const char *expected) {
