@@ -281,7 +281,8 @@ static bool take(Lease *lease, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (!store_make(lease->store, error)) return false;
     json_auto_t *found = read_lease_patiently(lease->store, error);
-    if (!found && error->finding == FINDING_UNREADABLE) return false;
+    if (!found && error->finding == FINDING_UNREADABLE)
+        return error_context(error, "the lease of the store cannot be read; mend what is named here, or give another checkpoint.store");
     if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
         return false;
     lease->place = place_of(lease);

@@ -241,9 +241,9 @@ static void settings_that_shards_or_other_choices_leave_idle_are_named_by_the_st
 static void a_lease_that_is_no_file_is_refused_by_name(void **state) {
     (void)state;
     assert_true(mkdir("run", 0777) == 0 && mkdir("run/lease.json", 0777) == 0);
-    train_says(ERROR_CHECKPOINT, "run/lease.json is there and cannot be read as a file: remove it", "run=run");
+    train_says(ERROR_CHECKPOINT, "give another checkpoint.store: run/lease.json is not a regular file", "run=run");
     assert_true(rmdir("run/lease.json") == 0 && mkfifo("run/lease.json", 0666) == 0);
-    train_says(ERROR_CHECKPOINT, "run/lease.json is there and cannot be read as a file: remove it", "run=run");
+    train_says(ERROR_CHECKPOINT, "give another checkpoint.store: run/lease.json is not a regular file", "run=run");
 }
 
 static void a_damaged_shard_is_refused(void **state) {
