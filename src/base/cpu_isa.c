@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One of CpuIsa; CPU_ISA_COUNT: the fastest. */
+/* One of CpuIsa; CPU_ISA_COUNT until the first choice. */
 static _Atomic int chosen = CPU_ISA_COUNT;
 
 const char *cpu_isa_name(CpuIsa isa) {
@@ -45,7 +45,8 @@ static CpuIsa fastest(void) {
 
 CpuIsa cpu_isa(void) {
     int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return isa < CPU_ISA_COUNT ? (CpuIsa)isa : fastest();
+    if (isa == CPU_ISA_COUNT) atomic_store_explicit(&chosen, isa = (int)fastest(), memory_order_relaxed);
+    return (CpuIsa)isa;
 }
 
 bool cpu_isa_runs(CpuIsa variant) {

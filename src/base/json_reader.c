@@ -3,7 +3,6 @@
  * beyond a call. */
 #include "base/json_reader.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,7 +153,7 @@ bool json_read_optional(const char *path, json_t **object, ErrorCode code, Error
     int64_t bytes;
     char *text = file_read(path, JSON_FILE_LIMIT, &bytes, error);
     *object = text ? parse_file(path, text, bytes, code, error) : NULL;
-    return *object || (!text && (errno == ENOENT || errno == ENOTDIR)) || error_recode(error, code);
+    return *object || (!text && error->finding == FINDING_ABSENT) || error_recode(error, code);
 }
 
 /* -- Values ---------------------------------------------------------------------------------------------------------- */

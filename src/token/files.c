@@ -1,7 +1,6 @@
 /* The files of a tokenizer: where they are in a folder, what the side files say together, and copies of all of them, which
  * travel with what they made. A side file is absent, read or an error, and an error is never absence. Owns nothing beyond
  * a call. Called when shards are packed, when a run starts, and by whoever reads either. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,10 +42,24 @@ static char *beside(const char *file, const char *name) {
     return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
 }
 
+/* After a failure: true if the file or folder is absent, which is not an error here. */
+static bool is_absent(Error *error) { return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA); }
+
 /* A file that may be absent: then *content is NULL. */
 static bool read_optional(const char *path, char **content, int64_t *bytes, Error *error) {
     *content = file_read(path, FILE_LIMIT, bytes, error);
-    return *content || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA);
+    return *content || is_absent(error);
+}
+
+/* The names of the templates in a folder that may be absent, without ".jinja", for file_list_free. */
+static bool list_templates(const char *folder, FileList *names, Error *error) {
+    static const char ending[] = ".jinja";
+    SCOPED(file_list_free) FileList files = {0};
+    if (!file_list(folder, &files, error)) return is_absent(error);
+    for (const FileEntry *file = files.entries; file < files.entries + files.count; file++)
+        if (ends_with(file->name, ending))
+            file_list_add(names, memory_format("%.*s", (int)(strlen(file->name) - strlen(ending)), file->name), file->kind);
+    return true;
 }
 
 /* -- Side files ---------------------------------------------------------------------------------------------------- */
@@ -82,18 +95,13 @@ static bool add_template(json_t *list, const char *name, const char *path, Error
 
 /* Templates in files take the place of those in tokenizer_config.json, and have the form of several there. */
 static bool add_templates(const char *file, json_t *config, Error *error) {
-    static const char ending[] = ".jinja";
-    SCOPED(file_list_free) FileList files = {0};
+    SCOPED(file_list_free) FileList names = {0};
     SCOPED_FREE char *plain = beside(file, TEMPLATE_FILE), *folder = beside(file, TEMPLATE_FOLDER);
     json_auto_t *list = json_array();
-    if (!add_template(list, "default", plain, error)) return false;
-    bool good = file_list(folder, &files, error) || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA);
-    for (size_t i = 0; good && i < files.count; i++) {
-        const char *name = files.entries[i].name;
-        if (!ends_with(name, ending)) continue;
-        SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
-        SCOPED_FREE char *called = memory_format("%.*s", (int)(strlen(name) - strlen(ending)), name);
-        good = add_template(list, called, path, error);
+    bool good = add_template(list, "default", plain, error) && list_templates(folder, &names, error);
+    for (size_t i = 0; good && i < names.count; i++) {
+        SCOPED_FREE char *path = memory_format("%s/%s.jinja", folder, names.entries[i].name);
+        good = add_template(list, names.entries[i].name, path, error);
     }
     if (json_array_size(list)) json_object_set(config, "chat_template", list);
     return good;
@@ -218,16 +226,15 @@ static bool copy_optional(const char *from, const char *to, Error *error) {
 }
 
 bool tokenizer_copy_templates(const char *path, const char *folder, Error *error) {
-    SCOPED(file_list_free) FileList files = {0};
+    SCOPED(file_list_free) FileList names = {0};
     SCOPED_FREE char *file = file_of(path), *plain = beside(file, TEMPLATE_FILE), *from = beside(file, TEMPLATE_FOLDER);
     SCOPED_FREE char *to = memory_format("%s/" TEMPLATE_FILE, folder), *to_folder = memory_format("%s/" TEMPLATE_FOLDER, folder);
     bool good = file_remove(to, error) && file_remove(to_folder, error) && copy_optional(plain, to, error) &&
-                (file_list(from, &files, error) || errno == ENOENT || errno == ENOTDIR || error_recode(error, ERROR_DATA));
-    for (size_t i = 0; good && i < files.count; i++) {
-        if (!ends_with(files.entries[i].name, ".jinja")) continue;
-        SCOPED_FREE char *source = memory_format("%s/%s", from, files.entries[i].name),
-                         *target = memory_format("%s/%s", to_folder, files.entries[i].name);
-        good = file_make_folder(to_folder, error) && copy_optional(source, target, error);
+                list_templates(from, &names, error) && (!names.count || file_make_folder(to_folder, error));
+    for (size_t i = 0; good && i < names.count; i++) {
+        SCOPED_FREE char *source = memory_format("%s/%s.jinja", from, names.entries[i].name),
+                         *target = memory_format("%s/%s.jinja", to_folder, names.entries[i].name);
+        good = copy_optional(source, target, error);
     }
     return good;
 }

@@ -30,7 +30,7 @@ enum {
 
 struct Regex {
     char *pattern; /* as the file has it, up to 200 bytes, for messages */
-    pcre2_code *code, *counted;
+    pcre2_code *code, *counted; /* the latter NULL for an expression that is known */
     bool jit;
     RegexDivision division;
 };
@@ -218,12 +218,13 @@ static pcre2_code *compile(Span pattern, RegexSyntax syntax, uint32_t options, E
     return compiled;
 }
 
-static bool compile_both(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
-    regex->code = compile(pattern, syntax, 0, error);
-    regex->counted = regex->code ? compile(pattern, syntax, PCRE2_AUTO_CALLOUT, error) : NULL;
-    if (!regex->counted) return false;
-    regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0 &&
-                 pcre2_jit_compile(regex->counted, PCRE2_JIT_COMPLETE) == 0;
+/* Only an unknown expression needs the code that tries a window, and the code that counts. */
+static bool compile_all(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
+    bool unknown = regex->division == DIVIDES_UNKNOWN;
+    if (!(regex->code = compile(pattern, syntax, 0, error))) return false;
+    if (unknown && !(regex->counted = compile(pattern, syntax, PCRE2_AUTO_CALLOUT, error))) return false;
+    regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE | (unknown ? PCRE2_JIT_PARTIAL_HARD : 0)) == 0 &&
+                 (!unknown || pcre2_jit_compile(regex->counted, PCRE2_JIT_COMPLETE) == 0);
     return true;
 }
 
@@ -233,7 +234,7 @@ Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error 
     regex->pattern = memory_format("%.*s", length < 200 ? (int)length : 200, pattern);
     regex->division = division_of((Span){pattern, length});
     bool good = rewrite(&rewriter, syntax, error);
-    good = good && compile_both(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
+    good = good && compile_all(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
     free(rewriter.out.bytes);
     if (good) return regex;
     error_context(error, "/%s/", regex->pattern);
