@@ -29,7 +29,7 @@ enum {
 };
 
 struct Regex {
-    char *pattern; /* as the file has it, up to 200 bytes, for messages */
+    char *pattern;              /* as the file has it, up to 200 bytes, for messages */
     pcre2_code *code, *counted; /* the latter NULL for an expression that is known */
     bool jit;
     RegexDivision division;
