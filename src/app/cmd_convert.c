@@ -198,7 +198,7 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
     if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
-    found->generation = generation_settings(run, config, error);
+    found->generation = generation_settings(run, config, tokenizer, error);
     if (found->generation) found->origin = describe_tokens(found->generation, tokenizer);
     bool fits = found->generation && source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
                                          "it is another model's tokenizer; give tokenizer=none", error);
@@ -268,7 +268,7 @@ static bool run(Invocation *invocation, Error *error) {
     if (folder && !hf_read(base, &origin, error)) return false;
     bool text = !model_makes_images(&config.model);
     if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
-    if (folder && given && text && !(own.generation = generation_settings(base, &config, error))) return false;
+    if (folder && given && text && !(own.generation = generation_settings(base, &config, NULL, error))) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,

@@ -434,8 +434,7 @@ static const Command members[] = {
         .explanation =
             "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An input "
             "is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma. With shard_tokens=N OUTPUT is a folder of shards, "
-            "and "
-            "a job that was killed goes on where it was when the same command is given again.\n",
+            "and a job that was killed goes on where it was when the same command is given again.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},

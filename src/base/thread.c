@@ -33,6 +33,8 @@ bool thread_pause(int *attempts) {
     return true;
 }
 
+bool thread_try_again(const Error *error, int *attempts) { return error->finding == FINDING_UNREADABLE && thread_pause(attempts); }
+
 bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until) {
     struct timespec time = time_of(until);
     return pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &time) == 0;

@@ -99,7 +99,7 @@ static json_t *read_lease(Store *store, Error *error) {
 /* read_lease that tries again what cannot be known now. */
 static json_t *read_lease_patiently(Store *store, Error *error) {
     json_t *lease;
-    for (int attempts = 0; !(lease = read_lease(store, error)) && error->finding == FINDING_UNREADABLE && thread_pause(&attempts);) {}
+    for (int attempts = 0; !(lease = read_lease(store, error)) && thread_try_again(error, &attempts);) {}
     return lease;
 }
 
@@ -287,9 +287,9 @@ static bool take(Lease *lease, Error *error) {
         return false;
     lease->place = place_of(lease);
     for (int attempts = 0; !lease_check(lease, error);)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+        if (!thread_try_again(error, &attempts)) return false;
     for (int attempts = 0; !folder_list(lease->store, &listing, error);)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+        if (!thread_try_again(error, &attempts)) return false;
     lease->saved = newest_step(&listing);
     return true;
 }

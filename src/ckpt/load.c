@@ -220,7 +220,7 @@ bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *e
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (!store) return false;
     for (int attempts = 0; !folder_list(store, &listing, error);)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+        if (!thread_try_again(error, &attempts)) return false;
     *steps = listing.steps;
     *count = listing.count;
     listing.steps = NULL; /* the caller's */

@@ -224,9 +224,8 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     if (length == 0 || text[0] != '{') return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
     if (count_marks(text, (size_t)length) > HEADER_MAX_MARKS)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s: the header of %llu bytes has more than %d commas, colons and brackets, which are enough for 270,000 tensors. Split a file "
-            "of "
-            "more tensors",
+            "%s: the header of %llu bytes has more than %d commas, colons and brackets, which are enough for 270,000 tensors. Split a "
+            "file of more tensors",
             path, (unsigned long long)length, HEADER_MAX_MARKS);
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);

@@ -102,7 +102,7 @@ static bool shard_write(Save *save, Error *error) {
 static bool is_ours(const Save *save, Error *error) {
     Lease *lease = save->plan->lease;
     for (int attempts = 0; lease && !lease_check(lease, error);)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+        if (!thread_try_again(error, &attempts)) return false;
     return true;
 }
 
@@ -110,7 +110,7 @@ static bool is_ours(const Save *save, Error *error) {
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     SCOPED(file_list_free) FileList listing = {0};
     for (int attempts = 0; !store_list(save->store, save->draft.text, &listing, error);)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) return false;
+        if (!thread_try_again(error, &attempts)) return false;
     *there = 0;
     *missing = -1;
     for (int rank = 0; rank < save->plan->ranks; rank++) {

@@ -76,8 +76,7 @@ bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing 
         if (more && (strcmp(token, before) == 0 || pages.idle == IDLE_PAGES || page == MOST_PAGES))
             return error_set(error, ERROR_CHECKPOINT,
                 "the listing of %s does not end: after page %d the server announces another one, and the last %d had no new names; a "
-                "listing "
-                "has at most %d pages. Check the server of the bucket",
+                "listing has at most %d pages. Check the server of the bucket",
                 path, page + 1, pages.idle, MOST_PAGES);
     }
     return true;

@@ -343,12 +343,10 @@ static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) 
 
 /* -- Added tokens -------------------------------------------------------------------------------------------------- */
 
-/* `tokenizers` gives ids by this rule, whatever the file says (AddedVocabulary::add_tokens); where it would give another one
- * than the file, nothing tells which the model was trained with. */
+/* If `tokenizers` gives a token another id than the file, nothing tells which id the model was trained with. */
 static bool check_added_id(const Tokenizer *tokenizer, const AddedToken *token, int32_t words, int32_t most, Error *error) {
-    int32_t known = token_map_get(&tokenizer->contents, token->content.bytes, token->content.size), given = known != TOKEN_NONE ? known
-                                                                                                            : most >= words     ? most + 1
-                                                                                                                                : words;
+    int32_t own = token_map_get(&tokenizer->contents, token->content.bytes, token->content.size);
+    int32_t given = (int32_t)added_token_id(own, words, most);
     return token->id == given ||
            error_set(error, ERROR_DATA,
                "'%.*s' has the id %d, and `tokenizers` gives it %d, since it counts added tokens without gaps behind the %d tokens of the "

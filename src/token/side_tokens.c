@@ -84,7 +84,7 @@ typedef struct Adding {
     json_t *list;       /* borrowed: "added_tokens" of the tokenizer.json */
     json_t *vocabulary; /* of the model: text to id */
     json_t *places;     /* of the list: text to index */
-    json_int_t most;    /* the largest id of the list; -1: it is empty */
+    json_int_t most;    /* the largest id of the list; TOKEN_NONE: it is empty */
 } Adding;
 
 static json_t *index_list(const json_t *list, bool added) {
@@ -97,11 +97,9 @@ static json_t *index_list(const json_t *list, bool added) {
     return found;
 }
 
-/* As AddedVocabulary of `tokenizers`: a token of the model keeps its id; others follow all that there are, without gaps. */
 static json_int_t next_id(const Adding *adding, const json_t *text) {
     const json_t *own = json_object_getn(adding->vocabulary, json_string_value(text), json_string_length(text));
-    json_int_t size = (json_int_t)json_object_size(adding->vocabulary);
-    return own ? json_integer_value(own) : adding->most >= size ? adding->most + 1 : size;
+    return added_token_id(own ? json_integer_value(own) : TOKEN_NONE, (int64_t)json_object_size(adding->vocabulary), adding->most);
 }
 
 /* Adds a token, or with `replace` gives one that is there its flags; `wanted` is its id, or -1. */
@@ -191,7 +189,7 @@ bool tokenizer_add_side_tokens(json_t *tokenizer, const json_t *config, Error *e
     if (!vocabulary || json_object_size(config) == 0) return true;
     if (!list || json_is_null(list)) json_object_set_new(tokenizer, "added_tokens", list = json_array());
     if (!json_is_array(list)) return true; /* the reader of tokenizer.json refuses it */
-    Adding adding = {.config = config, .list = list, .most = -1};
+    Adding adding = {.config = config, .list = list, .most = TOKEN_NONE};
     adding.vocabulary = json_is_object(vocabulary) ? json_incref(vocabulary) : index_list(vocabulary, false);
     adding.places = index_list(list, true);
     for (size_t i = 0; i < json_array_size(list); i++) {

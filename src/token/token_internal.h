@@ -303,6 +303,13 @@ bool read_tekken(Tokenizer *tokenizer, const json_t *root, Error *error); /* an 
 
 /* Side files (side_tokens.c). Sets added_tokens_decoder of a configuration to the tokens of an added_tokens.json. */
 bool side_tokens_from_old(json_t *config, const json_t *added, Error *error);
+/* The id that `tokenizers` gives an added token, whatever a file says (AddedVocabulary::add_tokens). A token of the model
+ * keeps its id `own`. Any other token (`own` is TOKEN_NONE) follows the vocabulary of `words` tokens and the largest id
+ * `most` of the added tokens, without a gap. `most` is TOKEN_NONE before the first added token. */
+static inline int64_t added_token_id(int64_t own, int64_t words, int64_t most) {
+    return own != TOKEN_NONE ? own : most >= words ? most + 1 : words;
+}
+
 /* The id of a token of a configuration by its name, such as eos_token; TOKEN_NONE: it has none of the name. ERROR_DATA where
  * its value is none of the tokenizer's tokens. */
 bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char *name, int32_t *id, Error *error);

@@ -49,7 +49,7 @@ static json_t *of_init(const Config *config, Error *error) {
     Config origin;
     if (!config->init[0] || !(source_is_run(config->init) || adapter_is_folder(config->init) || hf_is_model(config->init)))
         return json_object();
-    return source_read_config(config->init, &origin, &strings, error) ? generation_settings(config->init, &origin, error) : NULL;
+    return source_read_config(config->init, &origin, &strings, error) ? generation_settings(config->init, &origin, NULL, error) : NULL;
 }
 
 /* -- Runs -------------------------------------------------------------------------------------------------------------- */
@@ -88,38 +88,39 @@ static bool answer_end(const char *file, const Tokenizer *tokenizer, int32_t *en
     return chat != NULL;
 }
 
-static bool add_own_ends(json_t *settings, const char *run, const Config *config, Error *error) {
+static bool add_own_ends(json_t *settings, const char *run, const Config *config, const Tokenizer *tokenizer, Error *error) {
     SCOPED_FREE char *file = source_tokenizer(run, config);
     int32_t answer = -1;
     if (!file) return true;
     if (!*file) return add_end(settings, BYTE_SEPARATOR), true;
-    Tokenizer *tokenizer = tokenizer_open(file, error);
+    Tokenizer *own = tokenizer ? NULL : tokenizer_open(file, error);
+    if (!tokenizer) tokenizer = own;
     int32_t end = tokenizer ? tokenizer_end_of_text(tokenizer) : -1;
     bool good = tokenizer && answer_end(file, tokenizer, &answer, error);
-    tokenizer_free(tokenizer);
+    tokenizer_free(own);
     if (good) add_end(settings, answer), add_end(settings, end); /* that of documents first */
     return good;
 }
 
-static json_t *of_run(const char *folder, const Config *config, Error *error) {
+static json_t *of_run(const char *folder, const Config *config, const Tokenizer *tokenizer, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     SCOPED_FREE char *path = memory_format("%s/" FILE_NAME, point.run);
     json_t *settings = NULL;
     if (!json_read_optional(path, &settings, ERROR_DATA, error)) return NULL;
     if (!settings) settings = of_init(config, error); /* a run of an older version kept none */
-    if (settings && add_own_ends(settings, folder, config, error)) return settings;
+    if (settings && add_own_ends(settings, folder, config, tokenizer, error)) return settings;
     json_decref(settings);
     return NULL;
 }
 
-json_t *generation_settings(const char *folder, const Config *config, Error *error) {
+json_t *generation_settings(const char *folder, const Config *config, const Tokenizer *tokenizer, Error *error) {
     if (adapter_is_folder(folder)) return of_init(config, error);
-    if (source_is_run(folder)) return of_run(folder, config, error);
+    if (source_is_run(folder)) return of_run(folder, config, tokenizer, error);
     return hf_is_model(folder) ? of_model(folder, error) : json_object();
 }
 
 bool generation_end_tokens(const char *folder, const Config *config, const Tokenizer *tokenizer, TokenIds *ends, Error *error) {
-    json_auto_t *settings = generation_settings(folder, config, error);
+    json_auto_t *settings = generation_settings(folder, config, tokenizer, error);
     const json_t *found = json_object_get(settings, ENDS);
     if (!settings) return false;
     for (size_t i = 0; i < (json_is_array(found) ? json_array_size(found) : 1); i++) {

@@ -41,7 +41,7 @@ json_t *lineage_read(const char *run, Error *error) {
 /* {} where there is no record; NULL only where it is damaged or cannot be read now. */
 static json_t *read_record(const char *run, Error *error) {
     json_t *record;
-    for (int attempts = 0; !(record = lineage_read(run, error)) && error->finding == FINDING_UNREADABLE && thread_pause(&attempts);) {}
+    for (int attempts = 0; !(record = lineage_read(run, error)) && thread_try_again(error, &attempts);) {}
     if (record || error->finding != FINDING_ABSENT) return record;
     *error = (Error){0};
     return json_object();
@@ -51,7 +51,7 @@ static json_t *read_record(const char *run, Error *error) {
 static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     json_t *metadata;
     for (int attempts = 0; !(metadata = checkpoint_metadata(where, step, error));)
-        if (error->finding != FINDING_UNREADABLE || !thread_pause(&attempts)) break;
+        if (!thread_try_again(error, &attempts)) break;
     if (!metadata && error->finding == FINDING_UNREADABLE)
         error_context(error, "the checkpoint of step %lld cannot be read now", (long long)step);
     return metadata;
