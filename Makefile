@@ -228,7 +228,7 @@ FIRST_TESTS := launch/test_launch_nodes launch/test_launch train/test_train_node
 	layout/test_mixed layout/test_layout layout/test_expert_runs train/test_train_power_cut layout/test_pipeline_runs infer/test_generate_ranks
 FIRST_TESTS := $(filter $(TESTS),$(FIRST_TESTS:%=$(BUILD)/tests/%))
 
-# What proves a row of docs/bits.md that says "yes" runs under each instruction set of the CPU.
+# The tests behind the rows of docs/bits.md that say "yes" run under each instruction set of the CPU.
 ISA_TESTS := $(patsubst %.c,$(BUILD)/%,$(shell sed -n 's/^| .*| yes | //p' docs/bits.md | grep -o 'tests/[a-z0-9_/]*\.c' | sort -u))
 
 run-tests: $(TESTS)

@@ -159,7 +159,8 @@ static bool write_grown(
     return good;
 }
 
-/* What config.json says of tokens: those of `generation`, and eos_token, the end of documents where its bytes are a text. */
+/* The token members of config.json: those of `generation`, and eos_token, the end of documents, if its bytes are a
+ * text. */
 static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokenizer) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *tokens = json_object();

@@ -20,9 +20,9 @@ typedef enum ErrorCode {
 } ErrorCode;
 enum { ERROR_CODES = ERROR_DEVICE + 1 };
 
-/* What a failure tells about the thing that was to be read. Success is the answer "present". Only who knows sets more than
- * FINDING_UNREADABLE, so that an error that nobody thought of is never taken for absence or damage: nothing is removed,
- * replaced or begun anew because of it. */
+/* What a failure says about the thing that was to be read. Success means that it is present. The default is
+ * FINDING_UNREADABLE; only code that knows more sets another value. An unforeseen error is therefore never taken for
+ * absence or damage, and nothing is removed, replaced or begun anew because of it. */
 typedef enum ErrorFinding {
     FINDING_UNREADABLE = 0, /* nothing is known now: a disk, a network, a server or permissions fail; it may be whole */
     FINDING_ABSENT,         /* it is not there, as the file system or the server says */

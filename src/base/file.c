@@ -27,7 +27,7 @@
 
 static const char PARTIAL[] = ".partial-"; /* and the process id */
 
-/* The failures that say that there is no such name; all others say nothing about it. */
+/* These errors say that the name does not exist. All other errors say nothing about it. */
 static bool is_absence(int code) { return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG; }
 
 bool file_fail(Error *error, const char *action, const char *path) {

@@ -2,12 +2,12 @@
  *
  * There is one way to write a file so that it lasts. It is written under a temporary name in its folder
  * (PATH.partial-PID), synced and renamed, and the folder is synced, because only then does the name survive a power
- * cut. After `true` the new contents are on disk; after `false` PATH is what it was. A process that is killed leaves a
- * temporary name behind at most, which file_remove_partials finds.
+ * cut. After `true` the new contents are on disk; after `false` PATH is what it was. A process that is killed leaves
+ * at most a temporary name behind, which file_remove_partials finds.
  *
- * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do"; callers that read training data or
- * configurations change the code with error_recode. `errno` still holds the reason when a function returns. Only where
- * the system says that there is no such name the failure is FINDING_ABSENT (base/error.h). */
+ * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do". Callers that read training data or
+ * configurations change the code with error_recode. `errno` still holds the reason when a function returns. The
+ * failure is FINDING_ABSENT (base/error.h) only if the system says that the name does not exist. */
 #pragma once
 
 #include <stdbool.h>
@@ -26,7 +26,8 @@ bool file_fail(Error *error, const char *action, const char *path);
 typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER, FILE_UNREADABLE } FileKind;
 /* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. */
 FileKind file_kind(const char *path, int64_t *bytes);
-/* False only where there is nothing of that name. Where the system cannot tell, reading it gives the reason. */
+/* False only if the name does not exist. If the system cannot tell, the result is true, and the read that follows
+ * reports the reason. */
 bool file_exists(const char *path);
 int64_t file_modified(const char *path);      /* when, in nanoseconds since 1970; 0 when it is absent */
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
@@ -148,9 +149,9 @@ bool file_open_shared(File *file, const char *path, int64_t bytes, Error *error)
 
 /* -- Folders ------------------------------------------------------------------------------------------------------- */
 
-/* The scheme of SCHEME://PLACE, which is no path of this machine: its bytes; 0: it is a path. */
+/* The length in bytes of SCHEME in SCHEME://PLACE. 0: `path` is a path on this machine. */
 size_t file_scheme(const char *path);
-/* Refuses what is in a store (ERROR_USAGE, by name), but for s3:// where `bucket` says that one is read or written. */
+/* Refuses SCHEME://PLACE by its name (ERROR_USAGE). `bucket` allows s3://. */
 bool file_check_place(const char *path, bool bucket, Error *error);
 bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */
 bool file_make_parents(const char *path, Error *error); /* the folders that `path` is to lie in */
@@ -167,7 +168,7 @@ typedef struct FileList {
     FileEntry *entries;
     size_t count;
 } FileList;
-/* What lies directly in a folder, in order of name (2 before 10). */
+/* Lists the entries of a folder, without those of its subfolders, in order of name (2 before 10). */
 bool file_list(const char *folder, FileList *list, Error *error);
 void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `name` */
 bool file_list_has(const FileList *list, const char *name);
@@ -180,8 +181,8 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
 /* Likewise of the file or folder `path` alone. */
 bool file_remove_partials_of(const char *path);
 
-/* Gives the folder `from` the name `to`. What had this name has the name `aside` afterwards (`from`, with a warning, where that
- * cannot be given), or is back in its place after a failure. Durable. */
+/* Gives the folder `from` the name `to`. A folder that had the name `to` gets the name `aside`. If it cannot get that
+ * name, it keeps the name `from`, with a warning. After a failure it is back in its place. Durable. */
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
 /* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
@@ -197,8 +198,8 @@ bool file_folder_begin(FolderDraft *draft, const char *path, Error *error);
 bool file_folder_commit(FolderDraft *draft, Error *error);
 void file_folder_close(FolderDraft *draft); /* one without a commit disappears; also of a zeroed one */
 
-/* Holds a file or folder for this process until `*lock` is closed. False: another one holds it (errno EWOULDBLOCK), or
- * it cannot be opened. *lock is -1 without locking, also where there is no such file. */
+/* Holds a file or folder for this process until `*lock` is closed. False: another process holds it (errno
+ * EWOULDBLOCK), or it cannot be opened. *lock is -1 if the file does not exist, or the file system has no locks. */
 bool file_lock(const char *path, int *lock);
 
 /* Opens /dev/null as each standard stream that the parent closed, so that no other file gets its descriptor and then

@@ -1,5 +1,5 @@
-/* Reads JSON as Python's json does, by jansson. What jansson refuses and Python takes are numbers alone, so a text that
- * jansson refuses is read once more with each such number in the form of an object, {"smelt:number": "1e400"}. Owns nothing
+/* Reads JSON as Python's json does. jansson refuses only numbers that Python accepts. A text that jansson refuses is
+ * therefore read once more, with each such number in the form of an object, {"smelt:number": "1e400"}. Owns nothing
  * beyond a call. */
 #include "base/json_reader.h"
 

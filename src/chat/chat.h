@@ -52,7 +52,7 @@ typedef enum ChatPart {
 } ChatPart;
 const char *chat_part_name(ChatPart part); /* "tool_calls" */
 
-/* What is counted of a conversation, for a warning. */
+/* Counts of a conversation, for warnings. */
 typedef struct ChatCounts {
     size_t empty_answers;     /* trained answers of which the token that ends them is all that they train */
     size_t decoded_arguments; /* tool calls whose arguments were JSON text of an object, and became that object */

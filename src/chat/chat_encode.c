@@ -68,8 +68,8 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     return chat_template_render(template, variables, chat->now, text, error);
 }
 
-/* Whether a template is for arguments of tool calls that are objects, as most are: one that joins them to texts, such as DeepSeek's,
- * fails with an object or writes it as Python does. */
+/* Returns true if the template expects the arguments of tool calls as objects, as most templates do. A template such
+ * as DeepSeek's joins them to texts: it fails with an object, or writes the object as Python does. */
 static bool takes_objects(ChatEncoder *encoder) {
     ChatText *text = &encoder->behind;
     Error ignored = {0};
@@ -115,7 +115,8 @@ static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
         at);
 }
 
-/* What the template writes where an answer begins, such as "<|im_start|>assistant\n", for the caller to free; "": nothing. */
+/* The text that the template writes before an answer, such as "<|im_start|>assistant\n". The caller frees. "": the
+ * template writes none. */
 static char *answer_header(ChatEncoder *encoder, const ChatRecord *record) {
     ChatText *text = &encoder->before;
     Error ignored = {0};
@@ -128,8 +129,9 @@ static char *answer_header(ChatEncoder *encoder, const ChatRecord *record) {
     return memory_copy_string(good ? text->bytes + strlen(before) : "");
 }
 
-/* Makes encoder->before the text before an answer that opens the conversation, which `behind` ends with. Templates that look at the
- * first message render no text without one; there the answer begins behind the first header of answers, or with its content. */
+/* Sets encoder->before to the text before an answer that opens the conversation; `behind` ends with that answer. Some
+ * templates look at the first message and fail without one. For such a template the answer begins after the first
+ * answer header, or with its own content. */
 static bool find_opening(ChatEncoder *encoder, const ChatRecord *record, const ChatText *behind, Error *error) {
     ChatText *before = &encoder->before;
     Error ignored = {0};

@@ -58,8 +58,9 @@ static void decode_calls(ChatRecord *record, json_t *message) {
     if (calls) json_object_set_new(message, "tool_calls", calls);
 }
 
-/* What transformers gives to a template in place of a message, for the caller to release: members that are null are dropped (those
- * inside of other members stay), and an assistant's thoughts are called `reasoning_content`, and `thinking` too. */
+/* Makes the message that transformers gives to a template. The caller releases it. Null members of the message are
+ * dropped; null members of nested objects stay. An assistant's thoughts are called both `reasoning_content` and
+ * `thinking`. */
 static json_t *normalize_message(json_t *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     json_t *reasoning = NULL, *normal = json_object(), *value;
@@ -204,7 +205,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
 /* The variables that a record has by its other members, or that decide what is rendered at all. */
 static bool check_settings(const json_t *settings, Error *error) {
     static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
-    if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is no object");
+    if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is not an object");
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (json_object_get(settings, taken[i]))
             return error_set(error, ERROR_DATA, "chat_template_kwargs has %s, which is for the record itself", taken[i]);
@@ -222,7 +223,7 @@ bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error
         .documents = chat_member(json, "documents"),
         .settings = chat_member(json, "chat_template_kwargs"),
         .functions = json_array_size(json_object_get(json, "functions")) > 0};
-    if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is no list");
+    if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is not a list");
     if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;
     const json_t *messages = chat_member(json, "messages"), *completion = chat_member(json, "completion");
     const json_t *first = json_array_get(messages ? messages : chat_member(json, "prompt"), 0);

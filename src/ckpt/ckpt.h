@@ -1,20 +1,19 @@
 /* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
  *
  * A checkpoint is a folder checkpoints/step-00000040 of a store (store_internal.h) with safetensors shards and
- * manifest.json. A shard holds intervals: (tensor name, slice) of flattened tensors, a slice being contiguous elements
- * or runs at equal distances (base/slice.h), so that ranks in any layout write them and ranks in any other load them by
- * intersecting slices. Every rank writes a
- * shard and, once that is durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of
- * the checkpoint. The manifest lists every interval with its file, byte range and
- * xxh3, and the caller's metadata. On a file system everything is written to a folder with a temporary name, synced,
- * the manifest last, and then renamed: what has the final name is complete. In a bucket what has a manifest is
- * complete.
+ * manifest.json. A shard holds intervals: (tensor name, slice) of flattened tensors. A slice is contiguous elements,
+ * or runs at equal distances (base/slice.h). Ranks in any layout write intervals, and ranks in any other layout load
+ * them by intersecting slices. Every rank writes a shard and, once the shard is durable, a manifest of it. Rank 0
+ * waits for all of these and joins them to the manifest of the checkpoint. The manifest lists every interval with its
+ * file, byte range and xxh3, and the caller's metadata. On a file system everything is written to a folder with a
+ * temporary name and synced, the manifest last; then the folder is renamed, so a folder with the final name is
+ * complete. In a bucket, a folder with a manifest is complete.
  *
  * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store_internal.h). Strings of the caller are not
- * kept. Every failure is ERROR_CHECKPOINT with the path and the reason. The failure to read a checkpoint also says what is
- * known of it (ErrorFinding): it is absent, since a later save has removed it; damaged, since it was read whole and
- * fails a checksum, or lacks a file; or unreadable now, after which nobody may take it for absent or damaged. One job at
- * a time saves into a run. */
+ * kept. Every failure is ERROR_CHECKPOINT with the path and the reason. A failure to read a checkpoint also carries a
+ * finding (ErrorFinding). Absent: a later save has removed it. Damaged: it was read whole, and fails a checksum or
+ * lacks a file. Unreadable: nothing is known now, and no caller may take it for absent or damaged. One job at a time
+ * saves into a run. */
 #pragma once
 
 #include <jansson.h>
@@ -135,8 +134,8 @@ void checkpoint_give_up(CheckpointJob *job, const char *reason);
 /* Waits for its end and frees it. */
 bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error);
 
-/* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. What fails is
- * tried again for 12 seconds. */
+/* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. A listing
+ * that fails is tried again for 12 seconds. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 
 /* Replaces the members of an object in the metadata of a complete checkpoint, which appears whole or stays as it was. */
@@ -150,11 +149,10 @@ bool checkpoint_probe(const char *where, int rank, Error *error);
  * same. */
 void checkpoint_report_leftovers(const char *where);
 
-/* Fills every interval from the checkpoint; all elements, but of optional tensors, must be present with the same type and
- * tensor shape, else
- * ERROR_CHECKPOINT naming the tensor, with FINDING_DAMAGED. Nothing else is read, and what is read is verified against its checksum; after a
- * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
- * when none was. */
+/* Fills every interval from the checkpoint. All elements must be present with the same type and tensor shape, except
+ * those of optional tensors; otherwise ERROR_CHECKPOINT names the tensor, with FINDING_DAMAGED. Nothing else is read,
+ * and what is read is verified against its checksum. After a failure the intervals hold anything. `metadata` (may be
+ * NULL) receives a new reference to the saved metadata, or NULL if none was saved. */
 bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error);
 
 /* The saved metadata of a step, {} when none was; only the manifest is read, and checked. The caller owns the

@@ -91,7 +91,7 @@ static json_t *read_lease(Store *store, Error *error) {
     json_t *lease = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(lease)) return lease;
     json_decref(lease);
-    error_set(error, ERROR_CHECKPOINT, "%s is damaged: it is no JSON object", store_path(store, object).text);
+    error_set(error, ERROR_CHECKPOINT, "%s is damaged: it is not a JSON object", store_path(store, object).text);
     error_find(error, FINDING_DAMAGED);
     return NULL;
 }
@@ -147,7 +147,7 @@ static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
 
 static int64_t newest_step(const FolderListing *listing) { return listing->count ? listing->steps[0] : -1; }
 
-/* Of a lease that was gone for long and is written again: whether nobody has saved there meanwhile. */
+/* Checks that no other run saved into the store while the lease was gone for `seconds`. */
 static bool is_untouched(const Lease *lease, double seconds, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (seconds <= MISSED_BEATS * RENEW_SECONDS) return true;
@@ -159,7 +159,8 @@ static bool is_untouched(const Lease *lease, double seconds, Error *error) {
            error_find(error, FINDING_FOREIGN);
 }
 
-/* Of a lease that is not found, although its folder is there. Only who creates it knows that nobody else has it. */
+/* Writes the lease again after it was not found in a folder that exists. Only the process that creates it knows that
+ * no other process has it. */
 static bool restore_lease(Lease *lease, Error *error) {
     double gone = log_seconds() - lease->written;
     bool exists, created = create_lease(lease, &exists, error);
@@ -188,7 +189,8 @@ void lease_note_saved(Lease *lease, int64_t step) {
     if (step > lease->saved) lease->saved = step;
 }
 
-/* What fails is tried again soon: a lease that is renewed in time is one that nobody takes for ended. */
+/* Renews the lease until the holder ends. A renewal that fails is tried again soon, so that no other process takes
+ * the lease for ended. */
 static void *renew(void *context) {
     Lease *lease = context;
     double pause = RENEW_SECONDS, failing = 1;
@@ -221,8 +223,8 @@ static double interval_of(const json_t *found) {
     return seconds > 0 && seconds < RENEW_SECONDS ? seconds : RENEW_SECONDS;
 }
 
-/* Whether a holder of which nothing is known has missed three beats: its lease did not change meanwhile, by this
- * process's clock. What a clock of another machine says is not looked at. */
+/* Returns true if an unknown holder has missed three beats: its lease did not change meanwhile, by this process's
+ * clock. The clock of another machine is never read. */
 static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *error) {
     const double every = interval_of(found), until = log_seconds() + MISSED_BEATS * every;
     Error failure = {0};
@@ -254,7 +256,7 @@ static bool is_own_run(const Lease *lease, const json_t *found) {
            life_of(field(found, "holder")) != LIFE_GOES_ON;
 }
 
-/* Whether the lease is still the one that was judged, or gone. */
+/* Checks that the lease is still the judged one, or gone. */
 static bool is_unchanged(const Lease *lease, const json_t *judged, bool *there, Error *error) {
     json_auto_t *now = read_lease_patiently(lease->store, error);
     *there = now || error->finding == FINDING_DAMAGED;

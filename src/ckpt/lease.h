@@ -22,9 +22,9 @@ enum { LEASE_HOLDER_BYTES = 320 };
 Lease *lease_take(const char *where, const char *number, const char *folder, Error *error);
 /* "HOST PID START", which is equal for no two processes. */
 const char *lease_holder(const Lease *lease);
-/* Whether the lease is still this process's; one that is damaged, or was removed from a folder that is still there, or from
- * a bucket, is written again. ERROR_USAGE, FINDING_FOREIGN: another run has it, or has saved while it was gone.
- * ERROR_CHECKPOINT: nothing can be saved now. From any thread. */
+/* Checks that the lease is still this process's. A lease that is damaged, or was removed from an existing folder or
+ * from a bucket, is written again. ERROR_USAGE with FINDING_FOREIGN: another run has it, or has saved while it was
+ * gone. ERROR_CHECKPOINT: nothing can be saved now. From any thread. */
 bool lease_check(Lease *lease, Error *error);
 /* Takes note of a step that this process has saved. From any thread. */
 void lease_note_saved(Lease *lease, int64_t step);

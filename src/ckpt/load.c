@@ -128,8 +128,8 @@ static bool shard_header_check(const StoreObject *shard, const ManifestFile *lis
     return chunk_read(shard, &header, NULL, 0, scratch, error);
 }
 
-/* Settles what it means that an object of a checkpoint is not found: absence is known only where the listing of the
- * folder agrees, and a folder that has others of its objects is damaged. Returns false. */
+/* Sets the finding after an object of a checkpoint was not found. It is absent only if the listing of the folder
+ * agrees. A folder that holds other objects is damaged. Returns false. */
 static bool settle_absence(Store *store, const char *folder, const char *name, Error *error) {
     SCOPED(file_list_free) FileList objects = {0};
     Error unlisted = {0};
@@ -196,8 +196,8 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     return good;
 }
 
-/* Settles what it means that a checkpoint cannot be read: it is absent once its step is listed no more, since the run has
- * removed it meanwhile, and only then. Returns false. */
+/* Sets the finding after a checkpoint could not be read. It is absent only if its step is no longer listed, because
+ * the run has removed it. Returns false. */
 static bool settle_failure(Store *store, int64_t step, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     Error unlisted = {0};

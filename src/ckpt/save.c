@@ -190,7 +190,8 @@ static bool list_or_warn(const Save *save, FolderListing *listing) {
     return false;
 }
 
-/* Whether a folder holds no manifest for sure: a bucket's checkpoint has its final name from its first object on. */
+/* Returns true if a folder is known to hold no manifest. The folder of a checkpoint in a bucket has its final name
+ * from its first object on. */
 static bool is_unfinished(Store *store, const char *folder) {
     SCOPED(store_object_close) StoreObject manifest = {0};
     Error error = {0};
@@ -229,8 +230,8 @@ static void draft_sweep(const Save *save) {
 
 /* -- Older checkpoints, on rank 0 ---------------------------------------------------------------------------------- */
 
-/* That a checkpoint was read back from the store after it was written: what every removal of another one demands. Made
- * by read_back alone. */
+/* The proof that a checkpoint was read back from the store after it was written. Every removal of another checkpoint
+ * demands it. Made by read_back alone. */
 typedef struct Proof {
     bool good;
     StorePath folder;
@@ -262,8 +263,8 @@ static void set_aside(const Save *save, int64_t step, const char *reason) {
         moved ? "has the name " : "stays, without being counted", moved ? store_path(save->store, aside.text).text : "", reason);
 }
 
-/* Reads the new checkpoint. False where it is known to be damaged or gone; one that cannot be read now is saved, and no
- * proof. */
+/* Reads the new checkpoint. False if it is known to be damaged or gone. A checkpoint that cannot be read now counts
+ * as saved, and gives no proof. */
 static bool read_back(const Save *save, Proof *proof, Error *error) {
     SCOPED(manifest_free) Manifest manifest = {0};
     int64_t step = save->plan->step;
@@ -282,8 +283,8 @@ static bool stays(const CheckpointPlan *plan, int64_t step) {
     return step > plan->step || step == plan->protect[0] || step == plan->protect[1] || (plan->keep_every && step % plan->keep_every == 0);
 }
 
-/* Whether a checkpoint is one of the `keep` that stay: it is good. One that is damaged is set aside, and one that cannot
- * be read now stays beside these. */
+/* Returns true if a checkpoint counts as one of the `keep` good ones. A damaged one is set aside. One that cannot be
+ * read now stays, and is not counted. */
 static bool is_good(const Save *save, int64_t step, bool *known) {
     SCOPED(manifest_free) Manifest manifest = {0};
     Error error = {0};

@@ -56,7 +56,8 @@ int store_parallelism(const Store *store);
 /* A whole object of at most `limit` bytes with a NUL behind it; the caller frees. NULL on failure. */
 char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error);
 
-/* What lies directly in a folder, for file_list_free; an absent folder is empty. False: it cannot be known now. */
+/* Lists the entries of a folder, for file_list_free. An absent folder is empty. False: the entries cannot be read
+ * now. */
 bool store_list(Store *store, const char *folder, FileList *list, Error *error);
 
 /* Makes `to` another name of the object `from` (hard link) or a copy made by the server; an existing `to` stays. */

@@ -1,5 +1,5 @@
-/* What a file holds: text, or records of JSON or of a table; else why it is left out. It is recognised by its content,
- * and by its name where content does not tell. Owns nothing. Called by the record reader for each file. */
+/* Recognizes whether a file holds text, records of JSON or rows of a table, or why it is left out. The content
+ * decides, and the name if the content does not tell. Owns nothing. Called by the record reader for each file. */
 #include <string.h>
 
 #include "base/math.h"
@@ -8,7 +8,7 @@
 #include "base/strings.h"
 #include "data/pack_internal.h"
 
-/* Whether a name has the ending, or has it before that of a compression. */
+/* Returns true if a name has the ending, or has it before the ending of a compression. */
 bool name_ends(const char *path, const char *ending) {
     static const char *const packed[] = {"", ".gz", ".zst", ".xz", ".lzma", ".zz"};
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {

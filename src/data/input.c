@@ -16,8 +16,8 @@
 #include "base/memory.h"
 #include "data/pack_internal.h"
 
-/* Memory of a decoder, at most. The formats allow windows of 2 GiB and more (zstd --long=31); xz -9 needs 64 MiB. What is
- * claimed and not used takes none. */
+/* The most memory that a decoder may use. The formats allow windows of 2 GiB and more (zstd --long=31); xz -9 needs
+ * 64 MiB. Memory that data claims and does not use is never touched. */
 static const uint64_t MOST_MEMORY = (uint64_t)2 << 30;
 enum { PACKED_BYTES = 1 << 18, MOST_WINDOW = 31 /* its binary logarithm */ };
 
@@ -52,7 +52,7 @@ static const char *decode_plain(Input *input, unsigned char *out, size_t size, s
     return NULL;
 }
 
-/* Of gzip and of zlib: zlib tells which. */
+/* Decodes gzip and zlib data; the library tells which it is. */
 static const char *decode_deflate(Input *input, unsigned char *out, size_t size, size_t *made) {
     enum { ANY_WINDOW = 32 + MAX_WBITS };
     z_stream *stream = &input->gzip;
@@ -68,7 +68,7 @@ static const char *decode_deflate(Input *input, unsigned char *out, size_t size,
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == Z_STREAM_END) input->inside = false;
     if (code == Z_OK || code == Z_STREAM_END || code == Z_BUF_ERROR) return NULL;
-    return stream->msg ? stream->msg : "it is no deflate data";
+    return stream->msg ? stream->msg : "it is not deflate data";
 }
 
 static const char *decode_zstd(Input *input, unsigned char *out, size_t size, size_t *made) {
@@ -96,7 +96,7 @@ static const char *decode_xz(Input *input, unsigned char *out, size_t size, size
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == LZMA_STREAM_END) input->inside = false;
     if (code == LZMA_OK || code == LZMA_STREAM_END || code == LZMA_BUF_ERROR) return NULL;
-    return code == LZMA_MEMLIMIT_ERROR ? "it needs more than 2 GiB of memory" : "it is no xz or lzma data";
+    return code == LZMA_MEMLIMIT_ERROR ? "it needs more than 2 GiB of memory" : "it is not xz or lzma data";
 }
 
 static bool is_gzip(const unsigned char *bytes, size_t size) { return size >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b; }
@@ -113,7 +113,7 @@ static bool is_zlib(const unsigned char *bytes, size_t size) {
     return good;
 }
 
-/* A frame, or one to be skipped, which pzstd writes before each of its own. */
+/* The data begins with a frame, or with a skippable frame; pzstd writes a skippable frame before each frame. */
 static bool is_zstd(const unsigned char *bytes, size_t size) {
     return size >= 4 && (!memcmp(bytes, "\x28\xb5\x2f\xfd", 4) || (bytes[0] >> 4 == 5 && !memcmp(bytes + 1, "\x2a\x4d\x18", 3)));
 }

@@ -37,10 +37,10 @@ typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } Pa
 #define PACK_DEDUPS "none|exact|near"
 
 typedef struct PackOptions {
-    /* A NULL ends them. Of a folder the regular files are read recursively in byte order of their paths; links are
-     * followed where they lead to a place inside the folder; what has a hidden name (.git) is left out. "-" is standard
-     * input. What is neither text nor records (file_format.c) is ERROR_DATA that says what it is; in a folder it is left
-     * out with a warning. A mixture (mixture.h) is ERROR_USAGE, in a folder it is text. */
+    /* The list ends with NULL. The regular files of a folder are read recursively, in byte order of their paths. A
+     * link is followed if it leads to a place inside the folder. Hidden names (.git) are left out. "-" is standard
+     * input. A file that holds neither text nor records (file_format.c) is ERROR_DATA, and the message says what it
+     * holds; in a folder it is left out with a warning. A mixture (mixture.h) is ERROR_USAGE; in a folder it is text. */
     const char *const *inputs;
     const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. A plain text file gives its tail, cut after a separator line or else at a line

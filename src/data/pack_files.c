@@ -1,7 +1,7 @@
-/* Which files the inputs of a packing are. A folder is listed with all folders in it, in byte order of paths. A link is
- * followed where it leads to a file or folder inside the folder that was named, so that no file is read from elsewhere
- * without being named. Of a folder that holds splits by name, as data sets on the hub of Hugging Face do, one split is
- * taken. Every file is taken, or left out for a reason. */
+/* Lists the files of the inputs of a packing. A folder is listed with all folders in it, in byte order of paths. A
+ * link is followed if it leads to a file or folder inside the named folder, so that no file is read from elsewhere
+ * without being named. If a folder holds splits by name, as data sets on the Hugging Face hub do, one split is taken.
+ * Every file is taken, or left out for a reason. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -142,7 +142,7 @@ static Split split_of(const char *path) {
     return split;
 }
 
-/* Whether a name is one of data, of which splits are made, and not one of code or prose. */
+/* Returns true if a name is that of a data file, which belongs to a split, and not of code or prose. */
 static bool is_data(const char *path, bool records) {
     static const char *const endings[] = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".text"};
     enum { ENDINGS = sizeof endings / sizeof *endings, RECORDS = ENDINGS - 2 };

@@ -29,7 +29,7 @@ void input_close(Input *input);             /* NULL is fine */
 
 /* -- What a file holds (not_text.c, file_format.c) -------------------------------------------------------------------- */
 
-/* What a file is in place of text, and what to do about it: two parts of a message. */
+/* The two parts of a message about a file that does not hold text: what the file holds, and what to do. */
 typedef struct NotText {
     const char *what;   /* "bzip2 data" */
     const char *advice; /* "unpack it first, as in ..." */
@@ -45,7 +45,7 @@ typedef enum RecordShape {
     SHAPE_ARRAY,  /* the elements of one JSON array */
     SHAPE_TABLE,  /* rows of a table, as in RFC 4180 */
 } RecordShape;
-/* Where the text of a row is. */
+/* The column of the text in a table. */
 typedef struct TablePlace {
     char delimiter;
     int column, columns; /* that of the text, from 0, and how many the header has */
@@ -58,8 +58,8 @@ typedef struct RecordFormat {
     size_t header;     /* bytes of its first row */
     char columns[256]; /* their names, for a message */
 } RecordFormat;
-/* What a file of this name holds that begins with these bytes, of which a table needs its whole header. False: `why` says
- * what it is in place of text. */
+/* Recognizes what a file of this name holds, from its first bytes. A table needs its whole header. False: the file is
+ * left out, and `why` says what it holds. */
 bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why);
 bool name_ends(const char *path, const char *ending); /* also before the ending of a compression: "a.csv.gz" */
 

@@ -88,7 +88,7 @@ bool record_mark_json(Record *record, const char *fault) {
     return record_mark(record, PACK_BAD_JSON, list ? "a list, and not a record: jq -c '.[]' FILE writes each on a line" : fault);
 }
 
-/* What shows that a record is a conversation; NULL: nothing does. */
+/* The member that shows that a record is a conversation; NULL: it has none. */
 static const char *find_turns(const json_t *object) {
     static const char *const names[] = {"messages", "conversations", "completion", "instruction"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

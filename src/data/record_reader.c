@@ -35,7 +35,7 @@ struct RecordReader {
     bool ended, line_start;
     RecordFormat format;
     RecordScan scan; /* unless the format is text */
-    int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every so many documents */
+    int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every Nth document */
     /* The document that is being read. */
     bool open, valid;
     int64_t line;
@@ -298,8 +298,8 @@ static void add_fault(RecordReader *reader, Block *block, PackBad bad, const cha
     reader->open = false;
 }
 
-/* Steps over what is between two records, up to the next one or the end of the file. What cannot begin a record ends the
- * file: nothing says where the next one would. */
+/* Skips the bytes between two records, up to the next record or the end of the file. A byte that cannot begin a
+ * record ends the file, because nothing says where the next record begins. */
 static bool find_record(RecordReader *reader, Block *block, bool *found, Error *error) {
     bool fault;
     for (;;) {

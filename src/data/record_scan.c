@@ -1,12 +1,12 @@
-/* Where a record ends: a line, a JSON value, or a row of a table. The bytes of a file come in parts of any size, so a
- * RecordScan holds the state between two parts, and memory does not follow the length of a record. Whether what a record
- * holds is well-formed is for the threads that read it. Called by the record reader; tables also by record.c. */
+/* Finds where a record ends: a line, a JSON value, or a row of a table. The bytes of a file come in parts of any
+ * size. A RecordScan holds the state between two parts, so memory does not grow with a record. The threads that read
+ * a record check that it is well-formed. Called by the record reader; record.c calls it for tables. */
 #include <stdio.h>
 #include <string.h>
 
 #include "data/pack_internal.h"
 
-/* What an array expects next, and where a row is. */
+/* The next token of an array, and the place in a row. */
 enum { EXPECT_OPEN, EXPECT_FIRST, EXPECT_VALUE, EXPECT_COMMA, EXPECT_NOTHING };
 enum { ROW_START, ROW_PLAIN, ROW_QUOTED, ROW_QUOTE /* inside quotes: their end, or the first of two that stand for one */ };
 
@@ -71,7 +71,7 @@ static size_t scan_row(RecordScan *scan, const char *bytes, size_t size, bool *e
     return size;
 }
 
-/* A value that is no object, array or string ends before the byte that follows it. */
+/* A value that is not an object, array or string ends before the byte that follows it. */
 static size_t scan_value(RecordScan *scan, const char *bytes, size_t size, bool *ends) {
     for (size_t at = 0; at < size; at++) {
         char byte = bytes[at];

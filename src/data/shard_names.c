@@ -1,8 +1,8 @@
-/* How shards that are whole get their names. A shard is several files, and the shards of a packing belong together, but
- * names change one at a time. So each file is first brought to the disk as NAME.next, and after them the record of the
- * packing as RECORD.next. From there on the packing is whole, and whoever finds that file gives the others their names:
- * the packing itself, or the next one after a kill. An older index goes first and the new one comes last, so that an
- * index belongs to the tokens beside it at any moment. Called by shard_writer.c and pack.c. */
+/* Gives complete shards their names. A shard is several files, and the shards of a packing belong together, but names
+ * change one at a time. Each file is first brought to the disk as NAME.next, and after them the record of the packing
+ * as RECORD.next. The packing is complete once RECORD.next exists. The process that finds that file gives the others
+ * their names: the packing itself, or the next one after a kill. The old index is removed first and the new index
+ * comes last, so that an index always belongs to the tokens beside it. Called by shard_writer.c and pack.c. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ static bool find_next(const char *name, bool *there, Error *error) {
     return find(next, there, error);
 }
 
-/* What had the name goes first, so that a second try after a kill finds NAME.next until it has its name. */
+/* The old file is removed first, so that a second try after a kill finds NAME.next until it has its name. */
 static bool take_name(const char *name, Error *error) {
     bool there;
     SCOPED_FREE char *next = shard_next(name);
@@ -33,7 +33,7 @@ static bool take_name(const char *name, Error *error) {
     return !there || (file_remove(name, error) && file_replace_folder(next, name, error));
 }
 
-/* An index whose successor waits is no index of the tokens that are about to come. */
+/* An index with a waiting successor does not belong to the tokens that are about to come. */
 static bool retire_index(const char *prefix, Error *error) {
     bool waits;
     SCOPED_FREE char *index = memory_format("%s.idx", prefix);

@@ -182,7 +182,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     return NULL;
 }
 
-/* Where the tokenizer waits until the shard is complete; the caller frees. */
+/* The path of the tokenizer until the shard is complete. The caller frees. */
 static char *tokenizer_next(const ShardWriter *writer) {
     SCOPED_FREE char *name = memory_format("%s.tokenizer", writer->prefix);
     return shard_next(name);

@@ -246,8 +246,8 @@ TensorId graph_parameter(
 /* The same, of which this rank has the share that `cut` gives it in graph->mesh; `whole` is the shape of all of it. */
 TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
     double init_mean, double init_std, bool fused);
-/* Says that a matrix, or each of a stack, holds projections of so many rows one after another. One that is cut along its rows has
- * the blocks of its cut. */
+/* Declares that a matrix, or each matrix of a stack, holds `count` projections one after another; projection i has
+ * rows[i] rows. A matrix that is cut along its rows has the blocks of its cut as projections. */
 void graph_set_projections(Graph *graph, TensorId parameter, const int64_t *rows, int count);
 /* The axes over which a parameter's gradient is summed: it is partial on each rank of those that do not cut it. Stages of
  * a pipeline have parameters of their own. */

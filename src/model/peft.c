@@ -178,7 +178,7 @@ static bool check_named(const PeftFolder *peft, const PeftModules *modules, cons
                         peft->path, name);
 }
 
-/* Whether a tensor is none of an adapter, but a parameter of the base or rows of one. */
+/* Returns true if a tensor is a parameter of the base, or rows of one, and not part of an adapter. */
 static bool is_of_base(const char *name) {
     SCOPED_FREE char *half = module_of(name);
     return !half && starts_with(name, PREFIX) && (ends_with(name, ".weight") || ends_with(name, ".bias") || ends_with(name, ROWS));
@@ -376,7 +376,7 @@ static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, cons
     return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, tied, values, master, error);
 }
 
-/* Whether the folder has a tensor of each module of modules_to_save: PEFT would take the base's without a word. */
+/* Checks that the folder has a tensor for each module of modules_to_save. PEFT would silently use the base's. */
 static bool check_saved(const PeftFolder *peft, Error *error) {
     const json_t *modules = json_object_get(peft->content, "modules_to_save");
     for (size_t i = 0; i < json_array_size(modules); i++) {

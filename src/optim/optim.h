@@ -1,11 +1,11 @@
-/* Optimizers over arenas. They know parameters as intervals of the master arena, never the graph's program. All arenas,
- * theirs and those they are given, are memory of one device; on a GPU their work is queued on its stream like any
- * other.
+/* Optimizers over arenas. They know parameters as intervals of the master arena, never the graph's program. All
+ * arenas are memory of one device. On a GPU the work of an optimizer is queued on the device's stream.
  *
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024;
- * scaling and decay of arXiv 2502.16982) for matrices, each projection of a fused or stacked parameter by itself, AdamW for
- * everything else. The routers' balancing biases are AdamW without decay at their own rate, on the load error that the
- * router left in their gradient, in units of its own (ops/router/rule.c). */
+ * scaling and decay of arXiv 2502.16982) for matrices, each projection of a fused or stacked parameter by itself;
+ * AdamW for all other parameters. The routers' load-balancing biases use AdamW without decay, at their own rate, on
+ * the load error that the router left in their gradient. Those gradients count in integers (ops/router/rule.c);
+ * optimizer_set_load_unit gives their unit. */
 #pragma once
 
 #include "base/precise_sum.h"

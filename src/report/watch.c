@@ -162,7 +162,7 @@ static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connec
     return text ? reply(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
-/* Whether `text` is empty or ":DIGITS". */
+/* Returns true if `text` is empty or ":DIGITS". */
 static bool is_port(const char *text) { return *text == '\0' || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0'); }
 
 /* `host` is "NAME", "NAME:PORT", "[ADDRESS]" or "[ADDRESS]:PORT". The port is not compared: ssh -L changes it. */

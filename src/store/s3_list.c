@@ -15,7 +15,7 @@ enum {
     IDLE_PAGES = 100,   /* that bring nothing new, one after another: a server may leave deleted objects out of its pages */
 };
 
-/* What the pages of a listing began with, as hashes of names, and how many in a row brought nothing new. */
+/* The hashes of the first names of all pages of a listing, and the number of consecutive pages without a new name. */
 typedef struct Pages {
     uint64_t *beginnings;
     size_t count;

@@ -48,7 +48,7 @@ bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *
     }
 }
 
-/* As `tokenizers` writes an added token, with its id where it has one as a member. */
+/* Describes an added token as `tokenizers` writes it. `id` becomes a member unless it is negative. */
 static json_t *describe(const char *text, int32_t id) {
     json_t *token = json_object();
     if (id >= 0) json_object_set_new(token, "id", json_integer(id));

@@ -276,7 +276,7 @@ bool tokenizer_copies(const char *name) {
     return !strcmp(name, TEMPLATE_FILE) || !strcmp(name, TEMPLATE_FOLDER);
 }
 
-/* What decides ids besides the tokens' file. */
+/* Compares the members of the side files that decide ids. */
 static bool same_side_tokens(const char *path, const char *other, bool ranks) {
     static const char *const decide[] = {"pattern", "added_tokens_decoder"};
     Error ignored;

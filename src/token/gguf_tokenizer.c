@@ -642,7 +642,7 @@ static bool read_template(const Target *target, int64_t around[2]) {
     return true;
 }
 
-/* Of the tokens that end a text, but for the one that is written, llama.cpp's files hold two more. */
+/* A GGUF file holds two more tokens that end a text, beside the one that is written. */
 static void put_further_ends(const Target *target, int64_t written) {
     static const char *const keys[] = {KEY "eot_token_id", KEY "eom_token_id"};
     const json_t *ends = json_object_get(target->origin, "eos_token_id");

@@ -359,7 +359,7 @@ static bool choose_class(Making *making, const char *model_type, Error *error) {
 static bool check_model(const Making *making, Error *error) {
     const Model *model = making->model;
     const char *has = NULL;
-    if (model->type != MODEL_BPE) has = "is no BPE";
+    if (model->type != MODEL_BPE) has = "is not a BPE model";
     else if (!model->byte_fallback) has = "has no tokens for bytes";
     else if (!model->whitespace.escape || model->whitespace.suffix || model->denormalizes) has = "changes text in a way of its own";
     else if (!making->llama && model->charsmap.size) has = "has a map of characters";

@@ -268,7 +268,7 @@ void regex_scratch_free(RegexScratch *scratch) {
     free(scratch);
 }
 
-/* What a counted try has passed. */
+/* The items and characters that a counted try has passed. */
 typedef struct Count { size_t work, budget, position; } Count;
 
 /* PCRE2 calls this before each item of the expression. */

@@ -29,7 +29,7 @@ static const json_t *text_of(const json_t *token) {
 
 static bool is_text(const json_t *token, const json_t *text) { return json_equal(text_of(token), text); }
 
-/* Whether a name of the configuration is that of a token: also others than the usual ones, such as image_token. */
+/* Returns true if a member of the configuration names a token. image_token and other unusual names count too. */
 static bool is_token_name(const char *name, const json_t *value) {
     for (int i = 0; i < NAMED; i++)
         if (!strcmp(name, named[i])) return true;
@@ -59,8 +59,8 @@ bool side_tokens_from_old(json_t *config, const json_t *added, Error *error) {
         snprintf(key, sizeof key, "%lld", (long long)number);
         if (number < 0 || number >= MAXIMUM_ID || json_object_get(decoder, key)) {
             json_decref(decoder);
-            return error_set(error, ERROR_DATA, "added_tokens.json: the id of '%.80s' is no integer from 0 to %d, or another token's",
-                content, MAXIMUM_ID - 1);
+            return error_set(error, ERROR_DATA,
+                "added_tokens.json: the id of '%.80s' is not an integer from 0 to %d, or is another token's", content, MAXIMUM_ID - 1);
         }
         json_object_set_new(decoder, key, json_pack("{s:O, s:b, s:b}", "content", text, "normalized", !special, "special", special));
     }
@@ -72,7 +72,7 @@ bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char 
     const json_t *token = json_object_get(config, name), *text = text_of(token);
     *id = text ? token_map_get(&tokenizer->contents, json_string_value(text), json_string_length(text)) : TOKEN_NONE;
     if (*id != TOKEN_NONE || !token || json_is_null(token)) return true;
-    return text ? error_set(error, ERROR_DATA, "%s of its side files is '%.80s', which is no token of it", name, json_string_value(text))
+    return text ? error_set(error, ERROR_DATA, "%s of its side files is '%.80s', which is not a token of it", name, json_string_value(text))
                 : error_set(error, ERROR_DATA, "%s of its side files is neither a text nor an object with a content", name);
 }
 

@@ -310,8 +310,8 @@ static inline int64_t added_token_id(int64_t own, int64_t words, int64_t most) {
     return own != TOKEN_NONE ? own : most >= words ? most + 1 : words;
 }
 
-/* The id of a token of a configuration by its name, such as eos_token; TOKEN_NONE: it has none of the name. ERROR_DATA where
- * its value is none of the tokenizer's tokens. */
+/* Finds the id of the token that a member of the configuration names, such as eos_token. TOKEN_NONE: the member is
+ * absent. ERROR_DATA: its value is not a token of the tokenizer. */
 bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char *name, int32_t *id, Error *error);
 
 /* Vocabularies of ranks, where two tokens merge when their bytes together are a token (read_tiktoken.c). The rank orders

@@ -45,19 +45,19 @@ char *tokenizer_find(const char *folder);
 typedef struct TokenizerFiles {
     char *tokens; /* the file that `path` names as for tokenizer_open, with a NUL behind; NULL: there is none */
     int64_t bytes;
-    /* What the side files say, in the form of one tokenizer_config.json, as transformers reads them: tokenizer_config.json,
-     * special_tokens_map.json and added_tokens.json of old folders, chat_template.jinja and additional_chat_templates. An
-     * empty object where there are none. */
+    /* The side files as one tokenizer_config.json, as transformers reads them: tokenizer_config.json,
+     * special_tokens_map.json and added_tokens.json of old folders, chat_template.jinja and
+     * additional_chat_templates. An empty object if there are none. */
     json_t *config;
-    /* `tokens` is a tokenizer.json that was made: of a GGUF file, or of a SentencePiece model with side files, whose added
-     * tokens it has. */
+    /* `tokens` is a tokenizer.json that was made from a GGUF file, or from a SentencePiece model with side files; it
+     * has their added tokens. */
     bool made;
 } TokenizerFiles;
 /* A side file that is there and cannot be read is an error, never absent. ERROR_DATA. */
 bool tokenizer_files(TokenizerFiles *files, const char *path, Error *error);
 void tokenizer_files_free(TokenizerFiles *files);
-/* Of these the tokens, for free(), which must be there; the configuration, whose reference the caller owns. NULL with
- * ERROR_DATA. */
+/* tokenizer_read: the tokens, which must exist; the caller frees. tokenizer_config: the configuration; the caller
+ * owns the reference. NULL with ERROR_DATA. */
 char *tokenizer_read(const char *path, int64_t *bytes, Error *error);
 json_t *tokenizer_config(const char *path, Error *error);
 /* Adds the tokens that a configuration of tokenizer_config names to the added_tokens of a tokenizer.json that lacks them,
@@ -65,10 +65,10 @@ json_t *tokenizer_config(const char *path, Error *error);
 bool tokenizer_add_side_tokens(json_t *tokenizer, const json_t *config, Error *error);
 /* The chat_template.jinja beside a tokenizer; NULL without one. The caller frees. */
 char *tokenizer_chat_template(const char *path);
-/* Copies all of them into a folder, which is made: the tokens as tokenizer.json, tokenizer.model or tekken.json, and the
- * side files. */
+/* Makes a folder and copies the tokenizer into it: the tokens as tokenizer.json, tokenizer.model or tekken.json, and
+ * the side files. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
-/* Those alone, of a file or of a folder, which may have no tokens. */
+/* Copies the side files alone. The file or folder need not have tokens. */
 bool tokenizer_copy_side_files(const char *path, const char *folder, Error *error);
 /* Gives a tokenizer's folder the chat templates that are files beside another tokenizer, and no others. */
 bool tokenizer_copy_templates(const char *path, const char *folder, Error *error);
@@ -87,7 +87,8 @@ int32_t tokenizer_id(const Tokenizer *tokenizer, const char *token);
  * <|endoftext|>, <|end_of_text|>, </s>, <eos>, <EOT>, DeepSeek's; -1 when there is none. */
 int32_t tokenizer_end_of_text(const Tokenizer *tokenizer);
 
-/* What stands before a text: what the tokenizer's own template says; that, or else its bos_token; or nothing. */
+/* The ids before a text. BOS_AUTO: those of the tokenizer's own template. BOS_TRUE: the same, or else its bos_token.
+ * BOS_FALSE: none. */
 typedef enum TokenizerBos { BOS_AUTO, BOS_TRUE, BOS_FALSE } TokenizerBos;
 #define BOS_CHOICES "auto|true|false"
 /* Decides it for all encoders that are opened from now on; NULL: the byte tokenizer. ERROR_USAGE: the tokenizer has no bos_token. */
@@ -131,8 +132,8 @@ size_t tokenizer_spell_byte(int byte, char out[5]);
 
 /* -- New special tokens (add_tokens.c) ----------------------------------------------------------------------------- */
 
-/* How many texts a list with commas between has. ERROR_USAGE: one of them is empty, not UTF-8, there twice or a token already, or the
- * tokenizer is no tokenizer.json. */
+/* Counts the texts of a comma-separated list. ERROR_USAGE: a text is empty, not UTF-8, repeated or already a token,
+ * or the tokenizer is not a tokenizer.json. */
 bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *count, Error *error);
 /* Writes them into the tokenizer.json and tokenizer_config.json of a folder, with ids from `first` on. ERROR_DATA. */
 bool tokenizer_add_new(const char *folder, const char *list, int32_t first, Error *error);

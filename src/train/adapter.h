@@ -22,11 +22,11 @@ bool adapter_load_start(Session *session, Error *error);
 bool adapter_load_merged(const char *name, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* The logits, or velocities of images, that base and adapters give in fp32 for a few tokens. */
 typedef struct MergedCheck {
-    float *expected; /* NULL: there is no memory to compare with */
+    float *expected; /* NULL: memory is too small to compare */
     int64_t count;
     double largest;
 } MergedCheck;
-/* Where memory for base and adapters is lacking it warns. adapter_check_end in any case. */
+/* Warns if memory does not suffice for base and adapters. Call adapter_check_end in any case. */
 bool adapter_check_start(MergedCheck *check, const char *name, const Config *config, Error *error);
 void adapter_check_end(MergedCheck *check);
 /* Compares what merged weights, `master` in fp32, give. ERROR_NUMERICS when it differs by more than rounding. */

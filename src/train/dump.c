@@ -36,7 +36,7 @@ static StoredTensor parameter_tensor(const Parameter *p, const char *arena, doub
     return tensor;
 }
 
-/* What 1 is in an arena: gradients of balancing biases count in integers (ops/router/rule.c). */
+/* The value of 1 in an arena: gradients of load-balancing biases count in integers (ops/router/rule.c). */
 static double unit_of(const Session *session, const Parameter *p, Arena which) {
     return which == ARENA_GRADIENT && p->kind == PARAMETER_BALANCE_BIAS ? session->update.load_unit : 1;
 }

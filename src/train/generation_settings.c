@@ -43,7 +43,7 @@ static json_t *of_model(const char *folder, Error *error) {
     return json_read_optional(config, &content, ERROR_CHECKPOINT, error) ? from_model(content) : NULL;
 }
 
-/* Of what a run began with; empty where that has gone. */
+/* The settings of the model that a run began with; empty if that model is gone. */
 static json_t *of_init(const Config *config, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config origin;

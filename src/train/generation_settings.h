@@ -1,5 +1,6 @@
-/* What a model says of generation: the tokens that end a text, padding, and sampling settings, in the form of
- * generation_config.json. A run keeps what the model that it began with says, and adds the ends that it trains. */
+/* The generation settings of a model: the tokens that end a text, padding, and sampling settings, in the form of
+ * generation_config.json. A run keeps the settings of the model that it began with, and adds the end tokens that it
+ * trains. */
 #pragma once
 
 #include <jansson.h>

@@ -1,12 +1,12 @@
-/* A model with a larger vocabulary: rows of the token table and of the head for new tokens. A new row is the mean of the rows of the
- * tokens that there were, sum(row(i), i < tokens) / tokens, as the mean of transformers' resize_token_embeddings, which adds noise of a
- * deviation of 1e-9 of theirs. Called by `smelt convert`. */
+/* A model with a larger vocabulary: rows of the token table and of the head for new tokens. A new row is the mean of
+ * the rows of all existing tokens, sum(row(i), i < tokens) / tokens. transformers' resize_token_embeddings uses the
+ * same mean and adds noise with 1e-9 of their deviation. Called by `smelt convert`. */
 #pragma once
 
 #include "config/config.h"
 #include "graph/graph.h"
 
-/* What grows: rows of a table below `tokens` are those of tokens, the others padding. */
+/* The sizes before and after. Rows below `tokens` belong to tokens; the other rows are padding. */
 typedef struct VocabularyGrowth {
     int64_t tokens, added;    /* of the tokenizer, and new ones behind them */
     int64_t rows, grown_rows; /* of the tables, before and after: padding is used first, and multiples of 64 are made */

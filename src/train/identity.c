@@ -70,7 +70,7 @@ static bool describe_images(json_t *identity, const char *name, const EncodingSe
                identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
 }
 
-/* Whether a file of a folder decides what a model or a tokenizer computes. */
+/* Returns true if a file of a folder decides what a model or a tokenizer computes. */
 static bool decides(const char *name) { return ends_with(name, ".safetensors") || ends_with(name, ".json") || ends_with(name, ".model"); }
 
 /* In order of name. */
@@ -191,7 +191,7 @@ static void write_checksums(const char *file, const json_t *files) {
         log_warn("the next start reads the base whole again, since its checksums could not be kept: %s", failure.message);
 }
 
-/* What of a file tells that it was written since. */
+/* The properties of a file that change when it is written. */
 static json_t *stamp_of(const char *path) {
     int64_t bytes;
     FileId id = file_id(path);

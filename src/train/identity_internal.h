@@ -31,11 +31,11 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
 /* The content of a folder or file that init= names: for a run its number and the checkpoint's step, else a checksum of
  * its files, of which only samples are read. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
-/* The same of the base of a run's adapters, whose files are read whole, since a change between samples would go unnoticed: the
- * checksum of each is kept in RUN/base.json and holds as long as the file's size, time and inode do. `keeps`: a start, which
- * writes that file. NULL on failure. */
+/* The content of the base of a run's adapters. Its files are read whole, because a change between samples would go
+ * unnoticed. RUN/base.json keeps the checksum of each file, which is valid while the file's size, time and inode stay
+ * the same. `keeps`: the caller is a start, which writes that file. NULL on failure. */
 json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *error);
-/* Whether two contents are the same, by the checksums that both have. */
+/* Compares two contents by the checksums that both have. */
 bool identity_same_content(const char *content, const char *other);
 /* The content of a folder of PEFT, without that of the base that it names. NULL on failure. */
 json_t *identity_of_adapters(const char *name, Error *error);

@@ -38,7 +38,7 @@ json_t *lineage_read(const char *run, Error *error) {
     return NULL;
 }
 
-/* {} where there is no record; NULL only where it is damaged or cannot be read now. */
+/* {} if there is no record. NULL only if the record is damaged or cannot be read now. */
 static json_t *read_record(const char *run, Error *error) {
     json_t *record;
     for (int attempts = 0; !(record = lineage_read(run, error)) && thread_try_again(error, &attempts);) {}
@@ -47,7 +47,8 @@ static json_t *read_record(const char *run, Error *error) {
     return json_object();
 }
 
-/* The metadata of a checkpoint that is listed. What cannot be read now is tried again; then the failure says so. */
+/* The metadata of a listed checkpoint. A read that fails is tried again; after that the error says that it cannot be
+ * read now. */
 static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     json_t *metadata;
     for (int attempts = 0; !(metadata = checkpoint_metadata(where, step, error));)
@@ -57,7 +58,8 @@ static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     return metadata;
 }
 
-/* Of the newest one that is neither damaged nor removed meanwhile. *newest: the first of the list, 0 when there is none. */
+/* The metadata of the newest checkpoint that is neither damaged nor removed meanwhile. *newest: the first step of the
+ * list, or 0. */
 static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
@@ -318,7 +320,7 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
     return true;
 }
 
-/* Whether a start without a checkpoint takes nothing from the run: it never had one. */
+/* Checks that a start without a checkpoint loses nothing: the run never had a checkpoint. */
 static bool may_begin(const Config *config, Error *error) {
     if (identity_accepts(config->resume.accept, "checkpoints") || lineage_check_never_saved(config->run, config, error)) return true;
     return error->finding == FINDING_ABSENT &&

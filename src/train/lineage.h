@@ -52,8 +52,8 @@ bool lineage_check_base(const char *run, const Config *config, Error *error);
 /* The content of RUN/run.json; NULL on failure: FINDING_ABSENT, FINDING_DAMAGED, or it cannot be read now. The caller owns
  * the reference. */
 json_t *lineage_read(const char *run, Error *error);
-/* Of a run in whose store there is no checkpoint: whether it never saved one, as its records say. ERROR_CHECKPOINT names
- * the newest step that it saved, and where. */
+/* Checks, by the records of a run without checkpoints in its store, that it never saved one. ERROR_CHECKPOINT names
+ * the newest step that it saved, and the store. */
 bool lineage_check_never_saved(const char *run, const Config *config, Error *error);
 /* The run's number in an identity, 32 hexadecimal digits; "" when it has none. */
 const char *lineage_number(const json_t *identity);
@@ -70,8 +70,8 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
 /* Gives `config`, the settings of a run of a mixture, those of the phase in which this checkpoint was trained last. */
 bool lineage_phase(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
-/* The position of a checkpoint in the data of a run with these settings: a place in the data is kept where resume.accept
- * allows another length. */
+/* The position of a checkpoint in the data of a run with these settings. If resume.accept allows another sequence
+ * length, the place in the data is kept. */
 Position lineage_position(const json_t *metadata, const Config *config);
 /* The validation loss of a checkpoint, measured at its own step, by its metadata; NAN: none was. */
 double lineage_loss(const json_t *metadata);

@@ -420,7 +420,8 @@ int64_t phases_own_steps(const Phases *phases) {
     return tokens && phases_count_steps(phases, (double)(last->first_token + tokens), (Position){0}, &steps, &left, &ignored) ? steps : 0;
 }
 
-/* Samples of a run of so many tokens: all of the phases before its end, and whole ones of the last. */
+/* The samples of a run of `tokens` tokens: all samples of the phases before its end, and whole samples of the last
+ * phase. */
 static int64_t samples_of_tokens(const Phases *phases, int64_t tokens) {
     const Phase *phase = phases->items + phases->count - 1;
     while (phase > phases->items && tokens <= phase->first_token) phase--;

@@ -41,8 +41,9 @@ bool phases_resolve(Config *config, Error *error);
 /* Of settings that phases_resolve and config_check have seen. ERROR_USAGE names the phase that has something wrong. */
 bool phases_open(Phases *phases, const Config *config, Error *error);
 void phases_close(Phases *phases); /* also of a zeroed one */
-/* The steps of a run of so many tokens, in whole sequences, that has come to the position `from`; *last: the tokens of its
- * last step. ERROR_USAGE when they are more than a run can count, or fewer than the run has read. */
+/* Counts the steps of a run of `tokens` tokens, in whole sequences, that has come to the position `from`. *last: the
+ * tokens of its last step. ERROR_USAGE: the steps are more than a run can count, or the tokens are fewer than the run
+ * has read. */
 bool phases_count_steps(const Phases *phases, double tokens, Position from, int64_t *steps, int64_t *last, Error *error);
 /* The steps that the tokens of all phases come to; 0: the last phase has none. */
 int64_t phases_own_steps(const Phases *phases);

@@ -60,7 +60,7 @@ bool run_write_config(const Config *config, Error *error) {
 
 /* -- Formats -------------------------------------------------------------------------------------------------------- */
 
-/* What RUN/run.json says: builds before the formats had numbers wrote none, so theirs is 0. */
+/* The format that RUN/run.json names. Builds before formats had numbers wrote none, so their format is 0. */
 static int64_t format_of(const json_t *record) { return json_integer_value(json_object_get(record, "format")); }
 
 static bool check_format(const char *run, const json_t *record, Error *error) {

@@ -105,7 +105,8 @@ void session_free(Session *session);
  * them goes on, unless the loss of a rank is NaN or infinite: then the weights stay (StepUpdate.made). `rows` are those of
  * the step's microbatches on all ranks. */
 void session_begin_step(Session *session, int64_t step, double lr, int64_t rows);
-/* Of the step's gradients that this rank has, by optimizer_gradient_squares; NaN where an update was left out. */
+/* The sum of squares of this rank's gradients of the step, by optimizer_gradient_squares; NaN if an update was left
+ * out. */
 PreciseSum session_gradient_squares(Session *session);
 /* The update by the gradients that are complete, whose norm over all ranks is `norm`: clipped. Nothing with
  * optimizer.in_backward. */

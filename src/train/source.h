@@ -26,7 +26,7 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
 /* Warns where documents of a set, which messages call `name`, do not begin as texts do with `bos`. The first one tells, unless the set
  * holds conversations. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
 bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error);
-/* Whether a set of texts begins with these ids. */
+/* *begins: a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
  * whatever the source's is), with its weights. `*step` (`step` may be NULL) receives the step of a run's

@@ -127,8 +127,8 @@ static bool load_initial(Loop *loop, Error *error) {
 
 /* -- Settings, run folder, data ------------------------------------------------------------------------------------ */
 
-/* What a process takes beside the plan, as measured with 1 to 8 threads (tests/train/test_memory.c): the GEMM's scratch of each
- * thread, and the loader, graphs, records, and the writing of checkpoints. */
+/* The memory that a process uses beside the plan, measured with 1 to 8 threads (tests/train/test_memory.c): the GEMM
+ * scratch of each thread, the loader, graphs, records, and the writing of checkpoints. */
 static int64_t process_bytes(void) {
     enum { PROCESS_MIB = 24, THREAD_MIB = 4 };
     return (int64_t)(PROCESS_MIB + THREAD_MIB * omp_get_max_threads()) << 20;

@@ -79,7 +79,8 @@ static Position end_of(const Loop *loop) {
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
 
-/* ", the last one of 16": in tokens, or in units of so many; "" where the last step of the run is as large as any other. */
+/* Writes ", the last one of 16", in tokens or in units of `unit` tokens. Writes "" if the last step is as large as
+ * any other. */
 static void describe_last(const Loop *loop, int64_t unit, char *text, size_t size) {
     int64_t last = loop->settings.batch.last;
     text[0] = '\0';

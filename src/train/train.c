@@ -41,7 +41,8 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error) {
         comm_size(loop->comm));
 }
 
-/* What ranks tell one another between steps and while they wait for a save: the largest number of all ranks. */
+/* The values that ranks exchange between steps and while they wait for a save. Each value is the maximum over all
+ * ranks. */
 typedef struct News {
     int64_t signal; /* that asked a rank to stop; 0: none */
     int64_t busy;   /* whether a rank waits for its save */
@@ -162,7 +163,7 @@ static bool save(Loop *loop, Error *error) {
     return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
-/* Whether the last save that ended has failed on some rank, at a time `until` which it is tried again. */
+/* *again: the last save failed on some rank, and the time until which it is tried again has not come. */
 static bool agree_on_retry(const Loop *loop, double until, bool *again, Error *error) {
     int64_t code = log_seconds() < until ? loop->save_failure.code : ERROR_NONE;
     bool heard = comm_host_all_reduce(loop->comm, "failed save", &code, 1, COMM_I64, COMM_MAX, error);

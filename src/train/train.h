@@ -79,8 +79,9 @@ bool corpus_fork(const Config *config, Error *error);
 char *corpus_reference_path(const Config *config, bool valid);
 /* Opens those of them that are there. */
 bool corpus_open_references(Corpus *corpus, const Config *config, Error *error);
-/* Sets config->steps and batch.last of a run that has come to `from`, from config->tokens, or from config->epochs over
- * training data of so many inputs, which are 0 afterwards; then config_check. Without inputs epochs stay. ERROR_USAGE. */
+/* Sets config->steps and batch.last of a run that has come to `from`. They follow from config->tokens, or from
+ * config->epochs over `inputs` inputs of training data; both are 0 afterwards. Then runs config_check. Without
+ * inputs, epochs stay. ERROR_USAGE. */
 bool corpus_resolve_steps(Config *config, int64_t inputs, Position from, Error *error);
 /* Whether a run of config->steps reads no source of its mixture more often than that allows, as far as sources are
  * packed: ERROR_USAGE, ERROR_DATA. A start checks all of them by itself. */

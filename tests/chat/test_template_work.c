@@ -7,8 +7,8 @@
 #include "base/scope.h"
 #include "chat/jinja_internal.h"
 
-/* Of the variables: `big` has SIZE bytes, and so has `same`, at another address; `many` and `keyed` have SIZE / JINJA_STEP elements; `few` maps eight
- * names of SIZE / 8 bytes, which begin alike. */
+/* The variables `big` and `same` have SIZE bytes each, at two addresses. `many` and `keyed` have SIZE / JINJA_STEP
+ * elements. `few` maps eight names of SIZE / 8 bytes, which begin alike. */
 enum { SIZE = 1 << 18, ELEMENTS = SIZE / JINJA_STEP, FEW = 8 };
 
 static json_t *large_variables(void) {

@@ -24,7 +24,7 @@ static struct {
     atomic_int interruptions;
 } fault;
 
-/* Files whose path ends so fail to open for reading, so many times; -1: always. */
+/* Files whose path has this ending fail to open for reading, `times` times; -1: always. */
 static struct {
     const char *ends[8];
     int code;
@@ -442,7 +442,7 @@ static void a_save_that_reads_back_damaged_has_failed_and_costs_no_other(void **
     assert_int_equal(model_load(fixture->run, 1, SMALL), 1);
 }
 
-/* What a failed read tells: absence is known only once the step is listed no more. */
+/* The finding of a failed read: a checkpoint is absent only once its step is no longer listed. */
 static void a_failed_read_tells_what_is_known(void **state) {
     Fixture *fixture = *state;
     Error error = {0};

@@ -122,7 +122,7 @@ static void a_rank_that_never_writes_its_part_is_named_and_costs_only_the_new_ch
     free(values);
 }
 
-/* What a process group carries to rank 0 of a run: the store may be what the rank cannot reach. */
+/* The process group carries a failure to rank 0, because the rank may be unable to reach the store. */
 static void rank_0_gives_up_for_the_reason_of_a_rank_that_fails(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);

@@ -190,7 +190,7 @@ static void a_server_that_comes_back_in_time_costs_nothing(void **state) {
 static bool hurries;
 int nanosleep(const struct timespec *time, struct timespec *left) { return hurries ? 0 : (int)syscall(SYS_nanosleep, time, left); }
 
-/* What a server may answer, of which nothing says that a checkpoint is bad. 404 is of objects that its listing names. */
+/* None of these answers of a server says that a checkpoint is bad. 404 is of objects that its listing names. */
 static void objects_that_the_server_does_not_give_now_are_kept(void **state) {
     Fixture *fixture = *state;
     static const char *const objects[] = {"manifest.json", "shard-*"}, *const answers[] = {"404", "403", "503", "500", "400"};

@@ -25,7 +25,7 @@ def run(make, rows, columns):
 
 
 def run_projections(make, stack, projections, columns):
-    """Projections of so many rows, one after another in each matrix of a stack, each of which is a parameter of its own."""
+    """The projections in each matrix of a stack, with their counts of rows. Each projection is a parameter of its own."""
     rows = sum(projections)
     whole = values(0, stack * rows * columns).view(stack * rows, columns)
     cuts = list(projections) * stack

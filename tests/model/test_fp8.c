@@ -20,9 +20,9 @@ static const char *const recipes[] = {
     [FP8_TENSOR] = "tensor", [FP8_ROW] = "row", [FP8_ROW_GW_HP] = "row_gw_hp", [FP8_BLOCK] = "block", [FP8_MXFP8] = "mxfp8"};
 enum { FAMILIES = sizeof families / sizeof *families, RECIPES = sizeof recipes / sizeof *recipes };
 
-/* Where the order of a sum puts one element on the other side of a rounding to fp8, it moves by 1/16, and the gradients that
- * depend on it move with it: by 4.4e-3 of their norm with AVX2, by 2e-4 with the generic kernels. A wrong scale, format or
- * operand is off by 1e-2 and more. */
+/* If the order of a sum puts one element on the other side of a rounding to fp8, that element moves by 1/16, and the
+ * gradients that depend on it move by 4.4e-3 of their norm with AVX2, and by 2e-4 with the generic kernels. A wrong
+ * scale, format or operand is off by 1e-2 and more. */
 static void check_gradient(const Golden *g, const char *name, const GoldenComparison *sums) {
     double error = sqrt(sums->difference / sums->theirs);
     if (getenv("SMELT_TEST_PRINT")) printf("%s %s %g\n", g->folder, name, error);

@@ -662,7 +662,7 @@ static void extend_adapter(const char *name, int64_t rows, int64_t width, const 
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
 }
 
-/* Whether row `row` of the merged embedding is 0.5, or else as in the base. */
+/* Returns true if row `row` of the merged embedding is 0.5; otherwise it must equal the base's. */
 static void check_row(const Safetensors *merged, int64_t row, bool replaced) {
     Safetensors base;
     Error error = {0};

@@ -58,7 +58,7 @@ static const char *const kind_names[CALL_KINDS + 1] = {[CALL_OPEN] = "open",
     [CALL_SPACE] = "space",
     [CALL_KINDS] = "create"};
 
-/* What fails. */
+/* The calls that fail. */
 typedef struct Fault {
     const char *kind, *path, *only, *pace_path;
     int call, error, times;
@@ -137,7 +137,7 @@ static const char *kind_of(const SystemCall *call) {
 
 /* -- Which calls fail ---------------------------------------------------------------------------------------------- */
 
-/* Whether a process has "NAME=VALUE" in its environment. */
+/* Returns true if a process has "NAME=VALUE" in its environment. */
 static bool has_variable(pid_t thread, const char *wanted) {
     char path[64], *word = NULL;
     size_t capacity = 0;

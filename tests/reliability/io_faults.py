@@ -37,7 +37,7 @@ PACE = 800  # milliseconds of a step where faults pass with time, so that the ru
 
 ALWAYS = ["EIO", "ESTALE", "EACCES", "EAGAIN", "ENOMEM", "ETIMEDOUT", "EINTR"]
 CHANGES = ["ENOSPC", "EDQUOT", "EROFS"]
-# What the kernel, or a file system over a network, can answer to a call of each kind. A lock that answers EAGAIN is taken: that is no fault.
+# The errors that the kernel, or a file system over a network, can return from a call of each kind. EAGAIN of a lock is not a fault: the lock is taken.
 ERRORS = {
     "open": [*ALWAYS, "ENOENT", "EMFILE"], "create": [*ALWAYS, *CHANGES, "ENOENT", "EMFILE"], "read": [*ALWAYS, "ENOENT"], "write": [*ALWAYS, *CHANGES],
     "resize": [*ALWAYS, *CHANGES], "rename": [*ALWAYS, *CHANGES, "ENOENT"], "link": [*ALWAYS, *CHANGES, "ENOENT"], "remove": [*ALWAYS, *CHANGES],
@@ -50,7 +50,7 @@ PASSING = ("seconds", "outage")
 
 # One fault: call number `number` of a kind on a path, how it fails, and for how long.
 Cell = collections.namedtuple("Cell", "scenario kind path number error duration")
-# What is wrong after it, "" if nothing is; and whether the fault came at all.
+# The damage after the fault, or "", and whether the fault came at all.
 Verdict = collections.namedtuple("Verdict", "outcome text")
 GOOD = ("not reached", "unharmed", "ended, with a reason", "refused at the start", "finished by the next start")
 
@@ -335,7 +335,7 @@ class S3Training(Training):
 
 
 class Product(Scenario):
-    """A command that makes files below "root". What `before` made there is an older result, which is replaced."""
+    """A command that makes files below "root". `before` makes an older result there, which the command replaces."""
 
     def record(self):
         self.right, self.old = read_tree(os.path.join(self.whole, "root")), read_tree(os.path.join(self.template, "root"))

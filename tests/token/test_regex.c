@@ -70,7 +70,7 @@ static void windows_change_no_match(void **state) {
         }
 }
 
-/* What the search of a whole text says; 0: all matches are found. */
+/* The result of the search of a whole text; 0: all matches are found. */
 static ErrorCode search_all(const char *pattern, Span text, Error *error) {
     *error = (Error){0};
     Regex *regex = regex_open(pattern, strlen(pattern), REGEX_ONIGURUMA, error);

@@ -177,7 +177,7 @@ static void a_sentencepiece_model_with_side_files_is_what_transformers_makes_of_
     assert_refused("T5Tokenizer");
 }
 
-/* As of SentencePiece itself: control tokens are not matched. */
+/* As in SentencePiece itself, control tokens are not matched. */
 static void a_sentencepiece_model_alone_has_its_own_ways(void **state) {
     (void)state;
     static const char *const files[] = {"tokenizer.model", NULL};

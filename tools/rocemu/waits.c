@@ -1,7 +1,7 @@
 /* Missing waits: what a load returns is there only after an s_waitcnt that covers it, so an instruction that uses such a
  * register before is wrong, even if here, where loads are done at once, it gets the right value. So is a barrier before a wait
  * that covers the wave's own writes to LDS. Vector memory and LDS return in order, so a wait for all but the last n covers what
- * is older; scalar loads do not, and only a wait for all covers them. What a load to LDS writes there is not followed. */
+ * is older; scalar loads do not, and only a wait for all covers them. Loads to LDS are not followed. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -72,7 +72,7 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
     append(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
-/* Of two heads, those of a loss that weighs rows, the first has the losses. */
+/* If a loss that weighs rows has two heads, the first has the losses. */
 TensorId op_keep_logits(Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
