@@ -42,11 +42,10 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
     int ranks = layout_all_ranks(session->layout);
     double tokens = (double)session->model.sequences * (double)session->model.length;
     int64_t microbatch = config->batch.sequences * config->data.length;
-    char operations[32], family[16];
+    char operations[32];
     log_format_count(size.flops / tokens, operations);
-    config_family_name(config, family);
-    fprintf(file, "model       %s, %lld layer%s of width %lld\n", family, (long long)config->model.layers, plural(config->model.layers),
-        (long long)config->model.width);
+    fprintf(file, "model       %s, %lld layer%s of width %lld\n", family_of(&config->model)->name, (long long)config->model.layers,
+        plural(config->model.layers), (long long)config->model.width);
     fprintf(file, "parameters  %lld, %lld active per token\n", (long long)size.parameters, (long long)size.active);
     if (config->lora.rank) fprintf(file, "trained     %lld\n", (long long)size.trained);
     fprintf(file, "device      %s, %s\n", device->kind == DEVICE_CPU ? "CPU" : device->name, precision_name(config->precision));

@@ -190,7 +190,7 @@ void size_check(Sizing *sizing, const SizeQuestion *question) {
     check_head(sizing, question);
     check_multiple(sizing, question, "model.width", offsetof(ModelConfig, width));
     check_multiple(sizing, question, "model.ffn", offsetof(ModelConfig, ffn));
-    if (question->config->model.family == FAMILY_ZAYA)
+    if (family_has(family_of(&question->config->model), "model.router_width"))
         check_multiple(sizing, question, "model.router_width", offsetof(ModelConfig, router_width));
     check_tensor(sizing, question);
     if (question->config->model.experts) {

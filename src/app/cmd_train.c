@@ -86,7 +86,7 @@ static bool take_tokenizer(const char *folder, const Config *origin, Config *con
 
 /* Takes over the settings that may change from one training of a model to the next. */
 static void take_free(ModelConfig *model, const ModelConfig *from) {
-    if (from->family != FAMILY_GPT2) model->context = from->context; /* whose positions are weights */
+    if (!family_of(from)->learns_positions) model->context = from->context;
     model->init_std = from->init_std;
     model->auxiliary_loss = from->auxiliary_loss;
     model->auxiliary_scope = from->auxiliary_scope;

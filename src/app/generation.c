@@ -143,8 +143,8 @@ static bool choose_layout(const GenerationOptions *options, int ranks, Config *c
 }
 
 Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error) {
-    bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
-    if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
+    bool fixed = family_of(&config->model)->learns_positions;
+    if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
     if (!choose_layout(options, comm_size(inference->comm), config, error) ||
         !inference_open(inference, config, options->device, options->precision, options->threads, error))
         return NULL;

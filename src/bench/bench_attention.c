@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "base/sort.h"
 #include "bench/bench.h"
+#include "config/family.h"
 #include "graph/op.h"
 #include "backend/backend.h"
 #include "ops/attention/attention.h"
@@ -135,18 +136,17 @@ static int64_t first_of(int64_t given, bool configured, int64_t of_config, int64
 static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     const AttentionOptions *options = bench->options;
     const ModelConfig *model = &bench->config.model;
-    bool configured = bench->configured, mpt = configured && model->family == FAMILY_MPT;
+    bool configured = bench->configured, alibi = configured && family_has(family_of(model), "model.alibi_max");
     spec->heads.heads = first_of(options->heads, configured, model->heads, bench_sizes(bench->device)->attention_heads);
     int64_t quarter = spec->heads.heads % 4 ? 1 : spec->heads.heads / 4;
     spec->heads.kv_heads = first_of(options->kv_heads, configured, model->kv_heads, quarter);
     spec->window = first_of(options->window, configured, model->window, 0);
-    spec->alibi = mpt ? model->alibi_max : 0;
-    spec->scale = mpt ? model->softmax_scale : 0;
+    spec->alibi = alibi ? model->alibi_max : 0;
+    spec->scale = configured ? model->softmax_scale : 0;
     spec->bidirectional = options->bidirectional;
     if (spec->bidirectional && (spec->window || spec->alibi))
         return error_set(error, ERROR_USAGE,
-            "bidirectional=true has no window and no bias of distance: give window=0 and no CONFIG.yaml of "
-            "an mpt");
+            "bidirectional=true has no window and no bias of distance: give window=0 and no CONFIG.yaml of a model with ALiBi");
     return spec->heads.heads % spec->heads.kv_heads == 0 || error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld",
                                                                 (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
 }

@@ -4,6 +4,7 @@
 #include "base/math.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "config/family.h"
 #include "config/layout_rules.h"
 #include "config/lora_targets.h"
 #include "config/needs.h"
@@ -15,6 +16,14 @@
 #define ONCE .class = OPTION_ONCE
 #define PATH .path = true
 #define STATE .state = true
+
+/* "zaya|llama|..." */
+#define FAMILY(name) "|" #name
+static const char family_choices[] =
+#include "config/family_list.h"
+    ;
+#undef FAMILY
+#define FAMILY_CHOICES (family_choices + 1)
 
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
@@ -105,8 +114,8 @@ static const Option rows[] = {
         "how documents fill sequences: cut from one stream, or best fit, which cuts only those that are longer and pads the rest"),
     BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
 
-    CHOICE_OPTION(model.family, "llama", "zaya|llama|mpt|gpt2|flux",
-        "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux makes images", STATE),
+    CHOICE_OPTION(
+        model.family, "llama", FAMILY_CHOICES, "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux makes images", STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
@@ -275,39 +284,9 @@ static const Option rows[] = {
 
 const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
 
-/* What heads and their width come to in families that leave no choice. */
-static bool check_family(const ModelConfig *model, Error *error) {
-    static const char *const names[] = {"zaya", "llama", "mpt", "gpt2", "flux"};
-    enum { MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2, FLUX = 1 << FAMILY_FLUX };
-    if ((1 << model->family & (MPT | GPT2 | FLUX)) && model->heads * model->head_dim != model->width)
-        return error_set(error, ERROR_USAGE,
-            "model.heads=%lld x model.head_dim=%lld is not model.width=%lld, as family %s has it: leave model.head_dim out",
-            (long long)model->heads, (long long)model->head_dim, (long long)model->width, names[model->family]);
-    if ((1 << model->family & (GPT2 | FLUX)) && model->kv_heads != model->heads)
-        return error_set(error, ERROR_USAGE,
-            "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld", (long long)model->kv_heads,
-            names[model->family], (long long)model->heads);
-    return true;
-}
-
-/* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are turned. */
-static bool check_flux(const ModelConfig *model, Error *error) {
-    int64_t rest = model->head_dim - model->rope_first;
-    if (model->single_layers >= model->layers)
-        return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
-            (long long)model->single_layers, (long long)model->layers);
-    if (model->width % 4 || model->width > 8192)
-        return error_set(error, ERROR_USAGE, "model.width=%lld: family flux takes multiples of 4, at most 8192", (long long)model->width);
-    if (model->rope_first % 2 || rest < 4 || rest % 4)
-        return error_set(error, ERROR_USAGE,
-            "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",
-            (long long)model->rope_first, (long long)model->head_dim);
-    return true;
-}
-
 /* Models of images read encodings, of which a sample's text is a part. */
 static bool check_images(const Config *config, Error *error) {
-    if (config->model.family != FAMILY_FLUX || config->data.length > config->model.text_tokens) return true;
+    if (!family_of(&config->model)->makes_images || config->data.length > config->model.text_tokens) return true;
     return error_set(error, ERROR_USAGE,
         "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
         (long long)config->data.length, (long long)config->model.text_tokens);
@@ -327,9 +306,6 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 rotated channels of a head");
     if (model->rope_scaling != ROPE_YARN && model->rope_attention_factor != 1)
         return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g is for model.rope_scaling=yarn", model->rope_attention_factor);
-    if (model->family == FAMILY_ZAYA && model->rope_attention_factor != 1)
-        return error_set(
-            error, ERROR_USAGE, "model.rope_attention_factor=%g: family zaya computes with 1 only", model->rope_attention_factor);
     return true;
 }
 
@@ -345,16 +321,6 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->heads % model->kv_heads)
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
             (long long)model->kv_heads);
-    if (model->family == FAMILY_ZAYA && model->experts == 0)
-        return error_set(error, ERROR_USAGE,
-            "model.experts=0: model.family=zaya is a mixture of experts: give model.experts, or a family that may have none, such as "
-            "model.family=llama");
-    if (model->family == FAMILY_ZAYA && model->experts == 512)
-        return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
-    if (model->family == FAMILY_ZAYA && model->kv_heads * model->head_dim % 2)
-        return error_set(error, ERROR_USAGE,
-            "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
-            (long long)(model->kv_heads * model->head_dim));
     if (model->window_period == 0) model->window_period = 1; /* of a folder */
     if (model->window_first >= model->window_period)
         return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: the first is below the second",
@@ -365,9 +331,8 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->experts && model->experts_per_token > model->experts)
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);
-    bool rotates = model->family == FAMILY_ZAYA || model->family == FAMILY_LLAMA;
-    if (model->family == FAMILY_FLUX && !check_flux(model, error)) return false;
-    return check_family(model, error) && (!rotates || check_rotation(model, error));
+    const FamilyRule *family = family_of(model);
+    return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_fraction") || check_rotation(model, error));
 }
 
 /* The multiple of `part` that is nearest to a number of tokens, at most `most`. */
@@ -468,8 +433,6 @@ static bool check_schedule(const Config *config, Error *error) {
 bool config_needs_microbatch(const Config *config) { return config->model.experts > 0 && config->model.auxiliary_loss > 0; }
 
 const Option *config_find(const char *name) { return options_find(&config_table, name, strlen(name)); }
-
-void config_family_name(const Config *config, char name[16]) { options_format_value(config_find("model.family"), config, name, 16); }
 
 bool config_has_uneven_rows(const Config *config) {
     enum { UNIT = 16 };

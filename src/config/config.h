@@ -6,8 +6,6 @@
 #include "base/precision.h"
 #include "device/device.h"
 
-typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2, FAMILY_FLUX } Family;
-
 /* How positions are stretched by rope_factor (ops/rope/rope.h); a factor of 1: not at all. */
 typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
 /* Over what tokens the load-balancing loss takes its means: of each layer, or of all layers together. */
@@ -41,7 +39,7 @@ typedef struct PreferenceConfig {
 } PreferenceConfig;
 
 typedef struct ModelConfig {
-    int family;                                       /* Family */
+    int family;                                       /* index into family_rules (config/family.h) */
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
     int64_t ffn;                                      /* hidden width of an MLP or of one expert */
     int64_t vocabulary;
@@ -198,8 +196,6 @@ static inline int config_recompute(const Config *config) { return config->recomp
 static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
     return model->window && (model->window_period <= 1 || layer % model->window_period == model->window_first);
 }
-/* "llama" */
-void config_family_name(const Config *config, char name[16]);
 /* "tensor" */
 void config_recipe_name(const Config *config, char name[16]);
 /* Whether the rows of a training microbatch that a rank has are no multiple of 16 (fp8_choose). */

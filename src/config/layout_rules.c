@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/math.h"
+#include "config/family.h"
 #include "config/needs.h"
 
 int64_t layout_copy_ranks(const LayoutConfig *layout) { return layout->tp * layout->pp * layout->cp * layout->ep; }
@@ -61,19 +62,17 @@ CONDITION(ranks_known, ranks > 0)
 CONDITION(copies_asked, ranks > 0 && config->layout.dp > 0 && layout_copy_ranks(&config->layout) == 1)
 CONDITION(ranks_asked, ranks > 0 && config->layout.dp > 0)
 CONDITION(copies_shard, config->layout.shard > 0 && (ranks > 0 || config->layout.dp > 0))
-CONDITION(makes_images, config->model.family == FAMILY_FLUX)
+CONDITION(makes_images, family_of(&config->model)->makes_images)
 CONDITION(is_tensor, config->layout.tp > 1)
-/* Where tp exceeds the key heads, ranks hold copies of them: not with CCA, whose groups of queries are cut with their key
- * head, nor where queries, keys and values are one matrix, as in MPT and GPT-2. */
-CONDITION(copies_keys, config->layout.tp > config->model.kv_heads && config->model.family == FAMILY_LLAMA)
+CONDITION(copies_keys, config->layout.tp > config->model.kv_heads && family_of(&config->model)->repeats_key_heads)
 CONDITION(shares_keys, config->layout.tp > 1 && !copies_keys(config, ranks))
-CONDITION(is_normed_over_heads, config->layout.tp > 1 && config->model.family == FAMILY_MPT && config->model.qk_norm)
+CONDITION(is_normed_over_heads, config->layout.tp > 1 && config->model.qk_norm && family_of(&config->model)->norms_all_heads)
 CONDITION(is_quantized, config->lora.rank > 0 && config->lora.base != LORA_BASE_SAME)
 CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
 CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
 CONDITION(is_chunked, layout_chunks(&config->layout) > 1)
 CONDITION(is_context, config->layout.cp > 1)
-CONDITION(looks_back, config->layout.cp > 1 && config->model.family == FAMILY_ZAYA)
+CONDITION(looks_back, config->layout.cp > 1 && family_of(&config->model)->looks_back)
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
@@ -92,11 +91,12 @@ typedef struct LayoutRule {
 
 #define COPY "layout.tp x pp x cp x ep"
 static const LayoutRule rules[] = {
-    {makes_images, COPY, copy_ranks, AT_MOST, "the ranks of a copy", one, "model.family=flux is shared out by dp and zero alone"},
+    {makes_images, COPY, copy_ranks, AT_MOST, "the ranks of a copy", one, "a model of images is shared out by dp and zero alone"},
     {is_tensor, "layout.tp", tp, DIVIDES, "model.heads", heads, "tensor-parallel ranks share out the heads"},
     {shares_keys, "layout.tp", tp, DIVIDES, "model.kv_heads", kv_heads, "they share out the key heads too"},
     {copies_keys, "model.kv_heads", kv_heads, DIVIDES, "layout.tp", tp, "each key head is on as many ranks"},
-    {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one, "model.qk_norm of MPT is over all heads together"},
+    {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one,
+        "model.qk_norm of this family is over all heads together"},
     {is_quantized, "layout.tp x ep", ep_tp, AT_MOST, "the ranks of a quantized matrix", one, "lora.base rounds whole matrices"},
     {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "they share out the MLP's columns"},
     {is_tensor, "layout.tp", tp, AT_MOST, "model.vocabulary", vocabulary, "they share out the rows of embedding and head"},

@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "config/family.h"
 
 /* -- Conditions ---------------------------------------------------------------------------------------------------- */
 
@@ -20,18 +21,8 @@
         return value; \
     }
 
-static bool is_family(const Config *config, unsigned families) { return families >> config->model.family & 1; }
-enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, FLUX = 1 << FAMILY_FLUX };
-
-CONDITION(is_zaya, is_family(config, ZAYA))
-CONDITION(is_llama, is_family(config, LLAMA))
-CONDITION(is_mpt, is_family(config, MPT))
-CONDITION(is_flux, is_family(config, FLUX))
-CONDITION(is_text, !is_family(config, FLUX))
-CONDITION(rotates_text, is_family(config, ZAYA | LLAMA))
-CONDITION(rotates, is_family(config, ZAYA | LLAMA | FLUX))
-CONDITION(may_have_experts, is_family(config, ZAYA | LLAMA))
-CONDITION(norms_heads, is_family(config, LLAMA | MPT))
+CONDITION(is_text, !family_of(&config->model)->makes_images)
+CONDITION(makes_images, family_of(&config->model)->makes_images)
 /* The configuration that a run of images has written says what was derived for it. */
 CONDITION(has_vocabulary, is_text(config, facts) || config->model.vocabulary == CONFIG_BYTE_ROWS)
 CONDITION(has_context, is_text(config, facts) || config->model.context == config->data.length)
@@ -99,6 +90,9 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 #define WARN .answer = NEED_OR_WARN
 #define START .answer = NEED_AT_START
 #define TEXT_ONLY "a model of text"
+#define IMAGES_ONLY "a model of images"
+/* The families that list the setting. */
+#define OF_FAMILY NULL, NULL
 
 static const Need rows[] = {
     {"stop_at", "as many steps", ends_later, START},
@@ -135,56 +129,56 @@ static const Need rows[] = {
     {"model.context", TEXT_ONLY, has_context, REFUSE},
     {"model.window", TEXT_ONLY, is_text, REFUSE},
     {"model.window", "a data.length above it", exceeds_window, START},
-    {"model.window_period", "model.family=zaya", is_zaya, REFUSE},
+    {"model.window_period", OF_FAMILY, REFUSE},
     {"model.window_period", "model.window", has_window, REFUSE},
-    {"model.window_first", "model.family=zaya", is_zaya, WARN},
+    {"model.window_first", OF_FAMILY, WARN},
     {"model.window_first", "model.window", has_window, WARN},
-    {"model.window_rope_theta", "model.family=zaya", is_zaya, REFUSE},
+    {"model.window_rope_theta", OF_FAMILY, REFUSE},
     {"model.window_rope_theta", "model.window", has_window, REFUSE},
-    {"model.experts", "model.family=zaya or llama", may_have_experts, REFUSE},
+    {"model.experts", OF_FAMILY, REFUSE},
     {"model.experts_per_token", "model.experts", has_experts, WARN},
-    {"model.router_width", "model.family=zaya", is_zaya, WARN},
+    {"model.router_width", OF_FAMILY, WARN},
     {"model.renormalise", "model.experts", has_experts, WARN},
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},
     {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
-    {"model.rope_theta", "a model.family with rotary positions", rotates, WARN},
+    {"model.rope_theta", OF_FAMILY, WARN},
     {"model.rope_theta", "a phase of data.train that leaves rope_theta out", leaves_theta, START},
     {"model.rope_fraction", TEXT_ONLY, is_text, REFUSE},
-    {"model.rope_fraction", "model.family=zaya or llama", rotates_text, WARN},
+    {"model.rope_fraction", OF_FAMILY, WARN},
     {"model.rope_scaling", "model.rope_factor above 1", stretches, WARN},
     {"model.rope_factor", TEXT_ONLY, is_text, REFUSE},
-    {"model.rope_factor", "model.family=zaya or llama", rotates_text, WARN},
+    {"model.rope_factor", OF_FAMILY, WARN},
     {"model.rope_low_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
     {"model.rope_high_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
     {"model.rope_original_context", "model.rope_scaling other than linear and model.rope_factor above 1", stretches_from_context, WARN},
     {"model.rope_beta_fast", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_beta_slow", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
-    {"model.qkv_bias", "model.family=llama", is_llama, REFUSE},
-    {"model.qk_norm", "model.family=llama or mpt", norms_heads, REFUSE},
-    {"model.clip_qkv", "model.family=mpt", is_mpt, REFUSE},
-    {"model.alibi_max", "model.family=mpt", is_mpt, WARN},
-    {"model.softmax_scale", "model.family=mpt", is_mpt, REFUSE},
+    {"model.qkv_bias", OF_FAMILY, REFUSE},
+    {"model.qk_norm", OF_FAMILY, REFUSE},
+    {"model.clip_qkv", OF_FAMILY, REFUSE},
+    {"model.alibi_max", OF_FAMILY, WARN},
+    {"model.softmax_scale", OF_FAMILY, REFUSE},
     {"model.init_std", "new weights, which init=FOLDER has not", has_new_weights, WARN},
     {"model.tied", TEXT_ONLY, is_text, REFUSE},
-    {"model.single_layers", "model.family=flux", is_flux, REFUSE},
-    {"model.channels", "model.family=flux", is_flux, REFUSE},
-    {"model.text_width", "model.family=flux", is_flux, REFUSE},
-    {"model.pooled_width", "model.family=flux", is_flux, REFUSE},
-    {"model.text_tokens", "model.family=flux", is_flux, REFUSE},
-    {"model.rope_first", "model.family=flux", is_flux, REFUSE},
-    {"model.guidance", "model.family=flux", is_flux, REFUSE},
-    {"model.padding", "model.family=zaya or llama", rotates_text, REFUSE},
+    {"model.single_layers", OF_FAMILY, REFUSE},
+    {"model.channels", OF_FAMILY, REFUSE},
+    {"model.text_width", OF_FAMILY, REFUSE},
+    {"model.pooled_width", OF_FAMILY, REFUSE},
+    {"model.text_tokens", OF_FAMILY, REFUSE},
+    {"model.rope_first", OF_FAMILY, REFUSE},
+    {"model.guidance", OF_FAMILY, REFUSE},
+    {"model.padding", OF_FAMILY, REFUSE},
 
     {"batch.ramp_tokens", "batch.ramp_steps", has_ramp_steps, WARN},
     {"batch.ramp_tokens", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
     {"batch.ramp_steps", "batch.ramp_tokens", has_ramp_tokens, WARN},
     {"batch.ramp_steps", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
 
-    {"flow.mean", "model.family=flux", is_flux, REFUSE},
-    {"flow.deviation", "model.family=flux", is_flux, REFUSE},
-    {"flow.shift", "model.family=flux", is_flux, REFUSE},
-    {"flow.guidance", "model.family=flux", is_flux, REFUSE},
+    {"flow.mean", IMAGES_ONLY, makes_images, REFUSE},
+    {"flow.deviation", IMAGES_ONLY, makes_images, REFUSE},
+    {"flow.shift", IMAGES_ONLY, makes_images, REFUSE},
+    {"flow.guidance", IMAGES_ONLY, makes_images, REFUSE},
     {"flow.guidance", "model.guidance=true", has_guidance, REFUSE},
 
     {"optimizer.decay_vectors", "optimizer.weight_decay", decays_weights, WARN},
@@ -238,11 +232,22 @@ const NeedTable needs_table = {rows, sizeof rows / sizeof *rows};
 
 static bool is_of_layout(const Need *need) { return starts_with(need->name, "layout."); }
 
+static bool is_met(const Need *need, const Config *config, const RunFacts *facts) {
+    return need->met ? need->met(config, facts) : family_has(family_of(&config->model), need->name);
+}
+
+char *needs_describe(const Need *need) {
+    char families[128];
+    if (need->what) return memory_copy_string(need->what);
+    family_names(need->name, families, sizeof families);
+    return memory_format("model.family=%s", families);
+}
+
 /* The first row from `need` on with that answer, or the end. */
 static const Need *find(const Need *need, const Config *config, const Config *said, const RunFacts *facts, bool (*wanted)(const Need *)) {
     for (; need < rows + needs_table.count; need++)
         if (wanted(need) && (facts || need->answer != NEED_AT_START) && !options_is_initial(config_find(need->name), said) &&
-            !need->met(config, facts))
+            !is_met(need, config, facts))
             break;
     return need;
 }
@@ -255,8 +260,9 @@ static bool refuse(const Need *need, const Config *said, Error *error) {
     if (need == rows + needs_table.count) return true;
     const Option *option = config_find(need->name);
     char value[128];
+    SCOPED_FREE char *what = needs_describe(need);
     options_format_value(option, said, value, sizeof value);
-    return error_set(error, ERROR_USAGE, "%s=%s has no effect without %s: give that, or %s%s%s", need->name, value, need->what,
+    return error_set(error, ERROR_USAGE, "%s=%s has no effect without %s: give that, or %s%s%s", need->name, value, what,
         *option->initial ? need->name : "leave it out", *option->initial ? "=" : "", option->initial);
 }
 
@@ -289,7 +295,8 @@ char *needs_list_idle(const Config *config, const Config *said, const RunFacts *
             continue;
         }
         options_format_value(config_find(need->name), said, value, sizeof value);
-        list = memory_format("%s%s%s=%s has no effect without %s", list ? list : "", list ? "; " : "", need->name, value, need->what);
+        SCOPED_FREE char *what = needs_describe(need);
+        list = memory_format("%s%s%s=%s has no effect without %s", list ? list : "", list ? "; " : "", need->name, value, what);
         before = need->name;
     }
     return list;
@@ -304,6 +311,8 @@ void needs_explain(const Option *option, char *text, size_t size) {
     size_t used = 0;
     text[0] = '\0';
     for (const Need *need = rows; need < rows + needs_table.count && used < size; need++)
-        if (!strcmp(need->name, option->name))
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " and " : "needs ", need->what);
+        if (!strcmp(need->name, option->name)) {
+            SCOPED_FREE char *what = needs_describe(need);
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " and " : "needs ", what);
+        }
 }

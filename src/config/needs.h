@@ -28,9 +28,10 @@ typedef struct RunFacts {
 
 /* A row of the table. */
 typedef struct Need {
-    const char *name;                                            /* of an option, which may have several rows */
-    const char *what;                                            /* continues "has no effect without" */
-    bool (*met)(const Config *config, const RunFacts *facts);    /* `facts` NULL: of rows that do not ask them */
+    const char *name; /* of an option, which may have several rows */
+    const char *what; /* continues "has no effect without" */
+    bool (*met)(const Config *config,
+        const RunFacts *facts); /* `facts` NULL: of rows that do not ask them. `met` and `what` NULL: a family that has the setting */
     enum { NEED_OR_REFUSE, NEED_OR_WARN, NEED_AT_START } answer; /* at start: a warning too, since it asks facts */
 } Need;
 typedef struct NeedTable {
@@ -38,6 +39,8 @@ typedef struct NeedTable {
     size_t count;
 } NeedTable;
 extern const NeedTable needs_table;
+/* What the row's setting needs, as in "model.family=zaya or llama", for the caller to free. */
+char *needs_describe(const Need *need);
 
 /* ERROR_USAGE names the first setting of `said` that is for another kind of run, but for those of layout.*. */
 bool needs_check(const Config *config, const Config *said, Error *error);

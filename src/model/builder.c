@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/dequantize/dequantize.h"

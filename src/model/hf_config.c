@@ -19,15 +19,15 @@ typedef struct Class {
 } Class;
 
 static const Class classes[HF_CLASS_COUNT] = {
-    [HF_ZAYA] = {"zaya", "ZayaForCausalLM", FAMILY_ZAYA},
-    [HF_LLAMA] = {"llama", "LlamaForCausalLM", FAMILY_LLAMA},
-    [HF_MISTRAL] = {"mistral", "MistralForCausalLM", FAMILY_LLAMA},
-    [HF_MIXTRAL] = {"mixtral", "MixtralForCausalLM", FAMILY_LLAMA},
-    [HF_QWEN2] = {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA},
-    [HF_QWEN3] = {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA},
-    [HF_MPT] = {"mpt", "MptForCausalLM", FAMILY_MPT},
-    [HF_GPT2] = {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2},
-    [HF_FLUX] = {NULL, "FluxTransformer2DModel", FAMILY_FLUX},
+    [HF_ZAYA] = {"zaya", "ZayaForCausalLM", FAMILY_zaya},
+    [HF_LLAMA] = {"llama", "LlamaForCausalLM", FAMILY_llama},
+    [HF_MISTRAL] = {"mistral", "MistralForCausalLM", FAMILY_llama},
+    [HF_MIXTRAL] = {"mixtral", "MixtralForCausalLM", FAMILY_llama},
+    [HF_QWEN2] = {"qwen2", "Qwen2ForCausalLM", FAMILY_llama},
+    [HF_QWEN3] = {"qwen3", "Qwen3ForCausalLM", FAMILY_llama},
+    [HF_MPT] = {"mpt", "MptForCausalLM", FAMILY_mpt},
+    [HF_GPT2] = {"gpt2", "GPT2LMHeadModel", FAMILY_gpt2},
+    [HF_FLUX] = {NULL, "FluxTransformer2DModel", FAMILY_flux},
 };
 
 const char *hf_architecture(HfClass class) { return classes[class].architecture; }
@@ -38,10 +38,10 @@ const char *hf_stem(const ModelConfig *c) { return hf_class(c) == HF_FLUX ? "dif
 
 /* Llama's class has no window and demands that the heads divide the width; Mistral's is the same model otherwise. */
 HfClass hf_class(const ModelConfig *c) {
-    if (c->family == FAMILY_ZAYA) return HF_ZAYA;
-    if (c->family == FAMILY_MPT) return HF_MPT;
-    if (c->family == FAMILY_GPT2) return HF_GPT2;
-    if (c->family == FAMILY_FLUX) return HF_FLUX;
+    if (c->family == FAMILY_zaya) return HF_ZAYA;
+    if (c->family == FAMILY_mpt) return HF_MPT;
+    if (c->family == FAMILY_gpt2) return HF_GPT2;
+    if (c->family == FAMILY_flux) return HF_FLUX;
     if (c->experts) return HF_MIXTRAL;
     if (c->qk_norm) return HF_QWEN3;
     if (c->qkv_bias) return HF_QWEN2;
@@ -60,7 +60,7 @@ bool hf_check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.renormalise=true: %s keeps the probability of the chosen expert as its gate", name);
     if (class == HF_MIXTRAL && !c->renormalise)
         return error_set(error, ERROR_USAGE, "model.renormalise=false: the gates of %s sum to 1", name);
-    if (c->family == FAMILY_LLAMA && c->rope_fraction != 1)
+    if (c->family == FAMILY_llama && c->rope_fraction != 1)
         return error_set(error, ERROR_USAGE, "model.rope_fraction=%g: %s rotates whole heads", c->rope_fraction, name);
     if (c->qkv_bias && class != HF_QWEN2) return error_set(error, ERROR_USAGE, "model.qkv_bias=true: %s has no such biases", name);
     if (c->qk_norm && class != HF_QWEN3) return error_set(error, ERROR_USAGE, "model.qk_norm=true: %s has no such norms", name);

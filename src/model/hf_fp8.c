@@ -18,7 +18,7 @@ bool hf_check_fp8(const ModelConfig *c, Error *error) {
         int64_t value;
     } sizes[] = {{"model.width", c->width}, {"model.ffn", c->ffn}, {"model.heads times model.head_dim", c->heads * c->head_dim},
         {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
-    if (c->family != FAMILY_LLAMA || c->experts)
+    if (c->family != FAMILY_llama || c->experts)
         return error_set(error, ERROR_USAGE,
             "dtype=fp8: %s is not read in FP8 by both vLLM and transformers, models of the family llama without experts are: give "
             "dtype=same",

@@ -344,7 +344,7 @@ static bool is_redundant(const Folder *folder, const Entry *entry, const ModelCo
     const StoredTensor *tensor = entry->tensor;
     const Entry *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq") || (entry->type && !strcmp(tensor->name, GGUF_ROPE_FACTORS))) return true;
-    if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias")))
+    if (config->family == FAMILY_gpt2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias")))
         return true;
     return config->tied && is_head(entry) && table && same_matrix(table, entry);
 }
@@ -366,7 +366,7 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
 static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
     reader->scale = 1;
-    if (config->family != FAMILY_MPT) return true;
+    if (config->family != FAMILY_mpt) return true;
     if (!hf_read(name, &model, error)) return false;
     reader->scale = hf_logit_scale(model.content, config);
     hf_release(&model);
@@ -399,7 +399,7 @@ HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Grap
     *reader = (HfReader){.graph = graph};
     bool good = folder_open(&reader->folder, name, config, error);
     if (good) {
-        bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK),
+        bool legacy = config->family == FAMILY_zaya && find(&reader->folder, HF_LEGACY_MARK),
              bare = find(&reader->folder, HF_BARE_MARK) != NULL;
         HfLayout layout = reader->folder.gguf_tensors ? LAYOUT_GGUF : legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE;
         reader->list = hf_tensors(config, graph, layout);

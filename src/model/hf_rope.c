@@ -62,12 +62,12 @@ static void read_yarn(HfFieldReader *r, const json_t *rope) {
                                : both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all)
                                       : yarn_mscale(c->rope_factor, 1);
     if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not above 0");
-    if (c->family == FAMILY_ZAYA && c->rope_attention_factor != 1)
+    if (c->family == FAMILY_zaya && c->rope_attention_factor != 1)
         hf_refuse(r, "attention_factor", "is %g, and smelt's ZAYA computes with 1 only", c->rope_attention_factor);
     c->rope_beta_fast = real_or(r, rope, "beta_fast", 32);
     c->rope_beta_slow = real_or(r, rope, "beta_slow", 1);
     if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is neither true nor false");
-    c->rope_truncate = !truncate || json_is_true(truncate) || c->family == FAMILY_ZAYA;
+    c->rope_truncate = !truncate || json_is_true(truncate) || c->family == FAMILY_zaya;
 }
 
 /* Dynamic scaling begins behind max_position_embeddings, so the model is built for `factor` times as many. */
@@ -114,7 +114,7 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     if (given && !json_is_finite(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
-    if (c->family == FAMILY_ZAYA) c->rope_fraction = rotated;
+    if (c->family == FAMILY_zaya) c->rope_fraction = rotated;
     else if (scaling != UNSCALED && rotated != 1)
         hf_refuse(r, "partial_rotary_factor", "is %g beside a scaling of positions, with which transformers does not run", rotated);
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);

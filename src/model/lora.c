@@ -18,7 +18,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"

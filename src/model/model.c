@@ -10,20 +10,13 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/collective/collective.h"
 #include "ops/largest/largest.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
 /* -- Building ------------------------------------------------------------------------------------------------------ */
-
-static Trunk (*const token_families[])(Builder *) = {
-    [FAMILY_ZAYA] = zaya_build,
-    [FAMILY_LLAMA] = llama_build,
-    [FAMILY_MPT] = mpt_build,
-    [FAMILY_GPT2] = gpt2_build,
-};
 
 static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
@@ -93,7 +86,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     graph->tensors[model->largest].keep = true;
 }
 
-/* The head is the family's. */
+/* The family has appended its head. */
 static void append_velocity(Model *model, TensorId velocity, bool loss) {
     if (loss) {
         op_squared_error(model->graph, velocity, model->image.target, model->image.weights, model->scale, model->loss);
@@ -148,13 +141,10 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         .chunks = model.chunks,
         .layer_names = "model.layers",
         .layer = -1};
-    if (images) {
-        append_velocity(&model, flux_build(&builder), loss);
-    } else {
-        Trunk trunk = token_families[config->family](&builder);
-        builder_layer(&builder, -1);
-        append_head(&builder, &model, trunk, loss);
-    }
+    Trunk trunk = family_of(config)->build(&builder);
+    builder_layer(&builder, -1);
+    if (images) append_velocity(&model, trunk.velocity, loss);
+    else append_head(&builder, &model, trunk, loss);
     if (mode == MODEL_TRAIN) differentiate(&model, recompute);
     return model;
 }
@@ -236,7 +226,7 @@ void model_initialize_interval(
         device_normals(device, at, (int)element, &slice, &normals);
     }
     /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
-    if (p->kind == PARAMETER_BALANCE_BIAS && config->family == FAMILY_ZAYA && count && first + count == p->count) {
+    if (p->kind == PARAMETER_BALANCE_BIAS && family_of(config)->skips_experts && count && first + count == p->count) {
         float single = -1;
         double twice = -1;
         device_upload(device, (char *)to + (count - 1) * element, graph->precision == PRECISION_FP64 ? (void *)&twice : &single, element);

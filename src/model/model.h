@@ -4,7 +4,7 @@
  * transpose it. */
 #pragma once
 
-#include "config/config.h"
+#include "config/family.h"
 #include "graph/graph.h"
 #include "ops/preference/preference.h"
 
@@ -46,7 +46,7 @@ enum { IMAGE_TIME_WIDTH = 256, IMAGE_GRID = 128 };
 /* Cosines, then sines, of a time from 0 to 1 or a guidance scale, times 1000, at frequencies 10000^(-i / 128); in fp32, as models
  * were trained. */
 void image_time_features(double time, float features[IMAGE_TIME_WIDTH]);
-static inline bool model_makes_images(const ModelConfig *config) { return config->family == FAMILY_FLUX; }
+static inline bool model_makes_images(const ModelConfig *config) { return family_of(config)->makes_images; }
 /* Tokens of the shortest sequence. */
 static inline int64_t model_least_length(const ModelConfig *config) { return model_makes_images(config) ? config->text_tokens + 1 : 1; }
 

@@ -2,7 +2,7 @@
  * they stay until the transfer has ended. Owns nothing. Called by builder.c and model.c. */
 #include <assert.h>
 
-#include "model/model_internal.h"
+#include "model/builder.h"
 
 static int stage_of(const Builder *b) { return b->graph->mesh->at[AXIS_PP]; }
 static int stages_of(const Builder *b) { return b->graph->mesh->size[AXIS_PP]; }
@@ -29,8 +29,8 @@ static void receive(Builder *b, int piece, TensorId *in) {
     bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
     in[EDGE_STREAM] = received(b, rows, c->width, "received_stream");
     if (!has_layers(b, piece)) return;
-    if (c->family == FAMILY_ZAYA) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
-    if (loads) in[EDGE_LOADS] = received(b, 2, c->experts + (c->family == FAMILY_ZAYA), "received_loads");
+    if (family_of(c)->chains_routers) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
+    if (loads) in[EDGE_LOADS] = received(b, 2, c->experts + family_of(c)->skips_experts, "received_loads");
 }
 
 LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/family.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -95,8 +96,7 @@ static void take_settings(Config *config, const MixturePhase *phase, bool first)
 }
 
 static bool check_phase(Phase *phase, const MixturePhase *given, const char *path, Error *error) {
-    int family = phase->config.model.family;
-    bool rotates = family == FAMILY_ZAYA || family == FAMILY_LLAMA;
+    bool rotates = family_has(family_of(&phase->config.model), "model.rope_theta");
     if (given->rope_theta > 0 && !rotates)
         error_set(error, ERROR_USAGE, "rope_theta=%g: this model.family has no rotary embedding: leave it out", given->rope_theta);
     else if (config_check(&phase->config, error)) return true;

@@ -338,7 +338,7 @@ static void warn_of_export(const Config *config) {
     Error reason = {0};
     if (!hf_check(&config->model, &reason))
         log_warn("smelt convert will refuse to write this model as a Hugging Face folder: %s", reason.message);
-    else if (config->model.family == FAMILY_LLAMA && config->model.experts && config->optimizer.balance_lr > 0 && !config->lora.rank)
+    else if (config->model.family == FAMILY_llama && config->model.experts && config->optimizer.balance_lr > 0 && !config->lora.rank)
         log_warn(
             "optimizer.balance_lr=%g trains load-balancing biases, which MixtralForCausalLM lacks: smelt convert will refuse the model; "
             "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",

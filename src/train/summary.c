@@ -34,13 +34,13 @@ static Text bytes(int64_t number) {
 static void describe_model(Console *console, const Session *session) {
     const Config *config = session->config;
     const ModelSize *size = &session->size;
-    char family[16], used[64] = "", part[64] = "all trained";
-    config_family_name(config, family);
+    char used[64] = "", part[64] = "all trained";
     if (size->active != size->parameters) snprintf(used, sizeof used, ", %s active per token", count(size->active).text);
     if (config->lora.rank)
         snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(size->trained).text, (long long)config->lora.rank);
-    console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family, (long long)config->model.layers,
-        plural(config->model.layers), (long long)config->model.width, count(size->parameters).text, used, part);
+    console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family_of(&config->model)->name,
+        (long long)config->model.layers, plural(config->model.layers), (long long)config->model.width, count(size->parameters).text, used,
+        part);
 }
 
 /* "bf16, linear layers in fp8 by recipe row; %peak is of 1979 TFLOP/s, the vendor's for dense GEMMs in fp8" */

@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "base/scope.h"
+#include "config/family.h"
 #include "config/needs.h"
 
 /* Options that act in every run, or that say so themselves where they cannot: fork and from,
@@ -118,8 +119,8 @@ static bool is_named(const Need *need, bool *acts) {
         SCOPED(case_free) Case c;
         make(&c, runs[i / 3 / VALUES]);
         if (!say(&c, option, values[i / 3 % VALUES])) continue;
-        SCOPED_FREE char *said = complaints(&c, facts[i % 3]), *name = memory_format("%s=", need->name),
-                         *reason = memory_format("has no effect without %s", need->what);
+        SCOPED_FREE char *said = complaints(&c, facts[i % 3]), *name = memory_format("%s=", need->name), *what = needs_describe(need),
+                         *reason = memory_format("has no effect without %s", what);
         const char *at = strstr(said, name), *why = at ? strstr(at, reason) : NULL;
         named = named || why;
         *acts = *acts || (!at && facts[i % 3]);
@@ -131,10 +132,28 @@ static void each_need_names_its_option_where_it_is_not_met_and_there_alone(void 
     (void)state;
     for (size_t i = 0; i < needs_table.count; i++) {
         bool acts;
-        if (!is_named(&needs_table.rows[i], &acts))
-            fail_msg("%s is never said to need %s", needs_table.rows[i].name, needs_table.rows[i].what);
-        if (!acts) fail_msg("%s=, which needs %s, never acts", needs_table.rows[i].name, needs_table.rows[i].what);
+        SCOPED_FREE char *what = needs_describe(&needs_table.rows[i]);
+        if (!is_named(&needs_table.rows[i], &acts)) fail_msg("%s is never said to need %s", needs_table.rows[i].name, what);
+        if (!acts) fail_msg("%s=, which needs %s, never acts", needs_table.rows[i].name, what);
     }
+}
+
+/* A setting that a family lists has a row, and a row of families is listed by one. */
+static void settings_of_families_are_rows_of_the_table(void **state) {
+    (void)state;
+    for (size_t i = 0; i < needs_table.count; i++) {
+        char families[128];
+        if (needs_table.rows[i].what) continue;
+        family_names(needs_table.rows[i].name, families, sizeof families);
+        if (!families[0]) fail_msg("no family has %s", needs_table.rows[i].name);
+    }
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        for (const char *const *setting = family_rules[f]->settings; *setting; setting++) {
+            bool found = false;
+            for (size_t i = 0; i < needs_table.count; i++)
+                found |= !needs_table.rows[i].what && !strcmp(needs_table.rows[i].name + strlen("model."), *setting);
+            if (!found) fail_msg("family %s has model.%s, which is no row of families", family_rules[f]->name, *setting);
+        }
 }
 
 static void what_a_start_did_not_say_is_not_held_against_it(void **state) {
@@ -213,6 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_option_acts_always_or_has_a_need),
         cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
+        cmocka_unit_test(settings_of_families_are_rows_of_the_table),
         cmocka_unit_test(what_a_start_did_not_say_is_not_held_against_it),
         cmocka_unit_test(a_warning_names_all_and_a_refusal_the_cure),
         cmocka_unit_test(a_schedule_has_an_effect_without_a_decay),

@@ -4,7 +4,7 @@
 #include "fuzz.h"
 #include "images/images.h"
 
-static const ModelConfig config = {.family = FAMILY_FLUX,
+static const ModelConfig config = {.family = FAMILY_flux,
     .layers = 1,
     .width = 8,
     .heads = 1,

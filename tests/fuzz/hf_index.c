@@ -5,7 +5,7 @@
 #include "model/hf_internal.h"
 #include "model/model.h"
 
-static const ModelConfig config = {.family = FAMILY_LLAMA,
+static const ModelConfig config = {.family = FAMILY_llama,
     .layers = 1,
     .width = 8,
     .heads = 1,

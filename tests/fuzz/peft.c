@@ -4,7 +4,7 @@
 #include "fuzz.h"
 #include "model/peft.h"
 
-static const ModelConfig config = {.family = FAMILY_LLAMA,
+static const ModelConfig config = {.family = FAMILY_llama,
     .layers = 1,
     .width = 8,
     .heads = 1,

@@ -97,7 +97,7 @@ static void every_element_is_on_one_rank_of_the_axes(void **state) {
 
 static void initial_values_are_those_of_the_whole_parameter(void **state) {
     (void)state;
-    const ModelConfig config = {.family = FAMILY_LLAMA};
+    const ModelConfig config = {.family = FAMILY_llama};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t whole = count_of(&cases[i]);
         float *values = memory_allocate((size_t)whole * sizeof *values), *mine = memory_allocate((size_t)whole * sizeof *mine);

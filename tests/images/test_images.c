@@ -131,7 +131,7 @@ static void a_decoder_of_another_kind_is_refused(void **state) {
 /* -- Encodings ----------------------------------------------------------------------------------------------------- */
 
 static const ModelConfig shape = {
-    .family = FAMILY_FLUX, .channels = 8, .text_tokens = 3, .text_width = 4, .pooled_width = 5, .guidance = true};
+    .family = FAMILY_flux, .channels = 8, .text_tokens = 3, .text_width = 4, .pooled_width = 5, .guidance = true};
 
 /* A file of so many samples; `latents` 0: of texts alone. Element i of a tensor is i, in bf16 where asked for. */
 static void write_encodings(const char *path, int64_t samples, int64_t channels, int64_t height, int64_t width, int64_t text, bool half) {
@@ -210,7 +210,7 @@ static void files_of_other_shapes_are_refused_by_tensor(void **state) {
 /* Numbers below 256, which bf16 has. */
 static void encodings_in_any_type_fill_the_same_inputs(void **state) {
     (void)state;
-    const ModelConfig config = {.family = FAMILY_FLUX,
+    const ModelConfig config = {.family = FAMILY_flux,
         .layers = 1,
         .width = 8,
         .heads = 1,

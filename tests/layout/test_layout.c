@@ -30,7 +30,7 @@ static Setting setting_of(int family, int optimizer, int stage) {
     options_defaults(&config_table, &setting.config, &setting.strings);
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
         assert_true(options_set(&config_table, &setting.config, &setting.strings, common[i], &error));
-    setting.config.model.family = family == 0 ? FAMILY_ZAYA : FAMILY_LLAMA;
+    setting.config.model.family = family == 0 ? FAMILY_zaya : FAMILY_llama;
     setting.config.model.experts = family == 0 ? 5 : 0;
     setting.config.optimizer.name = optimizer;
     setting.config.layout.zero = stage;

@@ -148,7 +148,7 @@ static void what_was_written_is_read_back(void **state) {
         if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
         Config read = f.config;
         read.model = model.config;
-        read.model.router_width = f.config.model.family == FAMILY_ZAYA ? read.model.router_width : f.config.model.router_width;
+        read.model.router_width = f.config.model.family == FAMILY_zaya ? read.model.router_width : f.config.model.router_width;
         if (options_difference(&config_table, &f.config, &read, text, sizeof text)) fail_msg("model %d: %s", i, text);
         assert_int_equal(model.precision, f.export.precision);
         assert_true(model.bytes);

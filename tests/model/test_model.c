@@ -323,7 +323,7 @@ static void only_matrices_of_gpt2_layers_lie_transposed_in_folders(void **state)
         Model model = model_build(&config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
         for (int p = 0; p < model.graph->parameter_count; p++) {
             const Parameter *parameter = &model.graph->parameters[p];
-            assert_int_equal(parameter->transposed, config.model.family == FAMILY_GPT2 && parameter->kind == PARAMETER_MATRIX);
+            assert_int_equal(parameter->transposed, config.model.family == FAMILY_gpt2 && parameter->kind == PARAMETER_MATRIX);
         }
         model_free(&model);
         options_free_strings(&strings);

@@ -29,7 +29,7 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool balance_bias = p->kind == PARAMETER_BALANCE_BIAS;
-        if (p->init_std > 0 || (balance_bias && config->family == FAMILY_LLAMA)) continue;
+        if (p->init_std > 0 || (balance_bias && config->family == FAMILY_llama)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (balance_bias ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
             if (graph->precision == PRECISION_FP64) ((double *)parameter_in(p, master))[j] += noise;

@@ -36,15 +36,9 @@ typedef struct Builder {
     int layer;                  /* -1: outside of the layers */
 } Builder;
 
-/* What the head needs: the last norm [R, D] and the head's matrix [V, D]; of a stage without the head nothing. */
-typedef struct Trunk { TensorId normed, head; } Trunk;
-
-Trunk zaya_build(Builder *builder);
-Trunk llama_build(Builder *builder);
-Trunk mpt_build(Builder *builder);
-Trunk gpt2_build(Builder *builder);
-/* The velocity of each image token, WIDE [samples * image tokens, channels]. */
-TensorId flux_build(Builder *builder);
+/* What a family's layers come to. A model of text: the last norm [R, D] and the head's matrix [V, D], neither on a stage without
+ * the head. A model of images: the velocity of each image token, WIDE [samples * image tokens, channels]. */
+typedef struct Trunk { TensorId normed, head, velocity; } Trunk;
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of positions, LayerNorm and linear
  * layers without biases, GELU MLP. Options that its models use: clamped queries, keys and values, LayerNorm over all
  * queries and over all keys (arXiv 2302.05442), fewer key heads. */
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 
 static TensorId attention(Builder *b, TensorId x) {
@@ -28,7 +28,7 @@ static TensorId mlp(Builder *b, TensorId x) {
     return builder_linear(b, op_gelu(b->graph, hidden, GELU_EXACT), &down, LORA_MLP);
 }
 
-Trunk mpt_build(Builder *b) {
+static Trunk build(Builder *b) {
     static const Layers layers = {"norm_1", "norm_2", "transformer.norm_f", NORM_LAYER, .attention = attention, .mlp = mlp};
     b->layer_names = "transformer.blocks";
     b->alibi = b->config->alibi_max;
@@ -36,5 +36,9 @@ Trunk mpt_build(Builder *b) {
     TensorId stream = TENSOR_NONE; /* [R, D] */
     if (embedding) stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, -1));
     TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){normed, builder_head(b, "transformer.wte.weight", embedding)};
+    return (Trunk){.normed = normed, .head = builder_head(b, "transformer.wte.weight", embedding)};
 }
+
+static const char *const settings[] = {"alibi_max", "clip_qkv", "qk_norm", "softmax_scale", NULL};
+
+const FamilyRule family_mpt = {.name = "mpt", .settings = settings, .norms_all_heads = true, .check = family_check_width, .build = build};

@@ -1,6 +1,6 @@
 /* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere,
  * head and embedding the same. Its released code stores the matrices of linear layers as [in, out]. */
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 
@@ -26,7 +26,7 @@ static TensorId mlp(Builder *b, TensorId x) {
     return apply(b, op_gelu(b->graph, hidden, GELU_TANH), &down, LORA_MLP);
 }
 
-Trunk gpt2_build(Builder *b) {
+static Trunk build(Builder *b) {
     static const Layers layers = {"ln_1", "ln_2", "transformer.ln_f", NORM_LAYER, .biased = true, .attention = attention, .mlp = mlp};
     b->layer_names = "transformer.h";
     const ModelConfig *c = b->config;
@@ -39,5 +39,11 @@ Trunk gpt2_build(Builder *b) {
         stream = builder_scatter(b, op_add(b->graph, token, place));
     }
     TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){normed, builder_head(b, "transformer.wte.weight", tokens)};
+    return (Trunk){.normed = normed, .head = builder_head(b, "transformer.wte.weight", tokens)};
 }
+
+static const char *const settings[] = {NULL};
+
+static bool check(const ModelConfig *c, Error *error) { return family_check_width(c, error) && family_check_key_heads(c, error); }
+
+const FamilyRule family_gpt2 = {.name = "gpt2", .settings = settings, .learns_positions = true, .check = check, .build = build};

@@ -3,7 +3,7 @@
  * biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each query and key head before the
  * rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
  * (arXiv 2401.04088). */
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
@@ -41,7 +41,7 @@ static TensorId experts(Builder *b, TensorId x) {
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, false));
 }
 
-Trunk llama_build(Builder *b) {
+static Trunk build(Builder *b) {
     const Layers layers = {"input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention,
         .mlp = b->config->experts ? experts : mlp};
     b->rope_table = builder_rope_table(b, b->config->rope_theta);
@@ -51,5 +51,9 @@ Trunk llama_build(Builder *b) {
         stream =
             builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, b->config->padding));
     TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){normed, builder_head(b, "model.embed_tokens.weight", embedding)};
+    return (Trunk){.normed = normed, .head = builder_head(b, "model.embed_tokens.weight", embedding)};
 }
+
+static const char *const settings[] = {"experts", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
+
+const FamilyRule family_llama = {.name = "llama", .settings = settings, .repeats_key_heads = true, .build = build};

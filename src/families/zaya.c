@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "base/math.h"
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
@@ -104,7 +104,7 @@ static TensorId experts(Builder *b, TensorId x) {
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
 }
 
-Trunk zaya_build(Builder *b) {
+static Trunk build(Builder *b) {
     static const Layers layers = {
         "input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention, .mlp = experts, .merge = merge};
     const ModelConfig *c = b->config;
@@ -119,5 +119,31 @@ Trunk zaya_build(Builder *b) {
         stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, bias, scale, b->config->padding));
     }
     TensorId head = builder_head(b, "model.embed_tokens.weight", embedding);
-    return (Trunk){builder_layers(b, stream, &layers), head};
+    return (Trunk){.normed = builder_layers(b, stream, &layers), .head = head};
 }
+
+static const char *const settings[] = {"experts", "padding", "rope_factor", "rope_fraction", "rope_theta", "router_width", "window_first",
+    "window_period", "window_rope_theta", NULL};
+
+static bool check(const ModelConfig *c, Error *error) {
+    if (c->experts == 0)
+        return error_set(error, ERROR_USAGE,
+            "model.experts=0: model.family=zaya is a mixture of experts: give model.experts, or a family that may have none, such as "
+            "model.family=llama");
+    if (c->experts == 512)
+        return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
+    if (c->kv_heads * c->head_dim % 2)
+        return error_set(error, ERROR_USAGE,
+            "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
+            (long long)(c->kv_heads * c->head_dim));
+    return c->rope_attention_factor == 1 ||
+           error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g: family zaya computes with 1 only", c->rope_attention_factor);
+}
+
+const FamilyRule family_zaya = {.name = "zaya",
+    .settings = settings,
+    .skips_experts = true,
+    .chains_routers = true,
+    .looks_back = true,
+    .check = check,
+    .build = build};

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "model/model_internal.h"
+#include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/join/join.h"
@@ -164,7 +164,7 @@ static TensorId join(const Flux *f, Branch x[KINDS]) {
     return op_join_rows(f->b->graph, streams, KINDS, f->samples);
 }
 
-TensorId flux_build(Builder *b) {
+static Trunk build(Builder *b) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
     int64_t samples = graph_rows(graph, b->image.time);
@@ -195,5 +195,25 @@ TensorId flux_build(Builder *b) {
     op_split_rows(graph, all.stream, f.rows, rows, KINDS, samples);
     modulate(&f, "norm_out", out, OUT_PARTS); /* here the scale comes first */
     Branch last = {.stream = rows[IMAGE]};
-    return linear(b, merge(&f, &last, out[1], out[0]), "proj_out", c->channels, true);
+    return (Trunk){.velocity = linear(b, merge(&f, &last, out[1], out[0]), "proj_out", c->channels, true)};
 }
+
+static const char *const settings[] = {
+    "channels", "guidance", "pooled_width", "rope_first", "rope_theta", "single_layers", "text_tokens", "text_width", NULL};
+
+/* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are rotated. */
+static bool check(const ModelConfig *c, Error *error) {
+    int64_t rest = c->head_dim - c->rope_first;
+    if (c->single_layers >= c->layers)
+        return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
+            (long long)c->single_layers, (long long)c->layers);
+    if (c->width % 4 || c->width > 8192)
+        return error_set(error, ERROR_USAGE, "model.width=%lld: family flux takes multiples of 4, at most 8192", (long long)c->width);
+    if (c->rope_first % 2 || rest < 4 || rest % 4)
+        return error_set(error, ERROR_USAGE,
+            "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",
+            (long long)c->rope_first, (long long)c->head_dim);
+    return family_check_width(c, error) && family_check_key_heads(c, error);
+}
+
+const FamilyRule family_flux = {.name = "flux", .settings = settings, .makes_images = true, .check = check, .build = build};
