@@ -215,7 +215,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, idle[i], "has no effect without a model of text");
     says(ERROR_USAGE, "model.guidance=false flow.guidance=2", "flow.guidance=2 has no effect without model.guidance=true");
     says(ERROR_USAGE, "layout.tp=2",
-        "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: model.family=flux is shared out by dp and zero alone");
+        "layout.tp x pp x cp x ep = 2 is more than the ranks of a copy = 1: a model of images is shared out by dp and zero alone");
     says(ERROR_USAGE, "data.length=14 batch.tokens=84",
         "its largest image has 12 tokens, and data.length=14 less model.text_tokens=3 leaves 11: give data.length=15");
     says(ERROR_USAGE, "data.train=m.yaml", "m.yaml");
