@@ -45,7 +45,6 @@ bool family_check_width(const ModelConfig *model, Error *error) {
 
 bool family_check_key_heads(const ModelConfig *model, Error *error) {
     return model->kv_heads == model->heads ||
-           error_set(error, ERROR_USAGE,
-               "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld", (long long)model->kv_heads,
-               family_of(model)->name, (long long)model->heads);
+           error_set(error, ERROR_USAGE, "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld",
+               (long long)model->kv_heads, family_of(model)->name, (long long)model->heads);
 }

@@ -7,16 +7,17 @@
 
 struct Builder;
 struct Trunk;
+struct HfClass;
 
 typedef struct FamilyRule {
     const char *name; /* "llama", of model.family */
     /* The settings of model.* that the family has and that not every family has, without "model."; NULL ends the list. A setting
      * that no family lists is of all (config/needs.c). */
     const char *const *settings;
-    bool makes_images;    /* trains on encodings of images, not on tokens */
+    bool makes_images;     /* trains on encodings of images, not on tokens */
     bool learns_positions; /* model.context counts rows of a weight, so it cannot change */
-    bool skips_experts;   /* a router has a class more than model.experts, the last: no expert */
-    bool chains_routers;  /* a router reads the state of the layer before, [R, router_width] */
+    bool skips_experts;    /* a router has a class more than model.experts, the last: no expert */
+    bool chains_routers;   /* a router reads the state of the layer before, [R, router_width] */
     /* Queries, keys and values have a matrix each, and heads of queries read no neighbouring key head's channels, so several
      * ranks of tensor parallelism may have the same key head. */
     bool repeats_key_heads;
@@ -25,6 +26,9 @@ typedef struct FamilyRule {
     /* ERROR_USAGE for a model whose settings the family cannot have together. What holds for all families was checked before,
      * but for the rotation of heads. NULL: any. */
     bool (*check)(const ModelConfig *model, Error *error);
+    const char *layers; /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
+    /* Of transformers or diffusers (model/hf_class.h), with NULL at the end: at least one, and the last fits any model. */
+    const struct HfClass *const *classes;
     /* Declares the parameters and appends one forward pass (model/builder.h). */
     struct Trunk (*build)(struct Builder *builder);
 } FamilyRule;

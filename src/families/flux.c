@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "model/builder.h"
+#include "model/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/join/join.h"
@@ -198,6 +199,80 @@ static Trunk build(Builder *b) {
     return (Trunk){.velocity = linear(b, merge(&f, &last, out[1], out[0]), "proj_out", c->channels, true)};
 }
 
+/* -- Class of diffusers -------------------------------------------------------------------------------------------- */
+
+/* Channels of a head that each of three coordinates turns: ours share what the first leaves. */
+static void read_axes(HfFieldReader *r, const char *name, const json_t *value) {
+    static const int64_t initial[] = {16, 56, 56};
+    int64_t axes[3];
+    if (value && (!json_is_array(value) || json_array_size(value) != 3)) hf_refuse(r, name, "is not a list of three numbers");
+    for (size_t i = 0; i < 3; i++) axes[i] = value ? json_integer_value(json_array_get(value, i)) : initial[i];
+    int64_t dim = r->model->head_dim;
+    if (axes[0] < 2 || axes[0] >= dim || axes[1] != axes[2] || axes[1] < 2 || axes[1] >= dim || axes[0] + 2 * axes[1] != dim)
+        hf_refuse(r, name, "are not two equal numbers after a first one, with attention_head_dim as their sum");
+    r->model->rope_first = axes[0];
+}
+
+/* num_layers counts the blocks of two streams alone; the width is that of all heads. */
+static void read_sizes(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    (void)value;
+    c->single_layers = hf_integer_or(r, name, 0, 38);
+    if (__builtin_mul_overflow(c->heads, c->head_dim, &c->width)) hf_refuse(r, "num_attention_heads", "is too large");
+    if (__builtin_add_overflow(c->layers, c->single_layers, &c->layers)) hf_refuse(r, name, "is too large");
+    c->norm_epsilon = 1e-6;
+    c->rope_theta = 10000;
+}
+
+/* FluxTransformer2DModel of diffusers, whose widths of MLPs, epsilon and theta are constants. */
+static const HfField fields[] = {
+    INTEGER("in_channels", channels, "64"),
+    INTEGER("num_layers", layers, "19"),
+    INTEGER("attention_head_dim", head_dim, "128"),
+    INTEGER("num_attention_heads", heads, "24"),
+    INTEGER("joint_attention_dim", text_width, "4096"),
+    INTEGER("pooled_projection_dim", pooled_width, "768"),
+    BOOLEAN("guidance_embeds", guidance, "false"),
+    READ("num_single_layers", read_sizes),
+    READ("axes_dims_rope", read_axes),
+    FIXED("patch_size", "1"),
+    FIXED("out_channels", "null"),
+    FIXED("quantization_config", "null"),
+    NO_EFFECT("_class_name"),
+    NO_EFFECT("_diffusers_version"),
+    END,
+};
+
+static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->ffn != 4 * c->width)
+        return error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, architecture);
+    return (c->norm_epsilon == 1e-6 && c->rope_theta == 10000) ||
+           error_set(error, ERROR_USAGE, "model.norm_epsilon=%g, model.rope_theta=%g: %s computes with 1e-6 and 10000 always",
+               c->norm_epsilon, c->rope_theta, architecture);
+}
+
+/* As diffusers saves it: types are those of the tensors. */
+static void put(json_t *object, const ModelConfig *c) {
+    int64_t other = (c->head_dim - c->rope_first) / 2;
+    hf_put(object, "axes_dims_rope", json_pack("[I, I, I]", (json_int_t)c->rope_first, (json_int_t)other, (json_int_t)other));
+    hf_put_integer(object, "patch_size", 1);
+    hf_put_integer(object, "in_channels", c->channels);
+    hf_put(object, "out_channels", json_null());
+    hf_put_integer(object, "num_layers", c->layers - c->single_layers);
+    hf_put_integer(object, "num_single_layers", c->single_layers);
+    hf_put_integer(object, "attention_head_dim", c->head_dim);
+    hf_put_integer(object, "num_attention_heads", c->heads);
+    hf_put_integer(object, "joint_attention_dim", c->text_width);
+    hf_put_integer(object, "pooled_projection_dim", c->pooled_width);
+    hf_put(object, "guidance_embeds", json_boolean(c->guidance));
+}
+
+static const HfClass class = {
+    .architecture = "FluxTransformer2DModel", .tables = {{fields, hf_metadata_fields}}, .check = check_class, .put = put};
+static const HfClass *const classes[] = {&class, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
 static const char *const settings[] = {
     "channels", "guidance", "pooled_width", "rope_first", "rope_theta", "single_layers", "text_tokens", "text_width", NULL};
 
@@ -216,4 +291,10 @@ static bool check(const ModelConfig *c, Error *error) {
     return family_check_width(c, error) && family_check_key_heads(c, error);
 }
 
-const FamilyRule family_flux = {.name = "flux", .settings = settings, .makes_images = true, .check = check, .build = build};
+const FamilyRule family_flux = {.name = "flux",
+    .settings = settings,
+    .makes_images = true,
+    .check = check,
+    .layers = "transformer_blocks",
+    .classes = classes,
+    .build = build};

@@ -1,6 +1,7 @@
 /* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere,
  * head and embedding the same. Its released code stores the matrices of linear layers as [in, out]. */
 #include "model/builder.h"
+#include "model/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 
@@ -28,7 +29,6 @@ static TensorId mlp(Builder *b, TensorId x) {
 
 static Trunk build(Builder *b) {
     static const Layers layers = {"ln_1", "ln_2", "transformer.ln_f", NORM_LAYER, .biased = true, .attention = attention, .mlp = mlp};
-    b->layer_names = "transformer.h";
     const ModelConfig *c = b->config;
     TensorId tokens = builder_embedding(b, "transformer.wte.weight"), stream = TENSOR_NONE; /* [R, D] */
     if (tokens) {
@@ -42,8 +42,110 @@ static Trunk build(Builder *b) {
     return (Trunk){.normed = normed, .head = builder_head(b, "transformer.wte.weight", tokens)};
 }
 
+/* -- Class of transformers ----------------------------------------------------------------------------------------- */
+
+static const HfField fields[] = {
+    INTEGER("vocab_size", vocabulary, "50257"),
+    INTEGER("n_embd", width, "768"),
+    SYNONYM("hidden_size", "n_embd"),
+    INTEGER("n_head", heads, "12"),
+    SYNONYM("num_attention_heads", "n_head"),
+    INTEGER("n_layer", layers, "12"),
+    SYNONYM("num_hidden_layers", "n_layer"),
+    INTEGER("n_positions", context, "1024"),
+    SYNONYM("max_position_embeddings", "n_positions"),
+    INTEGER("n_inner", ffn, "0 null"),
+    REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
+    BOOLEAN("tie_word_embeddings", tied, "true"),
+    FIXED("activation_function", "gelu_new gelu_pytorch_tanh gelu_fast"), /* three spellings of one formula */
+    FIXED("scale_attn_weights", "true"),
+    FIXED("scale_attn_by_inverse_layer_idx", "false"),
+    FIXED("add_cross_attention", "false"),
+    NO_EFFECT("reorder_and_upcast_attn"), /* scores are fp32 here */
+    NO_EFFECT("resid_pdrop"),
+    NO_EFFECT("embd_pdrop"),
+    NO_EFFECT("attn_pdrop"),
+    NO_EFFECT("summary_type"),
+    NO_EFFECT("summary_use_proj"),
+    NO_EFFECT("summary_activation"),
+    NO_EFFECT("summary_proj_to_labels"),
+    NO_EFFECT("summary_first_dropout"),
+    NO_EFFECT("output_cross_attentions"),
+    NO_EFFECT("n_ctx"),
+    NO_EFFECT("head_dim"),
+    NO_EFFECT("layer_types"),
+    NO_EFFECT("rope_parameters"),
+    NO_EFFECT("rope_scaling"),
+    END,
+};
+
+static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+    return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
+}
+
+/* Dropout is a setting of training there, and we have none. */
+static void put(json_t *object, const ModelConfig *c) {
+    hf_put_integer(object, "n_embd", c->width);
+    hf_put_integer(object, "n_head", c->heads);
+    hf_put_integer(object, "n_layer", c->layers);
+    hf_put_integer(object, "n_inner", c->ffn);
+    hf_put_integer(object, "n_positions", c->context);
+    hf_put(object, "layer_norm_epsilon", json_real(c->norm_epsilon));
+    hf_put_text(object, "activation_function", "gelu_new");
+    hf_put(object, "attn_pdrop", json_real(0));
+    hf_put(object, "embd_pdrop", json_real(0));
+    hf_put(object, "resid_pdrop", json_real(0));
+}
+
+static const GgufName gguf_names[] = {
+    {"transformer.wte.", "token_embd."},
+    {"transformer.wpe.", "position_embd."},
+    {"transformer.ln_f.", "output_norm."},
+    {"lm_head.", "output."},
+    {"ln_1.", "attn_norm."},
+    {"ln_2.", "ffn_norm."},
+    {"attn.c_attn.", "attn_qkv."},
+    {"attn.c_proj.", "attn_output."},
+    {"mlp.c_fc.", "ffn_up."},
+    {"mlp.c_proj.", "ffn_down."},
+    {NULL, NULL},
+};
+static const GgufRow gguf_rows[] = {
+    {"context_length", ROW_INTEGER, GGUF_AT(context), true, "max_position_embeddings"},
+    {"feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "n_inner"},
+    {"attention.layer_norm_epsilon", ROW_REAL, GGUF_AT(norm_epsilon), true, "layer_norm_epsilon"},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+
+static bool read_gguf(const GgufKeys *keys) {
+    int64_t heads = gguf_field(keys, "num_attention_heads"), key_heads = heads;
+    return gguf_key_integer(keys, "attention.head_count_kv", &key_heads) &&
+           (key_heads == heads || gguf_key_refuse(keys, "attention.head_count_kv", "is not attention.head_count"));
+}
+
+static const char *const buffers[] = {".attn.bias", ".attn.masked_bias", NULL};
+static const GgufClass gguf = {.architecture = "gpt2", .rows = gguf_rows, .names = gguf_names, .read = read_gguf};
+static const HfClass class = {.model_type = "gpt2",
+    .architecture = "GPT2LMHeadModel",
+    .tables = {{fields, hf_shared_fields, hf_metadata_fields}},
+    .is_llmc = true,
+    .check = check_class,
+    .put = put,
+    .layouts = {{"wte.weight", hf_list_bare}},
+    .buffers = buffers,
+    .gguf = &gguf};
+static const HfClass *const classes[] = {&class, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
 static const char *const settings[] = {NULL};
 
 static bool check(const ModelConfig *c, Error *error) { return family_check_width(c, error) && family_check_key_heads(c, error); }
 
-const FamilyRule family_gpt2 = {.name = "gpt2", .settings = settings, .learns_positions = true, .check = check, .build = build};
+const FamilyRule family_gpt2 = {.name = "gpt2",
+    .settings = settings,
+    .learns_positions = true,
+    .check = check,
+    .layers = "transformer.h",
+    .classes = classes,
+    .build = build};

@@ -8,10 +8,16 @@
  *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)
  *     merge(a, h) = (a + b1) * s1 + (h + b2) * s2
  *     logits = norm(h) embedding^T */
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/math.h"
+#include "base/memory.h"
+#include "base/strings.h"
+#include "base/json_reader.h"
 #include "model/builder.h"
+#include "model/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
@@ -122,6 +128,317 @@ static Trunk build(Builder *b) {
     return (Trunk){.normed = builder_layers(b, stream, &layers), .head = head};
 }
 
+/* -- Class of transformers ----------------------------------------------------------------------------------------- */
+
+static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value) hf_read_padding(r, name, value);
+    else r->model->padding = 0;
+}
+
+/* One layer of `window_period` has a window, layer `window_first` first; a period of 0: none has. False after a refusal. */
+static bool read_window_layers(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
+    ModelConfig *c = r->model;
+    int64_t first = -1, second = -1;
+    if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers) {
+        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        return false;
+    }
+    for (int64_t i = 0; i < c->layers && second < 0; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        if (!type || strcmp(type, sliding) != 0) continue;
+        if (first < 0) first = i;
+        else second = i;
+    }
+    c->window_period = first < 0 ? 0 : second < 0 ? c->layers : second - first;
+    c->window_first = int_max(first, 0);
+    for (int64_t i = 0; i < c->layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        bool slides = c->window_period && i % c->window_period == c->window_first;
+        if (type && !strcmp(type, slides ? sliding : full)) continue;
+        if (type && (!strcmp(type, full) || !strcmp(type, sliding))) hf_refuse(r, name, "hold \"%s\" at no even distance", sliding);
+        else hf_refuse(r, name, "holds something else than \"%s\" and \"%s\"", full, sliding);
+        return false;
+    }
+    return true;
+}
+
+/* The base of layers with a window, whose other rotary settings are those of the others. */
+static void read_window_theta(HfFieldReader *r, const json_t *sliding, const json_t *full, bool absent) {
+    const char *key;
+    json_t *value;
+    r->model->window_rope_theta = absent ? 1e4 : json_finite_value(json_object_get(sliding, "rope_theta"));
+    if (absent) return;
+    if (!json_is_object(sliding) || !(r->model->window_rope_theta > 0)) {
+        hf_refuse(r, "rope_parameters", "has no rope_theta for \"hybrid_sliding\"");
+        return;
+    }
+    json_object_foreach((json_t *)sliding, key, value) if (strcmp(key, "rope_theta") != 0 && !json_equal(value, json_object_get(full, key)))
+        hf_refuse(r, "rope_parameters", "differ between \"hybrid\" and \"hybrid_sliding\" in more than rope_theta");
+    if (json_object_size(sliding) != json_object_size(full))
+        hf_refuse(r, "rope_parameters", "differ between \"hybrid\" and \"hybrid_sliding\" in more than rope_theta");
+}
+
+/* Rotary positions stand in rope_parameters by type of layer, each with all that it needs. */
+static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    static const char full[] = "hybrid", sliding[] = "hybrid_sliding";
+    ModelConfig *c = r->model;
+    const json_t *window = hf_field(r, "sliding_window"), *rope = hf_field(r, "rope_parameters");
+    c->window_period = 1;
+    if (value && !json_is_null(value) && !read_window_layers(r, name, value, full, sliding)) return;
+    bool given_types = value && !json_is_null(value), slides = given_types && c->window_period > 0, mixed = slides && c->window_period > 1;
+    const char *type = slides && !mixed ? sliding : full;
+    int64_t given = json_is_null(window) ? 0 : hf_integer_or(r, "sliding_window", 1, 0);
+    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, and layer_types holds \"%s\"", sliding);
+    c->window = slides ? given : 0;
+    if (!slides) c->window_period = 1;
+    bool scaling = hf_field(r, "rope_scaling") != NULL, absent = !scaling && (!rope || json_is_null(rope));
+    if (scaling) rope = hf_field(r, "rope_scaling");
+    const json_t *of_type = json_object_get(rope, type);
+    if (!absent && !json_is_object(of_type)) hf_refuse(r, scaling ? "rope_scaling" : "rope_parameters", "has no object \"%s\"", type);
+    else hf_read_rope_object(r, "rope_parameters.", of_type, !absent ? NAN : slides && !mixed ? 1e4 : 5e6, absent ? 0.5 : 1);
+    if (mixed && r->good) read_window_theta(r, json_object_get(rope, sliding), of_type, absent);
+}
+
+/* An integer, or the largest of a list with one entry per step: entries are 0 where the field does not apply. */
+static int64_t largest(HfFieldReader *r, const char *name) {
+    const json_t *value = hf_field(r, name), *item;
+    size_t index;
+    int64_t most = 0;
+    if (json_is_integer(value)) return json_integer_value(value);
+    if (!json_is_array(value)) hf_refuse(r, name, value ? "is not an integer" : "is missing");
+    json_array_foreach(value, index, item) {
+        if (!json_is_integer(item)) hf_refuse(r, name, "holds something else than integers");
+        else if (json_integer_value(item) > most) most = json_integer_value(item);
+    }
+    return most;
+}
+
+/* Steps of attention and of experts take turns: "a", experts, "a", experts ... */
+static int64_t read_first_steps(HfFieldReader *r, const json_t *steps) {
+    const json_t *step;
+    size_t index;
+    r->model->experts = json_is_array(steps) ? json_integer_value(json_array_get(steps, 1)) : largest(r, "num_experts");
+    if (!json_is_array(steps)) return largest(r, "num_hidden_layers");
+    json_array_foreach(steps, index, step) {
+        bool attention = json_is_string(step) && !strcmp(json_string_value(step), "a");
+        if (index % 2 ? json_integer_value(step) != r->model->experts : !attention)
+            hf_refuse(r, "zaya_layers", "is not \"a\" and the number of experts in turns");
+    }
+    return (int64_t)json_array_size(steps);
+}
+
+static int64_t first_of(HfFieldReader *r, const char *const *names) {
+    while (names[1] && !hf_field(r, names[0])) names++;
+    return largest(r, names[0]);
+}
+
+/* ffn_hidden_size counts gate and upward rows; num_attention_heads is wrong in folders that have cca_num_q_heads. */
+static void read_first_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    static const char *const heads[] = {"cca_num_q_heads", "num_attention_heads", NULL}, *const dims[] = {"kv_channels", "head_dim", NULL},
+                             *const key_heads[] = {"num_query_groups_list", "num_query_groups", "num_key_value_heads", NULL},
+                             *const rows[] = {"ffn_hidden_size_list", "ffn_hidden_size", NULL};
+    ModelConfig *c = r->model;
+    int64_t steps = read_first_steps(r, value), gate_up = first_of(r, rows);
+    (void)name;
+    if (steps % 2) hf_refuse(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
+    if (gate_up % 2) hf_refuse(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
+    c->layers = steps / 2;
+    c->ffn = gate_up / 2;
+    c->heads = first_of(r, heads);
+    c->kv_heads = first_of(r, key_heads);
+    c->head_dim = first_of(r, dims);
+    if (hf_field(r, "swa_layers") && largest(r, "swa_layers"))
+        hf_refuse(r, "swa_layers", "is set, which smelt reads in the layout of transformers only");
+    if (!hf_field(r, "rope_theta")) hf_refuse(r, "rope_theta", "is missing");
+    const json_t *fraction = hf_field(r, "partial_rotary_factor");
+    hf_read_rope_object(r, "rope_scaling.", hf_field(r, "rope_scaling"), json_finite_value(hf_field(r, "rope_theta")),
+        fraction ? json_finite_value(fraction) : 0.5);
+}
+
+static const HfField fields[] = {
+    INTEGER("vocab_size", vocabulary, "262272"),
+    INTEGER("hidden_size", width, "2048"),
+    INTEGER("num_hidden_layers", layers, "40"),
+    INTEGER("num_attention_heads", heads, "8"),
+    INTEGER("num_key_value_heads", kv_heads, "2"),
+    INTEGER("head_dim", head_dim, "128"),
+    INTEGER("max_position_embeddings", context, "131072"),
+    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
+    BOOLEAN("tie_word_embeddings", tied, "true"),
+    INTEGER("moe_intermediate_size", ffn, "2048"),
+    INTEGER("num_experts", experts, "16"),
+    FIXED("num_experts_per_tok", "1"),
+    INTEGER("router_hidden_size", router_width, "256"),
+    FIXED("cca_time0", "2"),
+    FIXED("cca_time1", "2"),
+    FIXED("attention_bias", "false"),
+    FIXED("lm_head_bias", "false"),
+    READ("pad_token_id", read_padding),
+    READ("layer_types", read_layers), /* with sliding_window, and rope_parameters of the type */
+    NO_EFFECT("sliding_window"),
+    NO_EFFECT("rope_parameters"),
+    NO_EFFECT("intermediate_size"),
+    NO_EFFECT("output_router_logits"),
+    END,
+};
+
+/* Zyphra's first folders, before transformers had the class: steps of attention and of experts take turns. */
+static const HfField first_fields[] = {
+    INTEGER("vocab_size", vocabulary, "262272"),
+    BOOLEAN("tie_word_embeddings", tied, "true"),
+    REAL("norm_epsilon", norm_epsilon, "1e-5"),
+    INTEGER("zaya_mlp_expansion", router_width, "256"),
+    FIXED("moe_router_topk", "1"),
+    FIXED("cca_time0", "2"),
+    FIXED("cca_time1", "2"),
+    FIXED("cca", "true"),
+    FIXED("zaya_use_eda", "true"),
+    FIXED("zaya_use_mod", "true"),
+    FIXED("scale_residual_merge", "true"),
+    FIXED("gated_linear_unit", "true"),
+    FIXED("residual_in_fp32", "true"),
+    FIXED("clamp_temp", "false"),
+    FIXED("add_bias_linear", "false"),
+    FIXED("attention_bias", "false"),
+    FIXED("lm_head_bias", "false"),
+    FIXED("sliding_window", "null 0"),
+    READ("zaya_layers", read_first_layers), /* with the fields after it */
+    NO_EFFECT("num_experts"),
+    NO_EFFECT("num_hidden_layers"),
+    NO_EFFECT("cca_num_q_heads"),
+    NO_EFFECT("num_attention_heads"),
+    NO_EFFECT("num_query_groups_list"),
+    NO_EFFECT("num_query_groups"),
+    NO_EFFECT("num_key_value_heads"),
+    NO_EFFECT("kv_channels"),
+    NO_EFFECT("head_dim"),
+    NO_EFFECT("ffn_hidden_size"),
+    NO_EFFECT("ffn_hidden_size_list"),
+    NO_EFFECT("swa_layers"),
+    NO_EFFECT("rope_parameters"),
+    NO_EFFECT("intermediate_size"),
+    NO_EFFECT("rms_norm_eps"),
+    END,
+};
+
+static const HfTables *tables_of(const json_t *object) {
+    static const HfTables first = {{first_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}};
+    return json_object_get(object, "zaya_layers") || json_object_get(object, "ffn_hidden_size") ? &first : NULL;
+}
+
+static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->experts_per_token != 1)
+        return error_set(
+            error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, architecture);
+    return !c->renormalise ||
+           error_set(error, ERROR_USAGE, "model.renormalise=true: %s keeps the probability of the chosen expert as its gate", architecture);
+}
+
+static json_t *zaya_rope(const ModelConfig *c, bool slides) {
+    json_t *rope = json_object();
+    hf_put_text(rope, "rope_type", "default");
+    if (hf_is_scaled(c)) hf_put_scaling(rope, c);
+    hf_put(rope, "rope_theta", json_real(slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta));
+    hf_put(rope, "partial_rotary_factor", json_real(c->rope_fraction));
+    return rope;
+}
+
+static void put(json_t *object, const ModelConfig *c) {
+    static const char *const names[] = {"hybrid", "hybrid_sliding"};
+    json_t *by_type = json_object(), *types = json_array();
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool slides = model_has_window(c, i);
+        json_array_append_new(types, json_string(names[slides]));
+        if (!json_object_get(by_type, names[slides])) hf_put(by_type, names[slides], zaya_rope(c, slides));
+    }
+    hf_put_decoder(object, c);
+    hf_put(object, "sliding_window", c->window ? json_integer(c->window) : json_null());
+    hf_put(object, "rope_parameters", by_type);
+    hf_put(object, "layer_types", types);
+    hf_put_integer(object, "moe_intermediate_size", c->ffn);
+    hf_put_integer(object, "num_experts", c->experts);
+    hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);
+    hf_put_integer(object, "router_hidden_size", c->router_width);
+    hf_put_integer(object, "cca_time0", 2);
+    hf_put_integer(object, "cca_time1", 2);
+    hf_put(object, "attention_bias", json_false());
+    hf_put(object, "lm_head_bias", json_false());
+}
+
+/* A tensor that only Zyphra's first folders have, which count attention and experts as layers of their own. */
+#define FIRST_MARK "model.final_norm.weight"
+
+/* Beginnings of names in layer N and in layer 2 N + step of such a folder; the first that fits holds. A merge
+ * belongs to the step after the block that it merges. */
+static const struct {
+    const char *today, *first;
+    int step;
+} first_names[] = {
+    {"input_layernorm.", "input_norm.", 0},
+    {"self_attn.qkv_proj.q_proj.", "self_attn.qkv.linear_q.", 0},
+    {"self_attn.qkv_proj.k_proj.", "self_attn.qkv.linear_k.", 0},
+    {"self_attn.qkv_proj.v_proj_current.", "self_attn.qkv.val_proj1.", 0},
+    {"self_attn.qkv_proj.v_proj_delayed.", "self_attn.qkv.val_proj2.", 0},
+    {"self_attn.qkv_proj.conv_qk_depthwise.", "self_attn.qkv.conv_qk.0.", 0},
+    {"self_attn.qkv_proj.conv_qk_grouped.", "self_attn.qkv.conv_qk.1.", 0},
+    {"self_attn.qk_norm.", "self_attn.qkv.", 0},
+    {"self_attn.o_proj.", "self_attn.o_proj.", 0},
+    {"post_attention_residual_scale.", "res_scale.", 1},
+    {"post_attention_layernorm.", "input_norm.", 1},
+    {"mlp.gate.router_mlp.norm.", "zaya_block.router.rmsnorm_eda.", 1},
+    {"mlp.gate.router_mlp.fc1.", "zaya_block.router.router_mlp.0.", 1},
+    {"mlp.gate.router_mlp.fc2.", "zaya_block.router.router_mlp.2.", 1},
+    {"mlp.gate.router_mlp.out_proj.", "zaya_block.router.router_mlp.4.", 1},
+    {"mlp.gate.", "zaya_block.router.", 1},
+    {"post_mlp_residual_scale.", "res_scale.", 2},
+};
+
+static char *first_name(const HfParameter *parameter) {
+    static const char entry[] = "model.input_hidden_states_";
+    const char *name = parameter->p->name, *rest;
+    int64_t layers = parameter->config->layers;
+    int layer = hf_split_layer(parameter, &rest);
+    if (starts_with(name, entry)) return memory_format("model.layers.0.res_scale.hidden_states_%s", name + strlen(entry));
+    if (!strcmp(name, "model.norm.weight")) return memory_copy_string(FIRST_MARK);
+    for (size_t i = 0; layer >= 0 && i < sizeof first_names / sizeof *first_names; i++) {
+        size_t length = strlen(first_names[i].today);
+        int64_t step = 2 * (int64_t)layer + first_names[i].step;
+        if (strncmp(rest, first_names[i].today, length)) continue;
+        if (step == 2 * layers) return memory_format("model.%s%s", first_names[i].first, rest + length);
+        return memory_format("model.layers.%lld.%s%s", (long long)step, first_names[i].first, rest + length);
+    }
+    return memory_copy_string(name);
+}
+
+static void list_first(HfTensorList *list, const HfParameter *parameter) {
+    const char *rest;
+    const Parameter *p = parameter->p;
+    int layer = hf_split_layer(parameter, &rest);
+    if (!starts_with(rest, "mlp.experts.")) {
+        hf_append(list, first_name(parameter), parameter);
+        return;
+    }
+    for (int64_t i = 0; i < p->shape[0]; i++)
+        hf_append_part(list,
+            memory_format("model.layers.%d.zaya_block.experts.local_experts.%lld.linear_fc%d.weight", 2 * layer + 1, (long long)i,
+                ends_with(rest, "down_proj") ? 2 : 1),
+            parameter, i, p->shape[0]);
+}
+
+static const HfClass class = {.model_type = "zaya",
+    .architecture = "ZayaForCausalLM",
+    .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .tables_of = tables_of,
+    .rotates_part = true,
+    .rounds_rope_bounds = true,
+    .scales_no_attention = true,
+    .check = check_class,
+    .put = put,
+    .layouts = {{FIRST_MARK, list_first}}};
+static const HfClass *const classes[] = {&class, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
 static const char *const settings[] = {"experts", "padding", "rope_factor", "rope_fraction", "rope_theta", "router_width", "window_first",
     "window_period", "window_rope_theta", NULL};
 
@@ -146,4 +463,6 @@ const FamilyRule family_zaya = {.name = "zaya",
     .chains_routers = true,
     .looks_back = true,
     .check = check,
+    .layers = "model.layers",
+    .classes = classes,
     .build = build};

@@ -32,7 +32,7 @@ typedef struct Builder {
     TensorId loads;             /* sums of the routers' loads so far, WIDE [2, classes] */
     const ModelCut *cut;        /* NULL: no pipeline */
     ModelChunk *chunks;         /* of the Model */
-    const char *layer_names;    /* "model.layers" unless the family sets another */
+    const char *layer_names;    /* FamilyRule.layers; flux has two kinds of blocks, and sets them */
     int layer;                  /* -1: outside of the layers */
 } Builder;
 

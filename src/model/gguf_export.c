@@ -150,7 +150,7 @@ static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType 
 
 static bool write_file(
     GgufWriter *writer, const HfExport *export, const Graph *graph, const GgufType *type, const char *path, Error *error) {
-    HfTensorList list = hf_tensors(export->config, graph, LAYOUT_GGUF);
+    HfTensorList list = hf_tensors(export->config, graph, hf_list_gguf);
     HfWriter values = {0};
     if (gguf_rope_factors(export->config, NULL))
         gguf_add_tensor(writer, GGUF_ROPE_FACTORS, gguf_type_named("F32"), 1, (int64_t[]){export->config->head_dim / 2});

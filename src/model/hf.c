@@ -22,16 +22,16 @@
 
 /* Biases that are equal for all experts choose nothing; others cannot be left out. */
 bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
-    if (hf_class(export->config) != HF_MIXTRAL || !export->master) return true;
+    if (!hf_class(export->config)->lacks_router_biases || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         const float *biases = parameter_in(p, export->master);
         for (int64_t j = 1; p->kind == PARAMETER_BALANCE_BIAS && j < p->count; j++)
             if (biases[j] != biases[0])
                 return error_set(error, ERROR_USAGE,
-                    "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.balance_lr=0 "
-                    "and model.auxiliary_loss instead",
-                    p->name);
+                    "%s differs between experts, and %s has no such bias: train with optimizer.balance_lr=0 and model.auxiliary_loss "
+                    "instead",
+                    p->name, hf_class(export->config)->architecture);
     }
     return true;
 }
@@ -252,7 +252,7 @@ static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *fol
 
 static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
     HfWriter writer;
-    HfTensorList numbers = hf_tensors(export->config, graph, LAYOUT_NATIVE), list = numbers;
+    HfTensorList numbers = hf_tensors(export->config, graph, NULL), list = numbers;
     if (export->fp8) list = hf_fp8_tensors(&numbers, graph);
     bool written = hf_writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
     hf_writer_end(&writer);

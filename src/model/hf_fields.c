@@ -15,18 +15,9 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/scope.h"
-#include "model/hf_fields_internal.h"
+#include "model/hf_internal.h"
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
-
-#define INTEGER(name, member, values) {name, FIELD_INTEGER, values, offsetof(ModelConfig, member), NULL}
-#define REAL(name, member, values) {name, FIELD_REAL, values, offsetof(ModelConfig, member), NULL}
-#define BOOLEAN(name, member, values) {name, FIELD_BOOLEAN, values, offsetof(ModelConfig, member), NULL}
-#define FIXED(name, values) {name, FIELD_FIXED, values, 0, NULL}
-#define READ(name, function) {name, FIELD_READ, "", 0, function}
-#define NO_EFFECT(name) {name, FIELD_NO_EFFECT, "", 0, NULL}
-#define SYNONYM(name, of) {name, FIELD_SYNONYM, of, 0, NULL}
-#define END {NULL, FIELD_NO_EFFECT, "", 0, NULL}
 
 /* Weights that are codes: of FP8 (hf_fp8.c), or another program's. */
 static void read_quantization(HfFieldReader *r, const char *name, const json_t *value) {
@@ -39,7 +30,7 @@ static void read_quantization(HfFieldReader *r, const char *name, const json_t *
 }
 
 /* Of every class. */
-static const HfField shared[] = {
+const HfField hf_shared_fields[] = {
     INTEGER("vocab_size", vocabulary, "32000"),
     REAL("initializer_range", init_std, "0.02"),
     FIXED("is_causal", "true"),
@@ -52,7 +43,7 @@ static const HfField shared[] = {
 
 /* PreTrainedConfig's, and those that any of its objects may carry. Probabilities of dropout stand in the classes'
  * tables: transformers applies them while it trains, and our models have none. */
-static const HfField metadata[] = {
+const HfField hf_metadata_fields[] = {
     NO_EFFECT("output_attentions"),
     NO_EFFECT("output_hidden_states"),
     NO_EFFECT("return_dict"),
@@ -127,8 +118,7 @@ static const HfField metadata[] = {
     END,
 };
 
-/* What ZAYA1, Llama and its relatives share. */
-static const HfField decoder[] = {
+const HfField hf_decoder_fields[] = {
     INTEGER("hidden_size", width, "4096"),
     INTEGER("num_hidden_layers", layers, "32"),
     INTEGER("num_attention_heads", heads, "32"),
@@ -148,247 +138,9 @@ static const HfField decoder[] = {
     END,
 };
 
-static const HfField llama[] = {
-    INTEGER("intermediate_size", ffn, "11008"),
-    INTEGER("num_key_value_heads", kv_heads, "0 null"),
-    INTEGER("head_dim", head_dim, "0 null"),
-    INTEGER("max_position_embeddings", context, "2048"),
-    FIXED("attention_bias", "false"),
-    FIXED("mlp_bias", "false"),
-    NO_EFFECT("pretraining_tp"),
-    END,
-};
-
-/* A mistral with layer_types is transformers' Ministral, whose layers are of one type each. */
-static const HfField mistral[] = {
-    INTEGER("num_key_value_heads", kv_heads, "8"),
-    INTEGER("head_dim", head_dim, "0 null"),
-    INTEGER("max_position_embeddings", context, "131072"),
-    INTEGER("sliding_window", window, "4096 null"),
-    READ("layer_types", hf_read_ministral_layers),
-    END,
-};
-
-static const HfField mixtral[] = {
-    INTEGER("num_key_value_heads", kv_heads, "8"),
-    INTEGER("head_dim", head_dim, "0 null"),
-    INTEGER("max_position_embeddings", context, "131072"),
-    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
-    INTEGER("sliding_window", window, "0 null"),
-    INTEGER("num_local_experts", experts, "8"),
-    SYNONYM("num_experts", "num_local_experts"),
-    INTEGER("num_experts_per_tok", experts_per_token, "2"),
-    READ("router_aux_loss_coef", hf_read_router_loss),
-    FIXED("router_jitter_noise", "0.0 0"),
-    NO_EFFECT("output_router_logits"),
-    END,
-};
-
-/* Qwen's layers from max_window_layers on have the window where use_sliding_window is true. */
-static const HfField qwen[] = {
-    INTEGER("vocab_size", vocabulary, "151936"),
-    INTEGER("intermediate_size", ffn, "22016"),
-    INTEGER("num_key_value_heads", kv_heads, "32 null"),
-    READ("layer_types", hf_read_qwen_layers), /* with the three after it */
-    NO_EFFECT("use_sliding_window"),
-    NO_EFFECT("sliding_window"),
-    NO_EFFECT("max_window_layers"),
-    END,
-};
-static const HfField qwen2[] = {INTEGER("head_dim", head_dim, "0"), END};
-static const HfField qwen3[] = {INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
-
-static const HfField zaya[] = {
-    INTEGER("vocab_size", vocabulary, "262272"),
-    INTEGER("hidden_size", width, "2048"),
-    INTEGER("num_hidden_layers", layers, "40"),
-    INTEGER("num_attention_heads", heads, "8"),
-    INTEGER("num_key_value_heads", kv_heads, "2"),
-    INTEGER("head_dim", head_dim, "128"),
-    INTEGER("max_position_embeddings", context, "131072"),
-    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
-    BOOLEAN("tie_word_embeddings", tied, "true"),
-    INTEGER("moe_intermediate_size", ffn, "2048"),
-    INTEGER("num_experts", experts, "16"),
-    FIXED("num_experts_per_tok", "1"),
-    INTEGER("router_hidden_size", router_width, "256"),
-    FIXED("cca_time0", "2"),
-    FIXED("cca_time1", "2"),
-    FIXED("attention_bias", "false"),
-    FIXED("lm_head_bias", "false"),
-    READ("pad_token_id", hf_read_zaya_padding),
-    READ("layer_types", hf_read_zaya_layers), /* with sliding_window, and rope_parameters of the type */
-    NO_EFFECT("sliding_window"),
-    NO_EFFECT("rope_parameters"),
-    NO_EFFECT("intermediate_size"),
-    NO_EFFECT("output_router_logits"),
-    END,
-};
-
-/* Zyphra's first folders, before transformers had the class: steps of attention and of experts take turns. */
-static const HfField first_zaya[] = {
-    INTEGER("vocab_size", vocabulary, "262272"),
-    BOOLEAN("tie_word_embeddings", tied, "true"),
-    REAL("norm_epsilon", norm_epsilon, "1e-5"),
-    INTEGER("zaya_mlp_expansion", router_width, "256"),
-    FIXED("moe_router_topk", "1"),
-    FIXED("cca_time0", "2"),
-    FIXED("cca_time1", "2"),
-    FIXED("cca", "true"),
-    FIXED("zaya_use_eda", "true"),
-    FIXED("zaya_use_mod", "true"),
-    FIXED("scale_residual_merge", "true"),
-    FIXED("gated_linear_unit", "true"),
-    FIXED("residual_in_fp32", "true"),
-    FIXED("clamp_temp", "false"),
-    FIXED("add_bias_linear", "false"),
-    FIXED("attention_bias", "false"),
-    FIXED("lm_head_bias", "false"),
-    FIXED("sliding_window", "null 0"),
-    READ("zaya_layers", hf_read_first_zaya), /* with the fields after it */
-    NO_EFFECT("num_experts"),
-    NO_EFFECT("num_hidden_layers"),
-    NO_EFFECT("cca_num_q_heads"),
-    NO_EFFECT("num_attention_heads"),
-    NO_EFFECT("num_query_groups_list"),
-    NO_EFFECT("num_query_groups"),
-    NO_EFFECT("num_key_value_heads"),
-    NO_EFFECT("kv_channels"),
-    NO_EFFECT("head_dim"),
-    NO_EFFECT("ffn_hidden_size"),
-    NO_EFFECT("ffn_hidden_size_list"),
-    NO_EFFECT("swa_layers"),
-    NO_EFFECT("rope_parameters"),
-    NO_EFFECT("intermediate_size"),
-    NO_EFFECT("rms_norm_eps"),
-    END,
-};
-
-/* transformers has no biases, four times the width in the MLP and LayerNorm whatever these fields say; so have the
- * models of MosaicML's own code, llm-foundry, where the fields have the values that are taken here. */
-static const HfField mpt[] = {
-    INTEGER("vocab_size", vocabulary, "50368"),
-    INTEGER("d_model", width, "2048"),
-    SYNONYM("hidden_size", "d_model"),
-    INTEGER("n_heads", heads, "16"),
-    SYNONYM("num_attention_heads", "n_heads"),
-    INTEGER("n_layers", layers, "24"),
-    SYNONYM("num_hidden_layers", "n_layers"),
-    INTEGER("max_seq_len", context, "2048"),
-    REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
-    BOOLEAN("tie_word_embeddings", tied, "true"),
-    READ("expansion_ratio", hf_read_mpt_expansion),
-    READ("logit_scale", hf_read_mpt_logit_scale),
-    READ("attn_config", hf_read_mpt_attention),
-    FIXED("no_bias", "true"),
-    FIXED("norm_type", "low_precision_layernorm layernorm"),
-    FIXED("embedding_fraction", "1.0 1"), /* of the embedding's gradient */
-    FIXED("ffn_config", "null {}"),
-    NO_EFFECT("learned_pos_emb"), /* where alibi is true */
-    NO_EFFECT("resid_pdrop"),
-    NO_EFFECT("emb_pdrop"),
-    NO_EFFECT("init_device"),
-    NO_EFFECT("init_config"),
-    NO_EFFECT("verbose"),
-    NO_EFFECT("head_dim"),
-    NO_EFFECT("layer_types"),
-    NO_EFFECT("rope_parameters"),
-    NO_EFFECT("rope_scaling"),
-    END,
-};
-
-/* The object attn_config of mpt. */
-static const HfField mpt_attention[] = {
-    REAL("clip_qkv", clip_qkv, "0 null"),
-    READ("softmax_scale", hf_read_mpt_scale),
-    READ("alibi_bias_max", hf_read_mpt_alibi),
-    READ("attn_type", hf_read_mpt_key_heads), /* with kv_n_heads */
-    NO_EFFECT("kv_n_heads"),
-    BOOLEAN("qk_ln", qk_norm, "false"),
-    FIXED("alibi", "true"),
-    FIXED("prefix_lm", "false"),
-    FIXED("attn_uses_sequence_id", "false"),
-    FIXED("qk_gn", "false"),
-    FIXED("rope", "false"),
-    FIXED("attn_logit_softcapping", "null"),
-    FIXED("sliding_window_size", "-1"),
-    NO_EFFECT("attn_impl"),
-    NO_EFFECT("attn_pdrop"),
-    END,
-};
-
-static const HfField gpt2[] = {
-    INTEGER("vocab_size", vocabulary, "50257"),
-    INTEGER("n_embd", width, "768"),
-    SYNONYM("hidden_size", "n_embd"),
-    INTEGER("n_head", heads, "12"),
-    SYNONYM("num_attention_heads", "n_head"),
-    INTEGER("n_layer", layers, "12"),
-    SYNONYM("num_hidden_layers", "n_layer"),
-    INTEGER("n_positions", context, "1024"),
-    SYNONYM("max_position_embeddings", "n_positions"),
-    INTEGER("n_inner", ffn, "0 null"),
-    REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
-    BOOLEAN("tie_word_embeddings", tied, "true"),
-    FIXED("activation_function", "gelu_new gelu_pytorch_tanh gelu_fast"), /* three spellings of one formula */
-    FIXED("scale_attn_weights", "true"),
-    FIXED("scale_attn_by_inverse_layer_idx", "false"),
-    FIXED("add_cross_attention", "false"),
-    NO_EFFECT("reorder_and_upcast_attn"), /* scores are fp32 here */
-    NO_EFFECT("resid_pdrop"),
-    NO_EFFECT("embd_pdrop"),
-    NO_EFFECT("attn_pdrop"),
-    NO_EFFECT("summary_type"),
-    NO_EFFECT("summary_use_proj"),
-    NO_EFFECT("summary_activation"),
-    NO_EFFECT("summary_proj_to_labels"),
-    NO_EFFECT("summary_first_dropout"),
-    NO_EFFECT("output_cross_attentions"),
-    NO_EFFECT("n_ctx"),
-    NO_EFFECT("head_dim"),
-    NO_EFFECT("layer_types"),
-    NO_EFFECT("rope_parameters"),
-    NO_EFFECT("rope_scaling"),
-    END,
-};
-
-/* FluxTransformer2DModel of diffusers, whose widths of MLPs, epsilon and theta are constants. */
-static const HfField flux[] = {
-    INTEGER("in_channels", channels, "64"),
-    INTEGER("num_layers", layers, "19"),
-    INTEGER("attention_head_dim", head_dim, "128"),
-    INTEGER("num_attention_heads", heads, "24"),
-    INTEGER("joint_attention_dim", text_width, "4096"),
-    INTEGER("pooled_projection_dim", pooled_width, "768"),
-    BOOLEAN("guidance_embeds", guidance, "false"),
-    READ("num_single_layers", hf_read_flux_sizes),
-    READ("axes_dims_rope", hf_read_flux_axes),
-    FIXED("patch_size", "1"),
-    FIXED("out_channels", "null"),
-    FIXED("quantization_config", "null"),
-    NO_EFFECT("_class_name"),
-    NO_EFFECT("_diffusers_version"),
-    END,
-};
-
-static const HfTables tables[HF_CLASS_COUNT] = {
-    [HF_ZAYA] = {{zaya, decoder, shared, metadata}},
-    [HF_LLAMA] = {{llama, decoder, shared, metadata}},
-    [HF_MISTRAL] = {{mistral, decoder, shared, metadata}},
-    [HF_MIXTRAL] = {{mixtral, decoder, shared, metadata}},
-    [HF_QWEN2] = {{qwen2, qwen, decoder, shared, metadata}},
-    [HF_QWEN3] = {{qwen3, qwen, decoder, shared, metadata}},
-    [HF_MPT] = {{mpt, shared, metadata}},
-    [HF_GPT2] = {{gpt2, shared, metadata}},
-    [HF_FLUX] = {{flux, metadata}},
-};
-static const HfTables first_zaya_tables = {{first_zaya, decoder, shared, metadata}};
-static const HfTables mpt_attention_tables = {{mpt_attention, metadata}};
-
-bool hf_is_first_zaya(const json_t *object) { return json_object_get(object, "zaya_layers") || json_object_get(object, "ffn_hidden_size"); }
-
-const HfTables *hf_tables(HfClass class, const json_t *object) {
-    return class == HF_ZAYA && hf_is_first_zaya(object) ? &first_zaya_tables : &tables[class];
+const HfTables *hf_tables(const HfClass *class, const json_t *object) {
+    const HfTables *others = class->tables_of ? class->tables_of(object) : NULL;
+    return others ? others : &class->tables;
 }
 
 const HfField *hf_find_field(const HfTables *t, const char *name) {
@@ -509,5 +261,3 @@ void hf_read_fields(HfFieldReader *r, const HfTables *t) {
                 if ((f->use == FIELD_READ) == functions && hf_find_field(t, f->name) == f) read_row(r, t, f);
     warn_of_unknown_fields(r, t);
 }
-
-const HfTables *hf_mpt_attention_tables(void) { return &mpt_attention_tables; }

@@ -12,17 +12,17 @@
 enum { UNIT = 16 }; /* of the sizes of matrices, as matrix units take fp8 */
 
 bool hf_check_fp8(const ModelConfig *c, Error *error) {
-    HfClass class = hf_class(c);
+    const HfClass *class = hf_class(c);
     const struct {
         const char *name;
         int64_t value;
     } sizes[] = {{"model.width", c->width}, {"model.ffn", c->ffn}, {"model.heads times model.head_dim", c->heads * c->head_dim},
         {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
-    if (c->family != FAMILY_llama || c->experts)
+    if (!class->runs_fp8)
         return error_set(error, ERROR_USAGE,
             "dtype=fp8: %s is not read in FP8 by both vLLM and transformers, models of the family llama without experts are: give "
             "dtype=same",
-            hf_architecture(class));
+            class->architecture);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value % UNIT)
             return error_set(error, ERROR_USAGE,

@@ -62,7 +62,8 @@ struct HfReader {
     HfTensorList list; /* what is read, in the order of the parameters, ... */
     Entry **entries;   /* ... where each of its items is, ... */
     int *first;        /* ... and the first item of each parameter, with the end behind the last */
-    double scale;      /* of an mpt's logits */
+    double scale;      /* of logits, which takes the parameter `scaled` with it */
+    const char *scaled;
 };
 
 static int entry_compare(const void *left, const void *right) {
@@ -206,7 +207,7 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
         return error_context(error, "%s/config.json", folder);
     }
     model->bytes = byte_tokenizer_is(folder);
-    if (hf_class(&model->config) != HF_FLUX || read_stored_precision(folder, model, error)) return true;
+    if (hf_class(&model->config)->model_type || read_stored_precision(folder, model, error)) return true;
     hf_release(model);
     return false;
 }
@@ -314,7 +315,7 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
 
 /* The table of embeddings among the model's tensors: another family's tensor of such a name was never checked. */
 static const Entry *embedding_of(const Folder *folder) {
-    static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", HF_BARE_MARK, "token_embd.weight"};
+    static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "token_embd.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const Entry *entry = find(folder, names[i]);
         if (entry && entry->used) return entry;
@@ -344,8 +345,8 @@ static bool is_redundant(const Folder *folder, const Entry *entry, const ModelCo
     const StoredTensor *tensor = entry->tensor;
     const Entry *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq") || (entry->type && !strcmp(tensor->name, GGUF_ROPE_FACTORS))) return true;
-    if (config->family == FAMILY_gpt2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias")))
-        return true;
+    for (const char *const *end = hf_class(config)->buffers; end && *end; end++)
+        if (ends_with(tensor->name, *end)) return true;
     return config->tied && is_head(entry) && table && same_matrix(table, entry);
 }
 
@@ -361,20 +362,20 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
     return true;
 }
 
-/* The norm before an mpt's head has no bias, so its gain takes the scale of the logits: the same function, in
- * programs that know no logit_scale too. */
+/* What HfClass.scaled is multiplied by. */
 static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
     reader->scale = 1;
-    if (config->family != FAMILY_mpt) return true;
+    if (!hf_class(config)->logit_scale) return true;
     if (!hf_read(name, &model, error)) return false;
-    reader->scale = hf_logit_scale(model.content, config);
+    reader->scale = hf_class(config)->logit_scale(model.content, config);
+    reader->scaled = hf_class(config)->scaled;
     hf_release(&model);
     return true;
 }
 
 static bool is_scaled(const HfReader *reader, int parameter) {
-    return reader->scale != 1 && !strcmp(reader->graph->parameters[parameter].name, "transformer.norm_f.weight");
+    return reader->scale != 1 && !strcmp(reader->graph->parameters[parameter].name, reader->scaled);
 }
 
 static void scale_values(Precision precision, void *values, int64_t count, double scale) {
@@ -394,15 +395,20 @@ static void index_parameters(HfReader *reader) {
     }
 }
 
+/* How the tensors of a folder are called. */
+static HfLister *layout_of(const Folder *folder, const ModelConfig *config) {
+    if (folder->gguf_tensors) return hf_list_gguf;
+    for (const HfLayout *layout = hf_class(config)->layouts; layout->mark; layout++)
+        if (find(folder, layout->mark)) return layout->list;
+    return NULL;
+}
+
 HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Graph *graph, Error *error) {
     HfReader *reader = memory_allocate(sizeof *reader);
     *reader = (HfReader){.graph = graph};
     bool good = folder_open(&reader->folder, name, config, error);
     if (good) {
-        bool legacy = config->family == FAMILY_zaya && find(&reader->folder, HF_LEGACY_MARK),
-             bare = find(&reader->folder, HF_BARE_MARK) != NULL;
-        HfLayout layout = reader->folder.gguf_tensors ? LAYOUT_GGUF : legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE;
-        reader->list = hf_tensors(config, graph, layout);
+        reader->list = hf_tensors(config, graph, layout_of(&reader->folder, config));
         index_parameters(reader);
         good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_scale(reader, name, config, error);
     }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/json_reader.h"
-#include "model/hf_fields_internal.h"
+#include "model/hf_internal.h"
 
 /* By RopeScaling. */
 static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};
@@ -62,12 +62,12 @@ static void read_yarn(HfFieldReader *r, const json_t *rope) {
                                : both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all)
                                       : yarn_mscale(c->rope_factor, 1);
     if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not above 0");
-    if (c->family == FAMILY_zaya && c->rope_attention_factor != 1)
-        hf_refuse(r, "attention_factor", "is %g, and smelt's ZAYA computes with 1 only", c->rope_attention_factor);
+    if (r->class->scales_no_attention && c->rope_attention_factor != 1)
+        hf_refuse(r, "attention_factor", "is %g, and smelt computes this class with 1 only", c->rope_attention_factor);
     c->rope_beta_fast = real_or(r, rope, "beta_fast", 32);
     c->rope_beta_slow = real_or(r, rope, "beta_slow", 1);
     if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is neither true nor false");
-    c->rope_truncate = !truncate || json_is_true(truncate) || c->family == FAMILY_zaya;
+    c->rope_truncate = !truncate || json_is_true(truncate) || r->class->rounds_rope_bounds;
 }
 
 /* Dynamic scaling begins behind max_position_embeddings, so the model is built for `factor` times as many. */
@@ -81,8 +81,9 @@ static void read_dynamic(HfFieldReader *r) {
 static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scaling) {
     ModelConfig *c = r->model;
     c->rope_scaling = scaling;
-    if (r->class == HF_MIXTRAL && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC))
-        hf_refuse(r, "rope_type", "is %s without a head_dim, with which transformers' Mixtral does not run", types[scaling]);
+    if (r->class->demands_scaled_head_dim && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC))
+        hf_refuse(
+            r, "rope_type", "is %s without a head_dim, with which transformers' %s does not run", types[scaling], r->class->architecture);
     if (scaling == ROPE_LLAMA3 || scaling == ROPE_YARN) c->rope_original_context = read_original_context(r, rope);
     if (scaling == ROPE_YARN) read_yarn(r, rope);
     else c->rope_factor = real(r, rope, "factor");
@@ -114,7 +115,7 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     if (given && !json_is_finite(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
-    if (c->family == FAMILY_zaya) c->rope_fraction = rotated;
+    if (r->class->rotates_part) c->rope_fraction = rotated;
     else if (scaling != UNSCALED && rotated != 1)
         hf_refuse(r, "partial_rotary_factor", "is %g beside a scaling of positions, with which transformers does not run", rotated);
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
@@ -143,7 +144,7 @@ void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     const json_t *scaling = json_object_get(r->object, "rope_scaling"), *fraction = json_object_get(r->object, "partial_rotary_factor");
     bool scaled = !is_empty(scaling);
     const json_t *rope = scaled ? scaling : value;
-    double theta = number_or(json_object_get(r->object, "rope_theta"), r->class == HF_MIXTRAL ? 1e6 : 1e4);
+    double theta = number_or(json_object_get(r->object, "rope_theta"), r->class->rope_theta > 0 ? r->class->rope_theta : 1e4);
     if (rope && !json_is_null(rope) && !json_is_object(rope)) hf_refuse(r, scaled ? "rope_scaling" : name, "is not an object");
     else
         hf_read_rope_object(r, scaled ? "rope_scaling." : "rope_parameters.", json_is_object(rope) ? rope : NULL, theta,

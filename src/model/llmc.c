@@ -165,7 +165,7 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
             "%s has %d sequences of %d tokens; there must be at least 1 of at most %lld, the model's context", path, header[AT_SEQUENCES],
             header[AT_LENGTH], (long long)model->context);
     int64_t rows = state->sequences * state->length;
-    if (model->family != FAMILY_gpt2 || !model->tied || model->ffn != 4 * model->width)
+    if (!hf_class(model)->is_llmc || !model->tied || model->ffn != 4 * model->width)
         return error_set(error, ERROR_CHECKPOINT,
             "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
     if (state_bytes(model, (double)rows) != (double)bytes)
@@ -193,7 +193,7 @@ void llmc_state_close(LlmcState *state) {
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
-    if (c->family != FAMILY_gpt2 || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)
+    if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)
         return error_set(error, ERROR_USAGE,
             "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
             "write a folder instead");

@@ -139,7 +139,7 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         .loss = model.loss,
         .cut = cut,
         .chunks = model.chunks,
-        .layer_names = "model.layers",
+        .layer_names = family_of(config)->layers,
         .layer = -1};
     Trunk trunk = family_of(config)->build(&builder);
     builder_layer(&builder, -1);

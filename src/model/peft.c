@@ -424,9 +424,9 @@ static int64_t count_ends(const Graph *graph, const char *end) {
     return count;
 }
 
-/* What smelt has as a matrix and transformers as a parameter of a module: stacks of experts, and routers of Mixtral. */
-static bool is_parameter(const char *module, int family) {
-    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (family != FAMILY_zaya && ends_with(module, ROUTER));
+/* What smelt has as a matrix and transformers as a parameter of a module: stacks of experts, and routers of some classes. */
+static bool is_parameter(const char *module, const HfClass *class) {
+    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (class->router_is_parameter && ends_with(module, ROUTER));
 }
 
 static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
@@ -438,7 +438,7 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         SCOPED_FREE char *module = p->frozen || !ends_with(p->name, DOWN) ? NULL : module_of(p->name);
         if (!module) continue;
         const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
-        bool parameter = is_parameter(module, model->family);
+        bool parameter = is_parameter(module, hf_class(model));
         SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ROUTER) ? ".weight" : "");
         json_t *list = parameter ? parameters : modules;
         if (!holds(list, target)) json_array_append_new(list, json_string(target));

@@ -19,6 +19,7 @@
 #include "config/needs.h"
 #include "device/gemm.h"
 #include "model/hf.h"
+#include "model/hf_class.h"
 #include "train/adapter.h"
 #include "train/fit.h"
 #include "train/identity_internal.h"
@@ -333,16 +334,15 @@ static bool open_records(Loop *loop, Error *error) {
 /* -- Warnings ------------------------------------------------------------------------------------------------------ */
 
 /* Says before the first step what `smelt convert` will refuse after the last: a model that no class of transformers
- * computes. A llama with experts is a Mixtral there, whose routers have no biases. */
+ * computes, or one whose class has no biases of routers. */
 static void warn_of_export(const Config *config) {
     Error reason = {0};
     if (!hf_check(&config->model, &reason))
         log_warn("smelt convert will refuse to write this model as a Hugging Face folder: %s", reason.message);
-    else if (config->model.family == FAMILY_llama && config->model.experts && config->optimizer.balance_lr > 0 && !config->lora.rank)
-        log_warn(
-            "optimizer.balance_lr=%g trains load-balancing biases, which MixtralForCausalLM lacks: smelt convert will refuse the model; "
-            "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
-            config->optimizer.balance_lr);
+    else if (hf_class(&config->model)->lacks_router_biases && config->optimizer.balance_lr > 0 && !config->lora.rank)
+        log_warn("optimizer.balance_lr=%g trains load-balancing biases, which %s lacks: smelt convert will refuse the model; "
+                 "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
+            config->optimizer.balance_lr, hf_class(&config->model)->architecture);
 }
 
 static void warn_of_fp8(const Loop *loop) {

@@ -43,7 +43,7 @@ static const Graph *the_model(void) {
     static Model model;
     if (model.graph) return model.graph;
     model = model_describe(&config, NULL, PRECISION_FP32);
-    HfTensorList list = hf_tensors(&config, model.graph, LAYOUT_NATIVE);
+    HfTensorList list = hf_tensors(&config, model.graph, NULL);
     write_shard(&list, 0, 3, "a.safetensors");
     write_shard(&list, 3, list.count, "b.safetensors");
     hf_tensors_free(&list);

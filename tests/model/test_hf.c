@@ -331,16 +331,6 @@ static void models_that_not_all_read_in_fp8_are_refused(void **state) {
     }
 }
 
-static void a_family_without_a_class_is_refused(void **state) {
-    (void)state;
-    Fixture f;
-    fixture_start(&f, llama, PRECISION_FP32);
-    f.config.model.family = FAMILY_COUNT;
-    assert_refused(&f, false, "transformers has no class for this model.family");
-    assert_false(exists(&f, "config.json"));
-    fixture_stop(&f);
-}
-
 static void numbers_have_the_fewest_digits_that_read_back_equal(void **state) {
     (void)state;
     const double stds[] = {0.02, 0.1 + 0.2}; /* the second needs 17 digits */
@@ -480,7 +470,6 @@ int main(void) {
         cmocka_unit_test(a_weight_that_is_not_finite_is_refused_in_fp8_too),
         cmocka_unit_test(models_that_not_all_read_in_fp8_are_refused),
         cmocka_unit_test(token_ids_are_the_bytes),
-        cmocka_unit_test(a_family_without_a_class_is_refused),
         cmocka_unit_test(numbers_have_the_fewest_digits_that_read_back_equal),
         cmocka_unit_test(other_tokenizers_are_not_pretended),
         cmocka_unit_test(a_folder_in_use_is_not_touched_without_overwrite),
