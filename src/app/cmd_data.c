@@ -417,7 +417,8 @@ static bool run_show(Invocation *invocation, Error *error) {
     SCOPED_FREE char *path = shard_set_exists(given) ? memory_copy_string(given) : prefix_of(given);
     SCOPED(shard_set_close) ShardSet set = {0};
     if (!shard_set_exists(path) && file_kind(path, NULL) == FILE_FOLDER) return refuse_folder(path, error);
-    SCOPED_FREE char *recorded = shard_set_tokenizer(path);
+    SCOPED_FREE char *recorded = NULL;
+    if (!shard_set_tokenizer(path, &recorded, error)) return false;
     const char *tokenizer = options->tokenizer[0] ? options->tokenizer : recorded;
     if (!shard_set_open(&set, path, error) || !find_end_token(&set, tokenizer, error)) return false;
     return print_set(&set, tokenizer, options, error) && (!options->check || print_check(&set, error));

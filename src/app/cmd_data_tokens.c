@@ -59,7 +59,8 @@ static char *tokenizer_path(const char *name, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config config;
     if (file_kind(name, NULL) == FILE_REGULAR) return memory_copy_string(name);
-    if (shard_set_exists(name)) return shard_set_tokenizer(name);
+    char *recorded;
+    if (shard_set_exists(name)) return shard_set_tokenizer(name, &recorded, error) ? recorded : NULL;
     if (!source_is_run(name) && !source_is_model_folder(name)) return memory_copy_string(name);
     return source_read_config(name, &config, &strings, error) ? source_tokenizer(name, &config) : NULL;
 }

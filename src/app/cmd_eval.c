@@ -88,12 +88,14 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
 
 /* What made the tokens of a shard: what it records, which must be the model's `tokenizer`; else that. */
 static bool find_record(const char *data, const char *tokenizer, char **found, Error *error) {
-    *found = shard_set_tokenizer(data);
+    bool differs = false;
+    if (!shard_set_tokenizer(data, found, error)) return false;
     const char *record = *found;
     if (!record && tokenizer) *found = memory_copy_string(tokenizer);
-    if (!record || !tokenizer || !tokenizer_differs(record, tokenizer)) return true;
-    return error_set(error, ERROR_DATA, "it was packed with %s, and the model's tokenizer is %s: give text, or a shard of that one",
-        *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
+    if (record && tokenizer && !tokenizer_differs(record, tokenizer, &differs, error)) return false;
+    return !differs ||
+           error_set(error, ERROR_DATA, "it was packed with %s, and the model's tokenizer is %s: give text, or a shard of that one",
+               *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
 }
 
 static bool check_input(const Input *input, const Config *config, const char *tokenizer, Error *error) {
@@ -138,9 +140,9 @@ static char *find_own_data(const char *folder, const Config *config, Error *erro
     int64_t step;
     json_auto_t *checkpoint = source_is_run(folder) ? lineage_at(&point, config, &step, error) : NULL;
     if (source_is_run(folder) && !checkpoint) return NULL;
-    char *data = checkpoint ? corpus_valid(&here) : NULL;
+    char *data = checkpoint ? corpus_valid(&here, error) : NULL;
     if (data) log_info("on the validation data of the run, %s", data);
-    else
+    else if (!checkpoint || error->finding == FINDING_ABSENT)
         error_set(
             error, ERROR_USAGE, "%s has no validation data of its own: give text or a token shard, smelt eval %s DATA", folder, folder);
     return data;

@@ -292,7 +292,9 @@ static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     Position done = done_position(config);
     bool packed = shard_set_exists(config->data.train) || done.step > 0;
-    bool counted = config->epochs > 0 && packed && config->data.packing == PACKING_CUT && corpus_map_train(&train, config);
+    bool counted = false;
+    if (config->epochs > 0 && packed && config->data.packing == PACKING_CUT && !corpus_map_train(&train, config, &counted, error))
+        return false;
     return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, done, error) && corpus_check_epochs(config, error);
 }
 

@@ -80,7 +80,7 @@ bool file_exists(const char *path) { return file_kind(path, NULL) != FILE_ABSENT
 
 FileId file_id(const char *path) {
     struct stat status;
-    return stat(path, &status) == 0 ? (FileId){status.st_dev, status.st_ino} : (FileId){0};
+    return status_of(path, &status) == 0 ? (FileId){status.st_dev, status.st_ino} : (FileId){0};
 }
 
 bool file_id_same(FileId a, FileId b) { return a.device == b.device && a.number == b.number; }
@@ -561,7 +561,7 @@ static FileKind entry_kind(const char *folder, const struct dirent *entry) {
     struct stat status;
     if (entry->d_type != DT_UNKNOWN) return kind_of(DTTOIF(entry->d_type));
     SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->d_name);
-    return lstat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_OTHER;
+    return lstat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_UNREADABLE;
 }
 
 static int is_named(const struct dirent *entry) { return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0; }
@@ -586,12 +586,16 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
     SCOPED(file_list_free) FileList list;
     Error error = {0};
     bool lives = false;
-    if (!file_list(folder, &list, &error)) return false;
+    const char *slash = own ? strrchr(own->temporary, '/') : NULL, *own_name = !own ? "" : slash ? slash + 1 : own->temporary;
+    if (!file_list(folder, &list, &error)) {
+        if (error.finding != FINDING_ABSENT) log_warn("%s; what killed processes left there stays", error.message);
+        return error.finding != FINDING_ABSENT;
+    }
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         if (entry->kind == FILE_OTHER || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
         SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->name);
         int lock = -1;
-        if (own && file_same(path, own->temporary)) continue;
+        if (!strcmp(entry->name, own_name)) continue;
         bool held = !file_lock(path, &lock);
         lives = lives || held;
         if (!held && !file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);

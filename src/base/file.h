@@ -162,7 +162,7 @@ char *file_make_temporary_folder(const char *name, Error *error);
 
 typedef struct FileEntry {
     char *name;
-    FileKind kind; /* a link is FILE_OTHER */
+    FileKind kind; /* a link is FILE_OTHER; FILE_UNREADABLE if the system cannot tell */
 } FileEntry;
 typedef struct FileList {
     FileEntry *entries;
@@ -176,7 +176,8 @@ void file_list_free(FileList *list);
 
 /* Removes what killed writers left of the files and folders in `folder` whose names begin with `prefix`. Those of living
  * writers, which hold them locked, stay, and so does that of `own`, which may be NULL. What cannot be removed only takes
- * space: a warning. Returns whether another writer lives. */
+ * space: a warning. Returns whether another writer lives, or may live
+ * since the folder cannot be listed. */
 bool file_remove_partials(const char *folder, const char *prefix, const File *own);
 /* Likewise of the file or folder `path` alone. */
 bool file_remove_partials_of(const char *path);

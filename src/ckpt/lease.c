@@ -179,8 +179,10 @@ bool lease_check(Lease *lease, Error *error) {
     if (error->finding == FINDING_DAMAGED) return write_lease(lease, error);
     if (error->finding != FINDING_ABSENT) return error_context(error, "the lease of the store, without which nothing is saved");
     if (file_id_same(place_of(lease), lease->place)) return restore_lease(lease, error);
+    if (file_kind(store_path(lease->store, "").text, NULL) == FILE_UNREADABLE)
+        return file_fail(error, "look for", store_path(lease->store, "").text);
     return error_set(error, ERROR_CHECKPOINT,
-               "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there",
+               "%s, which this run wrote, is gone: its folder was moved or removed, so nothing is saved there",
                store_path(lease->store, object).text) ||
            error_find(error, FINDING_ABSENT);
 }

@@ -22,12 +22,18 @@ json_t *byte_tokenizer(void) {
         separator, "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
 }
 
-bool byte_tokenizer_is(const char *folder) {
+bool byte_tokenizer_is(const char *folder, bool *is, Error *error) {
     enum { LIMIT = 1 << 16 }; /* its file is smaller */
-    Error ignored = {0};
-    int64_t bytes;
+    bool gguf = gguf_is_file(folder);
+    int64_t bytes = 0;
     SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
-    SCOPED_FREE char *text = gguf_is_file(folder) ? tokenizer_read(folder, &bytes, &ignored) : file_read(path, LIMIT, NULL, &ignored);
-    json_auto_t *theirs = text ? json_loads(text, 0, NULL) : NULL, *ours = byte_tokenizer();
-    return json_equal(theirs, ours);
+    FileKind kind = gguf ? FILE_REGULAR : file_kind(path, &bytes);
+    *is = false;
+    if (kind == FILE_UNREADABLE) return file_fail(error, "read", path);
+    if (kind != FILE_REGULAR || bytes > LIMIT) return true;
+    SCOPED_FREE char *text = gguf ? tokenizer_read(folder, &bytes, error) : file_read(path, LIMIT, NULL, error);
+    if (!text) return false;
+    json_auto_t *theirs = json_loads(text, 0, NULL), *ours = byte_tokenizer();
+    *is = json_equal(theirs, ours);
+    return true;
 }

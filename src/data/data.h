@@ -23,7 +23,7 @@ enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
 /* The content of its tokenizer.json: token b is byte b, without merges; the separator is a special token. */
 json_t *byte_tokenizer(void);
 /* Whether the tokenizer.json in a folder is that one, or a GGUF file has that tokenizer. */
-bool byte_tokenizer_is(const char *folder);
+bool byte_tokenizer_is(const char *folder, bool *is, Error *error);
 
 /* -- Token shards (shard_set.c) ---------------------------------------------------------------------------------- */
 
@@ -48,11 +48,13 @@ typedef struct ShardSet {
     int64_t max_token;      /* the largest that is recorded, or that shard_set_verify has found; -1: none is */
 } ShardSet;
 
-/* Whether a path names shards. What is no shard is taken for text. */
+/* Whether a path names shards. What is no shard is taken for text. If the system cannot tell, the result is true, and
+ * opening the set reports the reason. */
 bool shard_set_exists(const char *path);
 /* What made the tokens, as recorded beside them: the folder PREFIX.tokenizer of a shard, or FOLDER/tokenizer of all of a
- * folder, or "" for the byte tokenizer; NULL: nothing is recorded, as of other programs' shards. The caller frees. */
-char *shard_set_tokenizer(const char *path);
+ * folder, or "" for the byte tokenizer; NULL: nothing is recorded, as of other programs' shards. The caller frees. False: it
+ * cannot be read now. */
+bool shard_set_tokenizer(const char *path, char **tokenizer, Error *error);
 /* Opens the files and checks what a few places of them tell, so it is quick at any size: sizes, and in shards that smelt
  * wrote checksums of what it reads. Tokens and documents are checked where they are read. ERROR_DATA. */
 bool shard_set_open(ShardSet *set, const char *path, Error *error);

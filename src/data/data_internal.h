@@ -57,9 +57,11 @@ typedef struct ShardRows {
     bool varies;
 } ShardRows;
 
+enum { SHARD_PROBE_BYTES = 32 };
 typedef struct ShardFormat {
     const char *name;
-    bool (*probe)(const char *path); /* whether a path names such a shard, by content */
+    /* Whether a path names such a shard, by its name or the first SHARD_PROBE_BYTES of the file, which are 0 without one. */
+    bool (*probe)(const char *path, const void *start);
     /* Opens shard->file, unless shard->object is set (Megatron's alone), and sets what is known of it, by
      * shard->prefix. On failure the caller closes it. */
     bool (*open)(Shard *shard, Error *error);
@@ -102,11 +104,11 @@ void shard_prefetch(const Shard *shard, int64_t first, int64_t count);
 
 /* -- Its format (shard_format.c, mds.c) ------------------------------------------------------------------------------ */
 
-/* The format of what a path names; NULL: it is no shard. */
-const ShardFormat *shard_format(const char *path);
-/* Adds the shards of a folder of MDS, in the order of its index.json; false: it is none. */
-bool mds_list(const char *folder, FileList *shards);
-bool mds_probe(const char *path);
+/* The format of what a path names; NULL: it is no shard. False: that cannot be read now. */
+bool shard_format(const char *path, const ShardFormat **format, Error *error);
+/* Adds the shards of a folder of MDS, in the order of its index.json; nothing of another folder. */
+bool mds_list(const char *folder, FileList *shards, Error *error);
+bool mds_probe(const char *path, const void *start);
 bool mds_open(Shard *shard, Error *error);
 bool mds_locate(const Shard *shard, int64_t token, int64_t *at, int64_t *run, Error *error);
 

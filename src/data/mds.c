@@ -28,16 +28,20 @@ static const char *text_of(const json_t *object, const char *key) {
 
 /* -- The folder ------------------------------------------------------------------------------------------------------ */
 
-/* The index.json of a folder, whose name has `length` bytes; NULL: it has none. The caller owns the reference. */
-static json_t *read_index(const char *folder, size_t length) {
-    Error ignored = {0};
+/* The index.json of a folder, whose name has `length` bytes; NULL: it has none, or one of another kind. The caller owns
+ * the reference. */
+static bool read_index(const char *folder, size_t length, json_t **index, Error *error) {
+    Error foreign;
     SCOPED_FREE char *path = memory_format("%.*s/index.json", (int)length, folder);
-    SCOPED_FREE char *text = file_exists(path) ? file_read(path, INDEX_LIMIT, NULL, &ignored) : NULL;
-    return text ? json_parse(text, strlen(text), 0, &ignored) : NULL;
+    SCOPED_FREE char *text = file_read(path, INDEX_LIMIT, NULL, error);
+    *index = text ? json_parse(text, strlen(text), 0, &foreign) : NULL;
+    return text || error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA);
 }
 
-bool mds_list(const char *folder, FileList *shards) {
-    json_auto_t *index = read_index(folder, strlen(folder));
+bool mds_list(const char *folder, FileList *shards, Error *error) {
+    json_t *read;
+    if (!read_index(folder, strlen(folder), &read, error)) return false;
+    json_auto_t *index = read;
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *shard = json_array_get(list, i);
@@ -51,31 +55,36 @@ bool mds_list(const char *folder, FileList *shards) {
         }
         file_list_add(shards, name, FILE_REGULAR);
     }
-    return shards->count > 0;
+    return true;
 }
 
-bool mds_probe(const char *path) {
+bool mds_probe(const char *path, const void *start) {
+    (void)start;
     return (ends_with(path, ".mds") || ends_with(path, ".mds.zstd")) && file_kind(path, NULL) == FILE_REGULAR;
 }
 
 /* -- Opening --------------------------------------------------------------------------------------------------------- */
 
 /* The bytes that index.json says a compressed shard unpacks to; INT64_MAX where it does not say. */
-static int64_t unpacked_bytes(const char *shard) {
+static bool find_unpacked_bytes(const char *shard, int64_t *most, Error *error) {
     const char *slash = strrchr(shard, '/'), *name = slash ? slash + 1 : shard;
-    json_auto_t *index = slash ? read_index(shard, (size_t)(slash - shard)) : read_index(".", 1);
+    json_t *read;
+    *most = INT64_MAX;
+    if (!read_index(slash ? shard : ".", slash ? (size_t)(slash - shard) : 1, &read, error)) return false;
+    json_auto_t *index = read;
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *entry = json_array_get(list, i), *bytes = json_object_get(json_object_get(entry, "raw_data"), "bytes");
         if (!strcmp(text_of(json_object_get(entry, "zip_data"), "basename"), name) && json_is_integer(bytes))
-            return json_integer_value(bytes);
+            *most = json_integer_value(bytes);
     }
-    return INT64_MAX;
+    return true;
 }
 
 static bool copy_unpacked(Input *input, const char *shard, File *target, Error *error) {
     SCOPED_FREE unsigned char *part = memory_allocate(UNPACK_BYTES);
-    int64_t most = unpacked_bytes(shard);
+    int64_t most;
+    if (!find_unpacked_bytes(shard, &most, error)) return false;
     for (size_t count = 1; count > 0;) {
         if (!input_read(input, part, UNPACK_BYTES, &count, error)) return false;
         if ((int64_t)count > most - target->bytes)

@@ -49,9 +49,9 @@ bool mixture_is(const char *path) {
 
 bool mixture_refuse(const char *path, Error *error) {
     enum { MOST_BYTES = 1 << 24 };
-    Error ignored = {0};
     bool may = mixture_is(path) && file_kind(path, NULL) == FILE_REGULAR;
-    SCOPED_FREE char *text = may ? file_read(path, MOST_BYTES, NULL, &ignored) : NULL;
+    SCOPED_FREE char *text = may ? file_read(path, MOST_BYTES, NULL, error) : NULL;
+    if (may && !text) return error_recode(error, ERROR_DATA);
     return !text || !strstr(text, keys[0]) || !strstr(text, keys[1]) ||
            error_set(error, ERROR_USAGE,
                "%s is a mixture of sources, which data.train alone reads: give a token shard, a folder of shards, or text", path);

@@ -177,10 +177,14 @@ static bool read_hashes(Packer *packer, Error *error) {
 }
 
 /* What a killed packing was given another tokenizer for. */
-static bool same_tokenizer(const Packer *packer) {
+static bool same_tokenizer(const Packer *packer, bool *same, Error *error) {
+    bool bytes, differs = false;
     SCOPED_FREE char *folder = memory_format("%s%s", packer->train.name, in_folder(packer) ? "/tokenizer" : ".tokenizer");
     const char *given = packer->options.tokenizer ? packer->options.tokenizer : "";
-    return file_kind(folder, NULL) == FILE_ABSENT || !tokenizer_differs(byte_tokenizer_is(folder) ? "" : folder, given);
+    bool good = file_kind(folder, NULL) == FILE_ABSENT ||
+                (byte_tokenizer_is(folder, &bytes, error) && tokenizer_differs(bytes ? "" : folder, given, &differs, error));
+    *same = !differs;
+    return good;
 }
 
 static bool refuse_other(const Packer *packer, PackFound found, const char *difference, Error *error) {
@@ -202,7 +206,9 @@ static bool open_folder(Packer *packer, Error *error) {
                                           packer->train.name);
     if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error) && !packer->options.overwrite)
         return false;
-    if (found == PACK_FOUND_PART && !difference && !same_tokenizer(packer)) difference = memory_copy_string("the tokenizer");
+    bool same = true;
+    if (found == PACK_FOUND_PART && !difference && !same_tokenizer(packer, &same, error)) return false;
+    if (!same) difference = memory_copy_string("the tokenizer");
     bool resume = found == PACK_FOUND_PART && !difference;
     if (found != PACK_FOUND_NOTHING && !resume && !packer->options.overwrite) return refuse_other(packer, found, difference, error);
     if (!resume && !begin_folder(packer, error)) return false;
@@ -589,8 +595,8 @@ static bool was_this_one(Packer *packer, bool *same, Error *error) {
     PackFound found;
     SCOPED_FREE char *difference = NULL, *record = record_path(packer);
     if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error)) return false;
-    *same = found == PACK_FOUND_WHOLE && !difference && same_tokenizer(packer);
-    return true;
+    *same = found == PACK_FOUND_WHOLE && !difference;
+    return !*same || same_tokenizer(packer, same, error);
 }
 
 /* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */

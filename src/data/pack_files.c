@@ -70,15 +70,17 @@ static bool lies_in(const char *path, const char *folder) {
     return starts_with(path, folder) && (!path[length] || path[length] == '/' || folder[length - 1] == '/');
 }
 
-static bool is_link(const char *path) {
+/* FILE_OTHER: it is no link; FILE_ABSENT: it is one; or FILE_UNREADABLE. */
+static FileKind look_for_link(const char *path) {
     char start;
-    return readlink(path, &start, 1) >= 0;
+    return readlink(path, &start, 1) >= 0 ? FILE_ABSENT : errno == EINVAL ? FILE_OTHER : FILE_UNREADABLE;
 }
 
 /* What a link leads to, if it may be followed from `root`, a real path; else FILE_ABSENT. No folder is entered by two
  * links, nor the root by any: so loops of links end. */
 static FileKind follow(PackFiles *files, const char *root, const char *path) {
     SCOPED_FREE char *target = realpath(path, NULL);
+    if (!target && errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG) return FILE_UNREADABLE;
     if (!target || !lies_in(target, root) || !strcmp(target, root)) return FILE_ABSENT;
     FileKind kind = file_kind(path, NULL);
     if (kind != FILE_FOLDER) return kind;
@@ -98,9 +100,11 @@ static bool list_folder(PackFiles *files, FileList *folders, const char *root, c
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
     for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         char *name = memory_format("%s%s%s", path, slash, entry->name);
-        FileKind kind = entry->kind;
-        bool link = kind == FILE_OTHER && is_link(name), hidden = entry->name[0] == '.';
-        if (link && !hidden) kind = follow(files, root, name);
+        bool hidden = entry->name[0] == '.';
+        FileKind kind = entry->kind == FILE_OTHER && !hidden ? look_for_link(name) : entry->kind;
+        bool link = kind == FILE_ABSENT;
+        if (link) kind = follow(files, root, name);
+        if (kind == FILE_UNREADABLE && !hidden) return file_fail(error, "inspect", name), free(name), false;
         bool taken = !hidden && (kind == FILE_FOLDER || kind == FILE_REGULAR);
         if (!taken) pack_files_leave(files, name, hidden ? of_dot : link && kind == FILE_ABSENT ? of_link : of_kind, hidden);
         if (!taken) free(name);

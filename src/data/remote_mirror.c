@@ -192,7 +192,8 @@ static bool mirror_open(Mirror *mirror, const RemoteOptions *options, const char
     mirror->bucket = memory_format("%.*s", (int)strcspn(bucket, "/"), bucket);
     mirror->prefix = memory_format("%s%s", slash ? slash + 1 : "", slash && slash[1] ? "/" : "");
     record = memory_format("%s/%s", mirror->folder, REMOTE_RECORD);
-    SCOPED_FREE char *text = file_exists(record) ? file_read(record, RECORD_LIMIT, NULL, error) : NULL;
+    SCOPED_FREE char *text = file_read(record, RECORD_LIMIT, NULL, error);
+    if (!text && error->finding != FINDING_ABSENT) return error_recode(error, ERROR_DATA);
     mirror->before = text ? json_loads(text, 0, NULL) : NULL;
     mirror->s3 = s3_open(mirror->bucket, error);
     return mirror->s3 && file_make_folder(mirror->folder, error);

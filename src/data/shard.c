@@ -29,7 +29,8 @@ static bool open_object(Shard *shard, Remote *remote, Error *error) {
 }
 
 bool shard_open(Shard *shard, const char *prefix, Remote *remote, Error *error) {
-    *shard = (Shard){.prefix = memory_copy_string(prefix), .format = shard_format(prefix), .document_count = -1, .max_token = -1};
+    *shard = (Shard){.prefix = memory_copy_string(prefix), .document_count = -1, .max_token = -1};
+    if (!shard_format(prefix, &shard->format, error)) return shard_close(shard), false;
     if (!shard->format) {
         SCOPED_FREE char *index = memory_format("%s.idx", prefix), *next = shard_next(index);
         shard_close(shard);

@@ -9,19 +9,22 @@
 #include "base/strings.h"
 #include "data/data_internal.h"
 
-/* Copies up to `size` bytes from the start of a regular file. Fewer: the rest is 0. */
-static void read_start(const char *path, void *bytes, size_t size) {
-    Error ignored = {0};
+/* Copies up to `size` bytes from the start of a regular file. Fewer, and all of what is no file: the rest is 0. */
+static bool read_start(const char *path, void *bytes, size_t size, Error *error) {
     SCOPED(file_close) File file = {0};
+    FileKind kind = file_kind(path, NULL);
     memset(bytes, 0, size);
-    if (file_kind(path, NULL) != FILE_REGULAR || !file_open(&file, path, &ignored)) return;
+    if (kind == FILE_UNREADABLE) return file_fail(error, "read", path);
+    if (kind != FILE_REGULAR) return true;
+    if (!file_open(&file, path, error)) return false;
     if (file.bytes < (int64_t)size) size = (size_t)file.bytes;
-    file_read_at(&file, bytes, (int64_t)size, 0, &ignored);
+    return file_read_at(&file, bytes, (int64_t)size, 0, error);
 }
 
 /* -- Megatron ------------------------------------------------------------------------------------------------------ */
 
-static bool is_megatron(const char *prefix) {
+static bool is_megatron(const char *prefix, const void *start) {
+    (void)start;
     SCOPED_FREE char *index = memory_format("%s.idx", prefix);
     return file_exists(index);
 }
@@ -68,9 +71,10 @@ static const struct LlmcKind *llmc_kind(int32_t magic) {
     return NULL;
 }
 
-static bool is_llmc(const char *path) {
+static bool is_llmc(const char *path, const void *start) {
     LlmcHeader header;
-    read_start(path, &header, sizeof header);
+    (void)path;
+    memcpy(&header, start, sizeof header);
     return llmc_kind(header.magic) != NULL;
 }
 
@@ -93,10 +97,9 @@ typedef struct LlmqHeader {
     int32_t version, token_bytes, tokens, vocabulary, masks;
 } LlmqHeader;
 
-static bool is_llmq(const char *path) {
-    LlmqHeader header;
-    read_start(path, &header, sizeof header);
-    return memcmp(header.magic, LLMQ_MAGIC, sizeof header.magic) == 0;
+static bool is_llmq(const char *path, const void *start) {
+    (void)path;
+    return memcmp(start, LLMQ_MAGIC, sizeof LLMQ_MAGIC - 1) == 0;
 }
 
 static bool open_llmq(Shard *shard, Error *error) {
@@ -121,8 +124,11 @@ static const ShardFormat formats[] = {
     {"MDS", mds_probe, mds_open, mds_locate},
 };
 
-const ShardFormat *shard_format(const char *path) {
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (formats[i].probe(path)) return &formats[i];
-    return NULL;
+bool shard_format(const char *path, const ShardFormat **format, Error *error) {
+    unsigned char start[SHARD_PROBE_BYTES];
+    bool good = read_start(path, start, sizeof start, error) || error_recode(error, ERROR_DATA);
+    *format = NULL;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats && good && !*format; i++)
+        if (formats[i].probe(path, start)) *format = &formats[i];
+    return good;
 }

@@ -20,54 +20,63 @@
 static int compare_names(const void *a, const void *b) { return strcmp(((const FileEntry *)a)->name, ((const FileEntry *)b)->name); }
 
 /* Adds what an entry of a folder is: PREFIX.idx names Megatron's PREFIX; another .bin is a shard by its content. */
-static void list_entry(FileList *prefixes, const char *folder, const char *name) {
+static bool list_entry(FileList *prefixes, const char *folder, const char *name, Error *error) {
+    const ShardFormat *format;
     int length = (int)path_length(folder), stem = (int)(strlen(name) - strlen(".idx"));
-    if (name[0] == '.' || !(ends_with(name, ".idx") || ends_with(name, ".bin"))) return;
+    if (name[0] == '.' || !(ends_with(name, ".idx") || ends_with(name, ".bin"))) return true;
     char *path =
         ends_with(name, ".idx") ? memory_format("%.*s/%.*s", length, folder, stem, name) : memory_format("%.*s/%s", length, folder, name);
-    if (shard_format(path)) file_list_add(prefixes, path, FILE_REGULAR);
+    bool good = shard_format(path, &format, error);
+    if (good && format) file_list_add(prefixes, path, FILE_REGULAR);
     else free(path);
+    return good;
 }
 
 /* The shards that a path names, for file_list_free: itself, or those of a folder, or those of a folder whose names match
  * FOLDER/PATTERN. None: it names no shard. */
-static FileList list_shards(const char *path) {
-    FileList prefixes = {0};
+static bool list_shards(const char *path, FileList *prefixes, Error *error) {
+    const ShardFormat *format;
     SCOPED(file_list_free) FileList folder = {0};
-    Error ignored = {0};
     const char *slash = strrchr(path, '/'), *pattern = slash ? slash + 1 : path;
     bool matches = strchr(pattern, '*') != NULL;
     SCOPED_FREE char *place =
         matches ? memory_format("%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".") : memory_copy_string(path);
-    if (shard_format(path)) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR);
-    else if (file_kind(place, NULL) != FILE_FOLDER || (!matches && mds_list(path, &prefixes))) return prefixes;
-    else file_list(place, &folder, &ignored);
-    for (size_t i = 0; i < folder.count; i++)
-        if (!matches || fnmatch(pattern, folder.entries[i].name, 0) == 0) list_entry(&prefixes, place, folder.entries[i].name);
-    if (prefixes.count) qsort(prefixes.entries, prefixes.count, sizeof *prefixes.entries, compare_names);
-    return prefixes;
+    if (!shard_format(path, &format, error)) return false;
+    if (format) file_list_add(prefixes, memory_copy_string(path), FILE_REGULAR);
+    if (format || file_kind(place, NULL) != FILE_FOLDER) return true;
+    if (!matches && !mds_list(path, prefixes, error)) return false;
+    if (prefixes->count) return true; /* in the order of their index */
+    bool good = file_list(place, &folder, error) || error_recode(error, ERROR_DATA);
+    for (size_t i = 0; i < folder.count && good; i++)
+        good = (matches && fnmatch(pattern, folder.entries[i].name, 0) != 0) || list_entry(prefixes, place, folder.entries[i].name, error);
+    if (prefixes->count) qsort(prefixes->entries, prefixes->count, sizeof *prefixes->entries, compare_names);
+    return good;
 }
 
 bool shard_set_exists(const char *path) {
-    SCOPED(file_list_free) FileList prefixes = list_shards(path);
-    return prefixes.count > 0;
+    SCOPED(file_list_free) FileList prefixes = {0};
+    Error unknown;
+    return !list_shards(path, &prefixes, &unknown) || prefixes.count > 0;
 }
 
 /* What a folder records of a tokenizer, as of shard_set_tokenizer. Takes over `folder`. */
-static char *recorded(char *folder) {
-    SCOPED_FREE char *file = tokenizer_find(folder);
-    bool bytes = file && byte_tokenizer_is(folder);
-    if (file && !bytes) return folder;
-    free(folder);
-    return bytes ? memory_copy_string("") : NULL;
+static bool read_recorded(char *folder, char **tokenizer, Error *error) {
+    SCOPED_FREE char *place = folder, *file = tokenizer_find(folder);
+    bool bytes = false, good = !file || byte_tokenizer_is(folder, &bytes, error) || error_recode(error, ERROR_DATA);
+    *tokenizer = good && file ? memory_copy_string(bytes ? "" : place) : NULL;
+    return good;
 }
 
-static char *tokenizer_of(const char *prefix) { return recorded(memory_format("%s.tokenizer", prefix)); }
+static bool tokenizer_of(const char *prefix, char **tokenizer, Error *error) {
+    return read_recorded(memory_format("%s.tokenizer", prefix), tokenizer, error);
+}
 
-char *shard_set_tokenizer(const char *path) {
-    SCOPED(file_list_free) FileList prefixes = list_shards(path);
-    char *common = file_kind(path, NULL) == FILE_FOLDER ? recorded(memory_format("%s/tokenizer", path)) : NULL;
-    return common || !prefixes.count ? common : tokenizer_of(prefixes.entries[0].name);
+bool shard_set_tokenizer(const char *path, char **tokenizer, Error *error) {
+    SCOPED(file_list_free) FileList prefixes = {0};
+    *tokenizer = NULL;
+    if (!list_shards(path, &prefixes, error)) return false;
+    if (file_kind(path, NULL) == FILE_FOLDER && !read_recorded(memory_format("%s/tokenizer", path), tokenizer, error)) return false;
+    return *tokenizer || !prefixes.count || tokenizer_of(prefixes.entries[0].name, tokenizer, error);
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
@@ -96,19 +105,23 @@ enum { RECORD_LIMIT = 64 << 20 };
 /* `smelt data pack` leaves a record in the folder of shards that it writes one by one. */
 static bool check_complete(const char *path, Error *error) {
     SCOPED_FREE char *record = memory_format("%s/pack.json", path);
-    SCOPED_FREE char *text = file_exists(record) ? file_read(record, RECORD_LIMIT, NULL, error) : NULL;
+    SCOPED_FREE char *text = file_read(record, RECORD_LIMIT, NULL, error);
     json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
-    if (!text && file_exists(record)) return error_recode(error, ERROR_DATA);
+    if (!text) return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA);
     return !json_is_false(json_object_get(content, "complete")) ||
            error_set(error, ERROR_DATA, "%s is not complete: its packing was interrupted; start the same `smelt data pack` again", path);
 }
 
 /* Tokens of different tokenizers are no one stream. */
 static bool check_tokenizers(const FileList *prefixes, Error *error) {
-    SCOPED_FREE char *first = tokenizer_of(prefixes->entries[0].name);
+    SCOPED_FREE char *first = NULL;
+    if (!tokenizer_of(prefixes->entries[0].name, &first, error)) return false;
     for (size_t i = 1; i < prefixes->count; i++) {
-        SCOPED_FREE char *other = tokenizer_of(prefixes->entries[i].name);
-        if (!first != !other || (first && tokenizer_differs(first, other)))
+        SCOPED_FREE char *other = NULL;
+        bool differs = false;
+        if (!tokenizer_of(prefixes->entries[i].name, &other, error)) return false;
+        if (first && other && !tokenizer_differs(first, other, &differs, error)) return false;
+        if (!first != !other || differs)
             return error_set(error, ERROR_DATA, "%s and %s were not packed with the same tokenizer: put them into folders of their own",
                 prefixes->entries[0].name, prefixes->entries[i].name);
     }
@@ -159,10 +172,11 @@ static void warn_of_others(const char *path) {
 }
 
 bool shard_set_open(ShardSet *set, const char *path, Error *error) {
-    SCOPED(file_list_free) FileList prefixes = list_shards(path);
+    SCOPED(file_list_free) FileList prefixes = {0};
     *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1, .end_token = -1};
-    if (!prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
-    if (check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
+    bool listed = list_shards(path, &prefixes, error);
+    if (listed && !prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
+    if (listed && check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
         remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error)) {
         if (!set->remote) warn_of_others(path);
         return true;

@@ -163,7 +163,8 @@ static bool be_alone(ShardWriter *writer, Error *error) {
         other = file_remove_partials(writer->folder, start, &writer->tokens.file) || other;
     }
     writer->owns = !other;
-    return !other || error_set(error, ERROR_USAGE, "another process writes %s: wait for it, or name another output", writer->prefix);
+    return !other ||
+           error_set(error, ERROR_USAGE, "another process writes %s, or may write it: wait for it, or name another output", writer->prefix);
 }
 
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {

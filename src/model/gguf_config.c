@@ -323,7 +323,7 @@ bool gguf_read_model(const char *path, HfModel *model, Error *error) {
     bool bf16 = type == gguf_type_named("BF16");
     model->precision = type == gguf_type_named("F32") ? PRECISION_FP32 : PRECISION_BF16;
     const GgufValue *merges = gguf_find(&file, "tokenizer.ggml.merges");
-    model->bytes = merges && merges->count == 0 && byte_tokenizer_is(path);
+    if (merges && merges->count == 0 && !byte_tokenizer_is(path, &model->bytes, error)) return hf_release(model), false;
     model->content = json_pack("{s:s}", "dtype", bf16 ? "bfloat16" : "float32");
     read_token_ids(&file, model->content);
     return true;

@@ -206,8 +206,9 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
         hf_release(model);
         return error_context(error, "%s/config.json", folder);
     }
-    model->bytes = byte_tokenizer_is(folder);
-    if (hf_class(&model->config)->model_type || read_stored_precision(folder, model, error)) return true;
+    if (byte_tokenizer_is(folder, &model->bytes, error) &&
+        (hf_class(&model->config)->model_type || read_stored_precision(folder, model, error)))
+        return true;
     hf_release(model);
     return false;
 }

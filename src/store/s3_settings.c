@@ -66,18 +66,20 @@ static void offer_line(S3Settings *settings, char *line) {
         if (strcmp(name, sources[i].key) == 0) offer(setting_of(settings, i), value);
 }
 
-static void offer_file(S3Settings *settings, const char *path, const char *profile) {
+/* A file that is absent offers nothing. */
+static bool offer_file(S3Settings *settings, const char *path, const char *profile, Error *error) {
     enum { MOST_BYTES = 1 << 20 };
     bool inside = false;
     int64_t bytes;
-    Error ignored;
-    char *text = file_read(path, MOST_BYTES, &bytes, &ignored);
+    char *text = file_read(path, MOST_BYTES, &bytes, error);
     for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
         if (line[0] == '[') inside = is_section(line, profile);
         else if (inside && line[0] != '#' && line[0] != ';') offer_line(settings, line);
     }
-    if (text) explicit_bzero(text, (size_t)bytes);
+    if (!text) return error->finding == FINDING_ABSENT || error_recode(error, ERROR_USAGE);
+    explicit_bzero(text, (size_t)bytes);
     free(text);
+    return true;
 }
 
 /* The file that a variable names, or that of the home folder. */
@@ -102,8 +104,7 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     const char *profile = variable("AWS_PROFILE") ? variable("AWS_PROFILE") : "default";
     SCOPED_FREE char *credentials = file_path("AWS_SHARED_CREDENTIALS_FILE", "credentials");
     SCOPED_FREE char *config = file_path("AWS_CONFIG_FILE", "config");
-    offer_file(&files, credentials, profile);
-    offer_file(&files, config, profile);
+    if (!offer_file(&files, credentials, profile, error) || !offer_file(&files, config, profile, error)) return false;
     /* All credentials come from one source: a token does not go with another's key. */
     const bool from_variables = variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY");
     for (int i = 0; i < SOURCES; i++) {

@@ -276,26 +276,24 @@ bool tokenizer_copies(const char *name) {
     return !strcmp(name, TEMPLATE_FILE) || !strcmp(name, TEMPLATE_FOLDER);
 }
 
-/* Compares the members of the side files that decide ids. */
-static bool same_side_tokens(const char *path, const char *other, bool ranks) {
+/* Compares the members of the side files that decide ids; those of a tokenizer.json decide none. */
+static bool same_side_tokens(const TokenizerFiles *files, const TokenizerFiles *others) {
     static const char *const decide[] = {"pattern", "added_tokens_decoder"};
-    Error ignored;
-    json_auto_t *config = tokenizer_config(path, &ignored), *other_config = tokenizer_config(other, &ignored);
     bool same = true;
-    for (int i = 0; ranks && i < 2; i++) {
-        const json_t *own = json_object_get(config, decide[i]), *theirs = json_object_get(other_config, decide[i]);
+    for (int i = 0; i < 2 && files->tokens[0] != '{'; i++) {
+        const json_t *own = json_object_get(files->config, decide[i]), *theirs = json_object_get(others->config, decide[i]);
         same = same && (own || theirs ? json_equal(own, theirs) : true);
     }
     return same;
 }
 
-bool tokenizer_differs(const char *path, const char *other) {
-    Error ignored = {0};
-    if (!*path || !*other) return *path != *other;
-    int64_t length, other_length;
-    SCOPED_FREE char *content = tokenizer_read(path, &length, &ignored);
-    SCOPED_FREE char *other_content = content ? tokenizer_read(other, &other_length, &ignored) : NULL;
-    if (!other_content) return false;
-    if (length != other_length || memcmp(content, other_content, (size_t)length) != 0) return true;
-    return !same_side_tokens(path, other, content[0] != '{');
+bool tokenizer_differs(const char *path, const char *other, bool *differs, Error *error) {
+    SCOPED(tokenizer_files_free) TokenizerFiles files = {0}, others = {0};
+    *differs = !*path != !*other;
+    if (!*path || !*other) return true;
+    if (!tokenizer_files(&files, path, error) || !tokenizer_files(&others, other, error)) return false;
+    if (files.tokens && others.tokens)
+        *differs = files.bytes != others.bytes || memcmp(files.tokens, others.tokens, (size_t)files.bytes) != 0 ||
+                   !same_side_tokens(&files, &others);
+    return true;
 }

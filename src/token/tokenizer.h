@@ -75,8 +75,8 @@ bool tokenizer_copy_templates(const char *path, const char *folder, Error *error
 /* Makes a text the chat template of a tokenizer's folder, also of conversations with tools. */
 bool tokenizer_put_template(const char *folder, const char *source, Error *error);
 bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
-/* Whether the files that two paths name can both be read and differ; "" names the byte tokenizer. */
-bool tokenizer_differs(const char *path, const char *other);
+/* Whether the files that two paths name are both there and differ; "" names the byte tokenizer. False: one cannot be read. */
+bool tokenizer_differs(const char *path, const char *other, bool *differs, Error *error);
 void tokenizer_free(Tokenizer *tokenizer); /* after all its encoders; NULL is fine */
 
 /* The largest id + 1, added tokens included. */

@@ -73,7 +73,8 @@ static bool fetch_sources(const Config *config, Error *error) {
 static bool take_template(const Config *config, const char *path, const char *folder, char **taken, Error *error) {
     enum { TEMPLATE_LIMIT = 1 << 24 };
     SCOPED(shard_set_close) ShardSet set = {0};
-    SCOPED_FREE char *place = place_of(config, path), *record = shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
+    SCOPED_FREE char *place = place_of(config, path), *record = NULL;
+    if (shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return false;
     SCOPED_FREE char *file = record && *record ? tokenizer_chat_template(record) : NULL;
     if (!file) return true;
     if (!shard_set_open(&set, place, error)) return false;
@@ -178,15 +179,16 @@ static bool is_in_run(const char *run, const char *name) {
 /* Validation text is packed under its path, beside that of the steps so far. */
 static char *name_of_path(const char *path) { return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path))); }
 
-/* Where text has gone from a run that has started, the name is that of what the last start packed. */
-static char *name_of_valid(const Config *config, bool made) {
+/* Where text has gone from a run that has started, the name is that of what the last start packed. NULL: that cannot be
+ * read now. */
+static char *name_of_valid(const Config *config, bool made, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config remembered = *config;
-    Error ignored = {0};
     options_remember(&config_table, &remembered, &strings);
     char *name = name_of_path(remembered.data.valid);
-    json_auto_t *record =
-        made && !file_exists(config->data.valid) && !is_in_run(config->run, name) ? lineage_read(config->run, &ignored) : NULL;
+    bool gone = made && !file_exists(config->data.valid) && !is_in_run(config->run, name);
+    json_auto_t *record = gone ? lineage_record(config->run, error) : NULL;
+    if (gone && !record && error->finding == FINDING_UNREADABLE) return free(name), NULL;
     const char *last = json_string_value(json_object_get(json_object_get(record, "identity"), "data.valid"));
     if (!last) return name;
     free(name);
@@ -208,22 +210,25 @@ bool corpus_keeps(const char *run, const char *valid) {
     return is_in_run(run, "text") || (is_in_run(run, "text-train") && is_in_run(run, "text-valid"));
 }
 
-char *corpus_valid(const Config *config) {
+char *corpus_valid(const Config *config, Error *error) {
     const char *given = config->data.valid;
-    SCOPED_FREE char *name = given[0] ? name_of_valid(config, true) : memory_copy_string("text-valid");
+    SCOPED_FREE char *name = given[0] ? name_of_valid(config, true, error) : memory_copy_string("text-valid");
+    if (!name) return NULL;
     SCOPED_FREE char *place = place_of(config, given);
     if (given[0] && shard_set_exists(place)) return memory_copy_string(place);
-    return is_in_run(config->run, name) ? memory_format("%s/data/%s", config->run, name) : NULL;
+    if (is_in_run(config->run, name)) return memory_format("%s/data/%s", config->run, name);
+    error_set(error, ERROR_USAGE, "%s has no validation data of its own", config->run);
+    return error_find(error, FINDING_ABSENT), NULL;
 }
 
-bool corpus_map_train(ShardSet *train, const Config *config) {
+bool corpus_map_train(ShardSet *train, const Config *config, bool *found, Error *error) {
     SCOPED_FREE char *split = memory_format("%s/data/text-train", config->run), *whole = memory_format("%s/data/text", config->run);
     SCOPED_FREE char *place = place_of(config, config->data.train);
     const char *const prefixes[] = {place, split, whole};
-    Error ignored = {0};
-    for (int i = 0; i < 3; i++)
-        if (shard_set_exists(prefixes[i])) return shard_set_open(train, prefixes[i], &ignored);
-    return false;
+    *found = false;
+    for (int i = 0; i < 3 && !*found; i++)
+        if ((*found = shard_set_exists(prefixes[i])) && !shard_set_open(train, prefixes[i], error)) return false;
+    return true;
 }
 
 /* What a start before the first checkpoint left that split the text. */
@@ -343,7 +348,8 @@ bool corpus_open_references(Corpus *corpus, const Config *config, Error *error) 
         ReferenceKey key = {.length = config->data.length};
         reference_close(reference);
         if (!shard_set_checksum(valid ? &corpus->valid : corpus->train, &key.content, error)) return false;
-        bool there = reference_open(reference, path, &key);
+        if (!reference_open(reference, path, &key, error)) return false;
+        bool there = reference_is_open(reference);
         for (int64_t i = 0; there && i < bins->part_count; i++) there = reference_find(reference, bins->parts[i].start);
         if (!there) reference_close(reference);
     }
@@ -379,9 +385,10 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
     if (!open_train(corpus, config, &phases->mixture, split, made, error) || !open_bins(corpus, config, phases, error)) return false;
     corpus->bytes = !data->tokenizer[0];
     if (!split && !data->valid[0]) return true;
-    SCOPED_FREE char *name = name_of_valid(config, made);
-    corpus->has_valid = data->valid[0] ? open_input(&corpus->valid, config, made, data->valid, name, error)
-                                       : open_in_run(&corpus->valid, config, "text-valid", error);
+    SCOPED_FREE char *name = data->valid[0] ? name_of_valid(config, made, error) : memory_copy_string("text-valid");
+    corpus->has_valid = !name            ? false
+                        : data->valid[0] ? open_input(&corpus->valid, config, made, data->valid, name, error)
+                                         : open_in_run(&corpus->valid, config, name, error);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
 }
 
@@ -391,19 +398,23 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
 static bool check_record(const Config *config, const char *setting, const char *prefix, Error *error) {
     const DataConfig *data = &config->data;
     if (!mixture_refuse(prefix, error)) return error_context(error, "%s", setting);
-    SCOPED_FREE char *place = place_of(config, prefix), *record = prefix[0] && shard_set_exists(place) ? shard_set_tokenizer(place) : NULL;
+    SCOPED_FREE char *place = place_of(config, prefix), *record = NULL;
+    bool differs = false;
+    if (prefix[0] && shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return error_context(error, "%s", setting);
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
-    return !tokenizer_differs(record, data->tokenizer) ||
-           error_set(error, ERROR_USAGE,
-               "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting, prefix,
-               *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
+    if (!tokenizer_differs(record, data->tokenizer, &differs, error)) return false;
+    return !differs || error_set(error, ERROR_USAGE,
+                           "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting,
+                           prefix, *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
 static bool take_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
     const DataConfig *data = &config->data;
     SCOPED_FREE char *place = place_of(config, path);
     if (data->tokenizer[0] || !shard_set_exists(place)) return true;
-    SCOPED_FREE char *record = shard_set_tokenizer(place), *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
+    SCOPED_FREE char *record = NULL;
+    if (!shard_set_tokenizer(place, &record, error)) return false;
+    SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", record ? record : NO_TOKENIZER);
     return options_set(&config_table, config, strings, setting, error);
 }
 
@@ -439,8 +450,11 @@ static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
     Config origin = *config;
     origin.run = config->fork;
     bool begins = tokenizer_bos(tokenizer)->count > 0;
-    bool packed = begins && !remote_is(config->data.train) && !mixture_is(config->data.train) &&
-                  (corpus_map_train(&train, config) || (config->fork[0] && corpus_map_train(&train, &origin)));
+    bool packed = false;
+    if (begins && !remote_is(config->data.train) && !mixture_is(config->data.train) &&
+        !(corpus_map_train(&train, config, &packed, error) &&
+            (packed || !config->fork[0] || corpus_map_train(&train, &origin, &packed, error))))
+        return false;
     if (packed && !train.masked && !source_begins_with(&train, tokenizer_bos(tokenizer), &begins, error)) return false;
     config->data.bos = begins ? BOS_TRUE : BOS_FALSE;
     return true;

@@ -38,8 +38,7 @@ json_t *lineage_read(const char *run, Error *error) {
     return NULL;
 }
 
-/* {} if there is no record. NULL only if the record is damaged or cannot be read now. */
-static json_t *read_record(const char *run, Error *error) {
+json_t *lineage_record(const char *run, Error *error) {
     json_t *record;
     for (int attempts = 0; !(record = lineage_read(run, error)) && thread_try_again(error, &attempts);) {}
     if (record || error->finding != FINDING_ABSENT) return record;
@@ -101,7 +100,7 @@ Position lineage_position(const json_t *metadata, const Config *config) {
 /* The newest step that the run's own records say was saved: a checkpoint's record, or a start that went on from one; 0:
  * none. */
 static bool known_step(const char *run, int64_t *step, Error *error) {
-    json_auto_t *record = read_record(run, error);
+    json_auto_t *record = lineage_record(run, error);
     const json_t *history = json_object_get(record, "history");
     if (!record || !metrics_last_checkpoint(run, step, error)) return false;
     for (size_t i = 0; i < json_array_size(history); i++) {
@@ -198,7 +197,7 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
 
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error) {
     int64_t step;
-    json_auto_t *record = read_record(point->run, error), *chosen = record ? lineage_at(point, config, &step, error) : NULL;
+    json_auto_t *record = lineage_record(point->run, error), *chosen = record ? lineage_at(point, config, &step, error) : NULL;
     return chosen && identity_restore(json_object_get(chosen, "identity"), json_object_get(record, "identity"), config, strings, error);
 }
 
@@ -268,7 +267,7 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
         return error_set(error, ERROR_USAGE, "%s was forked and has no checkpoint yet: smelt train %s fork=%s from=%lld does it again",
             config->run, folder, config->run, (long long)from);
     if (!config->fork[0] || origin->forked) return true;
-    json_auto_t *base = read_record(config->fork, error);
+    json_auto_t *base = lineage_record(config->fork, error);
     if (!base) return false;
     bool same = number && !strcmp(number, lineage_number(json_object_get(base, "identity"))) && (config->from <= 0 || config->from == from);
     return same || error_set(error, ERROR_USAGE,
@@ -306,7 +305,7 @@ static bool is_there(const char *path) { return file_exists(path) || source_is_r
  * go on with its copy as if it were used. */
 static bool check_given(const Config *config, const Origin *origin, const json_t *saved, Error *error) {
     json_auto_t *now = identity_settings(config, false);
-    json_auto_t *record = read_record(origin->forked ? config->fork : config->run, error);
+    json_auto_t *record = lineage_record(origin->forked ? config->fork : config->run, error);
     if (!record) return false;
     const json_t *last = json_object_get(record, "identity");
     for (const Option *option = config_table.rows; option < config_table.rows + config_table.count; option++) {
@@ -332,7 +331,7 @@ static bool may_begin(const Config *config, Error *error) {
  * another run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
     json_auto_t *newest = find_start(config, origin, error);
-    json_auto_t *record = newest ? read_record(config->run, error) : NULL;
+    json_auto_t *record = newest ? lineage_record(config->run, error) : NULL;
     const char *known = lineage_number(json_object_get(record, "identity"));
     if (!record || !check_fork(config, record, origin, error)) return false;
     if (!origin->step && !may_begin(config, error)) return false;
@@ -380,7 +379,7 @@ static void warn_of_other_bits(const json_t *before, const json_t *start) {
 }
 
 static bool write_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
-    json_auto_t *record = read_record(config->run, error);
+    json_auto_t *record = lineage_record(config->run, error);
     if (!record) {
         json_decref(start);
         return false;
@@ -444,13 +443,16 @@ static bool settle_texts(const Config *config, const Phases *phases, const json_
     return settled;
 }
 
-static void settle_tokenizer(const Config *config, const json_t *saved, json_t *identity) {
+static bool settle_tokenizer(const Config *config, const json_t *saved, json_t *identity, Error *error) {
     const char *path = config->data.tokenizer;
     SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
     json_t *now = json_object_get(identity, "data.tokenizer.content");
-    if (!*path || !strcmp(path, NO_TOKENIZER) || identity_accepts(config->resume.accept, "data.tokenizer")) return;
-    json_auto_t *there = !is_there(path) ? NULL : tokenizer_differs(path, copy) ? json_sprintf("that of %s", path) : json_incref(now);
+    if (!*path || !strcmp(path, NO_TOKENIZER) || identity_accepts(config->resume.accept, "data.tokenizer")) return true;
+    bool differs = false, given = is_there(path);
+    if (given && !tokenizer_differs(path, copy, &differs, error)) return false;
+    json_auto_t *there = !given ? NULL : differs ? json_sprintf("that of %s", path) : json_incref(now);
     settle(&(Kept){"data.tokenizer", path, "data.tokenizer.content", copy}, saved, identity, there);
+    return true;
 }
 
 /* Adapters train beside what is there now, which identity_create has described. */
@@ -485,8 +487,9 @@ bool lineage_compare(const Config *config, const Phases *phases, const Origin *o
     json_auto_t *newest = find_start(config, &again, error);
     json_t *saved = json_object_get(newest, "identity");
     if (origin->forked) json_object_set(saved, "run", json_object_get(identity, "run"));
-    if (!newest || !settle_texts(config, phases, saved, identity, error) || !settle_init(config, saved, identity, error)) return false;
-    settle_tokenizer(config, saved, identity);
+    if (!newest || !settle_texts(config, phases, saved, identity, error) || !settle_init(config, saved, identity, error) ||
+        !settle_tokenizer(config, saved, identity, error))
+        return false;
     int begun = (int)json_integer_value(json_object_get(json_object_get(newest, "phase"), "begun"));
     if (begun) identity_settle_mixture(saved, identity, phases, begun, changes);
     if (!identity_check(config->run, saved, identity, config->resume.accept, changes, error)) return false;
@@ -519,7 +522,7 @@ bool lineage_write(
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error) {
     const char *name;
     json_t *value;
-    json_auto_t *record = read_record(run, error), *saved = json_copy(json_object_get(metadata, "identity"));
+    json_auto_t *record = lineage_record(run, error), *saved = json_copy(json_object_get(metadata, "identity"));
     json_object_foreach(json_object_get(json_object_get(metadata, "phase"), "settings"), name, value) json_object_del(saved, name);
     if (!record) return false;
     const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);

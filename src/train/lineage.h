@@ -52,6 +52,8 @@ bool lineage_check_base(const char *run, const Config *config, Error *error);
 /* The content of RUN/run.json; NULL on failure: FINDING_ABSENT, FINDING_DAMAGED, or it cannot be read now. The caller owns
  * the reference. */
 json_t *lineage_read(const char *run, Error *error);
+/* The same, but {} if there is none, and a read that fails is tried again for 12 seconds. */
+json_t *lineage_record(const char *run, Error *error);
 /* Checks, by the records of a run without checkpoints in its store, that it never saved one. ERROR_CHECKPOINT names
  * the newest step that it saved, and the store. */
 bool lineage_check_never_saved(const char *run, const Config *config, Error *error);

@@ -39,13 +39,11 @@ static bool read_file(Reference *reference, const ReferenceKey *key) {
     return is_in_order(reference);
 }
 
-bool reference_open(Reference *reference, const char *path, const ReferenceKey *key) {
-    Error absent = {0};
+bool reference_open(Reference *reference, const char *path, const ReferenceKey *key, Error *error) {
     *reference = (Reference){0};
-    if (!file_map(&reference->map, path, &absent)) return false;
-    if (read_file(reference, key)) return true;
-    reference_close(reference);
-    return false;
+    if (!file_map(&reference->map, path, error)) return error->finding == FINDING_ABSENT;
+    if (!read_file(reference, key)) reference_close(reference);
+    return true;
 }
 
 void reference_close(Reference *reference) {

@@ -30,8 +30,8 @@ typedef struct Reference {
     uint64_t weights, checksum; /* of which weights (reference_weights), and XXH3 of the file */
 } Reference;
 
-/* Whether the file is there, whole, and of this key. */
-bool reference_open(Reference *reference, const char *path, const ReferenceKey *key);
+/* Opens the file, unless it is absent, damaged or of another key (reference_is_open). False: it cannot be read now. */
+bool reference_open(Reference *reference, const char *path, const ReferenceKey *key, Error *error);
 void reference_close(Reference *reference); /* also of a zeroed one */
 bool reference_is_open(const Reference *reference);
 /* `pairs` are in the order of their tokens. */

@@ -85,9 +85,13 @@ static bool explain_format(const char *run, const json_t *record, Error *error) 
 
 /* The settings of RUN/config.yaml, over those that are there. */
 static bool read_settings(const char *run, Config *config, OptionStrings *strings, Error *error) {
-    Error absent = {0};
+    Error unread = {0};
     SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
-    json_auto_t *record = lineage_read(run, &absent);
+    json_auto_t *record = lineage_record(run, &unread);
+    if (!record && unread.finding == FINDING_UNREADABLE) {
+        *error = unread;
+        return error_context(error, "the format of the run is not known");
+    }
     if (!check_format(run, record, error)) return false;
     return options_read_yaml(&config_table, config, strings, path, error) ||
            (format_of(record) < RUN_FORMAT && explain_format(run, record, error));

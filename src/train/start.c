@@ -245,7 +245,9 @@ static bool lock_run(Loop *loop, Error *error) {
     if (loop->settings.fork[0] && !run_is_ours(run))
         return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
     if (!run_lock(run, &loop->lock, error)) return false;
-    loop->new_folder = absent && !source_is_run(run); /* no other process has just started there and ended */
+    SCOPED(file_list_free) FileList list = {0};
+    if (!file_list(run, &list, error)) return false;
+    loop->new_folder = absent && !list.count; /* no other process has just started there and ended */
     return true;
 }
 

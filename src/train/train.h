@@ -62,13 +62,14 @@ typedef enum CorpusState { CORPUS_NEW, CORPUS_PACKED, CORPUS_MADE } CorpusState;
 bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, CorpusState state, Error *error);
 /* Tokens of a source that can be inputs, of bins and of images with their padding, for its order. */
 int64_t corpus_inputs(const Corpus *corpus, int source);
-/* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none. */
-char *corpus_valid(const Config *config);
+/* The prefix of the validation shard of a run that has started, for the caller to free; NULL: it has none
+ * (FINDING_ABSENT), or that cannot be read now. */
+char *corpus_valid(const Config *config, Error *error);
 /* Whether RUN/data holds the packed copy of data.train, or, unless `valid` is NULL, of the validation text of that
  * absolute path. */
 bool corpus_keeps(const char *run, const char *valid);
-/* Maps the training part where it is packed already: a shard, or RUN/data. */
-bool corpus_map_train(ShardSet *train, const Config *config);
+/* Maps the training part where it is packed already (*found): a shard, or RUN/data. */
+bool corpus_map_train(ShardSet *train, const Config *config, bool *found, Error *error);
 /* Whether data of this path is text, which a run packs. */
 bool corpus_is_text(const char *path);
 /* Whether training data is text, any of it. */

@@ -555,7 +555,9 @@ static void a_folder_that_pack_wrote_has_one_tokenizer_and_is_refused_until_it_i
     write_shard("all/shard-00001", 2, (const int32_t[]){6}, (const int64_t[]){1}, 1);
     json_auto_t *tokenizer = byte_tokenizer();
     assert_int_equal(json_dump_file(tokenizer, "all/tokenizer/tokenizer.json", 0), 0);
-    SCOPED_FREE char *recorded = shard_set_tokenizer("all");
+    SCOPED_FREE char *recorded = NULL;
+    Error error = {0};
+    assert_true(shard_set_tokenizer("all", &recorded, &error));
     assert_string_equal(recorded, "");
     write_text("all/pack.json", "{\"complete\": false}");
     assert_true(shard_set_exists("all"));
@@ -563,6 +565,31 @@ static void a_folder_that_pack_wrote_has_one_tokenizer_and_is_refused_until_it_i
     write_text("all/pack.json", "{\"complete\": true}");
     ShardSet set = open_set("all");
     assert_tokens(&set, (const int32_t[]){5, 6}, 2);
+    shard_set_close(&set);
+}
+
+/* A link to itself is there, and no system call can read it. */
+static void what_cannot_be_read_now_is_not_absent(void **state) {
+    (void)state;
+    bool bytes;
+    char *recorded;
+    Error error = {0};
+    assert_int_equal(mkdir("all", 0777) | mkdir("all/tokenizer", 0777), 0);
+    write_shard("all/shard-00000", 2, (const int32_t[]){5}, (const int64_t[]){1}, 1);
+    static const char *const names[] = {"all/other.bin", "all/index.json", "all/pack.json", "all/tokenizer/tokenizer.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_int_equal(symlink(strrchr(names[i], '/') + 1, names[i]), 0);
+        assert_true(shard_set_exists("all"));
+        if (i < 3) assert_refused("all", names[i]);
+        else assert_true(!shard_set_tokenizer("all", &recorded, &error) && strstr(error.message, names[i]));
+        if (i == 3) assert_true(!byte_tokenizer_is("all/tokenizer", &bytes, &error) && strstr(error.message, names[i]));
+        assert_int_equal(remove(names[i]), 0);
+    }
+    assert_int_equal(symlink("loop", "loop"), 0);
+    assert_true(shard_set_exists("loop"));
+    assert_refused("loop", "cannot read loop");
+    ShardSet set = open_set("all");
+    assert_tokens(&set, (const int32_t[]){5}, 1);
     shard_set_close(&set);
 }
 
@@ -676,7 +703,7 @@ static void of_two_processes_that_write_one_shard_the_second_is_refused(void **s
     assert_int_equal(byte, 1);
     assert_null(shard_writer_open("s", 4, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    assert_string_equal(error.message, "another process writes s: wait for it, or name another output");
+    assert_string_equal(error.message, "another process writes s, or may write it: wait for it, or name another output");
     assert_int_equal(count_entries(), 1);
     assert_int_equal(kill(child, SIGKILL), 0);
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -776,6 +803,7 @@ int main(void) {
         IN_FOLDER(any_part_of_a_stream_is_what_it_is_in_the_whole),
         IN_FOLDER(a_folder_with_parts_tokenizers_or_files_that_do_not_belong_together_is_refused),
         IN_FOLDER(a_folder_that_pack_wrote_has_one_tokenizer_and_is_refused_until_it_is_complete),
+        IN_FOLDER(what_cannot_be_read_now_is_not_absent),
         IN_FOLDER(a_token_outside_the_vocabulary_is_named_where_it_is_read),
         IN_FOLDER(a_token_that_does_not_fit_its_width_is_refused_with_its_value),
         IN_FOLDER(nothing_has_the_final_name_before_the_writer_finishes),

@@ -516,9 +516,14 @@ static void what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it
     write_tiktoken("t.tiktoken", "YmM= 256\nIGI= 257\n= 258\n");
     assert_true(tokenizer_copy("t.tiktoken", "copy", &error));
     write_text("tokenizer_config.json", "{\"pattern\":\"gpt2\"}");
-    assert_true(tokenizer_differs("t.tiktoken", "copy"));
+    bool differs;
+    assert_true(tokenizer_differs("t.tiktoken", "copy", &differs, &error) && differs);
+    assert_true(remove("tokenizer_config.json") == 0 && symlink("tokenizer_config.json", "tokenizer_config.json") == 0);
+    assert_false(tokenizer_differs("t.tiktoken", "copy", &differs, &error)); /* it is there, and cannot be read */
+    assert_non_null(strstr(error.message, "tokenizer_config.json"));
+    assert_int_equal(remove("tokenizer_config.json"), 0);
     write_text("tokenizer_config.json", config);
-    assert_false(tokenizer_differs("t.tiktoken", "copy"));
+    assert_true(tokenizer_differs("t.tiktoken", "copy", &differs, &error) && !differs);
     Tokenizer *tokenizer = open_tokenizer("copy");
     assert_int_equal(tokenizer_vocabulary(tokenizer), 301);
     assert_int_equal(tokenizer_end_of_text(tokenizer), 300);
