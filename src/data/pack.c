@@ -23,9 +23,13 @@
 #include "data/data_internal.h"
 #include "data/pack_internal.h"
 
+/* The record of a folder of shards. */
+#define RECORD "pack.json"
+
 /* The training part or, if one is asked for, the validation part. */
 typedef struct Part {
-    char *name; /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
+    char *name;  /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
+    char *place; /* of a folder of shards: where it is made, which is NAME, or NAME.next beside an older result */
     ShardWriter *writer;
     int64_t open_tokens; /* of the open shard */
 } Part;
@@ -44,7 +48,7 @@ typedef struct Packer {
     File hashes; /* of a folder of shards: those in `seen`, for the next start */
     uint64_t *new_hashes;
     size_t new_hash_count, new_hash_capacity;
-    int lock;
+    int lock, next_lock;
     bool done; /* a process before this one packed all, and was killed */
     /* The document in pieces that is being taken. */
     XXH3_state_t *long_hash;
@@ -59,8 +63,10 @@ typedef struct Packer {
 
 static bool in_folder(const Packer *packer) { return packer->options.shard_tokens > 0; }
 
+static char *part_path(const Part *part, const char *name) { return memory_format("%s/%s", part->place, name); }
+
 static char *record_path(const Packer *packer) {
-    return memory_format("%s%s", packer->train.name, in_folder(packer) ? "/pack.json" : SHARDS_FILE);
+    return in_folder(packer) ? part_path(&packer->train, RECORD) : memory_format("%s%s", packer->train.name, SHARDS_FILE);
 }
 
 /* -- Shards ------------------------------------------------------------------------------------------------------- */
@@ -78,7 +84,7 @@ static bool part_open(Packer *packer, Part *part, Error *error) {
     if (part->writer) return true;
     int64_t number = *part_shards(packer, part);
     SCOPED_FREE char *prefix =
-        in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->name, number) : memory_copy_string(part->name);
+        in_folder(packer) ? memory_format("%s/shard-%05" PRId64, part->place, number) : memory_copy_string(part->name);
     part->writer = shard_writer_open(prefix, packer->tokenizer && tokenizer_vocabulary(packer->tokenizer) > 1 << 16 ? 4 : 2, error);
     if (part->writer && packer->chat) shard_writer_mask(part->writer);
     if (part->writer && packer->options.format == PACK_PREFERENCE) shard_writer_pairs(part->writer);
@@ -105,8 +111,6 @@ static bool finish_shards(Packer *packer, Error *error) {
 
 /* -- The record, and going on where a killed packing stopped --------------------------------------------------------- */
 
-static char *part_path(const Part *part, const char *name) { return memory_format("%s/%s", part->name, name); }
-
 static bool write_record(const Packer *packer, bool complete, Error *error) {
     SCOPED_FREE char *path = record_path(packer), *text = pack_report_text(&packer->report, &packer->options, complete);
     return file_write(path, text, (int64_t)strlen(text), error);
@@ -122,24 +126,32 @@ static bool write_place(Packer *packer, Position position, Error *error) {
     return write_record(packer, false, error);
 }
 
+/* A packing that was killed before its first record leaves no more than that record's temporary name. */
+static bool is_draft(const char *name) { return starts_with(name, RECORD ".partial-"); }
+
 static bool is_own(const char *name) {
-    static const char *const names[] = {"pack.json", "hashes", "tokenizer", "tokenizer.partial"};
+    static const char *const names[] = {RECORD, "hashes", "tokenizer", "tokenizer.partial"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return true;
-    return starts_with(name, "shard-") || starts_with(name, "pack.json.partial-");
+    return starts_with(name, "shard-") || is_draft(name);
 }
 
-/* Empties the folder of a part, which must hold nothing but what packing writes; the record goes first. */
+/* Lists a folder, which must hold nothing but what packing writes. An absent folder is empty. */
+static bool list_own(const char *folder, FileList *list, Error *error) {
+    if (!file_list(folder, list, error)) return error->finding == FINDING_ABSENT;
+    for (size_t i = 0; i < list->count; i++)
+        if (!is_own(list->entries[i].name))
+            return error_set(error, ERROR_USAGE, "%s holds %s, which packing did not write: give another name, or move it away", folder,
+                list->entries[i].name);
+    return true;
+}
+
+/* Empties the place of a part; the record goes first. */
 static bool clear_part(const Part *part, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
-    SCOPED_FREE char *record = part_path(part, "pack.json");
-    if (!part->name || file_kind(part->name, NULL) == FILE_ABSENT) return true;
-    if (!file_list(part->name, &list, error)) return false;
-    for (size_t i = 0; i < list.count; i++)
-        if (!is_own(list.entries[i].name))
-            return error_set(error, ERROR_USAGE, "%s holds %s, which packing did not write: give another name, or move it away", part->name,
-                list.entries[i].name);
-    bool good = file_remove(record, error) && file_sync_name(record, error);
+    if (!list_own(part->place, &list, error)) return false;
+    SCOPED_FREE char *record = part_path(part, RECORD);
+    bool good = !list.count || (file_remove(record, error) && file_sync_name(record, error));
     for (size_t i = 0; i < list.count && good; i++) {
         SCOPED_FREE char *path = part_path(part, list.entries[i].name);
         good = file_remove(path, error);
@@ -158,7 +170,7 @@ static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error)
 static bool begin_folder(Packer *packer, Error *error) {
     const Part *parts[] = {&packer->train, &packer->valid};
     for (int i = 0; i < 2; i++)
-        if (parts[i]->name && !(clear_part(parts[i], error) && file_make_folder(parts[i]->name, error))) return false;
+        if (parts[i]->name && !(clear_part(parts[i], error) && file_make_folder(parts[i]->place, error))) return false;
     return write_record(packer, false, error) && keep_tokenizer(packer, &packer->train, error) &&
            keep_tokenizer(packer, &packer->valid, error);
 }
@@ -176,15 +188,41 @@ static bool read_hashes(Packer *packer, Error *error) {
     return good;
 }
 
-/* What a killed packing was given another tokenizer for. */
+/* A killed packing may have been given another tokenizer. */
 static bool same_tokenizer(const Packer *packer, bool *same, Error *error) {
     bool bytes, differs = false;
-    SCOPED_FREE char *folder = memory_format("%s%s", packer->train.name, in_folder(packer) ? "/tokenizer" : ".tokenizer");
-    const char *given = packer->options.tokenizer ? packer->options.tokenizer : "";
-    bool good = file_kind(folder, NULL) == FILE_ABSENT ||
-                (byte_tokenizer_is(folder, &bytes, error) && tokenizer_differs(bytes ? "" : folder, given, &differs, error));
+    SCOPED_FREE char *folder =
+        in_folder(packer) ? part_path(&packer->train, "tokenizer") : memory_format("%s.tokenizer", packer->train.name);
+    bool good =
+        file_kind(folder, NULL) == FILE_ABSENT ||
+        (byte_tokenizer_is(folder, &bytes, error) && tokenizer_differs(bytes ? "" : folder, tokenizer_name(packer), &differs, error));
     *same = !differs;
     return good;
+}
+
+/* Nothing tells its content from another one. */
+static bool reads_standard_input(const Packer *packer) {
+    const char *const *input = packer->options.inputs;
+    while (*input && strcmp(*input, "-")) input++;
+    return *input;
+}
+
+/* What the record says of this packing. */
+static bool read_record(Packer *packer, PackFound *found, char **difference, Error *error) {
+    bool same;
+    SCOPED_FREE char *record = record_path(packer);
+    if (!same_tokenizer(packer, &same, error)) return false;
+    *difference = same ? NULL : memory_copy_string("the tokenizer");
+    return pack_report_read(&packer->report, &packer->options, record, found, difference, error);
+}
+
+/* After a packing that ended while its files got their names: whether it was this one. */
+static bool was_this_one(Packer *packer, Error *error) {
+    PackFound found;
+    SCOPED_FREE char *difference = NULL;
+    if (!read_record(packer, &found, &difference, error)) return false;
+    packer->report.result.resumed = packer->done = found == PACK_FOUND_WHOLE && !difference;
+    return true;
 }
 
 static bool refuse_other(const Packer *packer, PackFound found, const char *difference, Error *error) {
@@ -195,33 +233,107 @@ static bool refuse_other(const Packer *packer, PackFound found, const char *diff
         packer->train.name, difference);
 }
 
+static bool lock_folder(const Packer *packer, const char *folder, int *lock, Error *error) {
+    if (*lock >= 0 || file_lock(folder, lock)) return true;
+    return errno != EWOULDBLOCK
+               ? file_fail(error, "lock", folder)
+               : error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT", packer->train.name);
+}
+
+/* Moves a folder that a whole one is about to replace out of its way. */
+static bool set_aside(const char *name, const char *next, const char *aside, Error *error) {
+    if (file_kind(next, NULL) == FILE_ABSENT || file_kind(name, NULL) == FILE_ABSENT) return true;
+    return file_remove(aside, error) && file_exchange_folder(name, aside, aside, error);
+}
+
+/* Gives the parts that wait beside older ones their names. The training part has no name until the validation part has
+ * its own, so that no run starts on parts of two packings. After a kill or an error the same command goes on here. */
+static bool take_names(Packer *packer, Error *error) {
+    Part *parts[] = {&packer->train, &packer->valid};
+    char *next[2] = {0}, *aside[2] = {0};
+    int count = packer->valid.name ? 2 : 1;
+    bool good = true;
+    for (int i = 0; i < count; i++) {
+        next[i] = shard_next(parts[i]->name);
+        aside[i] = memory_format("%s.replaced", parts[i]->name);
+    }
+    for (int i = 0; i < count && good; i++) good = set_aside(parts[i]->name, next[i], aside[i], error);
+    for (int i = count - 1; i >= 0 && good; i--)
+        good = file_kind(next[i], NULL) == FILE_ABSENT || file_exchange_folder(next[i], parts[i]->name, aside[i], error);
+    for (int i = 0; i < count && good; i++) good = file_remove(aside[i], error);
+    for (int i = 0; i < count; i++) free(next[i]), free(aside[i]);
+    if (good && packer->next_lock >= 0) { /* what waited has the name now */
+        close(packer->lock);
+        packer->lock = packer->next_lock;
+        packer->next_lock = -1;
+    }
+    return good || error_context(error, "%s is packed, and the same command gives it its name", packer->train.name);
+}
+
+/* Whether a part has a result. It stays until another one is whole. */
+static bool has_result(const Part *part, bool *has, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (part->name && !list_own(part->name, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++) *has = *has || !is_draft(list.entries[i].name);
+    return true;
+}
+
+/* Whether the folder is made beside an older one. */
+static bool is_beside(const Packer *packer) { return strcmp(packer->train.name, packer->train.place) != 0; }
+
+static void use_next(Part *part) {
+    if (!part->name) return;
+    free(part->place);
+    part->place = shard_next(part->name);
+}
+
+/* Finds out where the folder is made: in its own place, or beside an older result that it is to replace. A packing that
+ * was killed is no result. */
+static bool choose_place(Packer *packer, bool *ended, Error *error) {
+    PackFound found, waiting;
+    bool has = false;
+    SCOPED_FREE char *next = shard_next(packer->train.name), *waits = memory_format("%s/" RECORD, next), *record = record_path(packer);
+    if (!lock_folder(packer, next, &packer->next_lock, error) || !pack_report_find(waits, &waiting, error)) return false;
+    *ended = waiting == PACK_FOUND_WHOLE;
+    if (*ended) return take_names(packer, error);
+    if (!pack_report_find(record, &found, error) && !(packer->options.overwrite && error->finding != FINDING_UNREADABLE)) return false;
+    if (found != PACK_FOUND_PART && !(has_result(&packer->train, &has, error) && has_result(&packer->valid, &has, error))) return false;
+    if (has && !packer->options.overwrite) return refuse_other(packer, PACK_FOUND_WHOLE, NULL, error);
+    if (!has && waiting == PACK_FOUND_NOTHING) return true;
+    use_next(&packer->train);
+    use_next(&packer->valid);
+    return true;
+}
+
 /* Finds out whether the folder is new, or goes on. */
-static bool open_folder(Packer *packer, Error *error) {
+static bool begin_or_resume(Packer *packer, bool *resume, Error *error) {
     PackFound found = PACK_FOUND_NOTHING;
-    SCOPED_FREE char *difference = NULL, *record = record_path(packer), *hashes = part_path(&packer->train, "hashes");
+    SCOPED_FREE char *difference = NULL;
+    if (!read_record(packer, &found, &difference, error)) return false;
+    *resume = found == PACK_FOUND_PART && !difference;
+    if (found == PACK_FOUND_PART && !*resume && !packer->options.overwrite) return refuse_other(packer, found, difference, error);
+    if (!*resume) return begin_folder(packer, error);
+    return keep_tokenizer(packer, &packer->train, error) && (!packer->valid.name || file_make_folder(packer->valid.place, error)) &&
+           keep_tokenizer(packer, &packer->valid, error);
+}
+
+static bool open_folder(Packer *packer, Error *error) {
+    bool ended, resume;
     if (!file_make_folder(packer->train.name, error)) return error_recode(error, ERROR_USAGE);
-    if (!file_lock(packer->train.name, &packer->lock))
-        return errno != EWOULDBLOCK ? file_fail(error, "lock", packer->train.name)
-                                    : error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT",
-                                          packer->train.name);
-    if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error) && !packer->options.overwrite)
-        return false;
-    bool same = true;
-    if (found == PACK_FOUND_PART && !difference && !same_tokenizer(packer, &same, error)) return false;
-    if (!same) difference = memory_copy_string("the tokenizer");
-    bool resume = found == PACK_FOUND_PART && !difference;
-    if (found != PACK_FOUND_NOTHING && !resume && !packer->options.overwrite) return refuse_other(packer, found, difference, error);
-    if (!resume && !begin_folder(packer, error)) return false;
-    if (resume && !(keep_tokenizer(packer, &packer->train, error) && (!packer->valid.name || file_make_folder(packer->valid.name, error)) &&
-                      keep_tokenizer(packer, &packer->valid, error)))
-        return false;
+    if (!lock_folder(packer, packer->train.name, &packer->lock, error) || !choose_place(packer, &ended, error)) return false;
+    if (ended && !reads_standard_input(packer) && !was_this_one(packer, error)) return false;
+    if (packer->done) return true;
+    if (ended && !choose_place(packer, &ended, error)) return false;
+    if (!begin_or_resume(packer, &resume, error)) return false;
+    if (is_beside(packer) && !lock_folder(packer, packer->train.place, &packer->next_lock, error)) return false;
     packer->report.result.resumed = packer->report.result.shards > 0;
     for (const Part *const *part = (const Part *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
-        if ((*part)->name) file_remove_partials((*part)->name, "", NULL);
+        if ((*part)->name) file_remove_partials((*part)->place, "", NULL);
+    SCOPED_FREE char *hashes = part_path(&packer->train, "hashes");
     if (!file_open_append(&packer->hashes, hashes, false, error) ||
         !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
         return false;
-    if (resume) log_info("going on with %s behind %" PRId64 " shards", packer->train.name, packer->report.result.shards);
+    if (resume) log_info("going on with %s behind %" PRId64 " shards", packer->train.place, packer->report.result.shards);
     return read_hashes(packer, error);
 }
 
@@ -234,13 +346,13 @@ static bool complete_folder(Packer *packer, Error *error) {
     for (int i = 0; i < 2; i++) { /* a shard that got its name but not its place in the record of a packing that ends otherwise */
         if (!parts[i]->name) continue;
         free(stale);
-        stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->name, *part_shards(packer, parts[i]));
+        stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->place, *part_shards(packer, parts[i]));
         if (!file_remove(stale, error)) return false;
     }
     if (!write_record(packer, true, error)) return false;
     Error left = {0};
     if (!file_remove(hashes, &left)) log_warn("%s; the shards do not need it", left.message);
-    return true;
+    return !is_beside(packer) || take_names(packer, error);
 }
 
 /* -- Documents ------------------------------------------------------------------------------------------------------- */
@@ -517,9 +629,13 @@ static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer
     packer->options = *options;
     if (!options->field) packer->options.field = "text";
     packer->trainer = trainer;
-    packer->lock = -1;
+    packer->lock = packer->next_lock = -1;
     packer->train.name = memory_format("%.*s%s", (int)path_length(options->output), options->output, split ? "-train" : "");
-    if (split) packer->valid.name = memory_format("%.*s-valid", (int)path_length(options->output), options->output);
+    packer->train.place = memory_copy_string(packer->train.name);
+    if (split) {
+        packer->valid.name = memory_format("%.*s-valid", (int)path_length(options->output), options->output);
+        packer->valid.place = memory_copy_string(packer->valid.name);
+    }
     packer->long_hash = XXH3_createState();
     if (!packer->long_hash) memory_refused(sizeof(XXH64_hash_t));
     return packer;
@@ -532,6 +648,8 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     shard_writer_cancel(packer->valid.writer);
     free(packer->train.name);
     free(packer->valid.name);
+    free(packer->train.place);
+    free(packer->valid.place);
     record_reader_free(packer->reader);
     tokenizer_trainer_free(packer->trainer);
     chat_free(packer->chat);
@@ -541,6 +659,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     hash_set_free(packer->seen);
     file_close(&packer->hashes);
     if (packer->lock >= 0) close(packer->lock);
+    if (packer->next_lock >= 0) close(packer->next_lock);
     XXH3_freeState(packer->long_hash);
     free(packer->new_hashes);
     free(packer->held);
@@ -584,30 +703,14 @@ static bool refuse_existing(const Packer *packer, Error *error) {
     return true;
 }
 
-static bool reads_standard_input(const Packer *packer) {
-    const char *const *input = packer->options.inputs;
-    while (*input && strcmp(*input, "-")) input++;
-    return *input;
-}
-
-/* After a packing that ended while its files got their names: whether it was this one. */
-static bool was_this_one(Packer *packer, bool *same, Error *error) {
-    PackFound found;
-    SCOPED_FREE char *difference = NULL, *record = record_path(packer);
-    if (!pack_report_read(&packer->report, &packer->options, record, &found, &difference, error)) return false;
-    *same = found == PACK_FOUND_WHOLE && !difference;
-    return !*same || same_tokenizer(packer, same, error);
-}
-
 /* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */
 static bool open_shards(Packer *packer, Error *error) {
-    bool ended, again = reads_standard_input(packer); /* which nothing tells from another one */
+    bool ended, again = reads_standard_input(packer);
     const char *names[] = {
         packer->valid.name ? packer->valid.name : packer->train.name, packer->valid.name ? packer->train.name : NULL, NULL};
     SCOPED_FREE char *record = record_path(packer);
     if (!shard_names_resume(names, record, &ended, error)) return false;
-    if (ended && !again && !was_this_one(packer, &packer->done, error)) return false;
-    packer->report.result.resumed = packer->done;
+    if (ended && !again && !was_this_one(packer, error)) return false;
     if (packer->done) return true;
     return ((ended && again) || refuse_existing(packer, error)) && part_open(packer, &packer->train, error) &&
            (!packer->valid.name || part_open(packer, &packer->valid, error));

@@ -234,7 +234,9 @@ void pack_report_bad(PackReport *report, const Record *record, const char *file)
 /* The text of the record; the caller frees. */
 char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete);
 typedef enum PackFound { PACK_FOUND_NOTHING, PACK_FOUND_PART, PACK_FOUND_WHOLE } PackFound;
-/* Reads what `path` says: the counts, and of a part the position, come into `report`, if inputs and settings are the same;
- * else `difference` (for the caller to free) says what is not. ERROR_DATA: no record of a packing. */
+/* Finds out what `path` records. ERROR_DATA: no record of a packing (FINDING_DAMAGED), or it cannot be read now. */
+bool pack_report_find(const char *path, PackFound *found, Error *error);
+/* The same, and the counts, and of a part the position, come into `report` if inputs and settings are the same. Else
+ * `difference` (for the caller to free) says what is not. A difference that the caller knows is given in it, or NULL. */
 bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error);
 void pack_report_free(PackReport *report);

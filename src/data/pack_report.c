@@ -180,18 +180,40 @@ static bool take_counts(PackReport *report, const json_t *record, bool whole) {
     return good && json_is_array(report->samples);
 }
 
-bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error) {
+/* *record is NULL if there is none, and else the caller's. */
+static bool read_record(const char *path, json_t **record, PackFound *found, Error *error) {
     enum { RECORD_BYTES = 64 << 20 };
-    *found = PACK_FOUND_NOTHING;
-    if (!file_exists(path)) return true;
     SCOPED_FREE char *text = file_read(path, RECORD_BYTES, NULL, error);
-    if (!text) return error_recode(error, ERROR_DATA);
-    json_auto_t *record = json_loads(text, 0, NULL);
-    const json_t *complete = json_object_get(record, "complete");
-    bool whole = json_is_true(complete);
-    if (!json_is_boolean(complete)) return error_set(error, ERROR_DATA, "%s is no record of a packing; name another OUTPUT", path);
-    *found = whole ? PACK_FOUND_WHOLE : PACK_FOUND_PART;
-    *difference = find_difference(report, options, record);
-    return *difference || take_counts(report, record, whole) ||
+    *record = NULL;
+    *found = PACK_FOUND_NOTHING;
+    if (!text) return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA);
+    *record = json_loads(text, 0, NULL);
+    const json_t *complete = json_object_get(*record, "complete");
+    if (!json_is_boolean(complete)) {
+        error_set(error, ERROR_DATA, "%s is no record of a packing; name another OUTPUT", path);
+        return error_find(error, FINDING_DAMAGED);
+    }
+    *found = json_is_true(complete) ? PACK_FOUND_WHOLE : PACK_FOUND_PART;
+    return true;
+}
+
+bool pack_report_find(const char *path, PackFound *found, Error *error) {
+    json_t *record;
+    bool good = read_record(path, &record, found, error);
+    json_decref(record);
+    return good;
+}
+
+bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error) {
+    json_t *read;
+    bool good = read_record(path, &read, found, error);
+    json_auto_t *record = read;
+    if (!good || *found == PACK_FOUND_NOTHING) return good;
+    char *other = find_difference(report, options, record);
+    if (other) {
+        free(*difference);
+        *difference = other;
+    }
+    return *difference || take_counts(report, record, *found == PACK_FOUND_WHOLE) ||
            error_set(error, ERROR_DATA, "%s is damaged; give overwrite=true to pack anew", path);
 }

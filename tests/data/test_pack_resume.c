@@ -111,9 +111,12 @@ static void a_shard_ends_with_the_document_that_fills_it(void **state) {
     assert_non_null(strstr(record, "\"invalid\": \"replace\",\n  \"dedup\": \"none\","));
     free(record);
     options.overwrite = true;
+    assert_int_equal(pack(options).documents, 4); /* those of the result before are not counted again */
+    assert_shard_text("out/shard-00000", "one\n|two\n|");
     options.shard_tokens = 1000;
     assert_int_equal(pack(options).shards, 1);
     assert_int_equal(access("out/shard-00001.idx", F_OK), -1);
+    assert_int_equal(access("out.next", F_OK) & access("out.replaced", F_OK), -1);
     write_text("out/mine", "");
     assert_refused(options, ERROR_USAGE, "out holds mine, which packing did not write");
 }
@@ -243,7 +246,7 @@ static bool holds_text(const char *prefix, const char *text) {
 /* A packing of "in" over what "older" gave, or over nothing. */
 typedef struct Packing {
     PackOptions options;
-    const char *older, *parts[2], *texts[2];
+    const char *older[2], *parts[2], *texts[2];
     const char *record;
 } Packing;
 
@@ -253,13 +256,20 @@ static bool is_packed(const Packing *packing) {
     return both && access(packing->record, F_OK) == 0;
 }
 
+/* Whether all that is new is on the disk, and only its name is missing: the record of a folder of shards is in it. */
+static bool waits(const Packing *packing) {
+    size_t size;
+    SCOPED_FREE char *file = memory_format("%s.next", packing->record), *folder = memory_format("%s.next/pack.json", packing->parts[0]);
+    SCOPED_FREE char *record = access(folder, F_OK) == 0 ? (char *)read_bytes(folder, &size) : NULL;
+    return access(file, F_OK) == 0 || (record && strstr(record, "\"complete\": true"));
+}
+
 /* No part is anything but old or new, and nothing old is gone before all that is new waits on the disk. */
 static void check_killed(const Packing *packing, int call) {
-    SCOPED_FREE char *waiting = memory_format("%s.next", packing->record);
     for (int i = 0; i < 2 && packing->parts[i]; i++) {
         SCOPED_FREE char *text = text_of(packing->parts[i]);
-        bool old = packing->older ? text && !strcmp(text, packing->older) : !text;
-        if (!old && access(waiting, F_OK) != 0 && !is_packed(packing))
+        bool old = packing->older[i] ? text && !strcmp(text, packing->older[i]) : !text;
+        if (!old && !waits(packing) && !is_packed(packing))
             fail_msg("killed at call %d: %s is %s", call, packing->parts[i], text ? text : "gone");
         if (text && !old) assert_string_equal(text, packing->texts[i]);
     }
@@ -277,7 +287,7 @@ static void check_kills(const Packing *packing) {
         write_text("older", "old\n%\nolder\n");
         PackOptions before = packing->options;
         before.inputs = (const char *[]){"older", NULL};
-        if (packing->older) pack(before);
+        if (packing->older[0]) pack(before);
         killed = pack_until(packing->options, call);
         check_killed(packing, call);
         bool whole = is_packed(packing);
@@ -297,7 +307,7 @@ static void one_shard_killed_at_any_call_is_made_by_the_same_command(void **stat
         .record = "out.pack.json"};
     check_kills(&packing);
     packing.options.overwrite = true;
-    packing.older = "old\n|older\n|";
+    packing.older[0] = "old\n|older\n|";
     check_kills(&packing);
 }
 
@@ -307,6 +317,24 @@ static void both_parts_of_a_split_are_made_after_a_kill(void **state) {
         .parts = {"out-train", "out-valid"},
         .texts = {"one\n|two\n|three\n|", "four\n|"},
         .record = "out-train.pack.json"});
+}
+
+/* A folder holds more than one shard, and its text is that of all of them. */
+static void a_folder_of_shards_killed_at_any_call_keeps_the_older_one_until_it_is_whole(void **state) {
+    (void)state;
+    Packing packing = {
+        .options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%", .shard_tokens = 1000, .overwrite = true},
+        .older = {"old\n|older\n|"},
+        .parts = {"out"},
+        .texts = {"one\n|two\n|three\n|four\n|"},
+        .record = "out/pack.json"};
+    check_kills(&packing);
+    packing.options.valid_fraction = 0.25;
+    packing.older[0] = "old\n|", packing.older[1] = "older\n|";
+    packing.parts[0] = "out-train", packing.parts[1] = "out-valid";
+    packing.texts[0] = "one\n|two\n|three\n|", packing.texts[1] = "four\n|";
+    packing.record = "out-train/pack.json";
+    check_kills(&packing);
 }
 
 static void what_a_killed_packing_left_is_not_replaced_by_another_one(void **state) {
@@ -331,6 +359,7 @@ int main(void) {
         IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
         IN_FOLDER(one_shard_killed_at_any_call_is_made_by_the_same_command),
         IN_FOLDER(both_parts_of_a_split_are_made_after_a_kill),
+        IN_FOLDER(a_folder_of_shards_killed_at_any_call_keeps_the_older_one_until_it_is_whole),
         IN_FOLDER(what_a_killed_packing_left_is_not_replaced_by_another_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Kills `smelt data pack` (SIGKILL) at random moments and starts it again, until the folder of shards is complete; every file must have the bytes of an
-undisturbed packing. Longer than tests/data/test_pack_resume.c, and with a tokenizer, on the text of this machine.
+undisturbed packing. Each packing is to replace an older folder (overwrite=true), which must be whole until the new one is. Longer than tests/data/test_pack_resume.c, and with a tokenizer, on the text of this machine.
 
     tests/reliability/pack_kills.py SMELT FOLDER [--text FILE] [--kills 20] [--seed 1]     FOLDER is made; it keeps what differs"""
 import argparse
@@ -26,8 +26,17 @@ def make_text(path, size):
                     size -= file.write(json.dumps({"text": text}) + "\n")
 
 
-def is_complete(record):
-    return os.path.exists(record) and json.load(open(record, encoding="utf-8"))["complete"]
+def tokens_of(folder):
+    """The tokens in each shard, by the record of a whole folder; None: it is not whole."""
+    record = os.path.join(folder, "pack.json")
+    content = json.load(open(record, encoding="utf-8")) if os.path.exists(record) else {"complete": False}
+    return [content["settings"]["shard_tokens"]] if content["complete"] else None
+
+
+def replace_older():
+    for part in ("train", "valid"):
+        shutil.rmtree("hit-" + part, ignore_errors=True)
+        shutil.copytree("older-" + part, "hit-" + part)
 
 
 def main():
@@ -47,14 +56,19 @@ def main():
     if not os.path.exists("tokenizer.json"):
         subprocess.run([arguments.smelt, "data", "train-tokenizer", text, "tokenizer.json", "vocabulary=8192"], check=True, **quiet)
 
-    def pack(output):
-        return [arguments.smelt, "data", "pack", text, output, "tokenizer=tokenizer.json", "shard_tokens=100000", "dedup=near", "valid=0.05"]
+    def pack(output, shard_tokens=100000):
+        return [arguments.smelt, "data", "pack", text, output, "tokenizer=tokenizer.json", "shard_tokens=%d" % shard_tokens, "dedup=near", "valid=0.05",
+                "overwrite=true"]
 
-    for leftover in ("whole-train", "whole-valid", "hit-train", "hit-valid"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for name in ("whole", "older", "hit"):
+        for leftover in ("-train", "-valid", "-train.next", "-valid.next", "-train.replaced", "-valid.replaced"):
+            shutil.rmtree(name + leftover, ignore_errors=True)
+    subprocess.run(pack("older", 150000), check=True, **quiet)
     start = time.monotonic()
     subprocess.run(pack("whole"), check=True, **quiet)
     seconds, kills, starts = time.monotonic() - start, 0, 0
+    new, older = tokens_of("whole-train"), tokens_of("older-train")
+    replace_older()
     while kills < arguments.kills:
         process = subprocess.Popen(pack("hit"), **quiet)
         starts += 1
@@ -65,8 +79,10 @@ def main():
             process.kill()
             process.wait()
             kills += 1
-        if is_complete("hit-train/pack.json"):  # also where the kill came after the last record: begin anew
-            shutil.rmtree("hit-train"), shutil.rmtree("hit-valid")
+        if tokens_of("hit-train") == new:  # also where the kill came after the last record: begin anew
+            replace_older()
+        elif tokens_of("hit-train") != older and tokens_of("hit-train.next") != new:
+            sys.exit(f"start {starts} left neither the older folder nor a whole new one")
     subprocess.run(pack("hit"), check=True, **quiet)
     files = 0
     for part in ("train", "valid"):
