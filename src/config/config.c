@@ -234,6 +234,8 @@ static const Option rows[] = {
         "modules that get adapters, between commas: groups (attention, mlp, experts, router), names or ends of names (q_proj, "
         "layers.3.mlp.down_proj); all: all but routers",
         STATE),
+    STRING_OPTION(lora.modules_to_save, "", "",
+        "tables of tokens that are trained whole beside adapters, by PEFT's names between commas (embed_tokens, wte, lm_head)", STATE),
     CHOICE_OPTION(lora.base, "same", "same|nf4|fp8",
         "how frozen matrices of linear layers are held; nf4: in 4.13 bits (QLoRA), fp8: in 8, from which each GEMM's are made just before "
         "it"),

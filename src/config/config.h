@@ -81,10 +81,11 @@ typedef struct LoraConfig {
     int64_t rank; /* 0: none */
     double alpha;
     bool rslora;
-    const char *targets; /* config/lora_targets.h */
-    int experts;         /* LoraExperts */
-    int base;            /* LoraBase */
-    const char *start;   /* a folder of PEFT; empty: none */
+    const char *targets;         /* config/lora_targets.h */
+    const char *modules_to_save; /* tables that are trained whole (config/lora_targets.h); empty: none */
+    int experts;                 /* LoraExperts */
+    int base;                    /* LoraBase */
+    const char *start;           /* a folder of PEFT; empty: none */
 } LoraConfig;
 
 /* Of families of images: in training a time is 1 / (1 + exp(-x)) of a normal x of this mean and deviation, shifted (images/images.h);

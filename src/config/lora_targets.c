@@ -10,10 +10,15 @@ static const char *const groups[] = {
 
 static bool is_word(const char *target, size_t length, const char *word) { return strlen(word) == length && !memcmp(target, word, length); }
 
-bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group) {
+/* Returns true if `target` is the module's name or an end of it behind a dot. */
+static bool is_end(const char *target, size_t length, const char *module) {
     size_t all = strlen(module);
-    if (is_word(target, length, groups[group]) || (group != LORA_ROUTER && is_word(target, length, "all"))) return true;
     return length <= all && !memcmp(module + all - length, target, length) && (length == all || module[all - length - 1] == '.');
+}
+
+bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group) {
+    if (is_word(target, length, groups[group]) || (group != LORA_ROUTER && is_word(target, length, "all"))) return true;
+    return is_end(target, length, module);
 }
 
 bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group) {
@@ -26,18 +31,35 @@ bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group) {
     }
 }
 
+bool lora_saves(const LoraConfig *lora, const char *module, bool tied) {
+    if (!lora || !lora->rank || !lora->modules_to_save) return false;
+    for (const char *at = lora->modules_to_save; *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        if (is_end(at, length, module) || (tied && is_word(at, length, "lm_head"))) return true;
+        at += length;
+    }
+    return false;
+}
+
 double lora_factor(const LoraConfig *lora) { return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank); }
 
-bool lora_check_list(const LoraConfig *lora, Error *error) {
+static bool is_list(const char *list) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
-    for (const char *at = lora->targets;; at++) {
+    for (const char *at = list;; at++) {
         size_t length = strspn(at, letters);
-        if (!length || (at[length] && at[length] != ','))
-            return error_set(error, ERROR_USAGE,
-                "lora.targets=%s is no list: give all, or names between commas of groups (attention, mlp, experts, router) and modules "
-                "(q_proj,v_proj)",
-                lora->targets);
+        if (!length || (at[length] && at[length] != ',')) return false;
         at += length;
         if (!*at) return true;
     }
+}
+
+bool lora_check_list(const LoraConfig *lora, Error *error) {
+    if (!is_list(lora->targets))
+        return error_set(error, ERROR_USAGE,
+            "lora.targets=%s is no list: give all, or names between commas of groups (attention, mlp, experts, router) and modules "
+            "(q_proj,v_proj)",
+            lora->targets);
+    return !lora->modules_to_save || !*lora->modules_to_save || is_list(lora->modules_to_save) ||
+           error_set(error, ERROR_USAGE,
+               "lora.modules_to_save=%s is not a list: give names of tables between commas (embed_tokens,lm_head)", lora->modules_to_save);
 }

@@ -12,7 +12,9 @@ typedef enum LoraGroup { LORA_ATTENTION, LORA_MLP, LORA_EXPERTS, LORA_ROUTER } L
 bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group);
 /* Whether one word of the list, `length` bytes of `target`, chooses the module. */
 bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group);
+/* Whether lora.modules_to_save names `module`, a table of tokens, likewise. lm_head stands for the table of a tied model too. */
+bool lora_saves(const LoraConfig *lora, const char *module, bool tied);
 /* What B A x is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732). */
 double lora_factor(const LoraConfig *lora);
-/* ERROR_USAGE when the list is none. */
+/* ERROR_USAGE when lora.targets or lora.modules_to_save is not a list. */
 bool lora_check_list(const LoraConfig *lora, Error *error);

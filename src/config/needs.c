@@ -207,6 +207,7 @@ static const Need rows[] = {
     {"lora.alpha", "lora.rank", has_adapters, REFUSE},
     {"lora.rslora", "lora.rank", has_adapters, REFUSE},
     {"lora.targets", "lora.rank", has_adapters, REFUSE},
+    {"lora.modules_to_save", "lora.rank", has_adapters, REFUSE},
     {"lora.base", "lora.rank", has_adapters, REFUSE},
     {"lora.start", "lora.rank", has_adapters, REFUSE},
     {"lora.experts", "lora.rank", has_adapters, REFUSE},

@@ -3,7 +3,9 @@
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "base/scope.h"
 #include "model/builder.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
@@ -114,7 +116,11 @@ Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in,
 /* The token table, or the head. */
 static TensorId declare_table(Builder *b, const char *name, bool ends) {
     Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {b->config->vocabulary}};
+    SCOPED_FREE char *module = parameter_module(name);
+    bool frozen = b->graph->frozen;
+    b->graph->frozen = frozen && !lora_saves(b->lora, module, b->config->tied);
     TensorId table = builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->vocabulary, b->config->width}, &cut);
+    b->graph->frozen = frozen;
     b->graph->parameters[b->graph->parameter_count - 1].ends = ends;
     return table;
 }

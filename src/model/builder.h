@@ -46,6 +46,8 @@ typedef struct Trunk { TensorId normed, head, velocity; } Trunk;
 
 /* Normal values of mean 0 and deviation init_std. `name` is the whole name, with ".weight" where there is one. */
 TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape, const Cut *cut);
+/* NAME of NAME.weight, for the caller to free (lora.c). */
+char *parameter_module(const char *parameter);
 /* [count], all of one value. */
 TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value, const Cut *cut);
 /* NAME.weight [out, in], normal with the deviation `std`. */

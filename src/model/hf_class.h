@@ -196,7 +196,9 @@ typedef struct GgufClass {
 bool gguf_key_real(const GgufKeys *keys, const char *key, double *number);
 bool gguf_key_integer(const GgufKeys *keys, const char *key, int64_t *number);
 bool gguf_key_refuse(const GgufKeys *keys, const char *key, const char *reason);
-static inline int64_t gguf_field(const GgufKeys *keys, const char *field) { return json_integer_value(json_object_get(keys->object, field)); }
+static inline int64_t gguf_field(const GgufKeys *keys, const char *field) {
+    return json_integer_value(json_object_get(keys->object, field));
+}
 /* The number with the fewest digits that becomes `value` in fp32. */
 double gguf_shortest(double value);
 
@@ -208,15 +210,15 @@ struct HfClass {
     HfTables tables;
     /* The tables of an object of the class in another layout; NULL, or gives NULL: `tables`. */
     const HfTables *(*tables_of)(const json_t *object);
-    double rope_theta;           /* where config.json has none; 0: 1e4 */
-    bool rotates_part;           /* partial_rotary_factor counts, also beside a scaling of positions */
-    bool rounds_rope_bounds;     /* yarn's bounds are whole channels whatever `truncate` says */
-    bool scales_no_attention;    /* an attention_factor of yarn other than 1 is refused */
+    double rope_theta;            /* where config.json has none; 0: 1e4 */
+    bool rotates_part;            /* partial_rotary_factor counts, also beside a scaling of positions */
+    bool rounds_rope_bounds;      /* yarn's bounds are whole channels whatever `truncate` says */
+    bool scales_no_attention;     /* an attention_factor of yarn other than 1 is refused */
     bool demands_scaled_head_dim; /* with yarn or dynamic scaling transformers does not run without head_dim */
-    bool lacks_router_biases;    /* models with load-balancing biases that differ cannot be written */
-    bool router_is_parameter;    /* PEFT finds a router's matrix under target_parameters */
-    bool runs_fp8;               /* vLLM and transformers read it in FP8 (hf_fp8.c) */
-    bool is_llmc;                /* llm.c trains it */
+    bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
+    bool router_is_parameter;     /* PEFT finds a router's matrix under target_parameters */
+    bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
+    bool is_llmc;                 /* llm.c trains it */
     /* Sets what the class implies and no field says. NULL: nothing. */
     void (*start)(ModelConfig *model);
     /* A model of the family is written as the first of its classes that fits. NULL: any fits. */

@@ -1,5 +1,6 @@
 /* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen gets y = W x +
- * (alpha / rank) B (A x) with A [rank, in] and B [out, rank], which alone are trained. A starts with normal values
+ * (alpha / rank) B (A x) with A [rank, in] and B [out, rank], which alone are trained, with tables that lora.modules_to_save
+ * names (builder.c). A starts with normal values
  * of the deviation of PEFT's, which draws them from kaiming_uniform_(a = sqrt(5)), that is U(-1 / sqrt(in), 1 /
  * sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the model starts as it was.
  * Called by the families; owns nothing.
@@ -39,8 +40,7 @@ typedef struct Adapters {
     LoraColumns columns[LORA_MAX_ADAPTERS];
 } Adapters;
 
-/* NAME of NAME.weight, for the caller to free. */
-static char *module_of(const char *parameter) {
+char *parameter_module(const char *parameter) {
     size_t stem = strlen(parameter) - (ends_with(parameter, ".weight") ? strlen(".weight") : 0);
     return memory_format("%.*s", (int)stem, parameter);
 }
@@ -56,7 +56,7 @@ static int find_adapted(
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->offset < span.begin || p->offset >= span.end) continue;
-        SCOPED_FREE char *module = module_of(p->name);
+        SCOPED_FREE char *module = parameter_module(p->name);
         int64_t first_row = end_row;
         end_row += p->shape[0];
         if (!lora_selects(b->lora, module, group)) continue;
@@ -76,7 +76,7 @@ static TensorId declare(Graph *graph, const Adapted *adapted, int count, bool do
         const Parameter *layer = &adapted[i].layer;
         int64_t shape[] = {down ? rank : layer->whole[0], down ? layer->whole[1] : rank};
         Cut cut = layer->cut.dimension == down ? layer->cut : (Cut){0};
-        SCOPED_FREE char *module = module_of(layer->name), *name = memory_format("%s.%s.weight", module, down ? "lora_A" : "lora_B");
+        SCOPED_FREE char *module = parameter_module(layer->name), *name = memory_format("%s.%s.weight", module, down ? "lora_A" : "lora_B");
         matrices[i] = graph_cut_parameter(graph, name, PARAMETER_MATRIX, 2, shape, &cut, 0, std, i > 0);
     }
     return graph_fuse(graph, matrices, count);
@@ -198,7 +198,7 @@ TensorId builder_router_linear(Builder *b, TensorId x, const char *name, int64_t
     int64_t in = graph_columns(graph, x), rank = b->lora ? b->lora->rank : 0;
     TensorId weight = builder_matrix(b, name, out, in, b->config->init_std, NULL);
     TensorId y = op_linear(graph, x, weight, biased ? builder_bias(b, name, out, NULL) : TENSOR_NONE, wide);
-    SCOPED_FREE char *module = module_of(graph_get(graph, weight)->name);
+    SCOPED_FREE char *module = parameter_module(graph_get(graph, weight)->name);
     if (!lora_selects(b->lora, module, LORA_ROUTER)) return y;
     TensorId down = declare_half(b, module, true, 2, (int64_t[]){rank, in}, &(Cut){0});
     TensorId up = declare_half(b, module, false, 2, (int64_t[]){out, rank}, &(Cut){0});
@@ -249,9 +249,33 @@ static bool has_adapted_experts(const Graph *graph) {
     return false;
 }
 
+/* Checks that each name of lora.modules_to_save is that of a table in the graph. */
+static bool check_saved(const Graph *graph, const ModelConfig *config, const LoraConfig *lora, Error *error) {
+    for (const char *at = lora->modules_to_save ? lora->modules_to_save : ""; *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        SCOPED_FREE char *name = memory_format("%.*s", (int)length, at);
+        LoraConfig one = {.rank = lora->rank, .modules_to_save = name};
+        bool found = false;
+        for (int i = 0; i < graph->parameter_count && !found; i++) {
+            const Parameter *p = &graph->parameters[i];
+            SCOPED_FREE char *module = parameter_module(p->name);
+            found = p->kind == PARAMETER_EMBEDDING && !p->frozen && lora_saves(&one, module, config->tied);
+        }
+        if (!found)
+            return error_set(error, ERROR_USAGE,
+                "lora.modules_to_save: %s is not a table of tokens of this model: give the embedding (embed_tokens, or wte in GPT-2 and "
+                "MPT) "
+                "or lm_head; lora.targets gives linear layers adapters",
+                name);
+        at += length;
+    }
+    return true;
+}
+
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     if (!lora->rank) return true;
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
+    if (!check_saved(model.graph, config, lora, error)) return false;
     for (const char *at = lora->targets;; at++) {
         size_t length = strcspn(at, ",");
         if (!chooses_any(at, length, model.graph))

@@ -85,7 +85,7 @@ Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const Lor
  * and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
     ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
-/* ERROR_USAGE naming what lora.targets names and the model lacks (model/lora.c). */
+/* ERROR_USAGE naming what lora.targets or lora.modules_to_save names and the model lacks (model/lora.c). */
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* The smallest program of the whole model, for what its parameters are; `lora` may be NULL. */
 Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision);

@@ -21,6 +21,7 @@
 #include "base/strings.h"
 #include "config/lora_targets.h"
 #include "model/hf_internal.h"
+#include "model/builder.h"
 #include "model/peft_internal.h"
 
 #define PREFIX "base_model.model."
@@ -29,6 +30,7 @@
 #define GATE_UP ".experts.gate_up_proj"
 #define DOWN_PROJ ".experts.down_proj"
 #define ROWS ".token_adapter.trainable_tokens_delta"
+#define HEAD "lm_head.weight"
 #define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
@@ -39,10 +41,11 @@ static char *module_of(const char *name) {
     return memory_format("%.*s", (int)(strlen(name) - strlen(DOWN)), name);
 }
 
-/* PEFT's name of an adapter's parameter, for the caller to free. */
+/* PEFT's name of what is trained, for the caller to free. */
 static char *stored_name(const Graph *graph, const Parameter *p) {
     SCOPED_FREE char *module = module_of(p->name);
-    const char *half = p->name + strlen(module);
+    const char *half = p->name + (module ? strlen(module) : 0);
+    if (!module) return memory_format(PREFIX "%s", p->name); /* a table that is trained whole */
     bool inner = ends_with(module, GATE_UP), outer = ends_with(module, DOWN_PROJ);
     if (!inner && !outer) return memory_format(PREFIX "%s", p->name);
     int stem = (int)(strlen(module) - strlen(inner ? GATE_UP : DOWN_PROJ));
@@ -288,29 +291,6 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
     return true;
 }
 
-bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
-    size_t count = 0;
-    if (!check_missing(peft, graph, error)) return false;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (p->frozen) continue;
-        if (!load_half(peft, graph, p, master, error)) return false;
-        count++;
-    }
-    if (count == peft->file.count) return true;
-    for (size_t i = 0; i < peft->file.count; i++) {
-        bool used = is_of_base(peft->file.tensors[i].name); /* peft_replace reads it */
-        for (int j = 0; j < graph->parameter_count && !used; j++) {
-            SCOPED_FREE char *name = graph->parameters[j].frozen ? NULL : stored_name(graph, &graph->parameters[j]);
-            used = name && !strcmp(name, peft->file.tensors[i].name);
-        }
-        if (!used)
-            return error_set(error, ERROR_CHECKPOINT, "%s: %s belongs to no layer of the model that has an adapter", peft->path,
-                peft->file.tensors[i].name);
-    }
-    return true;
-}
-
 /* -- Parts of the base ------------------------------------------------------------------------------------------------ */
 
 /* The ids whose rows of a module's table a folder holds, a list of them, or an object of lists by the ends of modules' names. */
@@ -345,7 +325,7 @@ static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const c
 }
 
 static bool put_whole(
-    const PeftFolder *peft, const StoredTensor *tensor, const Parameter *p, bool tied, const float *values, void *master, Error *error) {
+    const PeftFolder *peft, const StoredTensor *tensor, const Parameter *p, const float *values, void *master, Error *error) {
     bool fits = tensor->rank == p->rank && !p->transposed;
     for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
     if (!fits)
@@ -353,27 +333,52 @@ static bool put_whole(
             "does not have the shape that the base has; for new tokens give a base with rows for them, which smelt convert BASE FOLDER "
             "tokens.add=A,B makes, as ADAPTER@FOLDER",
             error);
-    if (tied && p->kind == PARAMETER_EMBEDDING && !json_is_true(json_object_get(peft->content, "ensure_weight_tying")))
-        return refuse_tensor(peft, tensor,
-            "was trained apart from the head, which is the same table in this base: train it with ensure_weight_tying", error);
     for (int64_t i = 0; i < p->count; i++) element_set((size_t)p->element_bytes, parameter_in(p, master), i, values[i]);
     return true;
 }
 
+/* The token table of a tied model, the first one; -1: there is none. */
+static int find_table(const Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].kind == PARAMETER_EMBEDDING) return i;
+    return -1;
+}
+
+/* The parameter that a tensor of the base is, or has rows of; -1: the model has none. */
+static int find_replaced(const Graph *graph, const char *tensor) {
+    SCOPED_FREE char *name = memory_copy_string(tensor + strlen(PREFIX));
+    if (ends_with(name, ROWS)) snprintf(name + strlen(name) - strlen(ROWS), strlen(ROWS), ".weight");
+    if (graph_find_parameter(graph, name) < 0 && !strcmp(name, HEAD)) return find_table(graph);
+    return graph_find_parameter(graph, name);
+}
+
+/* Checks that what the folder has of a tied model's table and of its head is one table. PEFT saves both with ensure_weight_tying, and
+ * else trains them apart; it does so in GPT-2 and MPT with it too, unless modules_to_save names both. */
+static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const Parameter *table, Error *error) {
+    SCOPED_FREE char *name = memory_format(PREFIX "%s", table->name);
+    const StoredTensor *a = safetensors_find(&peft->file, name), *b = safetensors_find(&peft->file, PREFIX HEAD);
+    bool alike = a && b && a->type == b->type && a->rank == 2 && b->rank == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+    return (alike && !memcmp(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * stored_type_bytes(a->type))) ||
+           refuse_tensor(peft, tensor,
+               "was trained apart from the head or the embedding, and both are one table in this base: train it with ensure_weight_tying "
+               "and both names in modules_to_save",
+               error);
+}
+
 static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, void *master, Error *error) {
     const char *name = tensor->name + strlen(PREFIX);
-    bool rows = ends_with(name, ROWS), tied = graph_find_parameter(graph, "lm_head.weight") < 0;
+    bool rows = ends_with(name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
     SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - (rows ? strlen(ROWS) : 0)), name);
-    SCOPED_FREE char *full = memory_format("%s%s", module, rows ? ".weight" : "");
-    int index = graph_find_parameter(graph, full);
+    int index = find_replaced(graph, tensor->name);
     if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
+    if (tied && !rows && index == find_table(graph) && !check_tied(peft, tensor, &graph->parameters[index], error)) return false;
     if (tensor->type > STORED_F16) return refuse_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
     hf_convert(sizeof *values, values, tensor->type, tensor->data, count);
     const Parameter *p = &graph->parameters[index];
-    return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, tied, values, master, error);
+    return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, values, master, error);
 }
 
 /* Checks that the folder has a tensor for each module of modules_to_save. PEFT would silently use the base's. */
@@ -395,6 +400,61 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
     if (!check_saved(peft, error)) return false;
     for (size_t i = 0; i < peft->file.count; i++)
         if (is_of_base(peft->file.tensors[i].name) && !replace_one(peft, &peft->file.tensors[i], graph, master, error)) return false;
+    return true;
+}
+
+/* -- Reading what a run trains ---------------------------------------------------------------------------------------- */
+
+bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error) {
+    for (size_t i = 0; i < peft->file.count; i++) {
+        const char *name = peft->file.tensors[i].name;
+        int index = is_of_base(name) ? find_replaced(graph, name) : -1;
+        if (!is_of_base(name) || (index >= 0 && !graph->parameters[index].frozen && !ends_with(name, ROWS))) continue;
+        return error_set(error, ERROR_USAGE,
+            "%s holds parts of the base too, of which this run does not train %s: name tables that were trained whole in "
+            "lora.modules_to_save, or make a base with them, smelt convert %s merged",
+            peft->path, name, peft->path);
+    }
+    return true;
+}
+
+/* Fills the tables that the graph trains whole; each must be in the folder. */
+static bool load_saved(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        SCOPED_FREE char *half = module_of(p->name), *name = stored_name(graph, p);
+        const StoredTensor *tensor = safetensors_find(&peft->file, name);
+        if (p->frozen || half) continue;
+        if (!tensor)
+            return error_set(error, ERROR_CHECKPOINT,
+                "%s has no %s, which lora.modules_to_save trains: leave it out there, or begin with a merged base, smelt convert %s merged",
+                peft->path, name, peft->path);
+        if (!replace_one(peft, tensor, graph, master, error)) return false;
+    }
+    return true;
+}
+
+bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
+    size_t count = 0;
+    if (!check_missing(peft, graph, error) || !load_saved(peft, graph, master, error)) return false;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        SCOPED_FREE char *half = p->frozen ? NULL : module_of(p->name);
+        if (!half) continue;
+        if (!load_half(peft, graph, p, master, error)) return false;
+        count++;
+    }
+    if (count == peft->file.count) return true;
+    for (size_t i = 0; i < peft->file.count; i++) {
+        bool used = is_of_base(peft->file.tensors[i].name); /* peft_replace reads it */
+        for (int j = 0; j < graph->parameter_count && !used; j++) {
+            SCOPED_FREE char *name = graph->parameters[j].frozen ? NULL : stored_name(graph, &graph->parameters[j]);
+            used = name && !strcmp(name, peft->file.tensors[i].name);
+        }
+        if (!used)
+            return error_set(error, ERROR_CHECKPOINT, "%s: %s belongs to no layer of the model that has an adapter", peft->path,
+                peft->file.tensors[i].name);
+    }
     return true;
 }
 
@@ -430,13 +490,14 @@ static bool is_parameter(const char *module, const HfClass *class) {
 }
 
 static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
-    json_t *modules = json_array(), *parameters = json_array();
+    json_t *modules = json_array(), *parameters = json_array(), *saved = json_array();
     bool transposed = false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         transposed |= p->transposed;
-        SCOPED_FREE char *module = p->frozen || !ends_with(p->name, DOWN) ? NULL : module_of(p->name);
-        if (!module) continue;
+        SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = p->frozen || module ? NULL : parameter_module(p->name);
+        if (table) json_array_append_new(saved, json_string(strrchr(table, '.') ? strrchr(table, '.') + 1 : table));
+        if (!module || !ends_with(p->name, DOWN)) continue;
         const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
         bool parameter = is_parameter(module, hf_class(model));
         SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ROUTER) ? ".weight" : "");
@@ -448,7 +509,13 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         "base_model_name_or_path", base, "r", (json_int_t)lora->rank, "lora_alpha", lora->alpha, "use_rslora", lora->rslora, "lora_dropout",
         0.0, "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
     if (content && json_array_size(parameters)) json_object_set(content, "target_parameters", parameters);
+    if (content && json_array_size(saved)) json_object_set(content, "modules_to_save", saved);
+    if (content && json_array_size(saved) && model->tied) {
+        json_array_append_new(saved, json_string("lm_head"));
+        json_object_set_new(content, "ensure_weight_tying", json_true());
+    }
     json_decref(parameters);
+    json_decref(saved);
     return content;
 }
 
@@ -459,6 +526,14 @@ static bool write_config(
     SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
     if (!text) return error_set(error, ERROR_USAGE, "%s: the base %s is not UTF-8", path, base);
     return file_write(path, text, (int64_t)strlen(text), error);
+}
+
+/* A table in fp32. */
+static StoredTensor store_table(const Graph *graph, const Parameter *p, const void *master) {
+    float *values = memory_allocate((size_t)p->count * sizeof *values);
+    for (int64_t i = 0; i < p->count; i++) values[i] = (float)element_get((size_t)p->element_bytes, parameter_in(p, master), i);
+    return (StoredTensor){
+        .name = stored_name(graph, p), .type = STORED_F32, .rank = 2, .shape = {p->shape[0], p->shape[1]}, .data = values};
 }
 
 /* One half in fp32 as PEFT has it. `experts`: how many share it, each of which gets a copy; 1 for others. */
@@ -476,15 +551,21 @@ static StoredTensor store_half(const Graph *graph, const Parameter *p, const voi
 }
 
 static bool write_tensors(const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
-    SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
+    SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 2) * sizeof *tensors);
+    bool tied = graph_find_parameter(graph, HEAD) < 0;
     size_t count = 0;
     bool finite = true;
     for (int i = 0; i < graph->parameter_count && finite; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
         bool shared = p->rank == 2 && (strstr(p->name, GATE_UP ".") || strstr(p->name, DOWN_PROJ "."));
-        tensors[count] = store_half(graph, p, master, shared ? experts : 1);
+        SCOPED_FREE char *half = module_of(p->name);
+        tensors[count] = half ? store_half(graph, p, master, shared ? experts : 1) : store_table(graph, p, master);
         finite = stored_check_finite(&tensors[count++], error);
+        if (half || !tied) continue;
+        tensors[count] = store_table(graph, p, master); /* PEFT wants the head beside the table that it is tied to */
+        free((char *)tensors[count].name);
+        tensors[count++].name = memory_copy_string(PREFIX HEAD);
     }
     SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
     json_auto_t *metadata = json_pack("{s:s}", "format", "pt");

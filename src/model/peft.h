@@ -26,16 +26,19 @@ bool peft_is_folder(const char *folder);
  * tensor. ERROR_CHECKPOINT. */
 bool peft_open(PeftFolder *peft, const char *folder, Error *error);
 void peft_close(PeftFolder *peft);
-/* Fills the adapters of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of them
- * must be in the folder in their shapes, and nothing else, nor may it lack one that its target_modules name. ERROR_CHECKPOINT. */
+/* Fills what is trained of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of it
+ * must be in the folder in its shapes, and nothing else but parts of the base, nor may it lack an adapter that its target_modules
+ * name. ERROR_CHECKPOINT. */
 bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
+/* ERROR_USAGE where the folder holds parts of the base that `graph` does not train. */
+bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error);
 
 /* Puts what the folder holds of the base in its place in `master`, the MASTER arena of a graph of the whole model: modules that were trained
  * whole (modules_to_save) or saved for their new rows, and rows of tokens (trainable_token_indices). ERROR_CHECKPOINT names what has
  * another shape, or no place. */
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
 
-/* Writes the adapters of `graph`, whose MASTER arena is `master`, in fp32 into an existing folder; `base` is the name of the
+/* Writes what is trained of `graph`, adapters and tables (modules_to_save), whose MASTER arena is `master`, in fp32 into an existing folder; `base` is the name of the
  * base. An adapter that experts share is written for each of them. ERROR_NUMERICS when a value is not finite. */
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error);

@@ -92,12 +92,13 @@ static bool take_quantized(const Session *session, const WeightSource *source, c
     return quantized_put(session->executor, p, values, error);
 }
 
-/* Fills the parameters of the session that the source has; matrices go into the arena of weights, cast to its type. */
+/* Fills the frozen parameters of the session; matrices go into the arena of weights, cast to its type. Tables that are trained begin
+ * as the source has them, and are not spread yet. */
 static bool take_all(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (graph_find_parameter(source->graph, p->name) < 0) continue; /* an adapter */
+        if (!p->frozen) continue;
         if (p->quantization) {
             if (!take_quantized(session, source, p, error)) return false;
             continue;
@@ -107,6 +108,7 @@ static bool take_all(Session *session, const WeightSource *source, Error *error)
         void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
         source_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->backend.device, to);
     }
+    if (!session->step) source_take_shards(session, source);
     return true;
 }
 
@@ -194,24 +196,15 @@ bool adapter_load_start(Session *session, Error *error) {
     SCOPED(host_model_close) HostModel start = {0};
     SCOPED(peft_close) PeftFolder peft = {0};
     if (!peft_open(&peft, lora->start, error)) return false;
-    if (peft.replaces)
-        return error_set(error, ERROR_USAGE,
-            "%s holds parts of the base too, which a run with adapters does not train: smelt convert %s merged makes a base with them",
-            lora->start, lora->start);
     if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
         return error_set(error, ERROR_USAGE,
             "%s has adapters of lora.rank=%lld lora.alpha=%g%s, and given are lora.rank=%lld lora.alpha=%g: give the former", lora->start,
             (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank, lora->alpha);
-    if (!host_model_open(&start, &config->model, lora, config->precision, error) ||
+    if (!host_model_open(&start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start.model.graph, error) ||
         !peft_load(&peft, start.model.graph, start.master, error))
         return false;
     if (comm_rank(session->comm) == 0) name_differences(&peft, config);
-    char *master = executor_arena(session->executor, ARENA_MASTER);
-    WeightSource source = {.graph = start.model.graph, .master = start.master};
-    for (int i = 0; i < session->layout->shard.interval_count; i++) {
-        const ShardInterval *held = &session->layout->shard.intervals[i];
-        source_take(&source, session->model.graph, held->elements, false, session->backend.device, master + held->offset);
-    }
+    source_take_shards(session, &(WeightSource){.graph = start.model.graph, .master = start.master});
     return device_ok(session->backend.device, error);
 }
 
@@ -254,10 +247,23 @@ static void merge_parameter(const HostModel *adapters, const Parameter *p, int d
             a_values + e * a_stride, out, in, rank, factor);
 }
 
+/* Puts the table `q` that was trained in place of the base's. */
+static void replace_table(const HostModel *adapters, const Parameter *q, const Parameter *p, char *master) {
+    for (int64_t i = 0; i < p->count; i++)
+        element_set((size_t)p->element_bytes, parameter_in(p, master), i,
+            element_get((size_t)q->element_bytes, parameter_in(q, adapters->master), i));
+}
+
 static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
     int merged = 0, trained = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
+        const Parameter *p = &graph->parameters[i],
+                        *q = &adapters->model.graph->parameters[graph_find_parameter(adapters->model.graph, p->name)];
+        if (!q->frozen) {
+            replace_table(adapters, q, p, master);
+            merged++;
+            continue;
+        }
         int down = find_half(adapters->model.graph, p->name, "lora_A"), up = find_half(adapters->model.graph, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
         merge_parameter(adapters, p, down, up, lora_factor(lora), graph->precision == PRECISION_FP64, parameter_in(p, master));
@@ -334,7 +340,7 @@ static float *compute(const Compared *c, const Config *config) {
     return result;
 }
 
-/* Fills the base's parameters of the adapted model. */
+/* Fills the frozen parameters of the adapted model. */
 static bool take_base(const HostModel *adapted, const char *name, const Config *config, Error *error) {
     Config origin;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -346,9 +352,8 @@ static bool take_base(const HostModel *adapted, const char *name, const Config *
         return false;
     for (int i = 0; i < base.model.graph->parameter_count; i++) {
         const Parameter *p = &base.model.graph->parameters[i];
-        int to = graph_find_parameter(adapted->model.graph, p->name);
-        memcpy(parameter_in(&adapted->model.graph->parameters[to], adapted->master), parameter_in(p, base.master),
-            (size_t)(p->count * p->element_bytes));
+        const Parameter *to = &adapted->model.graph->parameters[graph_find_parameter(adapted->model.graph, p->name)];
+        if (to->frozen) memcpy(parameter_in(to, adapted->master), parameter_in(p, base.master), (size_t)(p->count * p->element_bytes));
     }
     return true;
 }

@@ -225,6 +225,18 @@ void source_take(const WeightSource *source, const Graph *graph, ParameterInterv
     }
 }
 
+void source_take_shards(Session *session, const WeightSource *source) {
+    const Graph *graph = session->model.graph;
+    char *master = executor_arena(session->executor, ARENA_MASTER);
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *held = &session->layout->shard.intervals[i];
+        const Parameter *p = &graph->parameters[held->elements.parameter];
+        if (graph_find_parameter(source->graph, p->name) < 0) continue;
+        source_take(
+            source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
+    }
+}
+
 static bool load_folder(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     SCOPED(model_free) Model whole = {0};

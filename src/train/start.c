@@ -64,24 +64,12 @@ static bool report_start(Loop *loop, Error *error) {
 
 /* -- First weights ------------------------------------------------------------------------------------------------- */
 
-/* Fills the rank's shards from whole parameters; they are not spread yet. */
-static bool take_shards(Session *session, const WeightSource *source, Error *error) {
-    const Graph *graph = session->model.graph;
-    char *master = executor_arena(session->executor, ARENA_MASTER);
-    for (int i = 0; i < session->layout->shard.interval_count; i++) {
-        const ShardInterval *held = &session->layout->shard.intervals[i];
-        const Parameter *p = &graph->parameters[held->elements.parameter];
-        source_take(
-            source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
-    }
-    return device_ok(session->backend.device, error);
-}
-
 /* Shards of a model folder's weights, of which one parameter at a time is in memory. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
-    bool taken = reader && take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph}, error);
+    if (reader) source_take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph});
+    bool taken = reader && device_ok(session->backend.device, error);
     hf_reader_close(reader);
     return taken;
 }
@@ -96,9 +84,11 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     if (!has_shards(session)) return source_load_program(folder, origin, session->executor, error);
     if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
-    return host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) &&
-           source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error) &&
-           take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master}, error);
+    if (!host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) ||
+        !source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error))
+        return false;
+    source_take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master});
+    return device_ok(session->backend.device, error);
 }
 
 /* Whether a new run begins with adapters of others. */
@@ -118,7 +108,7 @@ static bool load_initial(Loop *loop, Error *error) {
         loaded = error_context(error, "lora.start=%s", session->config->lora.start);
     if (loaded && !numerics_check_parameters(session, error)) loaded = error_context(error, "init=%s", folder);
     if (!loop_agree(loop, "initial weights", loaded, error)) return false;
-    if (has_shards(session) || has_start(session)) session_spread_weights(session);
+    if (has_shards(session) || (session->config->lora.rank && !session->step)) session_spread_weights(session);
     if (!comm_ok(loop->comm, error)) return false;
     if (loop_leads(loop))
         log_info("starting from the weights of %s%s%s", folder, has_start(session) ? " and the adapters of " : "",

@@ -1,7 +1,7 @@
 """Adapters in PEFT: what `smelt convert adapter=true` writes must give, beside the base in transformers, the logits of the merged folder that `smelt convert` writes;
 and what PEFT saves then must be merged by `smelt convert` to the same.
 
-Needs torch, transformers 5 and peft. Usage, from the repository after `make`:  python tests/golden/check_lora.py [BUILD]
+Needs torch, transformers 5 and peft. Usage, from the repository after `make`:  python tests/golden/check_lora.py [BUILD [MODEL...]]
 Exits with 1 when a logit differs by more than 1e-4 in fp32, or the adapters change no logit.
 """
 import os
@@ -28,6 +28,10 @@ MODELS = {
     "zaya": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "zaya, attention alone": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "zaya, shared": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
+    "llama, tables": ["model.family=llama", "model.kv_heads=2", "model.tied=false"],
+    "qwen2, tables": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
+    "gpt2, tables": ["model.family=gpt2", "model.kv_heads=4"],
+    "zaya, tables": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "zaya, some": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "mixtral, some": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.balance_lr=0"],
 }
@@ -54,8 +58,8 @@ def check(name, settings, smelt, scratch):
     call("train", "run=" + base + ".run", "data.train=" + text, *SMALL, *settings, *COMMON)
     call("convert", base + ".run", base)
     targets = "attention" if "attention" in name else "layers.1.mlp.experts.down_proj,q_proj,router" if "some" in name else "all,router" if has_experts(name) else "all"
-    shared = ["lora.experts=shared"] if "shared" in name else []
-    call("train", "run=" + run, "init=" + base, "data.train=" + text, "lora.rank=4", "lora.alpha=12", "lora.targets=" + targets, *shared, "optimizer.lr=2e-2", *COMMON)
+    more = ["lora.experts=shared"] if "shared" in name else ["lora.modules_to_save=lm_head,wte" if "gpt2" in name else "lora.modules_to_save=embed_tokens,lm_head"] if "tables" in name else []
+    call("train", "run=" + run, "init=" + base, "data.train=" + text, "lora.rank=4", "lora.alpha=12", "lora.targets=" + targets, *more, "optimizer.lr=2e-2", *COMMON)
     call("convert", run, merged)
     call("convert", run, adapter, "adapter=true")
     before = logits_of(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
@@ -76,7 +80,7 @@ def check(name, settings, smelt, scratch):
 def main():
     smelt = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "smelt")
     with tempfile.TemporaryDirectory() as scratch:
-        results = [check(name, settings, smelt, scratch) for name, settings in MODELS.items()]
+        results = [check(name, MODELS[name], smelt, scratch) for name in sys.argv[2:] or MODELS]
     sys.exit(0 if all(results) else 1)
 
 

@@ -1,6 +1,6 @@
 """Writes what tests/model/test_lora.c compares with: adapters that PEFT trains beside models of tests/golden, in float32.
 
-    python tests/golden/lora.py            needs torch, transformers and peft (made with 2.15.0, 5.23.0 and 0.21.2)
+    python tests/golden/lora.py [NAME...]  needs torch, transformers and peft (made with 2.15.0, 5.23.0 and 0.21.2; names with "-" with transformers 5.24.0)
 
 lora/FAMILY.safetensors holds tokens [sequences, length + 1] as in make.py; start/NAME, the adapters before the first step (B is not zero, so that both halves
 have gradients from the first step on); gradient/NAME there; trained/NAME after ten steps with AdamW, whose losses before each are `losses`; and the logits
@@ -8,8 +8,11 @@ after them. lora/FAMILY/ is what PEFT saves then.
 
 PEFT stacks the adapters of experts: A is [experts * rank, in], B [out, rank * experts] with the expert as the fastest index, and calls the inner one of two in
 a module base_layer (peft/tuners/lora/layer.py, ParamWrapper). NAME is smelt's, A [experts, rank, in] and B [experts, out, rank].
+
+FAMILY-tables trains the embedding and the head beside the adapters (modules_to_save); they start as the base has them.
 """
 import os
+import sys
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -27,6 +30,9 @@ FAMILIES = {
     "mixtral": dict(target_modules=ATTENTION, target_parameters=EXPERTS + ["mlp.gate.weight"]),
     "zaya": dict(target_modules=["q_proj", "k_proj", "v_proj_current", "v_proj_delayed", "o_proj", "gate.down_proj", "fc1", "fc2", "out_proj"],
                  target_parameters=EXPERTS),
+    "llama-tables": dict(target_modules=["q_proj", "v_proj"], modules_to_save=["embed_tokens", "lm_head"]),
+    "qwen2-tables": dict(target_modules=["q_proj", "v_proj"], modules_to_save=["embed_tokens", "lm_head"], ensure_weight_tying=True),
+    "zaya-tables": dict(target_modules=["q_proj", "o_proj"], modules_to_save=["embed_tokens", "lm_head"], ensure_weight_tying=True),
 }
 
 
@@ -36,8 +42,8 @@ def loss_of(model, tokens):
 
 
 def adapters(model):
-    """By PEFT's names without its prefix."""
-    return {name.replace("base_model.model.", "").replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+    """By PEFT's names without its prefix, those of the folder."""
+    return {name.replace("base_model.model.", "").replace(".modules_to_save", "").replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def in_smelt(name, values, experts):
@@ -51,7 +57,7 @@ def in_smelt(name, values, experts):
 
 def write(family):
     torch.manual_seed(1)
-    base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, family), dtype=torch.float32, attn_implementation="eager")
+    base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, family.split("-")[0]), dtype=torch.float32, attn_implementation="eager")
     experts = getattr(base.config, "num_experts", None) or getattr(base.config, "num_local_experts", None)
     model = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=ALPHA, task_type="CAUSAL_LM", **FAMILIES[family]))
     expected = {}
@@ -80,12 +86,12 @@ def write(family):
     expected |= {"tokens": tokens.int(), "losses": torch.stack(losses), "logits": loss_of(model, tokens)[1].detach()}
     folder = os.path.join(HERE, "lora", family)
     save_file({key: value.contiguous() for key, value in expected.items()}, folder + ".safetensors")
-    model.peft_config["default"].base_model_name_or_path = "tests/golden/" + family
+    model.peft_config["default"].base_model_name_or_path = "tests/golden/" + family.split("-")[0]
     model.save_pretrained(folder)
     os.remove(os.path.join(folder, "README.md"))
     print(f"{family:7s} {sum(p.numel() for p in adapters(model).values()):6d} trained parameters, losses {losses[0]:.5f} to {losses[-1]:.5f}")
 
 
 os.makedirs(os.path.join(HERE, "lora"), exist_ok=True)
-for name in FAMILIES:
+for name in sys.argv[1:] or FAMILIES:
     write(name)

@@ -56,6 +56,18 @@ static void an_adapter_that_experts_share_learns_the_same(void **state) {
     CHECK(MIXTRAL, "lora.targets=experts lora.experts=shared", {2, "layout.tp=2"}, {2, "layout.ep=2"}, {4, "layout.ep=4"});
 }
 
+/* The stages with the embedding and with the head both have the table of a tied model. */
+static void tables_beside_adapters_learn_the_same(void **state) {
+    (void)state;
+    CHECK(LLAMA, "lora.targets=q_proj lora.modules_to_save=embed_tokens", {2, "layout.tp=2"}, {2, "layout.zero=2"},
+        {4, "layout.pp=2 layout.tp=2"});
+}
+
+static void the_table_of_zaya_learns_the_same(void **state) {
+    (void)state;
+    CHECK(ZAYA, "lora.targets=q_proj lora.modules_to_save=lm_head", {2, "layout.tp=2"});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(adapters_of_llama_learn_the_same),
@@ -63,6 +75,8 @@ int main(void) {
         TRAIN_TEST(adapters_of_zaya_learn_the_same),
         TRAIN_TEST(adapters_of_experts_learn_the_same),
         TRAIN_TEST(an_adapter_that_experts_share_learns_the_same),
+        TRAIN_TEST(tables_beside_adapters_learn_the_same),
+        TRAIN_TEST(the_table_of_zaya_learns_the_same),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

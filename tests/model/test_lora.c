@@ -5,6 +5,7 @@
 
 #include "layout/layout.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "model/hf.h"
 #include "model/peft.h"
 #include "graph/op.h"
@@ -20,12 +21,16 @@ enum { STEPS = 10 };
 static const struct {
     const char *name, *targets;
     bool rslora;
+    const char *base, *modules_to_save;
 } families[] = {
-    {"llama", "all", false},
-    {"qwen3", "q_proj,v_proj,layers.1.mlp.down_proj", true},
-    {"gpt2", "all", false},
-    {"mixtral", "attention,gate_up_proj,experts.down_proj,mlp.gate", false},
-    {"zaya", "all,router", false},
+    {"llama", "all", false, "llama", ""},
+    {"qwen3", "q_proj,v_proj,layers.1.mlp.down_proj", true, "qwen3", ""},
+    {"gpt2", "all", false, "gpt2", ""},
+    {"mixtral", "attention,gate_up_proj,experts.down_proj,mlp.gate", false, "mixtral", ""},
+    {"zaya", "all,router", false, "zaya", ""},
+    {"llama-tables", "q_proj,v_proj", false, "llama", "embed_tokens,lm_head"},
+    {"qwen2-tables", "q_proj,v_proj", false, "qwen2", "model.embed_tokens"},
+    {"zaya-tables", "q_proj,o_proj", false, "zaya", "lm_head"},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -65,17 +70,16 @@ static void put_tokens(const Golden *g, const StoredTensor *stored, int64_t sequ
     }
 }
 
-/* The base: parameters of the folder by name, for which a graph without adapters is filled. */
+/* The base: parameters of the folder by name, for which a graph without adapters is filled. What is trained of them comes later. */
 static void load_base(const Golden *g, const char *folder) {
     Model base = model_build(&g->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Graph *graph = g->model.graph;
     Error error = {0};
     float *master = memory_allocate((size_t)base.graph->parameter_bytes), *to = executor_arena(g->executor, ARENA_MASTER);
     if (!hf_load_weights(folder, &g->config.model, base.graph, master, &error)) fail_msg("%s", error.message);
-    for (int i = 0, j = 0; i < graph->parameter_count; i++) {
+    for (int i = 0; i < graph->parameter_count; i++) {
         if (!graph->parameters[i].frozen) continue;
-        const Parameter *p = &base.graph->parameters[j++];
-        assert_string_equal(p->name, graph->parameters[i].name);
+        const Parameter *p = &base.graph->parameters[graph_find_parameter(base.graph, graph->parameters[i].name)];
         memcpy(parameter_in(&graph->parameters[i], to), parameter_in(p, master), (size_t)p->count * sizeof *master);
     }
     free(master);
@@ -91,15 +95,19 @@ static void load_adapters(const Golden *g, const char *kind) {
 }
 
 static void start(Golden *g, int f, ModelMode mode) {
-    const char *family = families[f].name;
     Error error = {0};
     *g = (Golden){0};
-    char *folder = memory_format("tests/golden/%s", family), *path = memory_format("tests/golden/lora/%s.safetensors", family);
+    char *folder = memory_format("tests/golden/%s", families[f].base),
+         *path = memory_format("tests/golden/lora/%s.safetensors", families[f].name);
     if (!source_read_config(folder, &g->config, &g->strings, &error) || !safetensors_open(&g->expected, path, &error))
         fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens", "");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    LoraConfig lora = {.rank = 3, .alpha = 8, .targets = families[f].targets, .rslora = families[f].rslora};
+    LoraConfig lora = {.rank = 3,
+        .alpha = 8,
+        .targets = families[f].targets,
+        .rslora = families[f].rslora,
+        .modules_to_save = families[f].modules_to_save};
     if (!lora_check_targets(&g->config.model, &lora, &error)) fail_msg("%s", error.message);
     g->model = model_build_adapted(NULL, &g->config.model, &lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
     g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
@@ -642,18 +650,22 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
 }
 
 #define EMBEDDING "model.embed_tokens.weight"
+#define HEAD "base_model.model.lm_head.weight"
 #define ROWS "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 
-/* Adds a tensor to the folder `adapter`, and sets a field of its configuration to JSON. */
+/* Adds a tensor to the folder `adapter`, that of the embedding as the head too, and sets a field of its configuration to JSON. */
 static void extend_adapter(const char *name, int64_t rows, int64_t width, const float *values, const char *field, const char *value) {
     Safetensors file;
     Error error = {0};
     good("convert adapted %s adapter=true overwrite=true", "adapter");
     assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
-    SCOPED_FREE StoredTensor *all = memory_allocate((file.count + 1) * sizeof *all);
-    memcpy(all, file.tensors, file.count * sizeof *all);
-    all[file.count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
-    assert_true(safetensors_write("more.safetensors", all, file.count + 1, NULL, &error));
+    SCOPED_FREE StoredTensor *all = memory_allocate((file.count + 2) * sizeof *all);
+    size_t count = file.count;
+    memcpy(all, file.tensors, count * sizeof *all);
+    all[count++] = (StoredTensor){.name = name, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
+    if (ends_with(name, EMBEDDING))
+        all[count++] = (StoredTensor){.name = HEAD, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
+    assert_true(safetensors_write("more.safetensors", all, count, NULL, &error));
     safetensors_close(&file);
     assert_int_equal(rename("more.safetensors", "adapter/adapter_model.safetensors"), 0);
     json_auto_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
@@ -707,6 +719,53 @@ static void parts_of_the_base_in_a_folder_of_peft_take_their_place(void **state)
     says(ERROR_CHECKPOINT, "adapter has no norm.weight, which modules_to_save", "eval %s text", "adapter");
     extend_adapter("base_model.model.model.other.weight", 2, width, values, "modules_to_save", "[\"other\"]");
     says(ERROR_CHECKPOINT, "other.weight belongs to no layer of the model", "eval %s text", "adapter");
+}
+
+/* A table that is trained whole has the bits of a run that was not stopped, the loss in each consumer, and goes on from PEFT's folder. */
+static void tables_are_trained_beside_adapters(void **state) {
+    (void)state;
+    static const char *const bases[] = {"model.tied=true", "model.tied=false"}, *const precisions[] = {"fp32", "bf16"};
+    for (int i = 0; i < 2; i++) {
+#define TABLES "lora.targets=attention lora.modules_to_save=embed_tokens,lm_head"
+        SCOPED_FREE char *base = memory_format("run=of%d model.family=llama model.experts=0 precision=fp32 steps=5 %s", i, bases[i]);
+        train_good(base);
+        for (int j = 0; j < 2; j++) {
+            SCOPED_FREE char *run = memory_format("run%d%d", i, j), *other = memory_format("other%d%d", i, j),
+                             *whole = memory_format("run=%s init=of%d precision=%s " TABLES, run, i, precisions[j]),
+                             *parts = memory_format("run=%s init=of%d precision=%s " TABLES, other, i, precisions[j]),
+                             *first = memory_format("%s stop_at=3", parts);
+            good(ADAPT, whole);
+            good(ADAPT, first);
+            says(ERROR_NONE, "after step 3", ADAPT, parts);
+            assert_true(same_checkpoint(run, other, 8));
+            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 1e-2 : 1e-5;
+            assert_true(fabs(evaluated(run) - trained) < bound);
+            says(ERROR_NONE, "merged: logits of 16 tokens differ by at most", "convert %s merged overwrite=true dtype=fp32", run);
+            assert_true(fabs(evaluated("merged") - trained) < bound);
+            good("convert %s merged.gguf overwrite=true dtype=fp32", run);
+            assert_true(fabs(evaluated("merged.gguf") - trained) < bound);
+            good("convert %s adapter adapter=true overwrite=true", run);
+            assert_true(fabs(evaluated("adapter") - trained) < bound);
+            if (j) continue;
+            SCOPED_FREE char *on = memory_format("run=on%d init=of%d precision=fp32 lora.start=adapter " TABLES, i, i),
+                             *less = memory_format("run=less%d init=of%d lora.start=adapter lora.targets=attention", i, i),
+                             *next = memory_format("on%d", i);
+            good(ADAPT, on);
+            double step = recorded(next, "step", 0, "loss"), fresh = recorded(run, "step", 0, "loss");
+            if (!(step < fresh - 0.1)) fail_msg("the first loss is %g after the adapters, and was %g before", step, fresh);
+            says(ERROR_USAGE, "of which this run does not train base_model.model.", ADAPT, less);
+        }
+    }
+}
+
+static void what_names_no_table_is_refused(void **state) {
+    (void)state;
+    says(ERROR_USAGE, "lora.modules_to_save: q_proj is not a table of tokens of this model: give the embedding", ADAPT,
+        "run=layer lora.modules_to_save=lm_head,q_proj");
+    says(ERROR_USAGE, "lora.modules_to_save=embed_tokens,,lm_head is not a list", ADAPT,
+        "run=list lora.modules_to_save=embed_tokens,,lm_head");
+    says(ERROR_USAGE, "lora.modules_to_save=lm_head has no effect without lora.rank", ADAPT,
+        "run=idle lora.rank=0 lora.modules_to_save=lm_head");
 }
 
 /* The base in 8 or 4 bits: rounding moves its loss by a little, training goes on with the same bits, on any number of ranks,
@@ -798,6 +857,8 @@ int main(void) {
         LORA_TEST(the_layers_of_a_configuration_are_those_of_its_tensors),
         LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
         LORA_TEST(parts_of_the_base_in_a_folder_of_peft_take_their_place),
+        LORA_TEST(tables_are_trained_beside_adapters),
+        LORA_TEST(what_names_no_table_is_refused),
         LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
         LORA_TEST(a_quantized_base_of_experts_trains),
         LORA_TEST(what_cannot_be_adapted_is_refused),

@@ -65,8 +65,8 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
     }
     for (int64_t j = 0; j < end - first && scale; j++) {
         W d_scaled = sum[j] * scale[first + j];
-        d_scale[first + j] += sum[j] * (to_wide(entry[j]) + bias[first + j]);
-        d_bias[first + j] += d_scaled;
+        if (d_scale) d_scale[first + j] += sum[j] * (to_wide(entry[j]) + bias[first + j]);
+        if (d_bias) d_bias[first + j] += d_scaled;
         sum[j] = d_scaled;
     }
     if (token != ((const EmbedSpec *)call->attributes)->padding)

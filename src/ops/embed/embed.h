@@ -23,7 +23,7 @@ typedef enum EmbedGradOperand {
     EMBED_GRAD_TABLE,
     EMBED_GRAD_BIAS,
     EMBED_GRAD_SCALE,
-    EMBED_GRAD_D_TABLE = 0, /* gradients of the three parameters, added to */
+    EMBED_GRAD_D_TABLE = 0, /* gradients of the three parameters, added to; those of a frozen bias and scale are absent */
     EMBED_GRAD_D_BIAS,
     EMBED_GRAD_D_SCALE
 } EmbedGradOperand;

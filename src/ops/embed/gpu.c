@@ -341,7 +341,7 @@ GPU_OP(embed_grad, grad_workspace) {
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};
     launch_grad_chunks(call->device, unit == 4, shape, &arguments);
     launch_grad_joins(call->device, unit == 4, shape, &arguments);
-    if (!affine) return;
+    if (!affine || !call->out[EMBED_GRAD_D_BIAS]) return; /* both are frozen */
     float *targets[] = {call->out[EMBED_GRAD_D_BIAS], call->out[EMBED_GRAD_D_SCALE]};
     gpu_add_partial_sums(call->device, targets, 2, arguments.partials, chunks, columns);
 }
