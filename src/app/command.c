@@ -209,10 +209,10 @@ int command_run(const Command *command, int argc, char **argv) {
     Invocation invocation = {.argc = argc, .argv = argv, .options = memory_allocate(command->options_size)};
     Error error = {0};
     bool done = !command->words || command_read(command, argc - 1, argv + 1, &invocation, &error);
-    if (!done && error.code == ERROR_NONE)
-        error_set(&error, ERROR_INTERNAL, "smelt %s failed and gave no reason, which is a fault of smelt: report the command", argv[0]);
     if (!done && command->hint) error_set(&error, error.code, "%s; %s", error.message, command->hint);
     done = done && command->run(&invocation, &error);
+    if (!done && error.code == ERROR_NONE)
+        error_set(&error, ERROR_INTERNAL, "smelt %s failed and gave no reason, which is a fault of smelt: report the command", argv[0]);
     if (!done) (error.code == ERROR_PREEMPTED ? log_info : log_error)("%s", error.message); /* a pause is no fault */
     options_free_strings(&invocation.strings);
     options_free_strings(&invocation.settings);

@@ -54,12 +54,13 @@ int main(int argc, char **argv) {
     process_open_many_files();
     memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
+    process_explain_end();
     arrange_help(argc, argv);
     Error error;
     if (!cpu_isa_use_environment(&error)) {
         log_error("%s", error.message);
-        return error.code;
+        return process_end_explained((int)error.code);
     }
     int code = asks_version(argc, argv) ? print_version() : command_run(&command_smelt, argc, argv);
-    return code ? code : check_output();
+    return process_end_explained(code ? code : check_output());
 }

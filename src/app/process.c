@@ -1,5 +1,6 @@
-/* The state of the process. Signal handlers take no context, so what they write to is the global state of this file:
- * the request to stop, and the semaphore of stacks. Called by main and the commands. */
+/* The state of the process. Handlers of signals and of the exit take no context that changes, so what they use is the
+ * global state of this file: whether the end has been explained, the request to stop, and the semaphore of stacks.
+ * Called by main and the commands. */
 #include "app/process.h"
 
 #include <execinfo.h>
@@ -79,10 +80,28 @@ void process_set_threads(int64_t threads, int ranks) {
 
 void process_recommend(const char *name, const char *value) { setenv(name, value, 0); }
 
+static bool end_explained;
+
+static void explain_end(int code, void *context) {
+    (void)context;
+    if (code && !end_explained)
+        log_error(
+            "a library ended smelt with exit code %d; its message, if any, is above. If the system refused a thread, raise the limits on "
+            "memory and processes (ulimit -v, ulimit -u) or give a smaller threads=",
+            code);
+}
+
+void process_explain_end(void) { on_exit(explain_end, NULL); }
+
+int process_end_explained(int code) {
+    end_explained = true;
+    return code;
+}
+
 /* Prints without allocating. */
 void process_end_without_memory(size_t bytes) {
     fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
-    exit(ERROR_MEMORY);
+    exit(process_end_explained(ERROR_MEMORY));
 }
 
 /* -- Requests to stop ---------------------------------------------------------------------------------------------- */

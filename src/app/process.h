@@ -30,6 +30,11 @@ void process_catch_stop(StopRequest *stop, bool hangup);
 /* From now on SIGINT makes `stop`, which outlives it, a request to stop what is being done; the process goes on. */
 void process_catch_interrupt(StopRequest *stop);
 
+/* From now on a line says so when a library ends the process by exit() with another code than 0. */
+void process_explain_end(void);
+/* The end with `code`, which it returns, has its line. */
+int process_end_explained(int code);
+
 /* Says that the system refused memory and exits with ERROR_MEMORY (memory_on_refusal). */
 void process_end_without_memory(size_t bytes);
 

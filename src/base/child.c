@@ -1,5 +1,5 @@
 /* Forking, and what a child does before it becomes something else. Owns nothing but the texts of ChildVariables. Called
- * by the launcher (ranks, self-test) and the doctor (collectives, libraries that may crash). */
+ * by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash) and ranks that start MPI. */
 #include "base/child.h"
 
 #include <assert.h>
@@ -30,8 +30,10 @@ static _Noreturn void fail(const char *reason, int code) {
 
 /* Runs in the child, which has one thread. Signals that its parent handles get their default action. */
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) fail("its parent has ended", 1);
+    if (!options->outlives) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) fail("its parent has ended", 1);
+    }
     setpgid(0, 0);
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);

@@ -3,6 +3,7 @@
  * as it is. The caller waits for the child (waitpid). */
 #pragma once
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 enum { CHILD_VARIABLES = 16 };
@@ -25,8 +26,9 @@ typedef struct ChildOptions {
     int output, errors;              /* become the child's stdout and stderr */
     int kept;                        /* stays open in the program that is started */
     int limit_seconds;               /* SIGALRM ends the child after so long; 0: never */
+    bool outlives;                   /* the child goes on when its parent ends */
 } ChildOptions;
 
-/* Starts a child that dies when the calling thread does, in a process group of its own, out of reach of the terminal's
+/* Starts a child that dies when the calling thread does (unless it outlives it), in a process group of its own, out of reach of the terminal's
  * signals. Returns its process id, or -1 with errno. Exit code 127: it could not be started. */
 pid_t child_start(const ChildOptions *options);

@@ -2,10 +2,14 @@
  * pointers in Open MPI and numbers in others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken
  * here; under another one smelt runs over TCP. MPI notices a killed rank itself: mpirun ends the others. Owns the
  * library's session. Made by comm_open, used by the worker. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -53,6 +57,40 @@ static bool check(Mpi *mpi, int result, Error *error) {
     if (result == 0) return true;
     mpi->call.error_text(result, text, &length);
     return error_set(error, ERROR_COMMUNICATION, "MPI: %s", text);
+}
+
+/* -- The start ----------------------------------------------------------------------------------------------------- */
+
+typedef struct Start {
+    int ends[2]; /* of a pipe: the rank writes a byte to the second one when MPI has started */
+    const Place *place;
+} Start;
+
+/* Runs in a child. Open MPI 4 ends a process whose MPI_Init_thread fails by _exit, before any error handler can be set. Its own lines
+ * name no rank, and mpirun loses them at times. */
+static int report_failed_start(void *context) {
+    const Start *start = context;
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    char byte;
+    close(start->ends[1]);
+    if (read(start->ends[0], &byte, 1) == 1) return 0;
+    log_error("rank %s on %s ended while MPI started (MPI_Init_thread); lines of Open MPI, if any, name the reason. Check that TMPDIR is "
+              "writable and that OMPI_MCA_* and PMIX_* are as mpirun sets them, or start with smelt launch, which needs no MPI",
+        rank ? rank : "?", start->place->node);
+    return 0;
+}
+
+static bool initialize(Mpi *mpi, int *given, Error *error) {
+    Start start = {.place = &mpi->transport.engine->place};
+    if (pipe2(start.ends, O_CLOEXEC) != 0) return error_set(error, ERROR_COMMUNICATION, "MPI: no pipe: %s", strerror(errno));
+    pid_t child = child_start(&(ChildOptions){.run = report_failed_start, .context = &start, .outlives = true});
+    bool done = check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, given), error);
+    ssize_t ignored = write(start.ends[1], "", 1);
+    (void)ignored;
+    close(start.ends[0]);
+    close(start.ends[1]);
+    if (child > 0) waitpid(child, NULL, 0);
+    return done;
 }
 
 /* -- Messages ------------------------------------------------------------------------------------------------------ */
@@ -139,7 +177,7 @@ Transport *mpi_open(Engine *engine, Error *error) {
     Mpi *mpi = memory_allocate(sizeof *mpi);
     int given = 0;
     mpi->transport = (Transport){.name = "MPI", .exchange = exchange, .watch = watch, .close = mpi_close, .engine = engine};
-    bool opened = load(mpi, error) && check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, &given), error) &&
+    bool opened = load(mpi, error) && initialize(mpi, &given, error) &&
                   check(mpi, mpi->call.set_handler(mpi->call.world, mpi->call.errors_return), error) &&
                   check(mpi, mpi->call.rank(mpi->call.world, &engine->place.rank), error) &&
                   check(mpi, mpi->call.size(mpi->call.world, &engine->place.size), error);

@@ -1,6 +1,6 @@
 /* Values and limits that end other programs with a signal or unnoticed: NaN in weights, a limit on the size of files,
  * and a mapped file that is cut while it is read. Each is one line that says what happened, and a documented exit code. */
-#include "support/train_run.h"
+#include "support/ranks_run.h"
 
 /* Runs a command of the shell, $SMELT being the program, and demands its exit code and a part of its errors. */
 static void expect(const char *command, int code, const char *told) {
@@ -79,11 +79,26 @@ static void memory_that_is_refused_is_an_error_wherever_it_is_needed(void **stat
         ProcessResult result = train_within(megabytes);
         starts = starts || strstr(result.errors, "error: ");
         if (starts && result.signal) fail_msg("%d MiB: signal %d: %s", megabytes, result.signal, result.errors);
+        if (starts && result.code && !strstr(result.errors, "error: ")) fail_msg("%d MiB: no reason: %s", megabytes, result.errors);
         refused += result.code == ERROR_MEMORY;
         trains = result.code == 0;
         process_free(&result);
     }
     assert_true(refused > 0);
+}
+
+/* A stack of 195 TiB does not fit into the addresses of a process, so libgomp gets no thread and calls exit. */
+static void a_library_that_ends_the_process_is_named(void **state) {
+    (void)state;
+    expect("OMP_STACKSIZE=200000G $SMELT train " TINY " run=r", ERROR_INTERNAL, "error: a library ended smelt with exit code 1");
+}
+
+/* Without the component that is named, MPI_Init_thread ends the rank by _exit. */
+static void a_rank_whose_mpi_does_not_start_says_so(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    expect("OMPI_MCA_pml=missing mpirun -n 2 --oversubscribe --allow-run-as-root $SMELT train " TINY " run=r", 1,
+        " ended while MPI started (MPI_Init_thread)");
 }
 
 /* Whatever is read may be a named pipe, whose writer would be awaited for ever: the limit of `timeout` is its 124. */
@@ -152,6 +167,8 @@ int main(void) {
         TRAIN_TEST(a_shard_that_is_cut_while_it_is_read_is_named),
         TRAIN_TEST(a_model_far_too_large_is_refused_at_once),
         TRAIN_TEST(memory_that_is_refused_is_an_error_wherever_it_is_needed),
+        TRAIN_TEST(a_library_that_ends_the_process_is_named),
+        TRAIN_TEST(a_rank_whose_mpi_does_not_start_says_so),
         TRAIN_TEST(a_named_pipe_is_refused_at_once),
         TRAIN_TEST(far_more_threads_than_processors_are_a_warning),
     };
