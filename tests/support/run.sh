@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs test programs, several at once: one line for each, the whole output of those that fail, and as the last line the sum over all,
-# "N passed, N failed, N skipped". A program that ends without cmocka's closing lines (a crash, a sanitizer's report) counts as one failure.
+# Runs test programs, several at once: one line for each as it ends, the whole output of those that fail, and as the last line the sum over all,
+# "N passed, N failed, N skipped". On a terminal a line below says how many are done and how long the rest takes, by the mean of those that are done. A program that ends without cmocka's closing lines (a crash, a sanitizer's report) counts as one failure.
 # Usage: run.sh [-j JOBS] [-s SUITE] [-b PROGRAMS] [PROGRAM...]
 #        run.sh -1 [ISA:]PROGRAM     one program, without the sum
 #   JOBS: how many programs run at once; else one
@@ -49,6 +49,11 @@ while getopts j:s:b: option; do
 done
 shift $((OPTIND - 1))
 
+# mawk reads whole blocks from a pipe unless it is told otherwise; others do not know the option.
+case $(awk -W version 2>&1) in mawk*) unbuffered="-W interactive" ;; *) unbuffered= ;; esac
+total=0
+if [ -t 2 ]; then total=$(($# + $(isas | grep -vc ' ') * $(echo $again | wc -w))); fi
+
 {
     beside=$jobs
     if [ -n "$suite" ]; then beside=1; fi
@@ -62,8 +67,14 @@ shift $((OPTIND - 1))
     fi
     wait
     if [ -n "$again" ]; then isas | sed -n 's/ (not on this CPU)//p' | while read -r isa; do report "under $isa: not on this CPU" 0 0 "$(echo $again | wc -w)" 0; done; fi
-} | awk '
+} | awk $unbuffered -v jobs="$jobs" -v total="$total" '
+    total { printf "\r\033[K" >"/dev/stderr" }
     { print; fflush() }
+    total && / skipped, [0-9]+ s$/ { done++; seconds += $(NF - 1) } # those of SUITE name a GPU at the end
+    0 < done && done < total {
+        left = seconds * (total - done) / done / jobs
+        printf "%d of %d programs, about %d min %02d s left", done, total, left / 60, left % 60 >"/dev/stderr"
+    }
     match($0, /[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped, [0-9]+ s/) {
         split(substr($0, RSTART), word, " ")
         passed += word[1]; failed += word[3]; skipped += word[5]
