@@ -6,7 +6,7 @@ version=23.1.5
 tool=build/tools/bin/clang-format
 if ! "$tool" --version 2>/dev/null | grep -q " $version"; then
     python3 -m venv build/tools
-    build/tools/bin/pip --quiet install "clang-format==$version"
+    build/tools/bin/python3 -m pip --quiet install "clang-format==$version"
 fi
 if [ "${1:-}" = --check ]; then
     git ls-files '*.c' '*.h' | xargs "$tool" --dry-run --Werror

@@ -26,7 +26,7 @@ choose() {
 # Two programs are made of the package: clang, which finds its headers, and the linker that clang calls.
 install_zig() {
     [ -x build/tools/bin/pip ] || python3 -m venv build/tools >/dev/null 2>&1 || { why="and PyPI's ziglang needs python3 with its module venv (python3-venv)" && return 1; }
-    build/tools/bin/pip --quiet --disable-pip-version-check --retries 1 --timeout 15 install "ziglang==$version" >/dev/null 2>&1 ||
+    build/tools/bin/python3 -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 install "ziglang==$version" >/dev/null 2>&1 ||
         { why="and PyPI's ziglang $version cannot be installed: see build/tools/bin/pip install ziglang==$version" && return 1; }
     mkdir -p "$folder"
     # shellcheck disable=SC2016  # the programs expand these
