@@ -1,5 +1,5 @@
-/* Listings of a bucket, page by page. A server that repeats itself, or announces one empty page after another, is refused, so that
- * every listing ends. */
+/* Listings of a bucket, page by page. A server that repeats itself, announces one empty page after another, or invents names
+ * without end is refused, so that every listing ends. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -11,8 +11,10 @@
 #include "store/s3.h"
 
 enum {
-    MOST_PAGES = 10000, /* of one listing: ten million objects */
-    IDLE_PAGES = 100,   /* that bring nothing new, one after another: a server may leave deleted objects out of its pages */
+    MOST_PAGES = 10000,
+    MOST_NAMES = 1000000,
+    IDLE_PAGES = 100, /* that bring nothing new, one after another: a server may leave deleted objects out of its pages */
+    MEAN_NAMES = 10,  /* of a page, at least, after IDLE_PAGES: servers fill a page with 1,000 */
 };
 
 /* The hashes of the first names of all pages of a listing, and the number of consecutive pages without a new name. */
@@ -73,11 +75,14 @@ bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing 
         more = next != NULL;
         token = s3_encode(more ? next : "", false);
         pages_note(&pages, listing, first);
-        if (more && (strcmp(token, before) == 0 || pages.idle == IDLE_PAGES || page == MOST_PAGES))
+        bool repeats = strcmp(token, before) == 0 || pages.idle == IDLE_PAGES;
+        bool invents = (page >= IDLE_PAGES && listing->count < (size_t)page * MEAN_NAMES) || listing->count > MOST_NAMES;
+        if (more && (repeats || invents || page == MOST_PAGES))
             return error_set(error, ERROR_CHECKPOINT,
-                "the listing of %s does not end: after page %d the server announces another one, and the last %d had no new names; a "
-                "listing has at most %d pages. Check the server of the bucket",
-                path, page + 1, pages.idle, MOST_PAGES);
+                "the listing of %s does not end: after page %d and %zu names the server announces another page, and the last %d had no new "
+                "names; a listing has at most %d pages and %d names, and on average at least %d names a page. Check the server of the "
+                "bucket, or give a folder of fewer objects",
+                path, page + 1, listing->count, pages.idle, MOST_PAGES, MOST_NAMES, MEAN_NAMES);
     }
     return true;
 }

@@ -155,7 +155,7 @@ static void entities_decode(char *text) {
         {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
     char *to = text;
     while (*text) {
-        size_t i = 0, count = sizeof entities / sizeof entities[0];
+        size_t count = sizeof entities / sizeof entities[0], i = *text == '&' ? 0 : count;
         while (i < count && strncmp(text, entities[i].text, strlen(entities[i].text)) != 0) i++;
         *to++ = i < count ? entities[i].character : *text;
         text += i < count ? strlen(entities[i].text) : 1;

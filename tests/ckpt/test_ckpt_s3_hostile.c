@@ -14,7 +14,7 @@ static const char KEY[] = "AKIAEXAMPLEKEY";
 
 /* Reads a request to its end, which GET requests have at the first empty line, and answers it. NUMBER in the body becomes one that grows. */
 static void serve(int connection, int status, const char *body) {
-    static int number = 100000;
+    static int number;
     char request[1 << 14];
     size_t length = 0;
     for (ssize_t got = 1; got > 0 && length < sizeof request - 1;) {
@@ -23,9 +23,9 @@ static void serve(int connection, int status, const char *body) {
         request[length] = '\0';
         if (strstr(request, "\r\n\r\n")) break;
     }
-    char answer[1 << 14];
+    static char answer[1 << 18];
     snprintf(answer, sizeof answer, "%s", body);
-    for (char *at; (at = strstr(answer, "NUMBER")); number++)
+    for (char *at = answer; (at = strstr(at, "NUMBER")); number++)
         for (int digit = 5, rest = number; digit >= 0; digit--, rest /= 10) at[digit] = (char)('0' + rest % 10);
     dprintf(connection, "HTTP/1.1 %d Answer\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", status, strlen(answer), answer);
     close(connection);
@@ -54,10 +54,12 @@ static pid_t server_start(int status, const char *body) {
 /* The error of a listing that the server answers with `status` and `body`. */
 static Error listing_error(int status, const char *body) {
     Error error = {0};
-    int64_t *steps;
-    size_t count;
+    FileList list = {0};
     pid_t server = server_start(status, body);
-    assert_false(checkpoint_list("s3://smelt-tests/run", &steps, &count, &error));
+    Store *store = store_open("s3://smelt-tests/run", &error);
+    assert_false(store_list(store, "checkpoints", &list, &error)); /* checkpoint_list would ask again for 12.7 s */
+    file_list_free(&list);
+    store_close(store);
     kill(server, SIGKILL);
     waitpid(server, NULL, 0);
     return error;
@@ -85,6 +87,26 @@ static void a_listing_without_progress_is_refused(void **state) {
         assert_int_equal(error.code, ERROR_CHECKPOINT);
         if (!strstr(error.message, "checkpoints does not end") || !strstr(error.message, i ? "after page 101 " : "after page 100 "))
             fail_msg("%s", error.message);
+    }
+}
+
+/* Each name is new, be it one a page or as many as an honest server puts into one. */
+static void a_server_that_invents_names_is_refused(void **state) {
+    (void)state;
+    static const char head[] = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>NUMBER</NextContinuationToken>",
+                      name[] = "<Contents><Key>run/checkpoints/NUMBER</Key></Contents>";
+    static const struct {
+        int names;
+        const char *told;
+    } pages[] = {{1, "after page 101 and 101 names"}, {4000, "after page 251 and 1004000 names"}};
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
+        static char body[1 << 18];
+        char *end = stpcpy(body, head);
+        for (int j = 0; j < pages[i].names; j++) end = stpcpy(end, name);
+        strcpy(end, "</ListBucketResult>");
+        Error error = listing_error(200, body);
+        assert_int_equal(error.code, ERROR_CHECKPOINT);
+        if (!strstr(error.message, pages[i].told)) fail_msg("%s", error.message);
     }
 }
 
@@ -140,6 +162,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_listing_that_repeats_its_token_is_refused),
         cmocka_unit_test(a_listing_without_progress_is_refused),
+        cmocka_unit_test(a_server_that_invents_names_is_refused),
         cmocka_unit_test(control_characters_of_a_server_do_not_reach_messages),
         cmocka_unit_test(an_echoed_access_key_is_not_printed),
         cmocka_unit_test(an_object_that_exists_is_not_created),
