@@ -228,11 +228,11 @@ FIRST_TESTS := launch/test_launch_nodes launch/test_launch train/test_train_node
 	layout/test_mixed layout/test_layout layout/test_expert_runs train/test_train_power_cut layout/test_pipeline_runs infer/test_generate_ranks
 FIRST_TESTS := $(filter $(TESTS),$(FIRST_TESTS:%=$(BUILD)/tests/%))
 
-# The tests behind the rows of docs/bits.md that say "yes" run under each instruction set of the CPU.
-ISA_TESTS := $(patsubst %.c,$(BUILD)/%,$(shell sed -n 's/^| .*| yes | //p' docs/bits.md | grep -o 'tests/[a-z0-9_/]*\.c' | sort -u))
+# Programs with cases that run under each instruction set of the CPU (tests/support/each_isa.h).
+ISA_TESTS := $(patsubst %.c,$(BUILD)/%,$(shell grep -lw EACH_ISA $(TEST_SOURCES)))
 
 run-tests: $(TESTS)
-	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(SUITE) -b "$(filter $(TESTS),$(ISA_TESTS))" $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(TESTS))
+	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(SUITE) -b "$(ISA_TESTS)" $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(TESTS))
 
 # Readers are host code: kernels, which nobody fuzzes, are linked from the ordinary library.
 FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "support/check.h"
+#include "support/each_isa.h"
 #include "config/config.h"
 #include "model/model.h"
 #include "backend/backend.h"
@@ -256,7 +257,7 @@ int main(void) {
         cmocka_unit_test(inputs_of_the_program_are_left_alone),
         cmocka_unit_test(what_is_not_as_large_gets_its_own_memory),
         cmocka_unit_test(a_chain_of_them_stays_in_one_place),
-        cmocka_unit_test(models_have_the_same_bits_as_with_memory_of_its_own_for_every_tensor),
+        EACH_ISA(cmocka_unit_test(models_have_the_same_bits_as_with_memory_of_its_own_for_every_tensor)),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -348,7 +348,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(ranks_that_share_the_cache_give_the_logits_and_tokens_of_one),
         cmocka_unit_test(ranks_that_share_the_model_give_the_logits_and_tokens_of_one),
         cmocka_unit_test(what_a_token_sends_does_not_depend_on_the_context),
-        TRAIN_TEST(the_command_writes_what_one_process_writes),
+        EACH_ISA(TRAIN_TEST(the_command_writes_what_one_process_writes)),
         TRAIN_TEST(an_evaluation_by_ranks_is_that_of_one_process),
         TRAIN_TEST(a_lost_rank_ends_the_others),
         TRAIN_TEST(an_interrupt_ends_all_ranks),

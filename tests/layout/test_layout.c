@@ -661,7 +661,7 @@ int main(void) {
         cmocka_unit_test(every_element_is_held_by_one_rank_and_vectors_by_all),
         cmocka_unit_test(muon_gets_whole_matrices),
         cmocka_unit_test(muons_work_is_shared_out_evenly),
-        cmocka_unit_test(the_updates_of_all_ranks_are_the_update_of_one),
+        EACH_ISA(cmocka_unit_test(the_updates_of_all_ranks_are_the_update_of_one)),
         cmocka_unit_test(the_updates_of_all_ranks_are_the_update_of_one_on_a_gpu),
         cmocka_unit_test(a_program_that_stops_on_its_way_computes_the_same),
         cmocka_unit_test(a_program_that_stops_on_its_way_computes_the_same_on_a_gpu),

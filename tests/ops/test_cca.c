@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "support/check.h"
+#include "support/each_isa.h"
 #include "backend/backend.h"
 #include "ops/cca/cca.h"
 #include "ops/heads.h"
@@ -348,8 +349,8 @@ static void chunks_with_their_halo_equal_the_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(output_is_what_the_formulas_say),
-        cmocka_unit_test(a_sequence_in_chunks_equals_the_whole),
-        cmocka_unit_test(chunks_with_their_halo_equal_the_whole),
+        EACH_ISA(cmocka_unit_test(a_sequence_in_chunks_equals_the_whole)),
+        EACH_ISA(cmocka_unit_test(chunks_with_their_halo_equal_the_whole)),
         cmocka_unit_test(gradients_match_central_differences),
         cmocka_unit_test(gradients_flow_to_the_halo),
         cmocka_unit_test(gradients_are_right_across_blocks_of_rows),

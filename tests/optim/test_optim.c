@@ -18,6 +18,7 @@
 #include "golden/optim.h"
 #include "optim/optim_internal.h"
 #include "support/check.h"
+#include "support/each_isa.h"
 
 static const OptimizerConfig adamw = {
     .name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
@@ -910,7 +911,7 @@ int main(void) {
         cmocka_unit_test(muon_leaves_all_but_matrices_to_adamw),
         cmocka_unit_test(a_zero_gradient_moves_nothing_but_by_decay),
         cmocka_unit_test(matrices_beyond_the_scratch_budget_are_taken_in_groups),
-        cmocka_unit_test(threads_change_no_bits),
+        EACH_ISA(cmocka_unit_test(threads_change_no_bits)),
         cmocka_unit_test(bf16_weights_are_the_master_rounded_to_nearest_even),
         cmocka_unit_test(nothing_is_written_between_parameters),
         cmocka_unit_test(the_norm_is_that_of_all_gradients_but_balance_biases),

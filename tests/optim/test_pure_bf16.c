@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "optim/optim_internal.h"
 #include "support/check.h"
+#include "support/each_isa.h"
 
 enum { ROWS = 96, COLUMNS = 77, COUNT = ROWS * COLUMNS, VECTOR = 33 };
 
@@ -257,7 +258,7 @@ int main(void) {
         cmocka_unit_test(small_updates_add_up),
         cmocka_unit_test(infinity_and_nan_stay_what_they_are),
         cmocka_unit_test(what_is_not_finite_is_seen_anywhere),
-        cmocka_unit_test(threads_change_no_bits),
+        EACH_ISA(cmocka_unit_test(threads_change_no_bits)),
         cmocka_unit_test(the_step_decides_the_rounding),
         cmocka_unit_test(state_and_gradients_take_two_bytes_an_element),
         cmocka_unit_test(a_gpu_rounds_as_the_cpu_does),

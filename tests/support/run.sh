@@ -4,8 +4,8 @@
 # Usage: run.sh [-j JOBS] [-s SUITE] [-b PROGRAMS] [PROGRAM...]
 #        run.sh -1 [ISA:]PROGRAM     one program, without the sum
 #   JOBS: how many programs run at once; else one
-#   PROGRAMS: they run again, with SMELT_CPU_ISA, under each instruction set of the CPU that smelt ($SMELT) does not choose by itself; those that the CPU
-#       lacks are named and counted as skipped
+#   PROGRAMS: their cases that tests/support/each_isa.h declares run again, with SMELT_CPU_ISA, under each instruction set of the CPU that smelt ($SMELT)
+#       does not choose by itself; sets that the CPU lacks are named, and count as one skipped case for each program
 #   SUITE: a command that prints such lines itself; its programs are part of the sum. It fills the processors: until it ends, one program runs beside it
 set -u
 export OMP_WAIT_POLICY=passive # threads that wait must not spin: machines that test are often busy
@@ -20,7 +20,7 @@ run_one() {
     folder=$(mktemp -d) output=$folder/output program=${1#*:} name=${1#*/tests/}
     trap 'rm -rf "$folder"' EXIT
     export OMPI_MCA_orte_tmpdir_base="$folder"
-    case $1 in *:*) export SMELT_CPU_ISA="${1%%:*}"; name="$name ($SMELT_CPU_ISA)" ;; esac
+    case $1 in *:*) export SMELT_CPU_ISA="${1%%:*}" SMELT_TEST_CASES="*, each instruction set"; name="$name ($SMELT_CPU_ISA)" ;; esac
     start=$(date +%s)
     "$program" >"$output" 2>&1
     status=$?

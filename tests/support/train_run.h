@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "ckpt/ckpt.h"
+#include "each_isa.h"
 #include "files.h"
 #include "process.h"
 

@@ -224,12 +224,12 @@ static void what_needs_all_gradients_at_once_is_refused_with_its_cure(void **sta
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
-        TRAIN_TEST(every_family_ends_with_the_same_bits),
-        TRAIN_TEST(recomputation_reads_weights_before_they_change),
-        TRAIN_TEST(muon_updates_matrices_bucket_by_bucket),
-        TRAIN_TEST(fp8_reads_its_codes_before_weights_change),
-        TRAIN_TEST(adapters_are_updated_within_too),
-        TRAIN_TEST(rows_without_a_gradient_decay),
+        EACH_ISA(TRAIN_TEST(every_family_ends_with_the_same_bits)),
+        EACH_ISA(TRAIN_TEST(recomputation_reads_weights_before_they_change)),
+        EACH_ISA(TRAIN_TEST(muon_updates_matrices_bucket_by_bucket)),
+        EACH_ISA(TRAIN_TEST(fp8_reads_its_codes_before_weights_change)),
+        EACH_ISA(TRAIN_TEST(adapters_are_updated_within_too)),
+        EACH_ISA(TRAIN_TEST(rows_without_a_gradient_decay)),
         TRAIN_TEST(ranks_reduce_a_bucket_before_they_update_it),
         TRAIN_TEST(a_killed_run_goes_on_bit_for_bit_with_or_without),
         TRAIN_TEST(a_step_without_a_finite_loss_is_left_out),

@@ -243,7 +243,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         PREFERENCE_TEST(ranks_learn_what_one_process_learns),
         PREFERENCE_TEST(experts_that_ranks_share_out_learn_the_same),
-        PREFERENCE_TEST(updates_within_the_backward_pass_give_the_same_bits),
+        EACH_ISA(PREFERENCE_TEST(updates_within_the_backward_pass_give_the_same_bits)),
         PREFERENCE_TEST(a_step_is_the_mean_over_its_pairs),
         PREFERENCE_TEST(ipo_and_smoothing_are_other_losses),
         PREFERENCE_TEST(a_run_goes_on_with_the_same_bits),
@@ -252,7 +252,7 @@ int main(void) {
         PREFERENCE_TEST(another_loss_is_refused_where_a_run_goes_on),
         PREFERENCE_TEST(a_reference_of_other_weights_is_computed_again),
         PREFERENCE_TEST(new_validation_data_get_a_reference_of_the_first_weights),
-        PREFERENCE_TEST(the_reference_of_adapters_is_the_model_without_them),
+        EACH_ISA(PREFERENCE_TEST(the_reference_of_adapters_is_the_model_without_them)),
         PREFERENCE_TEST(what_pairs_cannot_be_is_refused),
     };
     train_main();

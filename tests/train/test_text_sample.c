@@ -112,7 +112,7 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_sample_is_what_generate_writes),
-        TRAIN_TEST(samples_change_no_bit_of_training),
+        EACH_ISA(TRAIN_TEST(samples_change_no_bit_of_training)),
         TRAIN_TEST(ranks_write_the_sample_of_one_process),
         TRAIN_TEST(a_run_that_goes_on_writes_the_same_samples),
         TRAIN_TEST(the_prompt_is_a_setting),

@@ -270,10 +270,10 @@ int main(void) {
         TRAIN_TEST(delayed_scaling_resumes_bit_for_bit),
         TRAIN_TEST(a_history_of_another_length_keeps_its_newest_steps),
         TRAIN_TEST(a_run_without_a_history_is_taken_over),
-        TRAIN_TEST(casting_weights_once_a_step_changes_no_bit),
-        TRAIN_TEST(recomputation_changes_no_bit),
-        TRAIN_TEST(experts_keep_their_bits_where_casts_are_made_again_or_kept),
-        TRAIN_TEST(updates_in_the_backward_pass_change_no_bit),
+        EACH_ISA(TRAIN_TEST(casting_weights_once_a_step_changes_no_bit)),
+        EACH_ISA(TRAIN_TEST(recomputation_changes_no_bit)),
+        EACH_ISA(TRAIN_TEST(experts_keep_their_bits_where_casts_are_made_again_or_kept)),
+        EACH_ISA(TRAIN_TEST(updates_in_the_backward_pass_change_no_bit)),
         TRAIN_TEST(what_has_no_effect_is_named),
     };
     train_main();
